@@ -1,0 +1,25 @@
+"""The errors that a user can mend, apart from those that are ours to mend.
+
+The text of each is one sentence that names the file, key or value and says what to do about it. The
+command lines print that sentence and end with status 2; only other exceptions show a stack trace.
+"""
+
+
+class UserError(Exception):
+    """Something the person at the keyboard can put right."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration key, command-line flag or argument has a value that cannot work."""
+
+
+class DataError(UserError):
+    """A data set is missing, is not in COCO format, or holds entries that cannot be trained on."""
+
+
+class WeightsError(UserError):
+    """A checkpoint is missing, unreadable, unsafe to read, or does not fit the model."""
+
+
+class NonFiniteLossError(UserError, FloatingPointError):
+    """The loss became NaN or infinite, and the run stopped before the weights were touched."""

@@ -1,0 +1,68 @@
+"""The position output over a local scope: implementations of one sum, and the choice of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lambda_det.errors import ConfigError
+from lambda_det.layers.local.convolution import conv_output, depthwise_output
+from lambda_det.layers.local.dense import dense_output
+from lambda_det.layers.local.query_first import query_first_output
+from lambda_det.layers.position import crop_offsets
+
+__all__ = ["IMPLEMENTATIONS", "check_implementation", "choose", "local_position_output"]
+
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "query_first": query_first_output,
+    "conv": conv_output,
+    "depthwise": depthwise_output,
+    "dense": dense_output,
+}
+
+
+def check_implementation(name: str) -> None:
+    """Raise ConfigError unless ``name`` is "auto" or the name of an implementation."""
+    if name != "auto" and name not in IMPLEMENTATIONS:
+        raise ConfigError(
+            f"There is no implementation {name!r} of the local position output; "
+            f"choose one of auto, {', '.join(IMPLEMENTATIONS)}."
+        )
+
+
+def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
+    """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice."""
+    return "query_first"
+
+
+def local_position_output(
+    queries: Tensor, values: Tensor, embedding: Tensor, implementation: str = "auto"
+) -> Tensor:
+    """Apply every position's own position lambda to its queries.
+
+    y[b, n, h, v] = sum over k, u and the offsets r of q[b, n, h, k] E[k, u, r] V[b, n + r, v, u],
+    with values of 0 outside the map (Sections 3.3 and 3.4). All implementations compute this sum;
+    they differ in the order of the summation, in speed and in memory.
+
+    Args:
+        queries: [b, H, W, h, k].
+        values: [b, H, W, v, u], of the queries' dtype.
+        embedding: [k, u, r_y, r_x] with odd r_y and r_x; it is used in the queries' dtype.
+        implementation: "auto" or a key of ``IMPLEMENTATIONS``.
+
+    Returns:
+        [b, H, W, h, v] in the queries' dtype.
+
+    Raises:
+        ConfigError: if there is no such implementation.
+    """
+    check_implementation(implementation)
+    height, width = queries.shape[1:3]
+    embedding = crop_offsets(embedding, height, width).to(queries.dtype)
+    if implementation == "auto":
+        implementation = choose(queries, values, embedding)
+    # The dtype was decided by the projections; autocast must not decide again product by product.
+    with torch.autocast(queries.device.type, enabled=False):
+        return IMPLEMENTATIONS[implementation](queries, values, embedding)

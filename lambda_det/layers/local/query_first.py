@@ -1,0 +1,258 @@
+"""The position output with the query contracted first, so that no lambda is ever built.
+
+The definition sums over the scope first and makes k * v numbers for every position. The sums also
+go the other way round:
+
+    a[n, h, r] = sum_k q[n, h, k] E[k, r]        the score of every offset, for every query
+    y[n, h, v] = sum_r a[n, h, r] V[n + r, v]
+
+which takes h r (k + v) multiply-adds per position instead of r k v + h k v, and needs nothing but
+q, V and E for the backward pass. The map is cut into tiles of queries. All queries of a tile see
+one window of values, so a tile is two matrix products: the scores, laid into their places in the
+window through a strided view, and the scores times the window. A chunk of tiles at a time is in
+memory, small enough to stay in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (docs/performance.md).
+TILE_HEIGHT, TILE_WIDTH = 8, 8
+# Numbers of the scores-in-their-window buffer of one chunk: 4 MB on the CPU, which stays in the
+# cache; on a GPU, where every chunk costs a few kernel launches, 256 MB in float32 (chosen without
+# measurement).
+CHUNK_NUMEL = {"cpu": 2**20, "cuda": 2**26}
+
+
+class Tiling(NamedTuple):
+    """How a map of queries is cut into tiles, and how large the window of values of a tile is."""
+
+    rows: int  # of tiles
+    columns: int
+    height: int  # of a tile, in queries
+    width: int
+    window_height: int
+    window_width: int
+
+    @classmethod
+    def of(cls, height: int, width: int, scope_y: int, scope_x: int) -> Tiling:
+        tile_y, tile_x = min(TILE_HEIGHT, height), min(TILE_WIDTH, width)
+        return cls(
+            math.ceil(height / tile_y),
+            math.ceil(width / tile_x),
+            tile_y,
+            tile_x,
+            tile_y + scope_y - 1,
+            tile_x + scope_x - 1,
+        )
+
+
+Chunk = tuple[slice, slice, slice]  # of images, tile rows, tile columns
+
+
+def _chunks(batch: int, tiling: Tiling, tiles: int) -> Iterator[Chunk]:
+    """Cut the [batch, rows, columns] grid of tiles into boxes of at most ``tiles`` tiles."""
+    columns = min(tiling.columns, max(tiles, 1))
+    rows = min(tiling.rows, max(tiles // tiling.columns, 1))
+    images = min(batch, max(tiles // (tiling.columns * tiling.rows), 1))
+    for b in range(0, batch, images):
+        for row in range(0, tiling.rows, rows):
+            for column in range(0, tiling.columns, columns):
+                yield (
+                    slice(b, min(b + images, batch)),
+                    slice(row, min(row + rows, tiling.rows)),
+                    slice(column, min(column + columns, tiling.columns)),
+                )
+
+
+def _tiles(x: Tensor, tiling: Tiling) -> Tensor:
+    """View or copy [b, H, W, h, c] as tiles [b, rows, columns, tile height, tile width, h, c]."""
+    pad_y = tiling.rows * tiling.height - x.shape[1]
+    pad_x = tiling.columns * tiling.width - x.shape[2]
+    if pad_y or pad_x:
+        x = F.pad(x, (0, 0, 0, 0, 0, pad_x, 0, pad_y))
+    x = x.unflatten(2, (tiling.columns, tiling.width)).unflatten(1, (tiling.rows, tiling.height))
+    return x.transpose(2, 3)
+
+
+def _untile(tiles: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of :func:`_tiles`: [b, H, W, h, c], contiguous."""
+    x = tiles.transpose(2, 3).flatten(1, 2).flatten(2, 3)
+    return x[:, :height, :width].contiguous()
+
+
+def _windows(padded: Tensor, tiling: Tiling) -> Tensor:
+    """View padded values [b, u, H', W', v] as windows [b, rows, columns, u, wy, wx, v]."""
+    b, u, y, x, v = padded.stride()
+    return padded.as_strided(
+        (
+            padded.shape[0],
+            tiling.rows,
+            tiling.columns,
+            padded.shape[1],
+            tiling.window_height,
+            tiling.window_width,
+            padded.shape[4],
+        ),
+        (b, y * tiling.height, x * tiling.width, u, y, x, v),
+    )
+
+
+class _Scores:
+    """The buffer that holds the scores of a chunk, [tiles, tile y, tile x, h, u, window y, window
+    x].
+
+    Each query's r_y x r_x scores lie in its own place in the window; everything else is 0 and stays
+    0, since every chunk writes to the same places.
+    """
+
+    def __init__(self, tiles: int, heads: int, tiling: Tiling, embedding: Tensor) -> None:
+        _, intra, scope_y, scope_x = embedding.shape
+        queries = (tiling.height, tiling.width, heads)
+        window = (tiling.window_height, tiling.window_width)
+        buffer = embedding.new_zeros((tiles, *queries, intra, *window))
+        tile, y, x, h, u, row, column = buffer.stride()
+        self.embedding = embedding.flatten(1)  # [k, (u, r)]
+        self.matrix = buffer.view(tiles, math.prod(queries), intra * math.prod(window))
+        # One step to the next query is also one step in the window.
+        shape, stride = (
+            (tiles, *queries, intra, scope_y, scope_x),
+            (tile, y + row, x + column, h, u, row, column),
+        )
+        self._scores = buffer.as_strided(shape, stride)
+        self._shape, self._stride = shape[1:], stride
+
+    def fill(self, queries: Tensor) -> Tensor:
+        """Write the scores of [tiles, (y, x, h), k]; return [tiles, (y, x, h), (u, window)]."""
+        tiles = queries.shape[0]
+        scores = queries.flatten(0, 1) @ self.embedding
+        self._scores[:tiles].copy_(scores.view(tiles, *self._shape))
+        return self.matrix[:tiles]
+
+    def take(self, matrix: Tensor) -> Tensor:
+        """Read the scores' places out of [tiles, (y, x, h), (u, window)]; returns [.., (u, r)]."""
+        tiles = matrix.shape[0]
+        return matrix.as_strided((tiles, *self._shape), self._stride).reshape(
+            -1, self.embedding.shape[1]
+        )
+
+
+def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
+    """What both directions need: the tiling, query tiles, padded values, chunks and scores."""
+    batch, height, width, heads, _ = queries.shape
+    scope_y, scope_x = embedding.shape[-2:]
+    tiling = Tiling.of(height, width, scope_y, scope_x)
+    padded = F.pad(
+        values.permute(0, 4, 1, 2, 3),  # [b, u, H, W, v]
+        (
+            0,
+            0,
+            scope_x // 2,
+            tiling.columns * tiling.width - width + scope_x // 2,
+            scope_y // 2,
+            tiling.rows * tiling.height - height + scope_y // 2,
+        ),
+    ).contiguous()
+    per_tile = (
+        tiling.height
+        * tiling.width
+        * heads
+        * embedding.shape[1]
+        * tiling.window_height
+        * tiling.window_width
+    )
+    limit = CHUNK_NUMEL.get(queries.device.type, CHUNK_NUMEL["cuda"]) // per_tile
+    chunks = list(_chunks(batch, tiling, limit))
+    largest = math.prod(part.stop - part.start for part in chunks[0])
+    scores = _Scores(largest, heads, tiling, embedding)
+    return tiling, _tiles(queries, tiling), padded, chunks, scores
+
+
+@torch.library.custom_op("lambda_det::query_first", mutates_args=())
+def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """See :func:`lambda_det.layers.local.local_position_output`.
+
+    An operator of its own, so that torch.compile keeps it whole instead of unrolling its loops. The
+    backward pass cannot itself be differentiated.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
+        windows = _windows(padded, tiling)
+        output = queries.new_empty((*query_tiles.shape[:-1], values.shape[3]))
+        for chunk in chunks:
+            tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
+            window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
+            result = scores.fill(tiles) @ window
+            output[chunk] = result.view_as(output[chunk])
+        return _untile(output, *queries.shape[1:3])
+
+
+@query_first_output.register_fake
+def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    return queries.new_empty((*queries.shape[:-1], values.shape[3]))
+
+
+@torch.library.custom_op("lambda_det::query_first_backward", mutates_args=())
+def _query_first_backward(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
+    with torch.autocast(queries.device.type, enabled=False):
+        tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
+        windows = _windows(padded, tiling)
+        grad_tiles = _tiles(grad, tiling)
+        # Sums over many tiles are kept in float32 at least.
+        wide = torch.promote_types(queries.dtype, torch.float32)
+        grad_padded = torch.zeros_like(padded, dtype=wide)
+        grad_windows = _windows(grad_padded, tiling)
+        grad_queries = queries.new_empty(query_tiles.shape)
+        grad_embedding = torch.zeros_like(scores.embedding, dtype=wide)
+        for chunk in chunks:
+            tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
+            window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
+            grad_tile = grad_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), v]
+            grad_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
+            targets = grad_windows[chunk]
+            grad_window = grad_window.view(targets.shape)
+            for b, row, column in torch.cartesian_prod(
+                *(torch.arange(size) for size in targets.shape[:3])
+            ).tolist():  # windows overlap, so they cannot be added to at once
+                targets[b, row, column] += grad_window[b, row, column]
+            grad_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
+            grad_queries[chunk] = (grad_scores @ scores.embedding.t()).view_as(grad_queries[chunk])
+            grad_embedding += tiles.flatten(0, 1).t() @ grad_scores
+        height, width = queries.shape[1:3]
+        top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
+        grad_values = grad_padded[:, :, top : top + height, left : left + width]
+        return (
+            _untile(grad_queries, height, width),
+            grad_values.permute(0, 2, 3, 4, 1).to(values.dtype).contiguous(),
+            grad_embedding.view(embedding.shape).to(embedding.dtype),
+        )
+
+
+@_query_first_backward.register_fake
+def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
+    return (
+        torch.empty_like(queries, memory_format=torch.contiguous_format),
+        torch.empty_like(values, memory_format=torch.contiguous_format),
+        torch.empty_like(embedding, memory_format=torch.contiguous_format),
+    )
+
+
+def _setup_context(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _query_first_backward(grad, *ctx.saved_tensors)
+
+
+query_first_output.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,49 @@
+"""The lambda layer as the paper defines it, one query and one context position at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def local_position_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """[b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x] give [b, H, W, h, v]."""
+    batch, height, width, heads, _ = queries.shape
+    scope_y, scope_x = embedding.shape[-2:]
+    rows = []
+    for y in range(height):
+        for x in range(width):
+            output = queries.new_zeros(batch, heads, values.shape[3])
+            for context_y in range(height):
+                for context_x in range(width):
+                    dy, dx = context_y - y + scope_y // 2, context_x - x + scope_x // 2
+                    if 0 <= dy < scope_y and 0 <= dx < scope_x:
+                        lambda_n = (
+                            embedding[:, :, dy, dx] @ values[:, context_y, context_x].mT
+                        )  # [b, k, v]
+                        output = output + queries[:, y, x] @ lambda_n
+            rows.append(output)
+    return torch.stack(rows, dim=1).unflatten(1, (height, width))
+
+
+def content_output(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, key_norm: str = "softmax"
+) -> Tensor:
+    """[b, n, h, k], [b, m, k, u], [b, m, v, u] and bool [b, n, m] give [b, n, h, v]."""
+    outputs = []
+    for n in range(queries.shape[1]):
+        per_image = []
+        for b in range(queries.shape[0]):
+            context = [m for m in range(keys.shape[1]) if mask[b, n, m]]
+            lambda_n = queries.new_zeros(keys.shape[2], values.shape[2])
+            if context:
+                kept = torch.stack([keys[b, m] for m in context])  # [m', k, u]
+                if key_norm == "softmax":
+                    kept = kept.exp() / kept.exp().sum(0)
+                elif key_norm == "l2":
+                    kept = kept / kept.pow(2).sum(0).sqrt()
+                for index, m in enumerate(context):
+                    lambda_n = lambda_n + kept[index] @ values[b, m].T
+            per_image.append(queries[b, n] @ lambda_n)
+        outputs.append(torch.stack(per_image))
+    return torch.stack(outputs, dim=1)

@@ -1,0 +1,285 @@
+"""Every variant of the layer against the paper's definition; initialisation; properties."""
+
+import pytest
+import torch
+from torch import nn
+
+from lambda_det.errors import ConfigError
+from lambda_det.layers import LambdaLayer, RelativePosition
+from lambda_det.layers.functional import content_lambda, normalize_keys
+
+from . import reference
+
+VARIANTS = {
+    "default": {},
+    "content only": {"scope": None},
+    "position only": {"content": False},
+    "global": {"scope": None, "map_size": (6, 8)},
+    "global, same size": {"scope": None, "map_size": (5, 6)},
+    "wide scope": {"scope": (3, 7)},
+    "intra-depth": {"intra_depth": 3},
+    "one head": {"heads": 1},
+    "multi-head": {"multi_head": True},
+    "multi-head, intra-depth": {"multi_head": True, "intra_depth": 2},
+    "keys L2": {"key_norm": "l2"},
+    "keys not normalised": {"key_norm": "none"},
+    "softmax of queries": {"query_softmax": True},
+    "no norm": {"norm": ""},
+    "other width": {"dim_out": 12},
+}
+
+
+def _layer(dim=8, **options):
+    layer = LambdaLayer(dim, **{"query_depth": 3, "heads": 2, "scope": 5, **options}).double()
+    # Running statistics that aren't 0 and 1, so that evaluation uses them.
+    for module in layer.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return layer
+
+
+def _by_definition(layer, x, mask=None):
+    """The layer's output from its parameters, through the slow reference; mask bool [b, n, m]."""
+    batch, _, height, width = x.shape
+    positions = height * width
+    groups = layer.heads if layer.multi_head else 1
+
+    def project(conv, norm=None):
+        y = torch.einsum("oi,bihw->bohw", conv.weight[:, :, 0, 0], x)
+        return (norm(y) if norm else y).flatten(2).mT  # [b, n, channels]
+
+    queries = project(layer.query_proj, layer.query_norm).reshape(batch, positions, layer.heads, -1)
+    values = project(layer.value_proj, layer.value_norm)
+    values = values.reshape(batch, positions, groups, layer.value_depth, layer.intra_depth)
+    if layer.query_softmax:
+        queries = queries.exp() / queries.exp().sum(-1, keepdim=True)
+    if mask is None:
+        mask = torch.ones(batch, positions, positions, dtype=torch.bool)
+    outputs = []
+    for group in range(groups):
+        q = queries[:, :, group : group + 1] if layer.multi_head else queries
+        v = values[:, :, group]
+        y = torch.zeros(batch, positions, q.shape[2], layer.value_depth, dtype=x.dtype)
+        if layer.key_proj is not None:
+            keys = project(layer.key_proj).reshape(
+                batch, positions, groups, layer.query_depth, layer.intra_depth
+            )
+            y = y + reference.content_output(q, keys[:, :, group], v, mask, layer.key_norm)
+        if layer.position is not None:
+            embedding = layer.position.embedding
+            embedding = embedding[group] if layer.multi_head else embedding
+            if mask.all():
+                position = reference.local_position_output(
+                    q.unflatten(1, (height, width)), v.unflatten(1, (height, width)), embedding
+                ).flatten(1, 2)
+            else:  # one query at a time, with the values outside its context set to 0
+                position = torch.stack(
+                    [
+                        reference.local_position_output(
+                            q.unflatten(1, (height, width)),
+                            (v * mask[:, n, :, None, None]).unflatten(1, (height, width)),
+                            embedding,
+                        ).flatten(1, 2)[:, n]
+                        for n in range(positions)
+                    ],
+                    dim=1,
+                )
+            y = y + position
+        outputs.append(y)
+    y = torch.cat(outputs, dim=2)  # [b, n, h, v]
+    return y.flatten(2).mT.unflatten(2, (height, width))
+
+
+def _assert_same(layer, x, mask=None, contexts=None):
+    parameters = [x, *layer.parameters()]
+    output = layer(x, mask)
+    expected = _by_definition(layer, x, contexts)
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+    grad = torch.randn_like(expected)
+    got = torch.autograd.grad(output, parameters, grad)
+    want = torch.autograd.grad(expected, parameters, grad)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_variant_equals_definition(options, training):
+    layer = _layer(**options).train(training)
+    x = torch.randn(2, 8, 5, 6, dtype=torch.float64, requires_grad=True)
+    _assert_same(layer, x)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_contexts_of_each_query(options):
+    """Figure 6: an arbitrary context per query, one of them empty."""
+    layer = _layer(**options).eval()
+    x = torch.randn(2, 8, 3, 4, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(12, 12) < 0.6
+    mask[5] = False
+    _assert_same(layer, x, mask, mask.expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_padding_is_no_context(options):
+    layer = _layer(**options).eval()
+    x = torch.randn(2, 8, 5, 6, dtype=torch.float64, requires_grad=True)
+    mask = torch.zeros(2, 1, 5, 6, dtype=torch.bool)
+    mask[0, :, :4, :3] = True
+    mask[1, :, :2, :6] = True
+    contexts = mask.flatten(1)[:, None].expand(-1, 30, -1)
+    _assert_same(layer, x, mask, contexts)
+
+
+@pytest.mark.parametrize(
+    "options", [VARIANTS[name] for name in ("default", "multi-head", "intra-depth")]
+)
+def test_padded_image_gives_the_output_of_the_image_alone(options):
+    layer = _layer(**options).eval()
+    alone = torch.randn(1, 8, 4, 5, dtype=torch.float64)
+    padded = torch.randn(1, 8, 7, 9, dtype=torch.float64)
+    padded[:, :, :4, :5] = alone
+    mask = torch.zeros(1, 1, 7, 9, dtype=torch.bool)
+    mask[:, :, :4, :5] = True
+    torch.testing.assert_close(layer(padded, mask)[:, :, :4, :5], layer(alone))
+    assert not torch.allclose(layer(padded)[:, :, :4, :5], layer(alone), rtol=0.1)
+
+
+def test_sequence_is_a_map_of_one_row():
+    layer = _layer(sequence=True)
+    assert layer.position.embedding.shape == (3, 1, 1, 5)
+    x = torch.randn(2, 8, 9, dtype=torch.float64)
+    torch.testing.assert_close(layer.eval()(x), _by_definition(layer, x[:, :, None])[:, :, 0])
+    causal = torch.ones(9, 9).tril().bool()
+    changed = x.clone()
+    changed[:, :, 6:] = torch.randn(2, 8, 3)
+    torch.testing.assert_close(layer(x, causal)[:, :, :6], layer(changed, causal)[:, :, :6])
+    valid = torch.arange(9)[None, None] < torch.tensor([6, 9])[:, None, None]
+    torch.testing.assert_close(layer(changed, valid)[0, :, :6], layer(x[:, :, :6])[0])
+
+
+def test_shared_embeddings():
+    first = LambdaLayer(8, query_depth=3, heads=2, scope=5)
+    second = LambdaLayer(16, query_depth=3, heads=4, position=first.position, scope=None)
+    assert second.position.embedding is first.position.embedding
+    both = nn.ModuleList([first, second])
+    assert sum(p is first.position.embedding for p in both.parameters()) == 1
+    assert {"0.position.embedding", "1.position.embedding"} <= set(both.state_dict())
+    with pytest.raises(ConfigError, match="share"):
+        LambdaLayer(8, query_depth=4, heads=2, position=first.position)
+
+
+def test_content_output_does_not_depend_on_the_order_of_the_context():
+    keys = torch.randn(2, 12, 3, 2, dtype=torch.float64)
+    values = torch.randn(2, 12, 4, 2, dtype=torch.float64)
+    order = torch.randperm(12)
+    torch.testing.assert_close(
+        content_lambda(normalize_keys(keys), values),
+        content_lambda(normalize_keys(keys[:, order]), values[:, order]),
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"intra_depth": 4, "scope": 7}, {"scope": None}])
+def test_initialisation(options):
+    """Appendix E.1, with the standard error of a sample as tolerance."""
+    layer = LambdaLayer(256, query_depth=16, heads=4, **{"scope": 23, **options})
+    deviations = {
+        layer.query_proj.weight: (16 * 256) ** -0.5,
+        layer.key_proj.weight: 256**-0.5,
+        layer.value_proj.weight: 256**-0.5,
+    }
+    if layer.position is not None:
+        deviations[layer.position.embedding] = 1.0
+    for tensor, deviation in deviations.items():
+        error = 5 / tensor.numel() ** 0.5
+        assert tensor.std().item() == pytest.approx(deviation, rel=error)
+        assert abs(tensor.mean().item()) < error * deviation
+    assert not any(name.endswith("proj.bias") for name, _ in layer.named_parameters())
+
+
+def test_parameter_names_and_shapes_are_a_file_format():
+    layer = LambdaLayer(32, query_depth=8, heads=4, intra_depth=2, scope=7)
+    shapes = {name: tuple(tensor.shape) for name, tensor in layer.named_parameters()}
+    assert shapes == {
+        "query_proj.weight": (32, 32, 1, 1),
+        "key_proj.weight": (16, 32, 1, 1),
+        "value_proj.weight": (16, 32, 1, 1),
+        "query_norm.weight": (32,),
+        "query_norm.bias": (32,),
+        "value_norm.weight": (16,),
+        "value_norm.bias": (16,),
+        "position.embedding": (8, 2, 7, 7),
+    }
+
+
+@pytest.mark.parametrize("implementation", ["query_first", "conv", "depthwise", "dense"])
+def test_channels_last_and_autocast(implementation):
+    layer = LambdaLayer(32, scope=7, implementation=implementation).eval()
+    x = torch.randn(2, 32, 9, 7)
+    expected = layer(x)
+    torch.testing.assert_close(
+        layer(x.to(memory_format=torch.channels_last)), expected, rtol=1e-4, atol=1e-4
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x.to(memory_format=torch.channels_last))
+    assert low.dtype == torch.bfloat16
+    assert (low.float() - expected).norm() < 0.03 * expected.norm()
+    low.float().pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+
+
+def test_channels_last_goes_through_without_a_copy_at_the_ends():
+    layer = LambdaLayer(16, scope=5, norm="")
+    y = layer(torch.randn(2, 16, 8, 8).to(memory_format=torch.channels_last))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_float16_softmax_over_a_large_map():
+    """The mean weight is subnormal in float16; the weights must still sum to 1."""
+    keys = torch.randn(1, 256 * 336, 2, 1).half()
+    weights = normalize_keys(keys)
+    assert weights.dtype == torch.float32
+    torch.testing.assert_close(weights.sum(1), torch.ones(1, 2, 1))
+
+
+def test_whole_layer_compiles():
+    layer = LambdaLayer(16, scope=5).eval()
+    x = torch.randn(2, 16, 7, 9)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"scope": 4}, "odd.*4x4; use 5x5"),
+        ({"heads": 3}, "heads.*divides 8"),
+        ({"query_depth": 0}, "query_depth"),
+        ({"key_norm": "max"}, "key_norm"),
+        ({"norm": "BatchNorm"}, "norm"),
+        ({"map_size": (4, 4)}, "scope=None"),
+        ({"scope": None, "content": False}, "no output"),
+        ({"implementation": "triton"}, "triton"),
+    ],
+)
+def test_bad_options_are_named(options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        LambdaLayer(8, **{"heads": 2, "query_depth": 3, "scope": 5, **options})
+
+
+def test_map_larger_than_a_global_embedding_is_named():
+    layer = LambdaLayer(8, heads=2, scope=None, map_size=(4, 4))
+    with pytest.raises(ConfigError, match=r"4x4.*5x4"):
+        layer(torch.randn(1, 8, 5, 4))
+
+
+def test_bad_mask_is_named():
+    with pytest.raises(ConfigError, match=r"\[1, 4, 4\]"):
+        LambdaLayer(8, heads=2, scope=3)(torch.randn(1, 8, 4, 4), torch.ones(1, 4, 4).bool())
+
+
+def test_global_embedding_on_a_smaller_map_is_its_middle():
+    position = RelativePosition(2, map_size=(4, 5))
+    assert position(4, 5) is position.embedding
+    assert torch.equal(position(3, 2), position.embedding[:, :, 1:-1, 3:-3])

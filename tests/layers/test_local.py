@@ -1,0 +1,183 @@
+"""All implementations of the local position output against the definition, forward and backward."""
+
+import itertools
+
+import pytest
+import torch
+
+from lambda_det.errors import ConfigError
+from lambda_det.layers.local import IMPLEMENTATIONS, choose, local_position_output
+from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH, Tiling, _chunks
+
+from . import reference
+
+# batch, map, heads, k, v, u, scope
+SIZES = {
+    "one image, odd map": (1, (5, 7), 2, 3, 4, 1, (3, 3)),
+    "map smaller than the scope": (2, (4, 3), 2, 3, 2, 1, (9, 7)),
+    "intra-depth": (2, (6, 5), 2, 2, 3, 2, (5, 3)),
+    "one row": (2, (1, 9), 1, 4, 2, 1, (1, 5)),
+    "one position": (1, (1, 1), 2, 3, 2, 2, (5, 5)),
+    "several tiles": (1, (TILE_HEIGHT + 2, TILE_WIDTH + 3), 1, 2, 2, 1, (5, 7)),
+}
+
+
+def _inputs(size, dtype=torch.float64):
+    batch, (height, width), heads, k, v, u, scope = size
+    queries = torch.randn(batch, height, width, heads, k, dtype=dtype, requires_grad=True)
+    values = torch.randn(batch, height, width, v, u, dtype=dtype, requires_grad=True)
+    embedding = torch.randn(k, u, *scope, dtype=dtype, requires_grad=True)
+    return queries, values, embedding
+
+
+@pytest.mark.parametrize("name", ["auto", *IMPLEMENTATIONS])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_equals_definition_forward_and_backward(name, size):
+    inputs = _inputs(size)
+    expected = reference.local_position_output(*inputs)
+    output = local_position_output(*inputs, name)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(expected)
+    for got, want in zip(
+        torch.autograd.grad(output, inputs, grad),
+        torch.autograd.grad(expected, inputs, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_equal_on_random_sizes(name):
+    """Sizes nobody chose, against the dense form, which the definition has vouched for."""
+    rng = torch.Generator().manual_seed(torch.initial_seed() % 2**31)
+
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=rng))
+
+    for _ in range(5):
+        scope = (2 * draw(0, 6) + 1, 2 * draw(0, 6) + 1)
+        size = (
+            draw(1, 3),
+            (draw(1, 19), draw(1, 19)),
+            draw(1, 3),
+            draw(1, 4),
+            draw(1, 5),
+            draw(1, 2),
+            scope,
+        )
+        inputs = _inputs(size)
+        output = local_position_output(*inputs, name)
+        expected = local_position_output(*inputs, "dense")
+        torch.testing.assert_close(output, expected, msg=lambda text, size=size: f"{size}: {text}")
+        grad = torch.randn_like(output)
+        for got, want in zip(
+            torch.autograd.grad(output, inputs, grad),
+            torch.autograd.grad(expected, inputs, grad),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, want, msg=lambda text, size=size: f"{size}: {text}")
+
+
+def test_gradcheck_of_query_first():
+    inputs = _inputs((1, (3, 4), 2, 2, 2, 2, (3, 5)))
+    assert torch.autograd.gradcheck(lambda *x: local_position_output(*x, "query_first"), inputs)
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5, 7, 100])
+def test_chunks_cover_every_tile_once(monkeypatch, tiles):
+    tiling = Tiling(3, 4, 8, 8, 10, 10)
+    seen = torch.zeros(2, tiling.rows, tiling.columns)
+    for chunk in _chunks(2, tiling, tiles):
+        assert seen[chunk].numel() <= tiles
+        seen[chunk] += 1
+    assert (seen == 1).all()
+
+
+def test_query_first_in_small_chunks(monkeypatch):
+    import sys
+
+    module = sys.modules["lambda_det.layers.local.query_first"]
+    monkeypatch.setattr(module, "TILE_HEIGHT", 2)
+    monkeypatch.setattr(module, "TILE_WIDTH", 3)
+    for limit in (1, 4000, 10**6):
+        monkeypatch.setattr(module, "CHUNK_NUMEL", {"cpu": limit, "cuda": limit})
+        inputs = _inputs((3, (7, 8), 2, 2, 2, 1, (5, 3)))
+        output = local_position_output(*inputs, "query_first")
+        expected = local_position_output(*inputs, "dense")
+        torch.testing.assert_close(output, expected)
+        grad = torch.randn_like(output)
+        for got, want in zip(
+            torch.autograd.grad(output, inputs, grad),
+            torch.autograd.grad(expected, inputs, grad),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_translation_equivariance(name):
+    """Shifting the input shifts the output, away from the border (Section 3.3)."""
+    queries, values, embedding = _inputs((1, (12, 13), 2, 3, 4, 1, (5, 5)))
+    output = local_position_output(queries, values, embedding, name)
+    shifted = local_position_output(
+        queries.roll((2, 3), (1, 2)), values.roll((2, 3), (1, 2)), embedding, name
+    )
+    torch.testing.assert_close(shifted[:, 4:-2, 5:-2], output.roll((2, 3), (1, 2))[:, 4:-2, 5:-2])
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_lower_precision_stays_close(name, dtype, tolerance):
+    exact = [x.detach().to(dtype).double() for x in _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))]
+    inputs = [x.to(dtype).requires_grad_() for x in exact]
+    exact = [x.requires_grad_() for x in exact]
+    output = local_position_output(*inputs, name)
+    assert output.dtype == dtype
+    expected = local_position_output(*exact, "dense")
+    grad = torch.randn_like(expected)
+    got = [output, *torch.autograd.grad(output, inputs, grad.to(dtype))]
+    want = [expected, *torch.autograd.grad(expected, exact, grad)]
+    for a, b in zip(got, want, strict=True):
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+def test_query_first_keeps_only_its_inputs():
+    """Nothing of the size of the lambdas or of the scores is saved for the backward pass."""
+    inputs = _inputs((1, (16, 16), 4, 8, 8, 1, (9, 9)), torch.float32)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.append(x.numel()) or x, lambda x: x
+    ):
+        local_position_output(*inputs, "query_first")
+    assert sorted(saved) == sorted(x.numel() for x in inputs)
+
+
+def test_query_first_compiles_without_graph_break():
+    inputs = _inputs((1, (9, 11), 2, 4, 4, 1, (5, 5)), torch.float32)
+    compiled = torch.compile(
+        lambda q, v, e: local_position_output(q, v, e, "query_first") * 2,
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    output, expected = compiled(*inputs), local_position_output(*inputs, "dense") * 2
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+    grad = torch.randn_like(output)
+    for got, want in zip(
+        torch.autograd.grad(output, inputs, grad),
+        torch.autograd.grad(expected, inputs, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_choice_is_one_of_the_implementations():
+    for side, scope in itertools.product((1, 4, 16, 40), (1, 3, 7, 23)):
+        queries, values, embedding = _inputs(
+            (1, (side, side), 4, 16, 16, 1, (scope, scope)), torch.float32
+        )
+        assert choose(queries, values, embedding) in IMPLEMENTATIONS
+
+
+def test_unknown_implementation_is_named():
+    with pytest.raises(ConfigError, match=r"'fastest'.*query_first"):
+        local_position_output(*_inputs(SIZES["one position"]), "fastest")
