@@ -1,0 +1,23 @@
+"""LambdaNetworks (Bello, ICLR 2021) for Detectron2; importing it registers the backbones."""
+
+try:
+    import detectron2  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "lambda_det needs Detectron2, which is not on PyPI; `python tools/install_detectron2.py` "
+        "in the lambda_det repository installs it."
+    ) from error
+
+from lambda_det.config import add_lambda_config
+from lambda_det.layers import LambdaLayer
+from lambda_det.modeling import LambdaResNet, create_backbone, create_classifier, list_models
+
+__version__ = "0.1.0"
+__all__ = [
+    "LambdaLayer",
+    "LambdaResNet",
+    "add_lambda_config",
+    "create_backbone",
+    "create_classifier",
+    "list_models",
+]

@@ -1,0 +1,69 @@
+"""Every configuration key that lambda_det adds to Detectron2's, with its default."""
+
+from detectron2.config import CfgNode as CN
+
+
+def add_lambda_config(cfg: CN) -> None:
+    """Add the keys of lambda_det to ``cfg``; no key that Detectron2 already has is changed.
+
+    Args:
+        cfg: the result of ``detectron2.config.get_cfg()``, before a file is merged into it.
+    """
+    _C = cfg
+
+    # ---------------------------------------------------------------------------------------------
+    # Backbone (MODEL.BACKBONE.NAME: build_lambda_resnet_backbone and its FPN forms).
+    # MODEL.BACKBONE.FREEZE_AT applies as in Detectron2; set it to 0 to train from scratch.
+    # ---------------------------------------------------------------------------------------------
+    _C.MODEL.LAMBDA_RESNET = CN()
+    # One of lambda_det.list_models()
+    _C.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet50"
+    _C.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
+    # Any name that detectron2.layers.get_norm knows: "BN", "SyncBN", "FrozenBN", "GN", ...
+    _C.MODEL.LAMBDA_RESNET.NORM = "BN"
+    # The sizes of the lambda layers: |k|, |h|, |u| and the odd side of the local scope |m|.
+    # 0 means what the model of that NAME has (in the paper's networks 16, 4, 1 and 23).
+    _C.MODEL.LAMBDA_RESNET.QUERY_DEPTH = 0
+    _C.MODEL.LAMBDA_RESNET.HEADS = 0
+    _C.MODEL.LAMBDA_RESNET.INTRA_DEPTH = 0
+    _C.MODEL.LAMBDA_RESNET.SCOPE = 0
+    # How the local position output is computed: "auto", "query_first", "conv", "depthwise", "dense"
+    _C.MODEL.LAMBDA_RESNET.IMPLEMENTATION = "auto"
+    # Probability of dropping the residual branch in the last stage; earlier stages less (App. E.2)
+    _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
+    # Keep only the input of each block and compute the block again in the backward pass
+    _C.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = False
+    # Keep the padding of a batch of differently sized images out of the lambda layers and of
+    # squeeze-and-excitation. The paper trains on images of one size and has no such mask.
+    _C.MODEL.LAMBDA_RESNET.MASK_PADDING = False
+
+    # ---------------------------------------------------------------------------------------------
+    # Large-scale jitter: resize by a random factor, then crop or pad to SIZE x SIZE. Replaces
+    # Detectron2's resizing in training; the test size is INPUT.MIN_SIZE_TEST as ever.
+    # ---------------------------------------------------------------------------------------------
+    _C.INPUT.LSJ = CN()
+    _C.INPUT.LSJ.ENABLED = False
+    _C.INPUT.LSJ.MIN_SCALE = 0.1
+    _C.INPUT.LSJ.MAX_SCALE = 2.0
+    _C.INPUT.LSJ.SIZE = 1024
+
+    # ---------------------------------------------------------------------------------------------
+    # COCO-format data without writing code; where set, these replace DATASETS.TRAIN and .TEST
+    # ---------------------------------------------------------------------------------------------
+    _C.DATASETS.TRAIN_JSON = ""
+    _C.DATASETS.TRAIN_IMAGES = ""
+    _C.DATASETS.TEST_JSON = ""
+    _C.DATASETS.TEST_IMAGES = ""
+
+    # An image that cannot be read is named, counted and replaced by the next one; when more than
+    # this many different images could not be read, training stops.
+    _C.DATALOADER.MAX_UNREADABLE_IMAGES = 20
+
+    # ---------------------------------------------------------------------------------------------
+    # Solver. SOLVER.AMP.ENABLED is Detectron2's own.
+    # ---------------------------------------------------------------------------------------------
+    # "float16" (with loss scaling, CUDA only) or "bfloat16"
+    _C.SOLVER.AMP.DTYPE = "bfloat16"
+    # Optimise once in so many batches. SOLVER.IMS_PER_BATCH stays the number of images of one
+    # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
+    _C.SOLVER.ACCUMULATE_GRADIENTS = 1

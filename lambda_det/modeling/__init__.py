@@ -1,0 +1,25 @@
+"""LambdaResNet and its relatives as Detectron2 backbones."""
+
+from lambda_det.modeling.build import (
+    Classifier,
+    build_lambda_resnet_backbone,
+    build_lambda_resnet_fpn_backbone,
+    build_retinanet_lambda_resnet_fpn_backbone,
+    create_backbone,
+    create_classifier,
+)
+from lambda_det.modeling.mobilenet import MobileNetV2
+from lambda_det.modeling.resnet import LambdaResNet
+from lambda_det.modeling.specs import list_models
+
+__all__ = [
+    "Classifier",
+    "LambdaResNet",
+    "MobileNetV2",
+    "build_lambda_resnet_backbone",
+    "build_lambda_resnet_fpn_backbone",
+    "build_retinanet_lambda_resnet_fpn_backbone",
+    "create_backbone",
+    "create_classifier",
+    "list_models",
+]

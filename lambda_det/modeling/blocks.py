@@ -1,0 +1,182 @@
+"""The parts of a LambdaResNet: stem, squeeze-and-excitation, and the bottleneck block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from detectron2.layers import CNNBlockBase, Conv2d, get_norm
+from fvcore.nn.weight_init import c2_msra_fill
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.ops import StochasticDepth
+
+from lambda_det.layers import LambdaLayer
+
+Norm = str | Callable[[int], nn.Module]
+
+
+def conv_norm(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    norm: Norm,
+    stride: int = 1,
+    relu: bool = True,
+) -> Conv2d:
+    """A convolution without bias, then norm, then perhaps ReLU; initialised as Detectron2's."""
+    conv = Conv2d(
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=stride,
+        padding=kernel_size // 2,
+        bias=False,
+        norm=get_norm(norm, out_channels),
+        activation=F.relu_ if relu else None,
+    )
+    c2_msra_fill(conv)
+    return conv
+
+
+class ResNetRSStem(CNNBlockBase):
+    """The stem of ResNet-RS: three 3x3 convolutions, and a strided fourth for the max pooling."""
+
+    def __init__(self, in_channels: int, *, norm: Norm) -> None:
+        super().__init__(in_channels, 64, 4)
+        self.conv1 = conv_norm(in_channels, 32, 3, norm=norm, stride=2)
+        self.conv2 = conv_norm(32, 32, 3, norm=norm)
+        self.conv3 = conv_norm(32, 64, 3, norm=norm)
+        self.conv4 = conv_norm(64, 64, 3, norm=norm, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv4(self.conv3(self.conv2(self.conv1(x))))
+
+
+class SqueezeExcitation(nn.Module):
+    """Squeeze-and-excitation with a ratio of 1/4 of the block's output width (ResNet-RS).
+
+    torchvision's module is the same without the mask.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.reduce = Conv2d(channels, channels // 4, 1)
+        self.expand = Conv2d(channels // 4, channels, 1)
+        for conv in (self.reduce, self.expand):
+            c2_msra_fill(conv)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Rescale the channels of [B, C, H, W]; only positions in mask [B, 1, H, W] count."""
+        if mask is None:
+            squeezed = x.mean((2, 3), keepdim=True)
+        else:
+            inside = mask.to(x.dtype)
+            # Means, since sums over a large map leave float16's range.
+            squeezed = (x * inside).mean((2, 3), keepdim=True) / inside.mean((2, 3), keepdim=True)
+        return x * torch.sigmoid(self.expand(F.relu_(self.reduce(squeezed))))
+
+
+class Bottleneck(CNNBlockBase):
+    """1x1, 3x3 and 1x1 convolution around a shortcut, the 3x3 one possibly a lambda layer.
+
+    Where the block's stride is 2 a 3x3 average pooling follows the lambda layer. The norm and the
+    ReLU of the 3x3 convolution stay after it: with N(0, 1) embeddings over 23x23 positions the
+    layer's output has a standard deviation near 75 at the start.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        bottleneck_channels: channels between the 1x1 convolutions.
+        stride: 1 or 2, at the 3x3 convolution.
+        norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
+        lambda_options: options of the :class:`LambdaLayer`; None for a 3x3 convolution.
+        se: whether squeeze-and-excitation follows the last norm.
+        pooled_shortcut: ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
+            instead of a stride in it.
+        stochastic_depth: probability of leaving the residual branch of an image out in training.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        bottleneck_channels: int,
+        stride: int = 1,
+        norm: Norm = "BN",
+        lambda_options: Mapping[str, Any] | None = None,
+        se: bool = False,
+        pooled_shortcut: bool = True,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, stride)
+        self.pool_shortcut = pooled_shortcut and stride > 1
+        self.shortcut = None
+        if in_channels != out_channels or stride > 1:
+            self.shortcut = conv_norm(
+                in_channels,
+                out_channels,
+                1,
+                norm=norm,
+                stride=1 if self.pool_shortcut else stride,
+                relu=False,
+            )
+        self.conv1 = conv_norm(in_channels, bottleneck_channels, 1, norm=norm)
+        self.is_lambda = lambda_options is not None
+        if lambda_options is not None:
+            self.conv2 = LambdaLayer(
+                bottleneck_channels, norm=partial(get_norm, norm), **lambda_options
+            )
+            self.norm2 = get_norm(norm, bottleneck_channels) or nn.Identity()
+        else:
+            self.conv2 = conv_norm(
+                bottleneck_channels, bottleneck_channels, 3, norm=norm, stride=stride
+            )
+        self.conv3 = conv_norm(bottleneck_channels, out_channels, 1, norm=norm, relu=False)
+        self.se = SqueezeExcitation(out_channels) if se else None
+        self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
+        zero_last_norm(self.conv3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map [B, in_channels, H, W] to [B, out_channels, ceil(H / stride), ceil(W / stride)].
+
+        Args:
+            x: the input.
+            mask: bool [B, 1, H, W], False at padded positions, or None.
+        """
+        out = self.conv1(x)
+        if self.is_lambda:
+            out = self.conv2(out, mask)
+            if self.stride > 1:
+                out = F.avg_pool2d(out, 3, self.stride, padding=1)
+            out = F.relu_(self.norm2(out))
+        else:
+            out = self.conv2(out)
+        out = self.conv3(out)
+        if self.se is not None:
+            out = self.se(out, None if mask is None else subsample_mask(mask, self.stride))
+        if self.drop is not None:
+            out = self.drop(out)
+        if self.shortcut is not None:
+            if self.pool_shortcut:
+                # Odd sizes round up, as in a strided 3x3 convolution.
+                x = F.avg_pool2d(x, 2, self.stride, ceil_mode=True, count_include_pad=False)
+            x = self.shortcut(x)
+        return F.relu_(out + x)
+
+
+def zero_last_norm(conv: Conv2d) -> None:
+    """Start a residual branch at zero: gamma = 0 in its last norm (Appendix E.1)."""
+    weight = getattr(conv.norm, "weight", None)
+    # A frozen norm holds buffers, from a checkpoint; there is nothing to initialise.
+    if isinstance(weight, nn.Parameter):
+        nn.init.zeros_(weight)
+
+
+def subsample_mask(mask: Tensor, stride: int) -> Tensor:
+    """The mask [B, 1, H, W] of the map after a layer of that stride, of ceil(H / stride) rows."""
+    return mask[:, :, ::stride, ::stride]

@@ -1,0 +1,202 @@
+"""Every named network as data: what is where, and the paper's figures for it.
+
+The table and figure numbers are those of the arXiv version (2102.08602).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from lambda_det.errors import ConfigError
+
+ALL = "all"
+Blocks = Literal["all"] | tuple[int, ...]  # of a stage, counted from 1
+
+STAGES = ("res2", "res3", "res4", "res5")
+
+
+@dataclass(frozen=True)
+class PaperFigures:
+    """What the paper prints for a network of 1000 classes; None where it prints nothing.
+
+    Attributes:
+        params: parameters in millions.
+        flops: floating point operations in billions, two per multiply-add.
+        top1: ImageNet top-1 accuracy in percent.
+        source: the table.
+        note: said beside the figure where it does not follow from the text.
+    """
+
+    params: float | None = None
+    flops: float | None = None
+    top1: float | None = None
+    source: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ResNetSpec:
+    """A ResNet with some of its 3x3 convolutions replaced by lambda layers.
+
+    Attributes:
+        blocks: bottleneck blocks in res2 to res5 (the paper's c2 to c5).
+        design: "rs" for the stem, shortcut and pooling of ResNet-RS, "vanilla" for He et al.
+            (2016). lambda_blocks: by stage, which blocks have a lambda layer. se_stages: stages
+            whose blocks have squeeze-and-excitation. layer: options of the lambda layers that
+            differ from the paper's default. image_size: side of the input that the paper's figures
+            are for.
+    """
+
+    blocks: tuple[int, int, int, int]
+    design: Literal["rs", "vanilla"] = "rs"
+    lambda_blocks: Mapping[str, Blocks] = field(default_factory=dict)
+    se_stages: tuple[str, ...] = ()
+    layer: Mapping[str, Any] = field(default_factory=dict)
+    image_size: int = 224
+    paper: PaperFigures = PaperFigures()
+
+    def has_lambda(self, stage: str, block: int) -> bool:
+        """Whether the block, counted from 1, has a lambda layer."""
+        blocks = self.lambda_blocks.get(stage, ())
+        return blocks == ALL or block in blocks
+
+
+@dataclass(frozen=True)
+class MobileNetSpec:
+    """MobileNet-v2 with some inverted bottlenecks, counted from 1, replaced (Appendix D.3.2)."""
+
+    lambda_blocks: tuple[int, ...] = ()
+    image_size: int = 224
+    paper: PaperFigures = PaperFigures()
+
+
+# Table 18: blocks, and the lambda layers of c4. "They are uniformly spaced in c4, all of c5 has
+# them."
+_LAMBDA_RESNETS: dict[int, tuple[tuple[int, int, int, int], tuple[int, ...]]] = {
+    26: ((2, 2, 2, 2), (2,)),  # ours, for small machines: the paper's smallest has 50 layers
+    50: ((3, 4, 6, 3), (3,)),
+    101: ((3, 4, 23, 3), (6, 12, 18)),
+    152: ((3, 8, 36, 3), (5, 10, 15, 20, 25, 30)),
+    200: ((3, 24, 36, 3), (5, 10, 15, 20, 25, 30)),
+    270: ((4, 29, 53, 4), (8, 16, 24, 32, 40, 48)),
+    350: ((4, 36, 72, 4), (10, 20, 30, 40, 50, 60)),
+    420: ((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80)),
+}
+
+# Tables 14, 15, 16 and 19; top-1 at the image size given
+_PAPER_RS: dict[str, tuple[int, PaperFigures]] = {
+    "lambda_resnet50": (160, PaperFigures(top1=79.2, source="Table 19")),
+    "lambda_resnet101": (224, PaperFigures(36.9, top1=82.3, source="Table 14")),
+    "lambda_resnet101_c4": (224, PaperFigures(26.0, top1=82.6, source="Table 14")),
+    "lambda_resnet152": (256, PaperFigures(51.4, top1=83.4, source="Table 14")),
+    "lambda_resnet152_c4": (256, PaperFigures(35.1, top1=83.4, source="Table 14")),
+    "lambda_resnet200_c4": (320, PaperFigures(42, top1=84.3, source="Table 15")),
+    "lambda_resnet270": (256, PaperFigures(top1=84.2, source="Table 19")),
+    "lambda_resnet350": (320, PaperFigures(top1=84.7, source="Table 19")),
+    "lambda_resnet420": (320, PaperFigures(top1=84.9, source="Table 19")),
+    "resnet_rs101": (224, PaperFigures(44.6, top1=81.3, source="Table 14")),
+    "resnet_rs101_se": (224, PaperFigures(63.6, top1=81.8, source="Table 14")),
+    "resnet_rs152": (256, PaperFigures(60.2, top1=82.5, source="Table 14")),
+    "resnet_rs152_se": (256, PaperFigures(86.6, top1=83.0, source="Table 14")),
+}
+
+# Table 13: the vanilla ResNet-50 with lambda layers in some stages
+_PLACEMENTS: dict[str, PaperFigures] = {
+    "c2": PaperFigures(25.5, top1=77.3, source="Table 13"),
+    "c23": PaperFigures(25.0, top1=77.2, source="Table 13"),
+    "c234": PaperFigures(21.7, top1=77.8, source="Table 13"),
+    "c2345": PaperFigures(15.0, top1=78.4, source="Table 13"),
+    "c345": PaperFigures(15.1, top1=78.3, source="Table 13"),
+    "c45": PaperFigures(
+        15.4, 10.0, 78.3, "Tables 11, 13", "the text gives 15.56 M, and fewer operations"
+    ),
+    "c5": PaperFigures(18.8, top1=77.3, source="Table 13"),
+}
+
+# Table 9: (|k|, |h|, |u|) with all 3x3 convolutions replaced; the scope is 7x7 where |u| > 1
+_ABLATIONS: dict[tuple[int, int, int], PaperFigures] = {
+    (8, 2, 1): PaperFigures(14.8, top1=77.2, source="Table 9"),
+    (8, 16, 1): PaperFigures(15.6, top1=77.9, source="Table 9"),
+    (2, 4, 1): PaperFigures(14.7, top1=77.4, source="Table 9"),
+    (4, 4, 1): PaperFigures(14.7, top1=77.6, source="Table 9"),
+    (8, 4, 1): PaperFigures(14.8, top1=77.9, source="Table 9"),
+    (32, 4, 1): PaperFigures(15.4, top1=78.4, source="Table 9"),
+    (2, 8, 1): PaperFigures(14.7, top1=77.8, source="Table 9"),
+    (4, 8, 1): PaperFigures(14.7, top1=77.7, source="Table 9"),
+    (8, 8, 1): PaperFigures(14.7, top1=77.9, source="Table 9"),
+    (16, 8, 1): PaperFigures(15.1, top1=78.1, source="Table 9"),
+    (32, 8, 1): PaperFigures(15.7, top1=78.5, source="Table 9"),
+    (8, 8, 4): PaperFigures(15.3, top1=78.4, source="Table 9"),
+    (8, 8, 8): PaperFigures(16.0, top1=78.6, source="Table 9"),
+    (16, 4, 4): PaperFigures(16.0, top1=78.9, source="Table 9"),
+}
+
+
+def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
+    specs: dict[str, ResNetSpec | MobileNetSpec] = {}
+    for depth, (blocks, in_c4) in _LAMBDA_RESNETS.items():
+        # Squeeze-and-excitation is in c2 and c3 only, and not even in c4's convolution blocks: the
+        # text does not say so, but only then do the parameter counts of Table 14 come out.
+        base = ResNetSpec(blocks, se_stages=("res2", "res3"))
+        specs[f"lambda_resnet{depth}"] = replace(base, lambda_blocks={"res4": in_c4, "res5": ALL})
+        specs[f"lambda_resnet{depth}_c4"] = replace(base, lambda_blocks={"res4": ALL, "res5": ALL})
+    for depth in (101, 152):
+        plain = ResNetSpec(_LAMBDA_RESNETS[depth][0])
+        specs[f"resnet_rs{depth}"] = plain
+        specs[f"resnet_rs{depth}_se"] = replace(plain, se_stages=STAGES)
+    for name, (image_size, paper) in _PAPER_RS.items():
+        specs[name] = replace(specs[name], image_size=image_size, paper=paper)
+
+    vanilla = ResNetSpec((3, 4, 6, 3), "vanilla")
+    specs["resnet50"] = replace(vanilla, paper=PaperFigures(25.6, top1=76.9, source="Table 3"))
+    for placement, paper in _PLACEMENTS.items():
+        stages = dict.fromkeys((f"res{digit}" for digit in placement[1:]), ALL)
+        specs[f"resnet50_lambda_{placement}"] = replace(vanilla, lambda_blocks=stages, paper=paper)
+    everywhere = replace(vanilla, lambda_blocks=dict.fromkeys(STAGES, ALL))
+    for (k, h, u), paper in _ABLATIONS.items():
+        layer = {"query_depth": k, "heads": h, "intra_depth": u, "scope": 7 if u > 1 else 23}
+        specs[f"resnet50_lambda_k{k}_h{h}_u{u}"] = replace(everywhere, layer=layer, paper=paper)
+    specs["resnet50_lambda_content"] = replace(
+        everywhere,
+        layer={"scope": None},
+        paper=PaperFigures(14.9, 5.0, 68.8, "Table 10"),
+    )
+    specs["resnet50_lambda_position"] = replace(
+        everywhere,
+        layer={"content": False},
+        paper=PaperFigures(14.9, 11.9, 78.1, "Table 10"),
+    )
+
+    specs["mobilenet_v2"] = MobileNetSpec(paper=PaperFigures(3.50, 0.603, 72.7, "Table 17"))
+    specs["mobilenet_v2_lambda"] = MobileNetSpec(
+        (10, 16),
+        paper=PaperFigures(3.21, 0.563, 73.3, "Table 17"),
+    )
+    return specs
+
+
+SPECS: dict[str, ResNetSpec | MobileNetSpec] = _specs()
+
+
+def list_models() -> list[str]:
+    """The names of all networks."""
+    return list(SPECS)
+
+
+def get_spec(name: str) -> ResNetSpec | MobileNetSpec:
+    """The network of that name.
+
+    Raises:
+        ConfigError: if there is none; the near names are given.
+    """
+    if name not in SPECS:
+        import difflib
+
+        near = difflib.get_close_matches(name, SPECS, n=3) or list(SPECS)[:3]
+        raise ConfigError(
+            f"There is no model named {name!r}; near names are {', '.join(near)}, and "
+            f"`tools/model_info.py` prints all of them."
+        )
+    return SPECS[name]
