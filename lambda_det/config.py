@@ -33,8 +33,9 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
     # Keep only the input of each block and compute the block again in the backward pass
     _C.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = False
-    # Keep the padding of a batch of differently sized images out of the lambda layers and of
-    # squeeze-and-excitation. The paper trains on images of one size and has no such mask.
+    # Give each image of a batch of differently sized images the features that it has alone: its
+    # padding takes no part in the lambda layers, in squeeze-and-excitation, or beside the border.
+    # The paper trains on images of one size and has no such mask.
     _C.MODEL.LAMBDA_RESNET.MASK_PADDING = False
 
     # ---------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ of "LambdaNetworks: Modeling Long-Range Interactions Without Attention" (Bello, 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -14,6 +15,13 @@ from torch import Tensor
 
 KeyNorm = Literal["softmax", "l2", "none"]
 KEY_NORMS: tuple[str, ...] = ("softmax", "l2", "none")
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """A context in which autocast leaves the dtypes on the device of ``x`` alone."""
+    if not torch.amp.is_autocast_available(x.device.type):  # the meta device has none
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def normalize_keys(keys: Tensor, kind: KeyNorm = "softmax", valid: Tensor | None = None) -> Tensor:

@@ -16,6 +16,7 @@ from lambda_det.layers.functional import (
     masked_content_output,
     normalize_keys,
     position_output,
+    without_autocast,
 )
 from lambda_det.layers.local import check_implementation, local_position_output
 from lambda_det.layers.position import RelativePosition, dense_embedding
@@ -215,7 +216,7 @@ class LambdaLayer(nn.Module):
             flat = (queries.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2))
             if contexts is None:
                 # Autocast would take these products, and the softmax's sums, back to 16 bits.
-                with torch.autocast(queries.device.type, enabled=False):
+                with without_autocast(queries):
                     lambdas = content_lambda(normalize_keys(flat[1], self.key_norm, valid), flat[2])
                     output = apply_lambda(flat[0], lambdas)
             else:

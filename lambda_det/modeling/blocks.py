@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from detectron2.layers import CNNBlockBase, Conv2d, get_norm
+from detectron2.modeling.backbone.resnet import BasicStem
 from fvcore.nn.weight_init import c2_msra_fill
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -52,8 +53,22 @@ class ResNetRSStem(CNNBlockBase):
         self.conv3 = conv_norm(32, 64, 3, norm=norm)
         self.conv4 = conv_norm(64, 64, 3, norm=norm, stride=2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv4(self.conv3(self.conv2(self.conv1(x))))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]; ``mask`` as in `Bottleneck`."""
+        half = subsample_mask(mask, 2)
+        x = blank(self.conv1(x), half)
+        x = blank(self.conv2(x), half)
+        x = blank(self.conv3(x), half)
+        return self.conv4(x)
+
+
+class VanillaStem(BasicStem):
+    """The stem of He et al. (2016): a strided 7x7 convolution and max pooling."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]; ``mask`` as in `Bottleneck`."""
+        x = F.relu_(self.conv1(x))
+        return F.max_pool2d(blank(x, subsample_mask(mask, 2)), 3, stride=2, padding=1)
 
 
 class SqueezeExcitation(nn.Module):
@@ -146,25 +161,25 @@ class Bottleneck(CNNBlockBase):
 
         Args:
             x: the input.
-            mask: bool [B, 1, H, W], False at padded positions, or None.
+            mask: bool [B, 1, H, W], False at padded positions, or None. With it the output at the
+                other positions is that of the unpadded image.
         """
-        out = self.conv1(x)
+        out = blank(self.conv1(x), mask)
         if self.is_lambda:
             out = self.conv2(out, mask)
             if self.stride > 1:
-                out = F.avg_pool2d(out, 3, self.stride, padding=1)
+                out = F.avg_pool2d(blank(out, mask), 3, self.stride, padding=1)
             out = F.relu_(self.norm2(out))
         else:
             out = self.conv2(out)
         out = self.conv3(out)
         if self.se is not None:
-            out = self.se(out, None if mask is None else subsample_mask(mask, self.stride))
+            out = self.se(out, subsample_mask(mask, self.stride))
         if self.drop is not None:
             out = self.drop(out)
         if self.shortcut is not None:
             if self.pool_shortcut:
-                # Odd sizes round up, as in a strided 3x3 convolution.
-                x = F.avg_pool2d(x, 2, self.stride, ceil_mode=True, count_include_pad=False)
+                x = mean_pool(x, self.stride, mask)
             x = self.shortcut(x)
         return F.relu_(out + x)
 
@@ -177,6 +192,23 @@ def zero_last_norm(conv: Conv2d) -> None:
         nn.init.zeros_(weight)
 
 
-def subsample_mask(mask: Tensor, stride: int) -> Tensor:
+def mean_pool(x: Tensor, stride: int, mask: Tensor | None) -> Tensor:
+    """Average over stride x stride positions; sizes round up, as in a strided 3x3 convolution.
+
+    Positions outside the map or the mask don't count.
+    """
+    pool = partial(F.avg_pool2d, kernel_size=stride, ceil_mode=True, count_include_pad=False)
+    if mask is None:
+        return pool(x)
+    inside = mask.to(x.dtype)
+    return pool(x * inside) / pool(inside).clamp(min=1 / stride**2)
+
+
+def blank(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Set padded positions to 0, which is what a convolution sees beyond the border of a map."""
+    return x if mask is None else x * mask.to(x.dtype)
+
+
+def subsample_mask(mask: Tensor | None, stride: int) -> Tensor | None:
     """The mask [B, 1, H, W] of the map after a layer of that stride, of ceil(H / stride) rows."""
-    return mask[:, :, ::stride, ::stride]
+    return None if mask is None else mask[:, :, ::stride, ::stride]

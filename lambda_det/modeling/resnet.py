@@ -7,13 +7,19 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+from detectron2.modeling.backbone.resnet import ResNet
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import RelativePosition
-from lambda_det.modeling.blocks import Bottleneck, Norm, ResNetRSStem, subsample_mask
+from lambda_det.modeling.blocks import (
+    Bottleneck,
+    Norm,
+    ResNetRSStem,
+    VanillaStem,
+    subsample_mask,
+)
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 
@@ -33,8 +39,8 @@ class LambdaResNet(ResNet):
         stochastic_depth: probability of dropping the residual branch in res5; 2/5, 3/5 and 4/5 of
             it in res2, res3 and res4, as the ResNet-RS code does it.
         checkpoint_activations: keep only each block's input for the backward pass.
-        mask_padding: keep padding out of the lambda layers and of squeeze-and-excitation. Padding
-            is what Detectron2 makes of it: rows at the bottom and columns at the right that are
+        mask_padding: give each image of a padded batch the features that it has alone. Padding is
+            what Detectron2 makes of it: rows at the bottom and columns at the right that are
             exactly 0 in all channels after normalisation.
         share_positions: let the lambda layers of a stage share their position embeddings.
         lambda_options: options of the lambda layers, over those of the spec.
@@ -58,7 +64,7 @@ class LambdaResNet(ResNet):
         if spec.design == "rs":
             stem = ResNetRSStem(in_channels, norm=norm)
         else:
-            stem = BasicStem(in_channels, 64, norm)
+            stem = VanillaStem(in_channels, 64, norm)
         options = {**spec.layer, **lambda_options}
         stages = []
         channels = stem.out_channels
@@ -107,16 +113,14 @@ class LambdaResNet(ResNet):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Map images [B, C, H, W] to the features of ``out_features``, by name."""
         features = {}
-        mask = None
-        if self.mask_padding:
-            mask = subsample_mask(image_area(x), self.stem.stride)
-        x = self.stem(x)
+        mask = image_area(x) if self.mask_padding else None
+        x = self.stem(x, mask)
+        mask = subsample_mask(mask, self.stem.stride)
         features["stem"] = x
         for name, stage in zip(self.stage_names, self.stages, strict=True):
             for block in stage:
                 x = self._run(block, x, mask)
-                if mask is not None:
-                    mask = subsample_mask(mask, block.stride)
+                mask = subsample_mask(mask, block.stride)
             features[name] = x
         if self.num_classes is not None:
             features["linear"] = self.linear(torch.flatten(self.avgpool(x), 1))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers.functional import without_autocast
 from lambda_det.layers.local.convolution import conv_output, depthwise_output
 from lambda_det.layers.local.dense import dense_output
 from lambda_det.layers.local.query_first import query_first_output
@@ -64,5 +64,5 @@ def local_position_output(
     if implementation == "auto":
         implementation = choose(queries, values, embedding)
     # The dtype was decided by the projections; autocast must not decide again product by product.
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         return IMPLEMENTATIONS[implementation](queries, values, embedding)

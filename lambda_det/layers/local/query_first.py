@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lambda_det.layers.functional import without_autocast
+
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (docs/performance.md).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
 # Numbers of the scores-in-their-window buffer of one chunk: 4 MB on the CPU, which stays in the
@@ -182,7 +184,7 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
     An operator of its own, so that torch.compile keeps it whole instead of unrolling its loops. The
     backward pass cannot itself be differentiated.
     """
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
         windows = _windows(padded, tiling)
         output = queries.new_empty((*query_tiles.shape[:-1], values.shape[3]))
@@ -204,7 +206,7 @@ def _query_first_backward(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
         windows = _windows(padded, tiling)
         grad_tiles = _tiles(grad, tiling)

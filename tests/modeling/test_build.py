@@ -1,0 +1,142 @@
+"""The builders that Detectron2's configuration names, and networks without any configuration."""
+
+import pytest
+import torch
+from detectron2.config import get_cfg
+from detectron2.modeling import build_backbone, build_model
+
+import lambda_det
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.layers import LambdaLayer
+
+
+def _cfg(name="build_lambda_resnet_fpn_backbone"):
+    cfg = get_cfg()
+    lambda_det.add_lambda_config(cfg)
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.BACKBONE.NAME = name
+    cfg.MODEL.BACKBONE.FREEZE_AT = 0
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.LAMBDA_RESNET.SCOPE = 7
+    cfg.MODEL.FPN.IN_FEATURES = ["res2", "res3", "res4", "res5"]
+    cfg.MODEL.FPN.OUT_CHANNELS = 16
+    return cfg
+
+
+def test_config_adds_keys_and_changes_none():
+    plain, ours = get_cfg(), get_cfg()
+    lambda_det.add_lambda_config(ours)
+
+    def leaves(node, prefix=""):
+        for key, value in node.items():
+            if hasattr(value, "items"):
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield prefix + key, value
+
+    before, after = dict(leaves(plain)), dict(leaves(ours))
+    assert before.items() <= after.items() and len(after) > len(before)
+
+
+def test_plain_backbone():
+    backbone = build_backbone(_cfg("build_lambda_resnet_backbone"))
+    assert list(backbone.output_shape()) == ["res2", "res3", "res4", "res5"]
+    assert backbone.size_divisibility == 0  # any size goes through
+
+
+def test_fpn():
+    backbone = build_backbone(_cfg())
+    features = backbone.eval()(torch.randn(1, 3, 64, 96))
+    assert {name: f.shape[-1] for name, f in features.items()} == {
+        "p2": 24,
+        "p3": 12,
+        "p4": 6,
+        "p5": 3,
+        "p6": 2,
+    }
+    assert backbone.size_divisibility == 32
+
+
+def test_retinanet_fpn():
+    cfg = _cfg("build_retinanet_lambda_resnet_fpn_backbone")
+    cfg.MODEL.FPN.IN_FEATURES = ["res3", "res4", "res5"]
+    assert list(build_backbone(cfg).output_shape()) == ["p3", "p4", "p5", "p6", "p7"]
+
+
+def test_options_reach_the_layers():
+    cfg = _cfg("build_lambda_resnet_backbone")
+    options = cfg.MODEL.LAMBDA_RESNET
+    options.NORM, options.QUERY_DEPTH, options.HEADS, options.INTRA_DEPTH = "GN", 32, 8, 2
+    options.IMPLEMENTATION, options.MASK_PADDING, options.STOCHASTIC_DEPTH = "conv", True, 0.1
+    options.CHECKPOINT_ACTIVATIONS, cfg.MODEL.BACKBONE.FREEZE_AT = True, 1
+    backbone = build_backbone(cfg)
+    layer = next(m for m in backbone.modules() if isinstance(m, LambdaLayer))
+    assert (layer.query_depth, layer.heads, layer.intra_depth) == (32, 8, 2)
+    assert layer.position.embedding.shape[-1] == 7 and layer.implementation == "conv"
+    assert type(layer.query_norm).__name__ == "GroupNorm"
+    assert backbone.mask_padding and backbone.checkpoint_activations
+    assert not backbone.stem.conv1.weight.requires_grad
+    assert backbone.res5[0].drop.p == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("key, value", [("SCOPE", 6), ("HEADS", 7), ("IMPLEMENTATION", "quick")])
+def test_options_that_cannot_work_are_named(key, value):
+    cfg = _cfg("build_lambda_resnet_backbone")
+    cfg.MODEL.LAMBDA_RESNET[key] = value
+    with pytest.raises(ConfigError, match=str(value)):
+        build_backbone(cfg)
+
+
+def test_a_detector_runs_on_images_of_different_sizes():
+    cfg = _cfg()
+    cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True
+    cfg.MODEL.RPN.IN_FEATURES = ["p2", "p3", "p4", "p5", "p6"]
+    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[32], [64], [128], [256], [512]]
+    cfg.MODEL.ROI_HEADS.NAME = "StandardROIHeads"
+    cfg.MODEL.ROI_HEADS.IN_FEATURES = ["p2", "p3", "p4", "p5"]
+    cfg.MODEL.ROI_BOX_HEAD.NAME = "FastRCNNConvFCHead"
+    cfg.MODEL.ROI_BOX_HEAD.NUM_FC = 1
+    model = build_model(cfg).eval()
+    images = [{"image": torch.randint(0, 255, (3, *size))} for size in ((70, 90), (50, 120))]
+    with torch.no_grad():
+        assert len(model(images)) == 2
+
+
+def test_weights_come_from_backbones_classifiers_and_detectors(tmp_path):
+    source = lambda_det.create_classifier("lambda_resnet26", num_classes=3, scope=7)
+    for prefix in ("", "backbone.", "backbone.bottom_up."):
+        state = {prefix + name: value for name, value in source.backbone.state_dict().items()}
+        path = tmp_path / "weights.pth"
+        torch.save({"model": state, "iteration": 3}, path)
+        target = lambda_det.create_backbone("lambda_resnet26", weights=path, scope=7)
+        for name, tensor in target.state_dict().items():
+            assert name.endswith("num_batches_tracked") or torch.equal(
+                tensor, source.backbone.state_dict()[name]
+            )
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    path = tmp_path / "weights.pth"
+    state = lambda_det.create_backbone("lambda_resnet26", scope=7).state_dict()
+    torch.save(state, path)
+    with pytest.raises(WeightsError, match=r"weights\.pth does not fit.*another shape"):
+        lambda_det.create_backbone("lambda_resnet26", weights=path, scope=9)
+    del state["res4.1.norm2.running_mean"]
+    torch.save(state, path)
+    with pytest.raises(WeightsError, match=r"res4\.1\.norm2\.running_mean is missing"):
+        lambda_det.create_backbone("lambda_resnet26", weights=path, scope=7)
+    with pytest.raises(WeightsError, match=r"no checkpoint file .*nothing\.pth"):
+        lambda_det.create_backbone("lambda_resnet26", weights=tmp_path / "nothing.pth")
+
+
+class _Evil:
+    def __reduce__(self):
+        return (print, ("this must never run",))
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
+    path = tmp_path / "evil.pth"
+    torch.save({"model": {"stem": torch.zeros(1)}, "extra": _Evil()}, path)
+    with pytest.raises(WeightsError, match=r"evil\.pth.*not safe"):
+        lambda_det.create_backbone("lambda_resnet26", weights=path)
+    assert "never" not in capsys.readouterr().out

@@ -1,0 +1,219 @@
+"""LambdaResNet as a Detectron2 backbone: shapes, freezing, initialisation, options."""
+
+import pytest
+import torch
+from detectron2.layers import FrozenBatchNorm2d
+from detectron2.modeling import FPN
+from torch import nn
+
+import lambda_det
+from lambda_det.errors import ConfigError
+from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.blocks import Bottleneck, SqueezeExcitation
+from lambda_det.modeling.resnet import LambdaResNet, image_area
+from lambda_det.modeling.specs import get_spec
+
+STAGES = ("res2", "res3", "res4", "res5")
+
+
+def _small(**options):
+    torch.manual_seed(0)
+    return lambda_det.create_backbone("lambda_resnet26", **{"scope": 7, **options})
+
+
+def _awake(model):
+    """Give every norm a weight away from its initial 0 or 1, so that residual branches matter."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.0)
+    return model
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26", "resnet50_lambda_c5", "mobilenet_v2_lambda"])
+@pytest.mark.parametrize("size", [(64, 96), (65, 33), (1, 1), (40, 127)])
+def test_features_have_the_announced_shapes(name, size):
+    backbone = lambda_det.create_backbone(name).eval()
+    features = backbone(torch.randn(1, 3, *size))
+    assert tuple(features) == STAGES
+    for name, shape in backbone.output_shape().items():
+        height, width = (-(-side // shape.stride) for side in size)
+        assert features[name].shape == (1, shape.channels, height, width)
+    assert [shape.stride for shape in backbone.output_shape().values()] == [4, 8, 16, 32]
+
+
+def test_out_features_are_those_asked_for_and_later_stages_are_left_out():
+    backbone = _small(out_features=("stem", "res3"))
+    assert tuple(backbone(torch.randn(1, 3, 32, 32))) == ("stem", "res3")
+    assert not hasattr(backbone, "res5")  # unused parameters would stop distributed training
+    with pytest.raises(ConfigError, match=r"'res6'.*res5"):
+        _small(out_features=("res6",))
+
+
+def test_classifier_and_features_together():
+    model = LambdaResNet(
+        get_spec("lambda_resnet26"), out_features=["res4", "linear"], num_classes=7, scope=7
+    ).eval()
+    outputs = model(torch.randn(2, 3, 32, 32))
+    assert outputs["linear"].shape == (2, 7) and outputs["res4"].shape[1] == 1024
+    classifier = lambda_det.create_classifier("lambda_resnet26", num_classes=5, scope=7).eval()
+    assert classifier(torch.randn(2, 3, 33, 32)).shape == (2, 5)
+
+
+def test_lambda_layers_and_squeeze_and_excitation_are_where_the_paper_has_them():
+    with torch.device("meta"):
+        model = lambda_det.create_backbone("lambda_resnet152")
+    found = {
+        stage: [
+            number
+            for number, block in enumerate(getattr(model, stage), start=1)
+            if isinstance(block.conv2, LambdaLayer)
+        ]
+        for stage in STAGES
+    }
+    assert found == {"res2": [], "res3": [], "res4": [5, 10, 15, 20, 25, 30], "res5": [1, 2, 3]}
+    for stage in STAGES:
+        has_se = [isinstance(block.se, SqueezeExcitation) for block in getattr(model, stage)]
+        assert all(has_se) if stage in ("res2", "res3") else not any(has_se)
+
+
+@pytest.mark.parametrize("freeze_at", [0, 1, 3, 4, 5])
+def test_freeze_reaches_the_norms_inside_lambda_layers(freeze_at):
+    model = _small(freeze_at=freeze_at)
+    for index, name in enumerate(("stem", *STAGES), start=1):
+        stage = getattr(model, name)
+        frozen = index <= freeze_at
+        assert all(p.requires_grad != frozen for p in stage.parameters())
+        kind, other = (
+            (FrozenBatchNorm2d, nn.BatchNorm2d) if frozen else (nn.BatchNorm2d, FrozenBatchNorm2d)
+        )
+        norms = [
+            type(m) for m in stage.modules() if isinstance(m, (FrozenBatchNorm2d, nn.BatchNorm2d))
+        ]
+        assert norms and not any(issubclass(norm, other) for norm in norms), (name, kind)
+
+
+@pytest.mark.parametrize(
+    "norm", ["BN", "SyncBN", "FrozenBN", "GN", "", lambda c: nn.GroupNorm(4, c)]
+)
+def test_norm_by_name(norm):
+    model = _small(norm=norm).eval()
+    assert model(torch.randn(1, 3, 40, 40))["res5"].isfinite().all()
+    layer = model.res5[0].conv2
+    if norm == "GN":
+        assert isinstance(layer.query_norm, nn.GroupNorm) and isinstance(
+            layer.value_norm, nn.GroupNorm
+        )
+    if norm == "":
+        assert isinstance(layer.query_norm, nn.Identity)
+
+
+def test_initialisation_of_the_layer_survives_that_of_the_network():
+    model = lambda_det.create_backbone("lambda_resnet26")
+    layers = [m for m in model.modules() if isinstance(m, LambdaLayer)]
+    assert len(layers) == 3
+    for layer in layers:
+        dim = layer.query_proj.in_channels
+        assert layer.query_proj.weight.std().item() == pytest.approx((16 * dim) ** -0.5, rel=0.05)
+        assert layer.key_proj.weight.std().item() == pytest.approx(dim**-0.5, rel=0.05)
+        assert layer.value_proj.weight.std().item() == pytest.approx(dim**-0.5, rel=0.05)
+        assert layer.position.embedding.std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_residual_branches_start_at_zero():
+    model = _small().eval()
+    block = model.res2[1]
+    x = torch.rand(1, 256, 8, 8)
+    torch.testing.assert_close(block(x), x)
+
+
+def test_stochastic_depth_grows_with_the_stage_and_is_off_in_evaluation():
+    model = _small(stochastic_depth=0.5)
+    assert [getattr(model, stage)[0].drop.p for stage in STAGES] == pytest.approx(
+        [0.2, 0.3, 0.4, 0.5]
+    )
+    block = _awake(Bottleneck(64, 64, bottleneck_channels=16, stochastic_depth=0.5))
+    x = torch.rand(64, 64, 4, 4)
+    dropped = torch.tensor([torch.equal(a, b) for a, b in zip(block(x), x, strict=True)])
+    assert 8 < dropped.sum() < 56
+    block.eval()
+    torch.testing.assert_close(block(x), block(x))
+
+
+@pytest.mark.parametrize("stochastic_depth", [0.0, 0.5])
+def test_activation_checkpointing_changes_nothing_but_memory(stochastic_depth):
+    x = torch.randn(4, 3, 32, 32)
+    results = []
+    for checkpoint in (False, True):
+        model = _awake(_small(checkpoint_activations=checkpoint, stochastic_depth=stochastic_depth))
+        torch.manual_seed(1)
+        for _ in range(2):
+            model.zero_grad()
+            sum(f.square().mean() for f in model(x).values()).backward()
+        results.append(
+            {**dict(model.named_buffers()), **{n: p.grad for n, p in model.named_parameters()}}
+        )
+    for name in results[0]:
+        torch.testing.assert_close(
+            results[1][name], results[0][name], msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_shared_positions_are_one_tensor_per_stage():
+    model = lambda_det.create_backbone("lambda_resnet26_c4", share_positions=True, scope=7)
+    first, second = (block.conv2.position for block in model.res5)
+    assert first is second and first is not model.res4[0].conv2.position
+
+
+def test_image_area_is_the_image():
+    images = torch.zeros(2, 3, 8, 10)
+    images[0, :, :5, :7] = torch.randn(3, 5, 7)
+    images[0, :, 2, :] = 0  # a row of zeros inside the image is not padding
+    images[1] = torch.randn(3, 8, 10)
+    area = image_area(images)
+    assert area.shape == (2, 1, 8, 10)
+    assert area[0, 0, :5, :7].all() and area[0].sum() == 35 and area[1].all()
+
+
+def _alone_and_in_a_batch(model, height=97, width=75):
+    """Features of one image alone, and beside a larger one, in float64, as Detectron2 pads them."""
+    torch.manual_seed(2)
+    image = torch.randn(3, height, width).double()
+    alone = torch.zeros(1, 3, height + 31, width + 21, dtype=torch.float64)
+    batch = torch.zeros(2, 3, 160, 192, dtype=torch.float64)
+    alone[0, :, :height, :width] = batch[0, :, :height, :width] = image
+    batch[1] = torch.randn(3, 160, 192)
+    with torch.no_grad():
+        return model(alone), model(batch)
+
+
+def _reach(alone, together, stride, height=97, width=75):
+    """How many positions from the padding's border the features still differ by over 1e-4."""
+    rows, columns = -(-height // stride), -(-width // stride)
+    alone, together = alone[0, :, :rows, :columns], together[0, :, :rows, :columns]
+    different = (together - alone).abs().amax(0) > 1e-4 * alone.abs().max()
+    y, x = different.nonzero(as_tuple=True)
+    return int(torch.minimum(rows - y, columns - x).max()) if len(y) else 0
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26", "resnet50_lambda_c45"])
+def test_masked_padding_gives_the_features_of_the_image_alone(name):
+    torch.manual_seed(0)
+    options = {"scope": 7, "norm": "BN"}
+    model = _awake(lambda_det.create_backbone(name, mask_padding=True, **options)).double().eval()
+    alone, together = _alone_and_in_a_batch(model)
+    for feature, shape in model.output_shape().items():
+        assert _reach(alone[feature], together[feature], shape.stride) == 0
+    model.mask_padding = False
+    alone, together = _alone_and_in_a_batch(model)
+    assert _reach(alone["res5"], together["res5"], 32) == 3  # every position differs
+
+
+def test_masked_padding_is_felt_one_position_into_the_maps_of_the_fpn():
+    """FPN's own 3x3 convolutions don't know the mask; their effect reaches one position."""
+    model = FPN(
+        _awake(_small(mask_padding=True)), in_features=list(STAGES), out_channels=8, norm="BN"
+    )
+    model = _awake(model).double().eval()
+    alone, together = _alone_and_in_a_batch(model)
+    reach = [_reach(alone[f"p{n}"], together[f"p{n}"], 2**n) for n in (2, 3, 4, 5)]
+    assert max(reach) <= 1, reach

@@ -1,0 +1,83 @@
+"""Every named network has the paper's number of parameters and operations."""
+
+import pytest
+import torch
+
+import lambda_det
+from lambda_det.errors import ConfigError
+from lambda_det.modeling.complexity import lambda_multiply_adds, measure
+
+# Millions of parameters with 1000 classes, computed from the text of the paper and confirmed by its tables
+PARAMETERS = {
+    "resnet_rs101": 44.61,
+    "resnet_rs101_se": 63.62,
+    "lambda_resnet101": 36.87,
+    "lambda_resnet101_c4": 25.98,
+    "resnet_rs152": 60.25,
+    "resnet_rs152_se": 86.62,
+    "lambda_resnet152": 51.40,
+    "lambda_resnet152_c4": 35.08,
+    "lambda_resnet200_c4": 41.67,
+    "resnet50": 25.56,
+    "resnet50_lambda_c2345": 15.00,
+    "resnet50_lambda_c2": 25.49,
+    "resnet50_lambda_c23": 24.99,
+    "resnet50_lambda_c234": 21.73,
+    "resnet50_lambda_c345": 15.06,
+    "resnet50_lambda_c5": 18.83,
+    "resnet50_lambda_c45": 15.56,
+    "resnet50_lambda_k4_h4_u1": 14.67,
+    "resnet50_lambda_k8_h4_u1": 14.78,
+    "resnet50_lambda_k32_h4_u1": 15.44,
+    "resnet50_lambda_k8_h8_u1": 14.74,
+    "resnet50_lambda_k16_h8_u1": 15.08,
+    "resnet50_lambda_k8_h8_u4": 15.26,
+    "resnet50_lambda_k8_h8_u8": 16.04,
+    "resnet50_lambda_k16_h4_u4": 16.04,
+    "mobilenet_v2": 3.50,
+    "mobilenet_v2_lambda": 3.21,
+}
+
+
+def _on_meta(name):
+    with torch.device("meta"):
+        return lambda_det.create_classifier(name)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name):
+    millions = sum(p.numel() for p in _on_meta(name).parameters()) / 1e6
+    assert millions == pytest.approx(PARAMETERS[name], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "name, giga",
+    [("resnet50_lambda_content", 5.02), ("mobilenet_v2", 0.603), ("mobilenet_v2_lambda", 0.563)],
+)
+def test_operations(name, giga):
+    """Table 10 and Table 17, two operations per multiply-add."""
+    assert 2 * measure(_on_meta(name), 224).multiply_adds / 1e9 == pytest.approx(giga, rel=0.005)
+
+
+def test_operations_of_lambda_layers_at_detection_size():
+    """At c4 and c5 of a 1024x1024 image: k multiply-adds per position, without the content lambda."""
+    for dim, lambda_first, query_first in ((256, 546, 169), (512, 1088, 305)):
+        layer = lambda_det.LambdaLayer(dim, content=False)
+        counts = lambda_multiply_adds(layer, 64, 64)
+        assert [round(count / 64**2 / 1000) for count in counts] == [
+            pytest.approx(lambda_first, rel=0.005),
+            pytest.approx(query_first, rel=0.005),
+        ]
+
+
+def test_every_model_can_be_built():
+    assert {f"lambda_resnet{depth}" for depth in (26, 50, 101, 152, 200, 270, 350, 420)} <= set(
+        lambda_det.list_models()
+    )
+    for name in lambda_det.list_models():
+        assert sum(p.numel() for p in _on_meta(name).parameters()) > 1e6
+
+
+def test_unknown_model_is_named():
+    with pytest.raises(ConfigError, match=r"'lambda_resnet51'.*lambda_resnet50"):
+        lambda_det.create_backbone("lambda_resnet51")
