@@ -1,0 +1,57 @@
+# make setup   the environment in .venv: pinned dependencies, Detectron2 and this project
+# make demo    set-up, then train, evaluate and look at a small model on the shapes data set
+# make test    set-up, then all tests
+# make lint    set-up, then ruff (rules and formatting)
+#
+# make setup PYTHON=/path/to/python3 takes a certain Python, 3.10 or newer.
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEPENDENCIES := .venv/dependencies-are-complete
+PROJECT := .venv/project-is-installed
+
+PYTHON ?= python3.13 python3.12 python3.11 python3.10 python3
+SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
+
+.PHONY: setup demo test lint
+.DEFAULT_GOAL := setup
+
+setup: $(PROJECT)
+
+demo: setup
+	$(BIN)/python tools/demo.py
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+lint: setup
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+# Each candidate is run, since one on the PATH may be no more than a stand-in (pyenv's) or lack venv
+# (Debian's). The stamp is taken away first and comes back last; without it the environment starts
+# from nothing, because one that was cut short may hold half a package that pip takes for whole.
+$(DEPENDENCIES): requirements.txt tools/install_detectron2.py
+	@if [ ! -f $@ ]; then \
+		for python in $(PYTHON) ""; do \
+			if "$$python" -c '$(SUITABLE)' >/dev/null 2>&1; then break; fi; \
+		done; \
+		if [ -z "$$python" ]; then \
+			echo "error: none of these is a Python 3.10 or newer that can make environments:" \
+				"$(PYTHON); install one (on Debian and Ubuntu python3-venv belongs to it) or name" \
+				"it: make setup PYTHON=/path/to/python3" >&2; \
+			exit 1; \
+		fi; \
+		echo "Making .venv with $$("$$python" --version)"; \
+		"$$python" -m venv --clear .venv; \
+	fi
+	@rm -f $@ $(PROJECT)
+	@echo "Installing the pinned dependencies (a few minutes, PyTorch is large)"
+	@$(PIP) install --requirement requirements.txt
+	@$(BIN)/python tools/install_detectron2.py
+	@touch $@
+
+$(PROJECT): $(DEPENDENCIES) setup.py pyproject.toml
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+	@echo "The environment in .venv is ready"

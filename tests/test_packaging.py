@@ -1,0 +1,148 @@
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+# Import names that differ from the distribution's.
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "yaml": "pyyaml"}
+# Lower packages must not know the higher ones.
+LEVELS = {
+    "layers": 0,
+    "modeling": 1,
+    "config": 2,
+    "data": 2,
+    "engine": 3,
+    "classification": 3,
+    "checkpoint": 3,
+}
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this tree, built in a copy so that no build/ is left in the tree."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in PACKAGED:
+        shutil.copy(ROOT / name, copy)
+    for name in ("lambda_det", "configs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "."],
+        cwd=copy,
+        check=True,
+    )
+    return next(copy.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def imports(file: Path) -> set[str]:
+    """The full names of all modules that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
+    expected = {str(p.relative_to(ROOT)) for p in (ROOT / "lambda_det").rglob("*.py")}
+    for suffix in ("yaml", "py"):
+        expected |= {
+            f"lambda_det/{p.relative_to(ROOT)}" for p in ROOT.glob(f"configs/**/*.{suffix}")
+        }
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == expected
+    assert any(name.startswith("lambda_det/configs/mask_rcnn") for name in held)
+
+
+def test_wheel_has_the_version_of_the_package(metadata):
+    import lambda_det
+
+    assert metadata["Version"] == lambda_det.__version__
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert "detectron2" not in str(metadata.get_all("Requires-Dist"))
+
+
+def test_installed_wheel_works_from_another_folder(wheel, tmp_path):
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", site, wheel], check=True)
+    code = (
+        "import importlib.resources as r, lambda_det\n"
+        "print(lambda_det.__file__)\n"
+        "print(sorted(p.name for p in r.files('lambda_det.configs').iterdir()))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=elsewhere,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, answer.stderr
+    place, configs = answer.stdout.splitlines()
+    assert place == str(site / "lambda_det" / "__init__.py")
+    assert "mask_rcnn_lambdaresnet152.yaml" in configs
+
+
+def test_everything_imported_is_required(metadata):
+    required = {canonicalize_name(Requirement(r).name) for r in metadata.get_all("Requires-Dist")}
+    ours = {"lambda_det", "tools", "detectron2"}
+    for file in [*ROOT.glob("lambda_det/**/*.py"), *ROOT.glob("tools/**/*.py")]:
+        names = {name.split(".")[0] for name in imports(file)} - ours - sys.stdlib_module_names
+        missing = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names} - required
+        assert not missing, f"{file.relative_to(ROOT)} imports {missing}"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_pins_exist_once_and_satisfy_the_ranges(python, metadata):
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pins = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            pin = Requirement(line)
+            if pin.marker is None or pin.marker.evaluate({"python_version": python}):
+                assert re.fullmatch(r"==[^,*]+", str(pin.specifier)), f"{line} is not a pin"
+                assert pin.name not in pins, f"{pin.name} is pinned twice for Python {python}"
+                pins[pin.name] = str(pin.specifier).removeprefix("==")
+    for line in metadata.get_all("Requires-Dist"):
+        requirement = Requirement(line)
+        assert pins[requirement.name] in requirement.specifier, line
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("lambda_det/**/*.py")), ids=lambda f: f.stem)
+def test_imports_run_one_way(file):
+    names = imports(file)
+    tops = {name.split(".")[0] for name in names}
+    assert not tops & {"tools", "tests"}
+    # It needs pkg_resources, which setuptools 81 and newer has not.
+    assert "detectron2.model_zoo" not in names
+    package = file.relative_to(ROOT / "lambda_det").with_suffix("").parts[0]
+    if package == "layers":
+        assert "detectron2" not in tops
+    for name in names:
+        parts = name.split(".")
+        if parts[0] == "lambda_det" and len(parts) > 1 and {package, parts[1]} <= LEVELS.keys():
+            assert LEVELS[parts[1]] <= LEVELS[package], f"{file.name} imports {name}"
