@@ -1,0 +1,29 @@
+"""Data sets, their checks, augmentation and loading; importing it registers the shapes."""
+
+import os
+
+from lambda_det.data.checks import Problem, Report, check_coco, check_datasets
+from lambda_det.data.jitter import build_augmentation, large_scale_jitter
+from lambda_det.data.loader import build_test_loader, build_train_loader
+from lambda_det.data.mapper import TolerantMapper
+from lambda_det.data.registration import class_names, register_json_datasets
+from lambda_det.data.shapes import make_shapes, register_shapes
+
+__all__ = [
+    "Problem",
+    "Report",
+    "TolerantMapper",
+    "build_augmentation",
+    "build_test_loader",
+    "build_train_loader",
+    "check_coco",
+    "check_datasets",
+    "class_names",
+    "large_scale_jitter",
+    "make_shapes",
+    "register_json_datasets",
+    "register_shapes",
+]
+
+# Where Detectron2 looks for its own data sets.
+register_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))

@@ -1,0 +1,100 @@
+"""Large-scale jitter: resize by a random factor, then crop or pad to a fixed square.
+
+The training images of the paper's detectors (Appendix E.2): jitter of [0.1, 2.0] at 1024x1024.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from detectron2.config import CfgNode
+from detectron2.data import detection_utils
+from detectron2.data import transforms as T
+from fvcore.transforms.transform import Transform
+
+from lambda_det.errors import ConfigError
+
+_FLIPS = ("horizontal", "vertical", "none")
+
+
+class ResizeScaleAtLeastOnePixel(T.ResizeScale):
+    """Detectron2's ``ResizeScale``, except that no side is rounded to 0 pixels.
+
+    A 3x1500 image at a tenth of 1024 would become 0 pixels high, which Pillow refuses to make.
+    """
+
+    def _get_resize(self, image: np.ndarray, scale: float) -> Transform:
+        resize = super()._get_resize(image, scale)
+        resize.new_h = max(int(resize.new_h), 1)
+        resize.new_w = max(int(resize.new_w), 1)
+        return resize
+
+
+def large_scale_jitter(
+    min_scale: float = 0.1, max_scale: float = 2.0, size: int = 1024, pad: bool = True
+) -> list[T.Augmentation]:
+    """Resize so that the image fits a square of ``size`` times a random scale, then crop to size.
+
+    Args:
+        min_scale: the scale is drawn evenly between this
+        max_scale: and this.
+        size: side of the square, in pixels.
+        pad: fill images smaller than the square with grey, at the right and the bottom. Without,
+            they stay smaller, for a model that has to know which pixels are padding.
+
+    Returns:
+        Detectron2 augmentations, for any ``DatasetMapper``.
+
+    Raises:
+        ConfigError: scales or a size that cannot work, by the name of their keys in a config.
+    """
+    for key, value in (("MIN_SCALE", min_scale), ("MAX_SCALE", max_scale), ("SIZE", size)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"INPUT.LSJ.{key} is {value}; it must be larger than 0.")
+    if size != int(size):
+        raise ConfigError(f"INPUT.LSJ.SIZE is {size}; it must be a whole number of pixels.")
+    if min_scale > max_scale:
+        raise ConfigError(
+            f"INPUT.LSJ.MIN_SCALE is {min_scale}, larger than INPUT.LSJ.MAX_SCALE, {max_scale}; "
+            "set it to at most that."
+        )
+    size = int(size)
+    return [
+        ResizeScaleAtLeastOnePixel(min_scale, max_scale, size, size),
+        T.FixedSizeCrop((size, size), pad=pad),
+    ]
+
+
+def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
+    """The augmentations that ``cfg`` asks for.
+
+    In training with ``INPUT.LSJ.ENABLED``, large-scale jitter and the flip of
+    ``INPUT.RANDOM_FLIP``; in all other cases what Detectron2 makes of the same config. With
+    ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images are not padded here: the model's own padding,
+    which its mask knows of, comes later.
+
+    Raises:
+        ConfigError: a value that cannot work, by its key.
+    """
+    if cfg.INPUT.RANDOM_FLIP not in _FLIPS:
+        raise ConfigError(
+            f"INPUT.RANDOM_FLIP is {cfg.INPUT.RANDOM_FLIP!r}; it must be one of "
+            f"{', '.join(_FLIPS)}."
+        )
+    if not (is_train and cfg.INPUT.LSJ.ENABLED):
+        return detection_utils.build_augmentation(cfg, is_train)
+    if cfg.INPUT.CROP.ENABLED:
+        raise ConfigError(
+            "INPUT.LSJ.ENABLED and INPUT.CROP.ENABLED are both on, and the jitter crops already; "
+            "set INPUT.CROP.ENABLED to False."
+        )
+    jitter = cfg.INPUT.LSJ
+    augmentations = large_scale_jitter(
+        jitter.MIN_SCALE,
+        jitter.MAX_SCALE,
+        jitter.SIZE,
+        pad=not cfg.MODEL.LAMBDA_RESNET.MASK_PADDING,
+    )
+    if cfg.INPUT.RANDOM_FLIP != "none":
+        vertical = cfg.INPUT.RANDOM_FLIP == "vertical"
+        augmentations.append(T.RandomFlip(horizontal=not vertical, vertical=vertical))
+    return augmentations

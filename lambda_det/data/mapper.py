@@ -1,0 +1,241 @@
+"""The mapper from a dataset dict to a model's input, which takes images as they come."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pycocotools.mask as mask_util
+import shapely
+import torch
+from detectron2.config import CfgNode
+from detectron2.data import DatasetMapper, detection_utils
+from detectron2.data import transforms as T
+from detectron2.structures import BitMasks, BoxMode, PolygonMasks
+
+from lambda_det.data.jitter import build_augmentation
+from lambda_det.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+class TolerantMapper(DatasetMapper):
+    """Detectron2's ``DatasetMapper`` for data that are not as tidy as COCO.
+
+    - An image without annotations, with crowds only, or whose annotations all lie outside the crop
+      trains as an empty image.
+    - Polygons and run-length masks in one image are both used: as bitmaps, for that image.
+    - An annotation without a usable box, and one whose mask is given but broken, is left out; one
+      that has no mask, among others that have, takes its box for it. A warning says so, once in
+      a process for each kind.
+    - An image that cannot be read, or is not of the size in the annotation file, is a ``DataError``
+      that names the file.
+
+    Made from a config, it takes its augmentations from
+    :func:`lambda_det.data.build_augmentation`.
+    """
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
+        arguments = super().from_config(cfg, is_train)
+        augmentations = build_augmentation(cfg, is_train)
+        if is_train and cfg.INPUT.LSJ.ENABLED:
+            arguments["augmentations"] = augmentations
+            # As with any crop, the visible part of an object may be smaller than its box's.
+            arguments["recompute_boxes"] = cfg.MODEL.MASK_ON
+        return arguments
+
+    def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any]:
+        """Read and augment one image.
+
+        Args:
+            dataset_dict: one image in Detectron2's dataset format; it is not changed.
+
+        Returns:
+            What Detectron2's models take: "image", uint8 [C, H, W], in training "instances", ...
+
+        Raises:
+            DataError: the image cannot be read or has another size than its annotations say.
+        """
+        if self.is_train:
+            dataset_dict = {"annotations": [], **dataset_dict}
+        try:
+            return super().__call__(dataset_dict)
+        except Exception as error:
+            # Image libraries raise what they like on a broken file, so it is read once more to
+            # tell a fault of the file from one of the program.
+            fault = image_fault(dataset_dict, self.image_format)
+            if fault is None:
+                raise
+            raise DataError(fault) from error
+
+    def _transform_annotations(
+        self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
+    ) -> None:
+        annotations = self._usable_annotations(dataset_dict)
+        # Detectron2 can make masks of either form out of polygons, but of run lengths only bitmaps.
+        has_runs = any(isinstance(a.get("segmentation"), dict) for a in annotations)
+        mask_format = "bitmask" if has_runs else self.instance_mask_format
+        transformed = [
+            detection_utils.transform_instance_annotations(
+                annotation,
+                transforms,
+                image_shape,
+                keypoint_hflip_indices=self.keypoint_hflip_indices,
+            )
+            for annotation in annotations
+        ]
+        instances = detection_utils.annotations_to_instances(
+            transformed, image_shape, mask_format=mask_format
+        )
+        if self.use_instance_mask and not instances.has("gt_masks"):
+            instances.gt_masks = _no_masks(mask_format, image_shape)
+        if self.recompute_boxes:
+            # An empty polygon has an infinite box, which cannot be clipped.
+            instances = instances[instances.gt_masks.nonempty()]
+            instances.gt_boxes = instances.gt_masks.get_bounding_boxes()
+            instances.gt_boxes.clip(image_shape)
+        dataset_dict["instances"] = detection_utils.filter_empty_instances(instances)
+
+    def _usable_annotations(self, dataset_dict: dict[str, Any]) -> list[dict[str, Any]]:
+        """Take the annotations out of ``dataset_dict`` and return those that can be trained on."""
+        usable = []
+        for annotation in dataset_dict.pop("annotations"):
+            if annotation.get("iscrowd", 0):
+                continue
+            if not self.use_keypoint:
+                annotation.pop("keypoints", None)
+            box = _corners(annotation)
+            if box is None:
+                self._warn_once(dataset_dict, "without a usable box is left out")
+                continue
+            if not self.use_instance_mask:
+                annotation.pop("segmentation", None)
+            elif not annotation.get("segmentation"):
+                # One box among masks would leave the whole image without a loss on masks, or
+                # without the object; the box is the mask's best guess, and often a fair one.
+                x0, y0, x1, y1 = box
+                annotation["segmentation"] = [[x0, y0, x1, y0, x1, y1, x0, y1]]
+                self._warn_once(dataset_dict, "without a mask takes its box for it")
+            else:
+                mask = _usable_mask(annotation["segmentation"], dataset_dict)
+                if mask is None:
+                    self._warn_once(dataset_dict, "with a broken mask is left out")
+                    continue
+                annotation["segmentation"] = mask
+            usable.append(annotation)
+        return usable
+
+    def _warn_once(self, dataset_dict: dict[str, Any], what: str) -> None:
+        if what not in _warned:
+            _warned.add(what)
+            logger.warning(
+                "%s: an annotation %s (said once; tools/check_dataset.py lists them all).",
+                dataset_dict["file_name"],
+                what,
+            )
+
+
+_warned: set[str] = set()
+
+
+def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:
+    """Read the image of a dataset dict and say in one sentence what is wrong with it.
+
+    Args:
+        record: with "file_name" and, where the size is to be checked, "width" and "height".
+        image_format: as in ``INPUT.FORMAT``.
+    """
+    path = record["file_name"]
+    try:
+        image = detection_utils.read_image(path, format=image_format)
+    except FileNotFoundError:
+        return f"The image {path} does not exist; put it there or take it out of the annotations."
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return (
+            f"The image {path} cannot be read ({reason}); fetch it again or take it out of the "
+            "annotations."
+        )
+    height, width = image.shape[:2]
+    said = (record.get("width", width), record.get("height", height))
+    if said != (width, height):
+        return (
+            f"The image {path} is {width}x{height} (width x height, turned as its EXIF data say), "
+            f"but the annotations say {said[0]}x{said[1]}; correct one of them."
+        )
+    return None
+
+
+def _corners(annotation: dict[str, Any]) -> list[float] | None:
+    """The box as x0, y0, x1, y1, or None where it is missing, not finite or of no area."""
+    try:
+        box = BoxMode.convert(
+            [float(v) for v in annotation["bbox"]], annotation["bbox_mode"], BoxMode.XYXY_ABS
+        )
+    except (KeyError, TypeError, ValueError, AssertionError):
+        return None
+    x0, y0, x1, y1 = box
+    usable = np.isfinite(box).all() and x1 > x0 and y1 > y0
+    return box if usable else None
+
+
+def _usable_mask(
+    segmentation: Any, record: dict[str, Any]
+) -> list[np.ndarray] | dict[str, Any] | None:
+    """The valid polygons, or a compressed run-length mask of the image's size, or None."""
+    if isinstance(segmentation, dict):
+        return usable_runs(segmentation, record["height"], record["width"])
+    if not isinstance(segmentation, list):
+        return None
+    polygons = [np.asarray(p, dtype=float).reshape(-1, 2) for p in segmentation if is_polygon(p)]
+    return [part.reshape(-1) for points in polygons for part in _without_crossings(points)] or None
+
+
+def _without_crossings(points: np.ndarray) -> list[np.ndarray]:
+    """A polygon [points, 2] that crosses or touches itself as several that do not.
+
+    fvcore's crop would keep only one lobe of such a polygon: drawn around panoptic masks, one in
+    five is of this kind, and one in fifty would lose more than a tenth of its area.
+    """
+    outline = shapely.Polygon(points)
+    if outline.is_valid:
+        return [points]
+    parts = shapely.get_parts(shapely.get_parts(shapely.make_valid(outline)))
+    return [
+        shapely.get_coordinates(part.exterior)[:-1]
+        for part in parts
+        if isinstance(part, shapely.Polygon)
+    ]
+
+
+def is_polygon(points: Any) -> bool:
+    """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three finite points."""
+    try:
+        # The sum is finite only if all numbers are, and is taken far faster than a look at each.
+        return len(points) >= 6 and len(points) % 2 == 0 and bool(np.isfinite(float(sum(points))))
+    except (TypeError, ValueError):
+        return False
+
+
+def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
+    """COCO's run-length mask in compressed form, or None where it is not a mask of that size."""
+    try:
+        if list(segmentation["size"]) != [height, width]:
+            return None
+        counts = segmentation["counts"]
+        if isinstance(counts, list):
+            if sum(counts) != height * width or min(counts) < 0:
+                return None
+            segmentation = mask_util.frPyObjects(segmentation, height, width)
+        mask_util.decode(segmentation)
+    except Exception:  # pycocotools has no error class of its own
+        return None
+    return segmentation
+
+
+def _no_masks(mask_format: str, image_shape: tuple[int, int]) -> PolygonMasks | BitMasks:
+    if mask_format == "polygon":
+        return PolygonMasks([])
+    return BitMasks(torch.zeros(0, *image_shape, dtype=torch.bool))

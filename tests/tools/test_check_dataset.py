@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from detectron2.data import MetadataCatalog
+
+from lambda_det.data import make_shapes, register_shapes
+
+ROOT = Path(__file__).parents[2]
+
+
+def load_tool(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check_dataset = load_tool(ROOT / "tools" / "check_dataset.py")
+maker = load_tool(ROOT / "datasets" / "make_shapes.py")
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    make_shapes(tmp_path, num_train=3, num_val=2, size=64)
+    folder = tmp_path / "shapes"
+    return folder / "annotations" / "instances_train.json", folder / "train"
+
+
+def run(*arguments):
+    return check_dataset.main([str(argument) for argument in arguments])
+
+
+def test_a_clean_data_set(shapes, capsys):
+    assert run(*shapes) == 0
+    output = capsys.readouterr()
+    assert "3 images" in output.out and "circle" in output.out and "Nothing is wrong" in output.out
+    assert "opened 3 of 3 images" in output.err
+
+
+def test_problems_are_listed(shapes, capsys):
+    json_file, images = shapes
+    content = json.loads(json_file.read_text())
+    content["annotations"][0]["bbox"] = [0, 0, 0, 5]
+    json_file.write_text(json.dumps(content))
+    (images / "000001.png").write_bytes(b"broken")
+    assert run(json_file, images) == 1
+    output = capsys.readouterr().out
+    assert "1 box of zero or negative size" in output and "annotation 1 of image 1" in output
+    assert "1 image file unreadable" in output and "000001.png cannot be read" in output
+    assert "Problems were found" in output
+    assert run(json_file, images, "--no-images") == 1
+    assert "000001.png" not in capsys.readouterr().out
+
+
+def test_unusable_input(shapes, capsys):
+    json_file, images = shapes
+    json_file.write_text("{")
+    assert run(json_file, images) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "not JSON" in error and error.count("\n") == 1
+    assert run("--dataset", "nothing_of_that_name") == 2
+    assert "'nothing_of_that_name' is not registered" in capsys.readouterr().err
+
+
+def test_a_registered_data_set(tmp_path, capsys):
+    make_shapes(tmp_path, num_train=1, num_val=1, size=64)
+    before = Path(MetadataCatalog.get("shapes_val").json_file).parents[2]
+    register_shapes(tmp_path)
+    try:
+        assert run("--dataset", "shapes_val") == 0
+    finally:
+        register_shapes(before)
+    assert str(tmp_path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["only.json"], ["a.json", "images", "--dataset", "shapes_val"]]
+)
+def test_arguments_that_do_not_go_together(arguments, capsys):
+    with pytest.raises(SystemExit) as exit:
+        run(*arguments)
+    assert exit.value.code == 2
+
+
+def test_the_maker_of_shapes(tmp_path, capsys):
+    arguments = ["--root", str(tmp_path), "--num-train", "2", "--num-val", "1", "--size", "64"]
+    assert maker.main(arguments) == 0
+    assert len(list((tmp_path / "shapes" / "train").iterdir())) == 2
+    assert maker.main([*arguments, "--seed", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,91 @@
+#!/usr/bin/env python
+"""Look a COCO-format data set over before a long run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lambda_det.data import check_coco
+from lambda_det.data.checks import BAD_BOX, NOTED, REFUSED, Report, registered_files
+from lambda_det.errors import UserError
+
+EXAMPLES = """examples:
+  python tools/check_dataset.py annotations.json images/
+  python tools/check_dataset.py --dataset coco_2017_val
+  python tools/check_dataset.py --dataset shapes_train --no-images
+
+Ends with status 0 where nothing is wrong, 1 where problems were found, and 2 where the data
+cannot be looked at at all.
+"""
+HEADINGS = {
+    REFUSED: "Problems that training and evaluation refuse",
+    BAD_BOX: "Left out of training or cut at the border; refused when more than 1 % are so",
+    NOTED: "For information",
+}
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("json", nargs="?", metavar="JSON", help="the annotation file")
+    parser.add_argument("images", nargs="?", metavar="IMAGES", help="the folder of its images")
+    parser.add_argument("--dataset", metavar="NAME", help="a registered data set instead")
+    parser.add_argument("--no-images", action="store_true", help="do not open the images")
+    arguments = parser.parse_args(argv)
+    if bool(arguments.dataset) == bool(arguments.json):
+        parser.error("give either JSON and IMAGES or --dataset NAME")
+    if arguments.json and not arguments.images:
+        parser.error("IMAGES is missing: the folder that holds the images of JSON")
+    return arguments
+
+
+def show_progress(done: int, total: int) -> None:
+    if done % 100 == 0 or done == total:
+        print(f"\ropened {done} of {total} images", end="", file=sys.stderr)
+    if done == total:
+        print(file=sys.stderr)
+
+
+def print_report(report: Report) -> None:
+    print(f"{report.json_file}\nimages in {report.image_root}\n")
+    print(f"{report.images:9,} images")
+    print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
+    print(f"{report.usable:9,} can be trained on")
+    for size, count in report.sizes.items():
+        print(f"{count:9,} {size}")
+    print(f"{len(report.categories):9,} categories:")
+    for name, count in report.per_category.items():
+        print(f"{count:9,} {name}")
+    for severity, heading in HEADINGS.items():
+        if problems := report.of(severity):
+            print(f"\n{heading}:")
+        for kind, problem in problems.items():
+            print(f"{problem.count:9,} {kind}")
+            for offender in problem.first:
+                print(f"{'':10}- {offender}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    try:
+        if arguments.dataset:
+            json_file, images = registered_files(arguments.dataset)
+        else:
+            json_file, images = arguments.json, arguments.images
+        files = "none" if arguments.no_images else "all"
+        report = check_coco(json_file, images, files=files, progress=show_progress)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print_report(report)
+    found = bool(report.of(REFUSED) or report.of(BAD_BOX))
+    print("\nProblems were found." if found else "\nNothing is wrong.")
+    return int(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
