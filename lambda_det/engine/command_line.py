@@ -1,0 +1,61 @@
+"""The flags of training and evaluation."""
+
+from __future__ import annotations
+
+import argparse
+
+from detectron2.engine import default_argument_parser
+
+__all__ = ["parser"]
+
+_EXAMPLES = """
+Configuration keys follow the flags as KEY VALUE pairs.
+
+On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 GPUs, no GPU:
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --num-gpus 8
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml MODEL.DEVICE cpu
+
+The paper's batch of 256 images on 8 GPUs, 2 images at a time on each:
+  %(prog)s --config-file FILE --num-gpus 8 SOLVER.ACCUMULATE_GRADIENTS 16
+
+On your own data in COCO's format:
+  %(prog)s --config-file FILE --train-json a.json --train-images images/ \\
+      --test-json b.json --test-images images/ OUTPUT_DIR output/mine
+
+Continue after a stop; evaluate the last checkpoint; evaluate some weights:
+  %(prog)s --config-file FILE --resume OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --eval-only --resume OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --eval-only MODEL.WEIGHTS model_final.pth
+
+On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1), or by torchrun:
+  %(prog)s --config-file FILE --num-gpus 8 --num-machines 2 --machine-rank 0 \\
+      --dist-url tcp://ADDRESS_OF_THE_FIRST:29500
+  torchrun --nproc_per_node 8 %(prog)s --config-file FILE
+"""
+
+_HELP = {
+    "config_file": "YAML file of configuration keys, read over Detectron2's defaults",
+    "resume": "continue the run in OUTPUT_DIR from its last checkpoint; start it if there is none",
+    "eval_only": "evaluate MODEL.WEIGHTS, or with --resume the last checkpoint of OUTPUT_DIR",
+    "num_gpus": "GPUs to use on this machine, one process each (with MODEL.DEVICE cpu: processes)",
+    "num_machines": "machines that train together",
+    "machine_rank": "which of them this is, from 0",
+    "dist_url": "where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; "
+    "by default a free port of this machine",
+    "opts": "configuration keys and their values, such as SOLVER.MAX_ITER 1000 OUTPUT_DIR out",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Detectron2's usual flags, and four that name data in COCO's format."""
+    result = default_argument_parser(epilog=_EXAMPLES)
+    result.description = "Train and evaluate a detector described by a configuration file."
+    result.set_defaults(dist_url="auto")
+    for action in result._actions:
+        action.help = _HELP.get(action.dest, action.help)
+    data = result.add_argument_group("data in COCO's format, instead of DATASETS.TRAIN and .TEST")
+    for part, use in (("train", "to train on"), ("test", "to evaluate on")):
+        data.add_argument(f"--{part}-json", metavar="FILE", help=f"annotations {use}")
+        data.add_argument(f"--{part}-images", metavar="DIR", help=f"folder of the images {use}")
+    return result

@@ -1,0 +1,55 @@
+"""Average precision on COCO-format data, also where the annotations are incomplete."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from detectron2.config import CfgNode
+from detectron2.evaluation import COCOEvaluator
+
+__all__ = ["TolerantCOCOEvaluator", "build_evaluator"]
+
+
+class TolerantCOCOEvaluator(COCOEvaluator):
+    """COCOEvaluator for files without the keys that pycocotools asks for without need.
+
+    ``info`` is missing in most files that tools export; ``iscrowd`` and ``area`` have an obvious
+    meaning where they are not given. An object without a mask counts as its box.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        dataset = self._coco_api.dataset
+        dataset.setdefault("info", {})
+        without_mask = 0
+        for annotation in dataset.get("annotations", ()):
+            x, y, w, h = annotation["bbox"]
+            annotation.setdefault("iscrowd", 0)
+            annotation.setdefault("area", w * h)
+            if not annotation.get("segmentation"):
+                annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+                without_mask += 1
+        if without_mask and "segm" in (self._tasks or ()):
+            logging.getLogger(__name__).warning(
+                f"{without_mask} annotation(s) have no mask; their boxes stand for it in mask AP"
+            )
+
+
+def build_evaluator(cfg: CfgNode, dataset_name: str) -> COCOEvaluator:
+    """Box AP, and mask and keypoint AP where the model has them, written below OUTPUT_DIR."""
+    # Named rather than taken from the predictions: a model that finds nothing still has a mask AP
+    tasks = ["bbox"]
+    if cfg.MODEL.MASK_ON:
+        tasks.append("segm")
+    if cfg.MODEL.KEYPOINT_ON:
+        tasks.append("keypoints")
+    folder = os.path.join(cfg.OUTPUT_DIR, "inference")
+    if len(cfg.DATASETS.TEST) > 1:
+        folder = os.path.join(folder, dataset_name)
+    return TolerantCOCOEvaluator(
+        dataset_name,
+        tasks=tuple(tasks),
+        output_dir=folder,
+        kpt_oks_sigmas=cfg.TEST.KEYPOINT_OKS_SIGMAS,
+    )

@@ -1,0 +1,79 @@
+"""Mixed precision on CUDA and on the CPU: the choice of the dtype, and where float32 must stay."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.layers import ROIAlign
+from torch import Tensor, nn
+
+from lambda_det.errors import ConfigError
+
+__all__ = ["Precision", "pool_in_float32"]
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the forward pass of training computes.
+
+    Attributes:
+        device: "cuda", "cpu", ...
+        dtype: of autocast; None means float32 without autocast.
+    """
+
+    device: str
+    dtype: torch.dtype | None
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> Precision:
+        """Read SOLVER.AMP and MODEL.DEVICE.
+
+        Raises:
+            ConfigError: SOLVER.AMP.DTYPE is unknown, or cannot be used on the device.
+        """
+        device = torch.device(cfg.MODEL.DEVICE).type
+        if not cfg.SOLVER.AMP.ENABLED:
+            return cls(device, None)
+        name = cfg.SOLVER.AMP.DTYPE
+        if name not in _DTYPES:
+            raise ConfigError(f"SOLVER.AMP.DTYPE is {name!r}; it can be one of {list(_DTYPES)}.")
+        if name == "float16" and device != "cuda":
+            raise ConfigError(
+                f"SOLVER.AMP.DTYPE float16 needs a CUDA device, and MODEL.DEVICE is {device}: "
+                "set SOLVER.AMP.DTYPE bfloat16, or SOLVER.AMP.ENABLED False."
+            )
+        return cls(device, _DTYPES[name])
+
+    def autocast(self) -> AbstractContextManager:
+        return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Scales the loss in float16 alone; otherwise it does nothing."""
+        return torch.amp.GradScaler(self.device, enabled=self.dtype == torch.float16)
+
+
+class _ROIAlignFloat32(ROIAlign):
+    """ROIAlign rounds boxes to the dtype of the features.
+
+    bfloat16 knows only every fourth whole number between 512 and 1024, so boxes in a large image
+    would move by up to 2 pixels; in float16 by up to half a pixel.
+    """
+
+    def forward(self, input: Tensor, rois: Tensor) -> Tensor:
+        return super().forward(input.float(), rois.float()).to(input.dtype)
+
+
+def pool_in_float32(model: nn.Module) -> None:
+    """Make every ROIAlign of ``model`` compute in float32; its output keeps the input's dtype."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is ROIAlign:
+                child = copy.copy(child)
+                child.__class__ = _ROIAlignFloat32
+                setattr(parent, name, child)

@@ -1,0 +1,152 @@
+"""OUTPUT_DIR: one run in one folder, and nothing of an older run overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from detectron2.config import CfgNode
+
+from lambda_det.engine.checkpointer import last_checkpoint
+from lambda_det.errors import ConfigError
+
+__all__ = ["changed_keys", "check_run_folder", "cut_metrics", "describe_run", "save_config"]
+
+# A resumed run must keep these: the weights or the optimiser's saved state depend on them, so that
+# a new value would not fit or, worse, be ignored without a word.
+_KEPT_ON_RESUME = (
+    "MODEL",
+    "INPUT.FORMAT",
+    "SOLVER.BASE_LR",
+    "SOLVER.BIAS_LR_FACTOR",
+    "SOLVER.IMS_PER_BATCH",
+    "SOLVER.MOMENTUM",
+    "SOLVER.NESTEROV",
+    "SOLVER.REFERENCE_WORLD_SIZE",
+    "SOLVER.WEIGHT_DECAY",
+    "SOLVER.WEIGHT_DECAY_BIAS",
+    "SOLVER.WEIGHT_DECAY_NORM",
+)
+_FREE_ON_RESUME = (
+    "MODEL.DEVICE",
+    "MODEL.WEIGHTS",
+    "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
+    "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
+)
+
+
+def check_run_folder(cfg: CfgNode, *, resume: bool) -> None:
+    """Refuse to train in the folder of another run; write nothing.
+
+    Args:
+        cfg: as it would be saved to config.yaml.
+        resume: continue what is there; a folder without a run is fine, too.
+
+    Raises:
+        ConfigError: OUTPUT_DIR cannot be a folder, holds a run and ``resume`` is not set, or holds
+            a run of another configuration.
+    """
+    folder = Path(cfg.OUTPUT_DIR)
+    if not cfg.OUTPUT_DIR or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR!r} is not a folder; name one to write to.")
+    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"OUTPUT_DIR {folder} cannot be written to: {parent} is read-only.")
+    if not _holds_run(folder):
+        return
+    if not resume:
+        raise ConfigError(
+            f"OUTPUT_DIR {folder} already holds a run: add --resume to continue it, or give "
+            "another OUTPUT_DIR."
+        )
+    for key, before, now in changed_keys(cfg, folder / "config.yaml"):
+        if _is_kept(key):
+            raise ConfigError(
+                f"--resume continues the run in {folder}, which has {key} {before!r}; now it is "
+                f"{now!r}. Set it back, or give another OUTPUT_DIR."
+            )
+
+
+def _holds_run(folder: Path) -> bool:
+    return (
+        (folder / "last_checkpoint").exists()
+        or (folder / "metrics.json").exists()
+        or any(folder.glob("*.pth"))
+    )
+
+
+def _is_kept(key: str) -> bool:
+    def within(names: tuple[str, ...]) -> bool:
+        return any(key == name or key.startswith(name + ".") for name in names)
+
+    return within(_KEPT_ON_RESUME) and not within(_FREE_ON_RESUME)
+
+
+def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, value in the file, value now) for each key that differs from a saved config.
+
+    Raises:
+        ConfigError: the file is not a configuration.
+    """
+    if not saved.exists():
+        return
+    try:
+        before = dict(_leaves(yaml.safe_load(saved.read_text())))
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
+    # through YAML as the other was, so that tuples and lists are the same
+    for key, value in _leaves(yaml.safe_load(cfg.dump())):
+        if key in before and before[key] != value:
+            yield key, before[key], value
+
+
+def _leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def save_config(cfg: CfgNode) -> Path:
+    """Write ``cfg`` to config.yaml of its OUTPUT_DIR, which must be there."""
+    path = Path(cfg.OUTPUT_DIR) / "config.yaml"
+    _replace(path, cfg.dump())
+    return path
+
+
+def cut_metrics(folder: str, first_iteration: int) -> None:
+    """Drop from metrics.json the iterations that a resumed run computes again.
+
+    A last line that was not written to its end goes, too.
+    """
+    path = Path(folder) / "metrics.json"
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            iteration = json.loads(line)["iteration"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if iteration < first_iteration:
+            kept.append(line + "\n")
+    _replace(path, "".join(kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write so that a crash leaves the old file or the new one, never half of it."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+def describe_run(cfg: CfgNode) -> str:
+    """One line on where the results of a run are."""
+    where = f"Log, configuration, metrics and results are in {cfg.OUTPUT_DIR}"
+    checkpoint = last_checkpoint(cfg.OUTPUT_DIR)
+    return f"{where}; the last checkpoint is {checkpoint}" if checkpoint else where

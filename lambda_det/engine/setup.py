@@ -1,0 +1,158 @@
+"""From the command line to a run: what can be refused first, then the folder, then the work."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.utils import comm
+from detectron2.utils.collect_env import collect_env_info
+from detectron2.utils.env import seed_all_rng
+from detectron2.utils.logger import setup_logger
+
+from lambda_det.data import check_datasets, register_json_datasets
+from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.engine.config_file import load_config
+from lambda_det.engine.launch import launch, on_main_process
+from lambda_det.engine.precision import Precision
+from lambda_det.engine.run_folder import (
+    changed_keys,
+    check_run_folder,
+    describe_run,
+    save_config,
+)
+from lambda_det.engine.scaling import scale_schedule
+from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.errors import ConfigError, WeightsError
+
+__all__ = ["evaluate", "run", "setup", "train"]
+
+logger = logging.getLogger(__name__)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train or evaluate as the command line says, in as many processes as it says.
+
+    Args:
+        args: of :func:`lambda_det.engine.parser`.
+
+    Raises:
+        UserError: one sentence to print.
+    """
+    # Read here as well as in the processes, so that a mistake is told once and at once
+    cfg = load_config(args)
+    launch(_work, args, device=cfg.MODEL.DEVICE)
+
+
+def _work(args: argparse.Namespace) -> None:
+    cfg = setup(args)
+    if args.eval_only:
+        evaluate(cfg, resume=args.resume)
+    else:
+        train(cfg, resume=args.resume)
+    logger.info(describe_run(cfg))
+
+
+def setup(args: argparse.Namespace) -> CfgNode:
+    """Read the configuration, refuse what cannot work, and make the run folder with its log.
+
+    Call it in every process, after they are connected.
+
+    Returns:
+        The frozen configuration; the schedule is not yet scaled to the workers.
+
+    Raises:
+        UserError: before anything is written.
+    """
+    cfg = load_config(args)
+    register_json_datasets(cfg)
+    Precision.from_config(cfg)
+    if not args.eval_only:
+        scale_schedule(cfg, comm.get_world_size())
+    on_main_process(lambda: _check(cfg, args))
+    _start_log(cfg, args)
+    cfg.freeze()
+    return cfg
+
+
+def _check(cfg: CfgNode, args: argparse.Namespace) -> None:
+    if args.eval_only:
+        _weights_to_evaluate(cfg, args.resume)
+    else:
+        check_run_folder(cfg, resume=args.resume)
+        _check_weights_exist(cfg.MODEL.WEIGHTS)
+    test = args.eval_only or len(cfg.DATASETS.TEST) > 0
+    check_datasets(cfg, train=not args.eval_only, test=test)
+
+
+def _check_weights_exist(path: str) -> None:
+    if path and "://" not in path and not os.path.isfile(path.split("?")[0]):
+        raise WeightsError(f"MODEL.WEIGHTS {path} is not there; it must name a checkpoint file.")
+
+
+def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
+    if resume:
+        path = last_checkpoint(cfg.OUTPUT_DIR)
+        if not path:
+            raise WeightsError(
+                f"--eval-only --resume evaluates the last checkpoint of OUTPUT_DIR, and "
+                f"{cfg.OUTPUT_DIR} holds none."
+            )
+        return path
+    if not cfg.MODEL.WEIGHTS:
+        raise ConfigError(
+            "--eval-only needs weights: add MODEL.WEIGHTS FILE at the end of the command line, or "
+            "--resume for the last checkpoint of OUTPUT_DIR."
+        )
+    _check_weights_exist(cfg.MODEL.WEIGHTS)
+    return cfg.MODEL.WEIGHTS
+
+
+def _start_log(cfg: CfgNode, args: argparse.Namespace) -> None:
+    """As Detectron2's default_setup, but it keeps the config.yaml of a run that is evaluated."""
+    rank = comm.get_rank()
+    saved = Path(cfg.OUTPUT_DIR) / "config.yaml"
+    changes = []
+    if comm.is_main_process():
+        if args.resume and not args.eval_only:
+            changes = list(changed_keys(cfg, saved))
+        Path(cfg.OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
+        if not args.eval_only or not saved.exists():
+            save_config(cfg)
+    comm.synchronize()
+    for name in ("fvcore", "detectron2", "lambda_det"):
+        setup_logger(cfg.OUTPUT_DIR, distributed_rank=rank, name=name)
+    logger.info(f"Process {rank} of {comm.get_world_size()}")
+    logger.info("Environment:\n" + collect_env_info())
+    logger.info(f"Command line: {args}")
+    logger.info(f"Configuration, as in {saved}:\n{cfg.dump()}")
+    if changes:
+        text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
+        logger.info(f"Changed since the run was started: {text}")
+    # Another seed on each process, so that their jitter differs
+    seed_all_rng(None if cfg.SEED < 0 else cfg.SEED + rank)
+    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not args.eval_only
+
+
+def train(cfg: CfgNode, *, resume: bool) -> dict | None:
+    """Train and evaluate; with ``resume`` from the last checkpoint, if there is one."""
+    trainer = DetectionTrainer(cfg)
+    trainer.resume_or_load(resume=resume)
+    return trainer.train()
+
+
+def evaluate(cfg: CfgNode, *, resume: bool) -> dict:
+    """Evaluate MODEL.WEIGHTS, or with ``resume`` the last checkpoint of OUTPUT_DIR.
+
+    Raises:
+        ConfigError: no weights were named.
+        WeightsError: they are missing or do not hold the whole model.
+    """
+    path = _weights_to_evaluate(cfg, resume)
+    model = DetectionTrainer.build_model(cfg)
+    SafeCheckpointer(model, cfg.OUTPUT_DIR).load_complete_model(path)
+    return DetectionTrainer.test(cfg, model)

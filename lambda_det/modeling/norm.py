@@ -1,0 +1,166 @@
+"""Synchronised batch normalisation with float32 statistics, for any device and any batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from detectron2.layers import NaiveSyncBatchNorm
+from detectron2.utils import comm
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+__all__ = ["SyncBatchNorm2d", "convert_sync_norms"]
+
+_PER_CHANNEL = (0, 2, 3)
+
+
+def _over_channels(vector: Tensor) -> Tensor:
+    return vector.reshape(1, -1, 1, 1)
+
+
+def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [C], biased variance [C] and number of values per channel [] over all processes.
+
+    Each process takes its own mean and variance in two passes; they are joined by count as Chan,
+    Golub and LeVeque (1983) do, so that no difference of large squares is formed anywhere.
+    """
+    channels = x.shape[1]
+    local = x.new_zeros(2 * channels + 1)
+    if x.numel() > 0:
+        var, mean = torch.var_mean(x, _PER_CHANNEL, correction=0)
+        local = torch.cat([mean, var, mean.new_full((1,), x.numel() // channels)])
+    # A sum of rows that are zero elsewhere is an all-gather that every backend knows
+    table = local.new_zeros(comm.get_world_size(), local.numel())
+    table[comm.get_rank()] = local
+    dist.all_reduce(table)
+    means, variances, counts = table.split([channels, channels, 1], dim=1)  # [processes, C or 1]
+    count = counts.sum()
+    share = counts / count.clamp(min=1)
+    mean = (share * means).sum(0)
+    var = (share * (variances + (means - mean).square())).sum(0)
+    return mean, var, count
+
+
+class _SyncBatchNorm(torch.autograd.Function):
+    """Normalise with statistics over all processes; both passes hold one collective call."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, var, count = _global_statistics(wide)
+        inv_std = torch.rsqrt(var + eps)
+        y = (wide - _over_channels(mean)) * _over_channels(inv_std)
+        if weight is not None:
+            y = y * _over_channels(weight) + _over_channels(bias)
+        ctx.save_for_backward(x, weight, mean, inv_std, count)
+        ctx.mark_non_differentiable(mean, var, count)
+        return y.to(x.dtype), mean, var, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor, *_):
+        x, weight, mean, inv_std, count = ctx.saved_tensors
+        grad = grad.to(mean.dtype)
+        normalised = (x.to(mean.dtype) - _over_channels(mean)) * _over_channels(inv_std)
+        local = torch.stack([grad.sum(_PER_CHANNEL), (grad * normalised).sum(_PER_CHANNEL)])
+        total = local.clone()
+        dist.all_reduce(total)
+        grad_mean, projection = (total / count.clamp(min=1)).unbind()
+        grad_x = grad - _over_channels(grad_mean) - normalised * _over_channels(projection)
+        scale = inv_std if weight is None else inv_std * weight
+        grad_x = (grad_x * _over_channels(scale)).to(x.dtype)
+        if weight is None:
+            return grad_x, None, None, None
+        # The parameters' gradients stay local: DistributedDataParallel takes their mean, as it does
+        # with those of every other layer
+        grad_bias, grad_weight = local.to(weight.dtype).unbind()
+        return grad_x, grad_weight, grad_bias, None
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose statistics are those of all processes' values taken together.
+
+    Input and output are [N, C, H, W] of the same dtype. Detectron2's NaiveSyncBatchNorm takes
+    E[x^2] - E[x]^2 in bfloat16 as it comes and weighs processes by N at best; here the statistics
+    are at least float32 whatever the input's dtype, and every value counts once. Torch's
+    SyncBatchNorm has no CPU implementation and refuses empty inputs.
+
+    Empty inputs (N = 0, as in heads on images without objects) are fine on some or on all
+    processes: the output is empty and part of the graph, and where no process has a value, the
+    running statistics stay as they are. All processes must run forward and backward together.
+
+    With one process it is ``nn.BatchNorm2d``, and always is an instance of it, so freezing and
+    precise batch norm find it. The state dict is the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        by_batch = self.training or self.running_mean is None
+        if by_batch and comm.get_world_size() > 1:
+            y, mean, var, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps)
+            if self.training and self.running_mean is not None:
+                self._update_running_statistics(mean, var, count)
+            return y
+        if input.numel() == 0:
+            if self.weight is None:
+                return input.clone()
+            # Keeps the parameters in the graph: DistributedDataParallel waits for each of them
+            y = input * _over_channels(self.weight) + _over_channels(self.bias)
+            return y.to(input.dtype)
+        return super().forward(input)
+
+    @torch.no_grad()
+    def _update_running_statistics(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        """Move the running statistics by what was seen, without waiting for the device."""
+        seen = count.clamp(max=1)
+        self.num_batches_tracked += seen.to(self.num_batches_tracked.dtype)
+        if self.momentum is None:
+            factor = seen / self.num_batches_tracked.clamp(min=1)
+        else:
+            factor = seen * self.momentum
+        unbiased = var * (count / (count - 1).clamp(min=1))
+        self.running_mean += factor * (mean - self.running_mean)
+        self.running_var += factor * (unbiased - self.running_var)
+
+
+def convert_sync_norms(model: nn.Module, device: str | torch.device) -> nn.Module:
+    """Put :class:`SyncBatchNorm2d` where another synchronised norm would be wrong.
+
+    ``NaiveSyncBatchNorm`` is always replaced. ``torch.nn.SyncBatchNorm`` is replaced except on
+    CUDA, where its fused kernel keeps float32 statistics already. Parameters and buffers are
+    handed over as they are, so an optimiser that holds them goes on working.
+
+    Args:
+        model: changed in place, unless it is itself such a norm.
+        device: where the model will run.
+
+    Returns:
+        The model, or its replacement.
+    """
+    replaced = (NaiveSyncBatchNorm,)
+    if torch.device(device).type != "cuda":
+        replaced += (nn.SyncBatchNorm,)
+    return _convert(model, replaced, {})
+
+
+def _convert(module: nn.Module, replaced: tuple[type, ...], done: dict) -> nn.Module:
+    if module in done:  # one norm may sit in several places, and must go on being one
+        return done[module]
+    done[module] = module
+    if isinstance(module, replaced):
+        norm = SyncBatchNorm2d(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
+        )
+        norm._parameters = module._parameters
+        norm._buffers = module._buffers
+        norm.training = module.training
+        done[module] = norm
+        return norm
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _convert(child, replaced, done)
+    return module

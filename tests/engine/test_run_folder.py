@@ -1,0 +1,100 @@
+"""OUTPUT_DIR: an older run is not overwritten, and resumed only as what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from detectron2.config import get_cfg
+
+from lambda_det.config import add_lambda_config
+from lambda_det.engine.run_folder import check_run_folder, cut_metrics, save_config
+from lambda_det.errors import ConfigError
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.OUTPUT_DIR = str(tmp_path / "run")
+    return cfg
+
+
+@pytest.fixture
+def started(cfg):
+    """The configuration of a run that has come to its first checkpoint."""
+    os.mkdir(cfg.OUTPUT_DIR)
+    save_config(cfg)
+    with open(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"), "w") as file:
+        file.write("model_0000004.pth")
+    return cfg
+
+
+def test_a_new_folder_is_fine_and_not_made(cfg):
+    for resume in (False, True):
+        check_run_folder(cfg, resume=resume)
+    assert not os.path.exists(cfg.OUTPUT_DIR)
+    os.mkdir(cfg.OUTPUT_DIR)
+    save_config(cfg)  # a start that was refused later leaves no run
+    check_run_folder(cfg, resume=False)
+
+
+@pytest.mark.parametrize("name", ["last_checkpoint", "metrics.json", "model_0000004.pth"])
+def test_a_folder_with_a_run(cfg, name):
+    os.mkdir(cfg.OUTPUT_DIR)
+    open(os.path.join(cfg.OUTPUT_DIR, name), "w").close()
+    with pytest.raises(ConfigError) as caught:
+        check_run_folder(cfg, resume=False)
+    for words in (cfg.OUTPUT_DIR, "--resume", "another OUTPUT_DIR"):
+        assert words in str(caught.value)
+    check_run_folder(cfg, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (("MODEL", "FPN"), "OUT_CHANNELS", 64),
+        (("MODEL", "ANCHOR_GENERATOR"), "SIZES", [[1.0]]),
+        (("INPUT",), "FORMAT", "RGB"),
+        (("SOLVER",), "BASE_LR", 0.5),
+    ],
+)
+def test_resume_refuses_another_model(started, section, key, value):
+    folder = Path(started.OUTPUT_DIR)
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    node = started
+    for name in section:
+        node = node[name]
+    node[key] = value
+    with pytest.raises(ConfigError, match=".".join((*section, key))):
+        check_run_folder(started, resume=True)
+    assert before == {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_resume_allows_what_changes_no_weight(started):
+    started.MODEL.DEVICE = "cpu"
+    started.MODEL.WEIGHTS = "elsewhere.pth"
+    started.MODEL.LAMBDA_RESNET.IMPLEMENTATION = "conv"
+    started.SOLVER.MAX_ITER = 9
+    started.DATALOADER.NUM_WORKERS = 0
+    started.TEST.EVAL_PERIOD = 7
+    check_run_folder(started, resume=True)
+
+
+def test_a_file_is_no_folder(cfg, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_run_folder(cfg, resume=True)
+
+
+def test_cut_metrics(tmp_path):
+    path = tmp_path / "metrics.json"
+    cut_metrics(str(tmp_path), 3)
+    assert not path.exists()
+    lines = [json.dumps({"iteration": i, "total_loss": 1.0}) for i in (0, 1, 2, 3, 4)]
+    path.write_text("\n".join(lines) + '\n{"iteration": 1, "tot')
+    cut_metrics(str(tmp_path), 3)
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [0, 1, 2]
+    assert path.read_text().endswith("\n")

@@ -1,0 +1,41 @@
+"""A model small enough to train in a moment, for the tests of the training step."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class ToyModel(nn.Module):
+    """Two linear layers; each loss is a mean over the batch, as accumulation assumes.
+
+    Takes a list of dicts with "x" [4] and "y" []; returns two losses. "offset" is added to the
+    first of them and has no gradient.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, batch: list[dict]) -> dict[str, torch.Tensor]:
+        x = torch.stack([item["x"] for item in batch])
+        y = torch.stack([item["y"] for item in batch])
+        out = self.layers(x)[:, 0]
+        offset = sum(item.get("offset", 0.0) for item in batch)
+        return {"loss_fit": (out - y).square().mean() + offset, "loss_size": 0.1 * out.abs().mean()}
+
+
+def items(count: int, seed: int = 0) -> list[dict]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "x": torch.randn(4, generator=generator),
+            "y": torch.randn((), generator=generator),
+        }
+        for _ in range(count)
+    ]
+
+
+def batches(data: list[dict], size: int) -> list[list[dict]]:
+    return [data[i : i + size] for i in range(0, len(data), size)]

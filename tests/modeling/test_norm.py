@@ -1,0 +1,178 @@
+"""SyncBatchNorm2d against nn.BatchNorm2d and float64, in one process and in two."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm, get_norm
+from fvcore.nn.precise_bn import get_bn_modules
+from torch import nn
+
+from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
+
+CHANNELS = 5
+
+
+def _images(seed: int, batch: int, *, mean=0.0, std=1.0, dtype=torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, CHANNELS, 3, 4, generator=generator) * std + mean
+    return x.to(dtype)
+
+
+def _with_parameters(norm: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, CHANNELS))
+        norm.bias.copy_(torch.linspace(-1, 1, CHANNELS))
+    return norm
+
+
+def _reference(x, grad, weight, bias, eps=1e-5):
+    """Output and gradients of batch norm over ``x`` [N, C, H, W], in float64 by autograd."""
+    x, weight, bias = (t.detach().double().requires_grad_() for t in (x, weight, bias))
+    mean = x.mean((0, 2, 3), keepdim=True)
+    var = (x - mean).square().mean((0, 2, 3), keepdim=True)
+    y = (x - mean) / (var + eps).sqrt() * weight.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
+    y.backward(grad.double())
+    return y.detach(), x.grad, weight.grad, bias.grad
+
+
+def test_one_process_is_batch_norm():
+    norm = _with_parameters(SyncBatchNorm2d(CHANNELS))
+    plain = _with_parameters(nn.BatchNorm2d(CHANNELS))
+    assert norm.state_dict().keys() == plain.state_dict().keys()
+    for seed in range(3):
+        x, grad = _images(seed, 4), _images(seed + 9, 4)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        norm(a).backward(grad)
+        plain(b).backward(grad)
+        torch.testing.assert_close(a.grad, b.grad)
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(norm.state_dict()[key], value)
+    torch.testing.assert_close(norm.weight.grad, plain.weight.grad)
+    norm.eval(), plain.eval()
+    torch.testing.assert_close(norm(x), plain(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_one_process_bears_an_empty_batch(training):
+    norm = _with_parameters(SyncBatchNorm2d(CHANNELS)).train(training)
+    before = {k: v.clone() for k, v in norm.state_dict().items()}
+    x = _images(0, 0, dtype=torch.bfloat16).requires_grad_()
+    y = norm(x)
+    assert y.shape == x.shape and y.dtype == x.dtype
+    y.sum().backward()
+    assert x.grad is not None and torch.equal(norm.weight.grad, torch.zeros(CHANNELS))
+    for key, value in norm.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+# dtype, mean, std, momentum, tolerance (bfloat16: the rounding of the output, which keeps 8 bits)
+CASES = [
+    (torch.float32, 0.0, 1.0, 0.1, 1e-5),
+    (torch.float32, 20.0, 0.5, None, 1e-4),
+    (torch.bfloat16, 20.0, 0.5, 0.1, 8e-3),
+]
+BATCHES = [(3, 1), (0, 2), (2, 0), (0, 0), (1, 4)]  # images of the two processes, step by step
+
+
+def _inputs(step: int, rank: int, dtype, mean, std) -> tuple[torch.Tensor, torch.Tensor]:
+    size = BATCHES[step][rank]
+    x = _images(10 * step + rank, size, mean=mean, std=std, dtype=dtype)
+    return x, _images(1000 + 10 * step + rank, size, dtype=dtype)
+
+
+def _worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+    results = []
+    for dtype, mean, std, momentum, _ in CASES:
+        norm = _with_parameters(SyncBatchNorm2d(CHANNELS, momentum=momentum))
+        steps = []
+        for step in range(len(BATCHES)):
+            x, grad = _inputs(step, rank, dtype, mean, std)
+            x.requires_grad_()
+            norm.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                y = norm(x)
+            y.backward(grad)
+            steps.append([y.detach(), x.grad, norm.weight.grad.clone(), norm.bias.grad.clone()])
+        if rank == 0:
+            norm.eval()(_images(0, 2))  # in evaluation no process waits for another
+        results.append([steps, norm.state_dict()])
+    torch.save(results, os.path.join(folder, f"{rank}.pth"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two_processes")
+    mp.start_processes(_worker, args=(str(folder),), nprocs=2, start_method="spawn")
+    return [torch.load(folder / f"{rank}.pth", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_two_processes_are_one_with_all_values(two_processes, case):
+    dtype, mean, std, momentum, tolerance = CASES[case]
+    (first, state), (second, other_state) = (results[case] for results in two_processes)
+    plain = _with_parameters(nn.BatchNorm2d(CHANNELS, momentum=momentum)).double()
+    for step, sizes in enumerate(BATCHES):
+        ours = [torch.cat([a, b]) for a, b in zip(first[step][:2], second[step][:2], strict=True)]
+        # each process holds its share of the parameters' gradients
+        ours += [a + b for a, b in zip(first[step][2:], second[step][2:], strict=True)]
+        assert ours[0].shape[0] == sum(sizes) and ours[0].dtype == dtype
+        if sum(sizes) == 0:
+            assert not ours[2].any() and not ours[3].any()
+            continue
+        inputs = [_inputs(step, rank, dtype, mean, std) for rank in range(2)]
+        x, grad = (torch.cat(parts) for parts in zip(*inputs, strict=True))
+        plain(x.double())
+        reference = _reference(x, grad, plain.weight, plain.bias)
+        for mine, exact in zip(ours, reference, strict=True):
+            scale = max(exact.abs().max().item(), 1.0)
+            assert (mine.double() - exact).abs().max() <= tolerance * scale
+    for key, value in plain.state_dict().items():
+        assert torch.equal(state[key], other_state[key])
+        torch.testing.assert_close(state[key].double(), value.double(), rtol=1e-5, atol=1e-5)
+
+
+class _Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.native = get_norm("SyncBN", CHANNELS)
+        self.naive = get_norm("naiveSyncBN", CHANNELS)
+        self.heads = nn.ModuleList([get_norm("naiveSyncBN_N", CHANNELS)])
+        self.same = self.naive
+        self.plain = get_norm("BN", CHANNELS)
+        self.naive.eps, self.naive.momentum = 1e-3, 0.01
+        self.naive.running_mean.fill_(3.0)
+        self.naive.bias.requires_grad_(False)
+        self.naive.eval()
+
+
+def test_convert_sync_norms():
+    net = _Net()
+    weight, keys = net.naive.weight, list(net.state_dict())
+    assert convert_sync_norms(net, "cuda:0") is net
+    assert type(net.native) is nn.SyncBatchNorm and type(net.plain) is nn.BatchNorm2d
+    assert type(net.heads[0]) is SyncBatchNorm2d and type(net.naive) is SyncBatchNorm2d
+    assert net.same is net.naive
+    assert net.naive.weight is weight and not net.naive.bias.requires_grad
+    assert (net.naive.eps, net.naive.momentum, net.naive.training) == (1e-3, 0.01, False)
+    assert torch.equal(net.naive.running_mean, torch.full((CHANNELS,), 3.0))
+    assert list(net.state_dict()) == keys
+    convert_sync_norms(net, torch.device("cpu"))
+    assert type(net.native) is SyncBatchNorm2d and net.native.training
+    assert type(convert_sync_norms(NaiveSyncBatchNorm(CHANNELS), "cpu")) is SyncBatchNorm2d
+
+
+def test_freezing_and_precise_batch_norm_reach_it():
+    norm = _with_parameters(SyncBatchNorm2d(CHANNELS))
+    assert get_bn_modules(nn.Sequential(norm)) == [norm]
+    frozen = FrozenBatchNorm2d.convert_frozen_batchnorm(nn.Sequential(norm))
+    assert isinstance(frozen[0], FrozenBatchNorm2d)
+    x = _images(0, 2)
+    torch.testing.assert_close(frozen(x), norm.eval()(x))

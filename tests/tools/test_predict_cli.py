@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.tiny_detector import save_run
+from tools import predict as tool
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return save_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "photo.png"
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    return path
+
+
+def arguments(run, image, tmp_path, *more):
+    flags = {"--config-file": run[0], "--input": image, "--output": tmp_path / "out"}
+    return [*(str(word) for pair in flags.items() for word in pair), *more]
+
+
+def test_draws_with_the_last_checkpoint_of_the_run(run, image, tmp_path, capsys):
+    assert tool.main(arguments(run, image, tmp_path, "--score-threshold", "0")) == 0
+    output = capsys.readouterr().out
+    assert str(run[1]) in output and "5 instances on 1 picture" in output
+    assert cv2.imread(str(tmp_path / "out" / "photo.png")).shape == (48, 64, 3)
+
+
+def test_works_as_a_command_from_another_folder(run, image, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, ROOT / "tools" / "predict.py", *arguments(run, image, tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out" / "photo.png").exists()
+
+
+def test_keys_at_the_end_change_the_model(run, image, tmp_path, capsys):
+    more = ("--score-threshold", "0", "TEST.DETECTIONS_PER_IMAGE", "2")
+    assert tool.main(arguments(run, image, tmp_path, *more)) == 0
+    assert "2 instances" in capsys.readouterr().out
+
+
+def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
+    other = tmp_path / "other.pth"
+    torch.save(torch.load(run[1], weights_only=True)["model"], other)
+    for more in (("--weights", str(other)), ("--overwrite", "MODEL.WEIGHTS", str(other))):
+        assert tool.main(arguments(run, image, tmp_path, *more)) == 0
+        assert f"Weights: {other}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--weights", "none.pth"), "none.pth"),
+        (("--score-threshold", "1.5"), "1.5"),
+        (("--device", "cuda:99"), "cuda:99"),
+        (("MODEL.DEVISE", "cpu"), "MODEL.DEVICE"),
+        (("MODEL.DEVICE",), "no partner"),
+        (("MODEL.ROI_HEADS.NUM_CLASSES", "9"), "cls_score"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words):
+    assert tool.main(arguments(run, image, tmp_path, *more)) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1
+    assert words in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_second_run_overwrites_nothing(run, image, tmp_path, capsys):
+    assert tool.main(arguments(run, image, tmp_path)) == 0
+    before = (tmp_path / "out" / "photo.png").stat().st_mtime_ns
+    assert tool.main(arguments(run, image, tmp_path)) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "out" / "photo.png").stat().st_mtime_ns == before
+    assert tool.main(arguments(run, image, tmp_path, "--overwrite")) == 0
+
+
+@pytest.mark.parametrize(
+    "flags", [["--limit", "3"], ["--limit", "0"]], ids=["without data set", "zero"]
+)
+def test_limits_that_mean_nothing_are_refused(run, image, tmp_path, flags):
+    with pytest.raises(SystemExit):
+        tool.main(arguments(run, image, tmp_path, *flags))
+
+
+def test_unreadable_files_are_counted(run, image, tmp_path, capsys):
+    broken = tmp_path / "broken.jpg"
+    broken.write_text("no image")
+    words = arguments(run, image, tmp_path)
+    words.insert(words.index(str(image)), str(broken))
+    assert tool.main(words) == 0
+    captured = capsys.readouterr()
+    assert "1 could not be read" in captured.err
+    assert "on 1 picture in" in captured.out

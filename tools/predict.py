@@ -1,0 +1,101 @@
+#!/usr/bin/env python
+"""Draw what a trained detector finds on images, folders of images or a video."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from lambda_det.engine import load_config
+from lambda_det.engine.predict import Predictor, find_weights, plan_dataset, plan_files, predict
+from lambda_det.errors import UserError
+
+EXAMPLES = """
+The config.yaml of a run's folder brings the run's last checkpoint with it:
+  %(prog)s --config-file output/run/config.yaml --input photo.jpg --output pictures
+  %(prog)s --config-file output/run/config.yaml --input holiday/ film.mp4 --output pictures
+
+Other weights, and configuration keys at the end:
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --weights model.pth \\
+      --input photo.jpg --output pictures MODEL.DEVICE cpu INPUT.MIN_SIZE_TEST 800
+
+Predictions beside the truth, for the first images of a data set that is registered, or of the
+configuration's own (train or test):
+  %(prog)s --config-file output/run/config.yaml --dataset coco_2017_val --limit 20 --output pictures
+  %(prog)s --config-file output/run/config.yaml --dataset test --limit 20 --output pictures
+"""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-file", metavar="FILE", required=True, help="of the model")
+    parser.add_argument(
+        "--weights", metavar="FILE", help="checkpoint of the model, if not the run's last one"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--input",
+        nargs="+",
+        metavar="PATH",
+        help="images, folders (searched with all in them for images), videos",
+    )
+    source.add_argument("--dataset", metavar="NAME", help="a data set, to see the truth beside")
+    parser.add_argument("--limit", type=int, metavar="N", help="of --dataset the first N images")
+    parser.add_argument("--output", metavar="DIR", required=True, help="folder of the pictures")
+    parser.add_argument(
+        "--score-threshold",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="draw instances of at least this score (default: %(default)s)",
+    )
+    parser.add_argument("--device", metavar="D", help="cpu or cuda, if not MODEL.DEVICE")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace pictures that are there already"
+    )
+    parser.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    args = parser.parse_args(argv)
+    if args.limit is not None and (args.limit < 1 or not args.dataset):
+        parser.error("--limit goes with --dataset and is 1 or more")
+    return args
+
+
+def run(args: argparse.Namespace) -> None:
+    cfg = load_config(args)
+    if args.device:
+        cfg.MODEL.DEVICE = args.device
+    named = args.weights or dict(zip(args.opts[::2], args.opts[1::2], strict=True)).get(
+        "MODEL.WEIGHTS"
+    )
+    weights = find_weights(cfg, args.config_file, named)
+    if args.dataset:
+        pictures = plan_dataset(args.dataset, cfg, args.output, args.overwrite, args.limit)
+    else:
+        pictures = plan_files(args.input, args.output, args.overwrite)
+    print(f"Weights: {weights}")
+    result = predict(Predictor(cfg, weights, args.score_threshold), pictures)
+    what = "1 picture" if len(result.written) == 1 else f"{len(result.written)} pictures"
+    print(f"{result.instances} instances on {what} in {args.output}")
+    if result.unreadable:
+        print(f"{len(result.unreadable)} could not be read, named above", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    try:
+        run(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
