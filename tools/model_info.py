@@ -21,7 +21,7 @@ EXAMPLES = """examples:
 
 columns:
   params, paper      millions of parameters with 1000 classes
-  GFLOPs             2 per multiply-add, position lambdas built first, as the paper counts; paper's beside it
+  GFLOPs             2 per multiply-add, position lambdas built first, as the paper counts
   GFLOPs qf          the same with the query contracted first, as lambda_det computes them
 """
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.utils.file_io import PathManager
 
 from lambda_det.errors import WeightsError
+from lambda_det.modeling.weights import read_checkpoint
 
 __all__ = ["SafeCheckpointer", "last_checkpoint"]
 
@@ -115,23 +115,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         return super()._load_file(filename)
 
     def _torch_load(self, filename: str) -> dict[str, Any]:
-        try:
-            loaded = torch.load(filename, map_location="cpu", weights_only=True)
-        except (FileNotFoundError, IsADirectoryError, PermissionError):
-            raise
-        except pickle.UnpicklingError as error:
-            # torch's own message advises to switch the protection off
-            raise WeightsError(
-                f"{filename} holds more than tensors, numbers, strings and containers of them, or "
-                "is no checkpoint at all; reading it could run a program, so it is refused."
-            ) from error
-        except Exception as error:  # a damaged file may raise nearly anything
-            raise WeightsError(
-                f"{filename} is damaged or was not written to the end; take an older checkpoint."
-            ) from error
-        if not isinstance(loaded, dict):
-            raise WeightsError(f"{filename} holds a {type(loaded).__name__}, not a state dict.")
-        return loaded
+        return read_checkpoint(filename)
 
     def _load_pickle(self, filename: str) -> dict[str, Any]:
         try:

@@ -11,7 +11,7 @@ from lambda_det.errors import ConfigError
 
 __all__ = ["images_per_batch", "scale_schedule"]
 
-_COUNTS = (("SOLVER", "MAX_ITER"), ("SOLVER", "CHECKPOINT_PERIOD"), ("TEST", "EVAL_PERIOD"))
+_COUNTS = (("SOLVER", "MAX_ITER"), ("TEST", "EVAL_PERIOD"))
 
 
 def images_per_batch(cfg: CfgNode) -> int:
@@ -53,6 +53,9 @@ def scale_schedule(cfg: CfgNode, world_size: int) -> CfgNode:
     if scaled is not cfg:
         # Rounding must not turn "now and then" into "never", nor into a division by zero
         scaled.defrost()
+        # Steps between checkpoints are what a crash may cost, in hours and not in images: times 128
+        # they would be days
+        scaled.SOLVER.CHECKPOINT_PERIOD = solver.CHECKPOINT_PERIOD
         for section, name in _COUNTS:
             if cfg[section][name] > 0 and scaled[section][name] < 1:
                 scaled[section][name] = 1

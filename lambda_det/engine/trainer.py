@@ -31,6 +31,8 @@ __all__ = ["DetectionTrainer"]
 
 logger = logging.getLogger(__name__)
 
+_CHECKPOINTS = 5  # the newest so many are kept; all of a long run would fill the disk
+
 
 class DetectionTrainer(DefaultTrainer):
     """Trains what the configuration says, checkpoints it, evaluates it, and can be resumed.
@@ -99,7 +101,9 @@ class DetectionTrainer(DefaultTrainer):
             )
         if comm.is_main_process():
             period = cfg.SOLVER.CHECKPOINT_PERIOD
-            result.append(hooks.PeriodicCheckpointer(self.checkpointer, period))
+            result.append(
+                hooks.PeriodicCheckpointer(self.checkpointer, period, max_to_keep=_CHECKPOINTS)
+            )
         result.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate))
         if comm.is_main_process():
             result.append(RunWriter(cfg.OUTPUT_DIR))

@@ -49,10 +49,14 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[i
 
 
 def measure(model: nn.Module, image_size: int) -> Complexity:
-    """Count a model's parameters, and its multiply-adds for one image [1, 3, image_size, image_size].
+    """Count a model's parameters, and its multiply-adds for one square image.
 
-    Counted are convolutions, linear layers and lambda layers; norms, activations and pooling are not, as is usual.
-    The model may be on the meta device, where nothing is computed.
+    Counted are convolutions, linear layers and lambda layers; norms, activations and pooling are
+    not, as is usual. The model may be on the meta device, where nothing is computed.
+
+    Args:
+        model: takes images [B, 3, H, W].
+        image_size: side of the image.
     """
     counts = [0, 0]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lambda_det.errors import WeightsError
 
@@ -15,40 +16,46 @@ from lambda_det.errors import WeightsError
 PREFIXES = ("backbone.bottom_up.", "backbone.", "")
 
 
-def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint, without unpickling anything that could run code.
-
-    Args:
-        path: a ``.pth`` file of a state dict, or of a dict with one under "model" as Detectron2
-            writes it.
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a file of ``torch.save`` that holds tensors and plain values, and run nothing in it.
 
     Raises:
-        WeightsError: if the file is missing, damaged, or holds other things than tensors and plain
-            values.
+        WeightsError: if the file is missing or damaged, or holds anything else.
     """
-    if not Path(path).is_file():
-        raise WeightsError(f"There is no checkpoint file {path}; check the path.")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types for a damaged file
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise WeightsError(f"There is no checkpoint file {path}; check the path.") from error
+    except pickle.UnpicklingError as error:
+        # torch's own message advises to switch the protection off
         raise WeightsError(
-            f"{path} cannot be read as a checkpoint of tensors and plain values, so it is damaged "
-            f"or not safe to load ({str(error).splitlines()[0]})."
+            f"{path} holds more than tensors, numbers, strings and containers of them, or is no "
+            "checkpoint at all; reading it could run a program, so it is refused."
         ) from error
-    state = content.get("model", content) if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not any(isinstance(x, Tensor) for x in state.values()):
-        raise WeightsError(f"{path} holds no state dict, neither at its top nor under 'model'.")
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    except Exception as error:  # a damaged file may raise nearly anything
+        raise WeightsError(
+            f"{path} cannot be read: it is damaged or was not written to the end; take an older "
+            "checkpoint."
+        ) from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} holds a {type(content).__name__}, not a state dict.")
+    return content
 
 
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
     """Load every parameter and running statistic of ``backbone`` from a file.
 
+    Args:
+        backbone: any module.
+        path: a ``.pth`` of its state dict, or of one under "model" as Detectron2 writes it, whose
+            names may begin with one of ``PREFIXES``.
+
     Raises:
         WeightsError: if the file cannot be read, or a tensor of the backbone is not in it or has
             another shape; the backbone is unchanged then.
     """
-    state = read_state_dict(path)
+    content = read_checkpoint(path)
+    state = content.get("model", content)
     wanted = {
         name: tensor
         for name, tensor in backbone.state_dict().items()

@@ -356,6 +356,15 @@ def test_every_image_gets_its_picture(predictor, images, tmp_path):
     assert result.instances > 0 and not result.unreadable
 
 
+def test_pictures_keep_the_colours_of_their_files(run, tmp_path):
+    blue = np.full((48, 64, 3), (200, 0, 0), np.uint8)
+    cv2.imwrite(str(tmp_path / "blue.png"), blue)
+    nothing_found = Predictor(tiny_config(), str(run[1]), score_threshold=1.0)
+    predict(nothing_found, plan_files([tmp_path / "blue.png"], tmp_path / "out", False))
+    drawn = cv2.imread(str(tmp_path / "out" / "blue.png"))
+    assert (np.abs(drawn.astype(int) - blue) <= 1).all()
+
+
 def test_an_unreadable_image_is_named_and_the_rest_follows(predictor, images, tmp_path, caplog):
     content = (images / "b.jpg").read_bytes()
     (images / "b.jpg").write_bytes(content[: len(content) // 3])

@@ -7,7 +7,7 @@ import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.complexity import lambda_multiply_adds, measure
 
-# Millions of parameters with 1000 classes, computed from the text of the paper and confirmed by its tables
+# Millions of parameters with 1000 classes, computed from the paper's text and confirmed by its tables
 PARAMETERS = {
     "resnet_rs101": 44.61,
     "resnet_rs101_se": 63.62,
@@ -60,7 +60,7 @@ def test_operations(name, giga):
 
 
 def test_operations_of_lambda_layers_at_detection_size():
-    """At c4 and c5 of a 1024x1024 image: k multiply-adds per position, without the content lambda."""
+    """At c4 and c5 of a 1024x1024 image: thousands of multiply-adds per position."""
     for dim, lambda_first, query_first in ((256, 546, 169), (512, 1088, 305)):
         layer = lambda_det.LambdaLayer(dim, content=False)
         counts = lambda_multiply_adds(layer, 64, 64)

@@ -177,7 +177,12 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
 
-@torch.library.custom_op("lambda_det::query_first", mutates_args=())
+# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
+@torch.library.custom_op(
+    "lambda_det::query_first",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
+)
 def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """See :func:`lambda_det.layers.local.local_position_output`.
 
@@ -201,7 +206,12 @@ def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     return queries.new_empty((*queries.shape[:-1], values.shape[3]))
 
 
-@torch.library.custom_op("lambda_det::query_first_backward", mutates_args=())
+@torch.library.custom_op(
+    "lambda_det::query_first_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
+    " -> (Tensor, Tensor, Tensor)",
+)
 def _query_first_backward(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
