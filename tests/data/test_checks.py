@@ -134,6 +134,16 @@ def test_a_pixel_outside_is_a_rounding_error(content, write, box):
     assert check_coco(*write(content)).problems == {}
 
 
+def test_boxes_are_held_against_their_own_image(content, write):
+    content["images"].reverse()  # ids need not be in order
+    content["images"][0].update(width=200, height=100)  # image 40
+    content["annotations"][6]["bbox"] = [100, 60, 90, 40]
+    assert check_coco(*write(content)).problems == {}
+    content["annotations"][4]["bbox"] = [100, 60, 90, 40]
+    (problem,) = check_coco(*write(content)).problems.values()
+    assert "annotation 5 of image 30 (64x48)" in problem.first[0]
+
+
 def test_bad_boxes_are_borne_up_to_one_percent(content, write):
     for number in range(9, 201):
         content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))

@@ -87,15 +87,18 @@ def test_unreadable_images_are_named_and_replaced(ready, caplog, workers, jitter
         assert sum("20.png" in m for m in messages) == sum("30.png" in m for m in messages) == 1
 
 
+@pytest.mark.parametrize("jitter", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_stops_past_the_limit_with_one_sentence(ready, workers):
+def test_training_stops_past_the_limit_with_one_sentence(ready, workers, jitter):
     cfg, images = ready
+    cfg.INPUT.LSJ.ENABLED = jitter  # without, the images are grouped by their aspect ratio
+    cfg.INPUT.MIN_SIZE_TRAIN = (48,)
     cfg.DATALOADER.NUM_WORKERS = workers
     cfg.DATALOADER.MAX_UNREADABLE_IMAGES = 1
     for name in ("10.png", "20.png", "40.png"):
         (images / name).write_bytes(b"broken")
     with pytest.raises(DataError) as raised:
-        first_batches(cfg, 2, 6)
+        first_batches(cfg, 2, 12)
     message = str(raised.value)
     # Two workers may each meet one at the same time.
     assert message.startswith(("Training stops after 2 ", "Training stops after 3 "))

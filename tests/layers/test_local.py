@@ -1,7 +1,5 @@
 """All implementations of the local position output against the definition, forward and backward."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -170,12 +168,15 @@ def test_query_first_compiles_without_graph_break():
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_choice_is_one_of_the_implementations():
-    for side, scope in itertools.product((1, 4, 16, 40), (1, 3, 7, 23)):
-        queries, values, embedding = _inputs(
-            (1, (side, side), 4, 16, 16, 1, (scope, scope)), torch.float32
-        )
-        assert choose(queries, values, embedding) in IMPLEMENTATIONS
+def test_auto_takes_the_chosen_implementation(monkeypatch):
+    """The choice follows from sizes alone, and every implementation but one is left alone."""
+    assert {choose(s, s, r, r) for s in (4, 8, 14) for r in (2 * s - 1,)} == {"dense"}
+    assert choose(14, 14, 5, 5) == choose(64, 64, 23, 23) == choose(15, 14, 23, 23) == "query_first"
+    inputs = _inputs((1, (15, 14), 1, 2, 2, 1, (3, 3)))
+    for name in IMPLEMENTATIONS:
+        if name != "query_first":
+            monkeypatch.setitem(IMPLEMENTATIONS, name, None)
+    local_position_output(*inputs)
 
 
 def test_unknown_implementation_is_named():

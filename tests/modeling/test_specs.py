@@ -7,7 +7,7 @@ import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.complexity import lambda_multiply_adds, measure
 
-# Millions of parameters with 1000 classes, computed from the paper's text and confirmed by its tables
+# Millions of parameters with 1000 classes, computed from the text and confirmed by the tables
 PARAMETERS = {
     "resnet_rs101": 44.61,
     "resnet_rs101_se": 63.62,

@@ -32,8 +32,23 @@ def check_implementation(name: str) -> None:
         )
 
 
-def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
-    """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice."""
+# Up to so many positions the dense einsum is the faster one, forward and backward together, if the
+# scope reaches across the map; measured on the CPU (docs/layer.md).
+DENSE_POSITIONS = 200
+
+
+def choose(height: int, width: int, scope_y: int, scope_x: int) -> str:
+    """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
+
+    Args:
+        height: of the map.
+        width: of the map.
+        scope_y: rows of the scope, cut down to the offsets that occur on the map.
+        scope_x: columns of the scope, likewise.
+    """
+    reaches_across = scope_y >= height and scope_x >= width
+    if height * width <= DENSE_POSITIONS and reaches_across:
+        return "dense"
     return "query_first"
 
 
@@ -62,7 +77,7 @@ def local_position_output(
     height, width = queries.shape[1:3]
     embedding = crop_offsets(embedding, height, width).to(queries.dtype)
     if implementation == "auto":
-        implementation = choose(queries, values, embedding)
+        implementation = choose(height, width, *embedding.shape[-2:])
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
         return IMPLEMENTATIONS[implementation](queries, values, embedding)
