@@ -1,5 +1,7 @@
 """LambdaNetworks (Bello, ICLR 2021) for Detectron2; importing it registers the backbones."""
 
+import warnings
+
 try:
     import detectron2  # noqa: F401
 except ImportError as error:
@@ -8,9 +10,12 @@ except ImportError as error:
         "in the lambda_det repository installs it."
     ) from error
 
-from lambda_det.config import add_lambda_config
-from lambda_det.layers import LambdaLayer
-from lambda_det.modeling import LambdaResNet, create_backbone, create_classifier, list_models
+with warnings.catch_warnings():
+    # Detectron2 scripts some functions as it is imported, which PyTorch by now advises against.
+    warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
+    from lambda_det.config import add_lambda_config
+    from lambda_det.layers import LambdaLayer
+    from lambda_det.modeling import LambdaResNet, create_backbone, create_classifier, list_models
 
 __version__ = "0.1.0"
 __all__ = [

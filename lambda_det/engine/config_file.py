@@ -86,7 +86,8 @@ def _load_yaml(file: str) -> dict[str, Any]:
 
 def _near_files(file: str) -> list[str]:
     """Up to two existing config files whose names are near that of ``file``."""
-    folders = {Path("configs"), Path(__file__).parents[2] / "configs", Path(file).parent}
+    package = Path(__file__).parents[1]  # an installed one holds the configs itself
+    folders = {Path("configs"), package.parent / "configs", package / "configs", Path(file).parent}
     found: dict[str, Path] = {}
     for folder in folders:
         if folder.is_dir():

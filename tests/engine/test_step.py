@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +11,10 @@ import torch.multiprocessing as mp
 from detectron2.utils.events import EventStorage
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the spawned processes, too
-from toy import ToyModel, batches, items
-
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.step import StepTrainer
 from lambda_det.errors import NonFiniteLossError
+from tests.engine.toy import ToyModel, batches, items
 
 FLOAT32 = Precision("cpu", None)
 
