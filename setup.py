@@ -28,7 +28,6 @@ setup(
         "torch>=2.4",
         "torchvision>=0.19",
         "numpy>=1.26",
-        "timm>=1.0",
         # opencv-python would need libGL of the system, which servers lack.
         "opencv-python-headless>=4.8",
         "pillow>=9.4",

@@ -12,7 +12,7 @@ import torch
 import lambda_det
 from lambda_det.errors import UserError
 from lambda_det.modeling.complexity import measure
-from lambda_det.modeling.specs import get_spec
+from lambda_det.modeling.specs import PaperFigures, get_spec
 
 EXAMPLES = """examples:
   tools/model_info.py                        all networks, at the image size of the paper's figures
@@ -48,8 +48,8 @@ def rows(patterns: list[str], image_size: int | None) -> list[list[str]]:
         size = image_size or spec.image_size
         with torch.device("meta"):
             counted = measure(lambda_det.create_classifier(name), size)
-        paper = spec.paper
-        flops_of_paper = paper.flops if size == spec.image_size else None
+        # Parameters don't depend on the image size; the paper's other figures do
+        paper = spec.paper if size == spec.image_size else PaperFigures(spec.paper.params)
         table.append(
             [
                 name,
@@ -58,9 +58,9 @@ def rows(patterns: list[str], image_size: int | None) -> list[list[str]]:
                 str(size),
                 f"{2 * counted.multiply_adds / 1e9:.2f}",
                 f"{2 * counted.multiply_adds_query_first / 1e9:.2f}",
-                "" if flops_of_paper is None else f"{flops_of_paper:g}",
+                "" if paper.flops is None else f"{paper.flops:g}",
                 "" if paper.top1 is None else f"{paper.top1:g}",
-                "; ".join(filter(None, (paper.source, paper.note))),
+                "; ".join(filter(None, (spec.paper.source, spec.paper.note))),
             ]
         )
     return table

@@ -214,13 +214,13 @@ class LambdaLayer(nn.Module):
         output: Tensor | None = None
         if keys is not None:
             flat = (queries.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2))
-            if contexts is None:
-                # Autocast would take these products, and the softmax's sums, back to 16 bits.
-                with without_autocast(queries):
+            # Autocast would take these products, and the softmax's sums, back to 16 bits.
+            with without_autocast(queries):
+                if contexts is None:
                     lambdas = content_lambda(normalize_keys(flat[1], self.key_norm, valid), flat[2])
                     output = apply_lambda(flat[0], lambdas)
-            else:
-                output = masked_content_output(*flat, contexts, self.key_norm)
+                else:
+                    output = masked_content_output(*flat, contexts, self.key_norm)
             output = output.unflatten(1, (height, width))
         if self.position is not None:
             embedding = self.position(height, width)

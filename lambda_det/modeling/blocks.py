@@ -14,9 +14,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import StochasticDepth
 
+from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 
 Norm = str | Callable[[int], nn.Module]
+
+
+def check_norm(norm: Norm) -> None:
+    """Raise ConfigError where Detectron2 knows no norm of that name."""
+    try:
+        get_norm(norm, 32)
+    except KeyError as error:
+        raise ConfigError(
+            f"NORM is {norm!r}, which Detectron2 doesn't know; it has BN, SyncBN, FrozenBN, GN, "
+            "nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN and '' for none."
+        ) from error
 
 
 def conv_norm(
@@ -91,7 +103,8 @@ class SqueezeExcitation(nn.Module):
         else:
             inside = mask.to(x.dtype)
             # Means, since sums over a large map leave float16's range.
-            squeezed = (x * inside).mean((2, 3), keepdim=True) / inside.mean((2, 3), keepdim=True)
+            share = inside.mean((2, 3), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+            squeezed = (x * inside).mean((2, 3), keepdim=True) / share
         return x * torch.sigmoid(self.expand(F.relu_(self.reduce(squeezed))))
 
 

@@ -12,6 +12,7 @@ from detectron2.modeling import BACKBONE_REGISTRY, FPN, Backbone
 from detectron2.modeling.backbone.fpn import LastLevelMaxPool, LastLevelP6P7
 from torch import Tensor, nn
 
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
@@ -97,6 +98,11 @@ def build_lambda_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbo
     }
     # fmt: on
     overrides |= {name: value for name, value in (switches | layer).items() if value}
+    if isinstance(get_spec(options.NAME), MobileNetSpec) and any(switches.values()):
+        raise ConfigError(
+            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} takes no {', '.join(switches).upper()}; "
+            "these are for the ResNets."
+        )
     if options.IMPLEMENTATION != "auto":
         overrides["implementation"] = options.IMPLEMENTATION
     return create_backbone(options.NAME, options.OUT_FEATURES, **overrides)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
+from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.blocks import Norm, conv_norm
+from lambda_det.modeling.blocks import Norm, check_norm, conv_norm
 from lambda_det.modeling.resnet import check_out_features
 from lambda_det.modeling.specs import MobileNetSpec
 
@@ -67,6 +68,11 @@ class MobileNetV2(Backbone):
         **lambda_options: Any,
     ) -> None:
         super().__init__()
+        check_norm(norm)
+        if lambda_options and not spec.lambda_blocks:
+            raise ConfigError(
+                f"MobileNet-v2 without lambda blocks has no {', '.join(lambda_options)}."
+            )
         network = mobilenet_v2(
             norm_layer=lambda channels: get_norm(norm, channels) or nn.Identity()
         )

@@ -18,6 +18,7 @@ from lambda_det.modeling.blocks import (
     Norm,
     ResNetRSStem,
     VanillaStem,
+    check_norm,
     subsample_mask,
 )
 from lambda_det.modeling.specs import STAGES, ResNetSpec
@@ -61,6 +62,17 @@ class LambdaResNet(ResNet):
         share_positions: bool = False,
         **lambda_options: Any,
     ) -> None:
+        check_norm(norm)
+        if not 0 <= stochastic_depth < 1:
+            raise ConfigError(
+                f"STOCHASTIC_DEPTH is {stochastic_depth}, but as the probability of leaving a "
+                "block out it must be at least 0 and below 1."
+            )
+        if lambda_options and not any(spec.lambda_blocks.values()):
+            raise ConfigError(
+                f"{', '.join(lambda_options)}: options of lambda layers, which this network "
+                "doesn't have; leave them out."
+            )
         if spec.design == "rs":
             stem = ResNetRSStem(in_channels, norm=norm)
         else:
@@ -148,6 +160,8 @@ def check_out_features(
     """
     if out_features is None:
         return None
+    if len(out_features) == 0:
+        raise ConfigError(f"OUT_FEATURES is empty; name some of {', '.join(available)}.")
     for name in out_features:
         if name not in available:
             raise ConfigError(
@@ -166,6 +180,7 @@ def image_area(images: Tensor) -> Tensor:
     padding.
     """
     nonzero = (images != 0).any(1, keepdim=True)
+    nonzero |= ~nonzero.any((2, 3), keepdim=True)  # an image of zeros alone is all image
     rows = nonzero.any(3, keepdim=True).int().flip(2).cummax(2).values.flip(2)  # 1 to the last row
     columns = nonzero.any(2, keepdim=True).int().flip(3).cummax(3).values.flip(3)
     return (rows * columns).bool()

@@ -1,4 +1,6 @@
-"""All implementations of the local position output against the definition, forward and backward."""
+"""All implementations of the local position output against the definition, both directions."""
+
+import sys
 
 import pytest
 import torch
@@ -82,7 +84,7 @@ def test_gradcheck_of_query_first():
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 5, 7, 100])
-def test_chunks_cover_every_tile_once(monkeypatch, tiles):
+def test_chunks_cover_every_tile_once(tiles):
     tiling = Tiling(3, 4, 8, 8, 10, 10)
     seen = torch.zeros(2, tiling.rows, tiling.columns)
     for chunk in _chunks(2, tiling, tiles):
@@ -92,8 +94,6 @@ def test_chunks_cover_every_tile_once(monkeypatch, tiles):
 
 
 def test_query_first_in_small_chunks(monkeypatch):
-    import sys
-
     module = sys.modules["lambda_det.layers.local.query_first"]
     monkeypatch.setattr(module, "TILE_HEIGHT", 2)
     monkeypatch.setattr(module, "TILE_WIDTH", 3)

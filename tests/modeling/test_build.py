@@ -87,6 +87,15 @@ def test_options_that_cannot_work_are_named(key, value):
         build_backbone(cfg)
 
 
+def test_mobilenet_refuses_the_switches_of_the_resnets():
+    cfg = _cfg("build_lambda_resnet_backbone")
+    cfg.MODEL.LAMBDA_RESNET.NAME = "mobilenet_v2_lambda"
+    assert "res5" in build_backbone(cfg).output_shape()
+    cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True
+    with pytest.raises(ConfigError, match="MASK_PADDING"):
+        build_backbone(cfg)
+
+
 def test_a_detector_runs_on_images_of_different_sizes():
     cfg = _cfg()
     cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True

@@ -76,6 +76,25 @@ def test_lambda_layers_and_squeeze_and_excitation_are_where_the_paper_has_them()
         assert all(has_se) if stage in ("res2", "res3") else not any(has_se)
 
 
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"norm": "BatchNorm"}, "'BatchNorm'.*SyncBN"),
+        ({"stochastic_depth": 1.0}, "STOCHASTIC_DEPTH is 1.0"),
+        ({"out_features": ()}, "OUT_FEATURES is empty"),
+    ],
+)
+def test_options_that_cannot_work_are_named(options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        _small(**options)
+
+
+@pytest.mark.parametrize("name", ["resnet_rs101", "mobilenet_v2"])
+def test_networks_without_lambda_layers_take_no_options_for_them(name):
+    with torch.device("meta"), pytest.raises(ConfigError, match="scope"):
+        lambda_det.create_backbone(name, scope=7)
+
+
 @pytest.mark.parametrize("freeze_at", [0, 1, 3, 4, 5])
 def test_freeze_reaches_the_norms_inside_lambda_layers(freeze_at):
     model = _small(freeze_at=freeze_at)
@@ -164,6 +183,18 @@ def test_shared_positions_are_one_tensor_per_stage():
     assert first is second and first is not model.res4[0].conv2.position
 
 
+def test_an_image_of_zeros_is_no_padding():
+    model = _awake(_small(mask_padding=True)).eval()
+    features = model(torch.zeros(1, 3, 64, 64))
+    assert all(feature.isfinite().all() for feature in features.values())
+    torch.testing.assert_close(features, _unmasked(model)(torch.zeros(1, 3, 64, 64)))
+
+
+def _unmasked(model):
+    model.mask_padding = False
+    return model
+
+
 def test_image_area_is_the_image():
     images = torch.zeros(2, 3, 8, 10)
     images[0, :, :5, :7] = torch.randn(3, 5, 7)
@@ -175,15 +206,16 @@ def test_image_area_is_the_image():
 
 
 def _alone_and_in_a_batch(model, height=97, width=75):
-    """Features of one image alone, and beside a larger one, in float64, as Detectron2 pads them."""
+    """Features of one image alone, and beside a larger one, in float64."""
     torch.manual_seed(2)
     image = torch.randn(3, height, width).double()
-    alone = torch.zeros(1, 3, height + 31, width + 21, dtype=torch.float64)
     batch = torch.zeros(2, 3, 160, 192, dtype=torch.float64)
-    alone[0, :, :height, :width] = batch[0, :, :height, :width] = image
+    batch[0, :, :height, :width] = image
     batch[1] = torch.randn(3, 160, 192)
+    divisor = max(model.size_divisibility, 1)  # FPN wants its image padded, too
+    pad = (0, -width % divisor, 0, -height % divisor)
     with torch.no_grad():
-        return model(alone), model(batch)
+        return model(torch.nn.functional.pad(image, pad)[None]), model(batch)
 
 
 def _reach(alone, together, stride, height=97, width=75):

@@ -15,6 +15,7 @@ memory, small enough to stay in the cache.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 
 from lambda_det.layers.functional import without_autocast
 
-# Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (docs/performance.md).
+# Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
 # Numbers of the scores-in-their-window buffer of one chunk: 4 MB on the CPU, which stays in the
 # cache; on a GPU, where every chunk costs a few kernel launches, 256 MB in float32 (chosen without
@@ -233,10 +234,9 @@ def _query_first_backward(
             grad_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
             targets = grad_windows[chunk]
             grad_window = grad_window.view(targets.shape)
-            for b, row, column in torch.cartesian_prod(
-                *(torch.arange(size) for size in targets.shape[:3])
-            ).tolist():  # windows overlap, so they cannot be added to at once
-                targets[b, row, column] += grad_window[b, row, column]
+            # The windows of an image overlap, so they cannot be added to at once
+            for row, column in itertools.product(*map(range, targets.shape[1:3])):
+                targets[:, row, column] += grad_window[:, row, column]
             grad_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
             grad_queries[chunk] = (grad_scores @ scores.embedding.t()).view_as(grad_queries[chunk])
             grad_embedding += tiles.flatten(0, 1).t() @ grad_scores
