@@ -29,6 +29,20 @@ class ResizeScaleAtLeastOnePixel(T.ResizeScale):
         return resize
 
 
+class ResizeShortestEdgeAtLeastOnePixel(T.ResizeShortestEdge):
+    """Detectron2's ``ResizeShortestEdge``, except that no side is rounded to 0 pixels.
+
+    A 1x2100 image whose longer side may be 1024 would become 0 pixels high.
+    """
+
+    def get_transform(self, image: np.ndarray) -> Transform:
+        resize = super().get_transform(image)
+        if isinstance(resize, T.ResizeTransform):  # with a size of 0 it does nothing
+            resize.new_h = max(resize.new_h, 1)
+            resize.new_w = max(resize.new_w, 1)
+        return resize
+
+
 def large_scale_jitter(
     min_scale: float = 0.1, max_scale: float = 2.0, size: int = 1024, pad: bool = True
 ) -> list[T.Augmentation]:
@@ -68,9 +82,9 @@ def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
     """The augmentations that ``cfg`` asks for.
 
     In training with ``INPUT.LSJ.ENABLED``, large-scale jitter and the flip of
-    ``INPUT.RANDOM_FLIP``; in all other cases what Detectron2 makes of the same config. With
-    ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images are not padded here: the model's own padding,
-    which its mask knows of, comes later.
+    ``INPUT.RANDOM_FLIP``; in all other cases what Detectron2 makes of the same config, except that
+    no side becomes 0 pixels long. With ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images are not
+    padded here: the model's own padding, which its mask knows of, comes later.
 
     Raises:
         ConfigError: a value that cannot work, by its key.
@@ -81,7 +95,11 @@ def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
             f"{', '.join(_FLIPS)}."
         )
     if not (is_train and cfg.INPUT.LSJ.ENABLED):
-        return detection_utils.build_augmentation(cfg, is_train)
+        resize, *others = detection_utils.build_augmentation(cfg, is_train)
+        resize = ResizeShortestEdgeAtLeastOnePixel(
+            resize.short_edge_length, resize.max_size, resize.sample_style, resize.interp
+        )
+        return [resize, *others]
     if cfg.INPUT.CROP.ENABLED:
         raise ConfigError(
             "INPUT.LSJ.ENABLED and INPUT.CROP.ENABLED are both on, and the jitter crops already; "

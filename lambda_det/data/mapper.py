@@ -44,6 +44,9 @@ class TolerantMapper(DatasetMapper):
             arguments["augmentations"] = augmentations
             # As with any crop, the visible part of an object may be smaller than its box's.
             arguments["recompute_boxes"] = cfg.MODEL.MASK_ON
+        else:
+            # In place of Detectron2's own; the crop of INPUT.CROP stays before them.
+            arguments["augmentations"][-len(augmentations) :] = augmentations
         return arguments
 
     def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +89,11 @@ class TolerantMapper(DatasetMapper):
             )
             for annotation in annotations
         ]
+        for annotation in transformed:
+            if isinstance(annotation.get("segmentation"), np.ndarray):
+                # FixedSizeCrop pads with 255, "ignore" in semantic segmentation, but foreground to
+                # BitMasks and so to the boxes that are computed from it.
+                annotation["segmentation"] = annotation["segmentation"] == 1
         instances = detection_utils.annotations_to_instances(
             transformed, image_shape, mask_format=mask_format
         )

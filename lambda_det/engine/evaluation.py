@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 
 from detectron2.config import CfgNode
 from detectron2.evaluation import COCOEvaluator
+
+from lambda_det.data.mapper import is_polygon
 
 __all__ = ["TolerantCOCOEvaluator", "build_evaluator"]
 
@@ -15,7 +18,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
     """COCOEvaluator for files without the keys that pycocotools asks for without need.
 
     ``info`` is missing in most files that tools export; ``iscrowd`` and ``area`` have an obvious
-    meaning where they are not given. An object without a mask counts as its box.
+    meaning where they are not given. An object without a usable mask counts as its box, and one
+    whose box has numbers that are not finite as an object of no size, which nobody finds.
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -24,15 +28,22 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         dataset.setdefault("info", {})
         without_mask = 0
         for annotation in dataset.get("annotations", ()):
-            x, y, w, h = annotation["bbox"]
+            # On polygons that are not whole and on NaN, pycocotools fails once all is predicted.
+            x, y, w, h = annotation["bbox"] = [
+                v if math.isfinite(v) else 0 for v in annotation["bbox"]
+            ]
             annotation.setdefault("iscrowd", 0)
-            annotation.setdefault("area", w * h)
+            if annotation.get("area") is None:
+                annotation["area"] = w * h
+            if isinstance(annotation.get("segmentation"), list):
+                annotation["segmentation"] = list(filter(is_polygon, annotation["segmentation"]))
             if not annotation.get("segmentation"):
                 annotation["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
                 without_mask += 1
         if without_mask and "segm" in (self._tasks or ()):
             logging.getLogger(__name__).warning(
-                f"{without_mask} annotation(s) have no mask; their boxes stand for it in mask AP"
+                f"{without_mask} annotation(s) have no usable mask; their boxes stand for it in "
+                "mask AP"
             )
 
 

@@ -350,12 +350,17 @@ def test_nothing_to_evaluate(registered, content):
 
 
 @pytest.mark.parametrize("key", ["area", "iscrowd", "segmentation"])
-def test_what_only_evaluation_needs(registered, content, key):
+@pytest.mark.parametrize("train", [True, False])
+def test_keys_that_may_be_missing(registered, content, caplog, key, train):
     del content["annotations"][6][key]
-    cfg = registered(content, content)
-    check_datasets(cfg, train=True, test=False)
-    with pytest.raises(DataError, match="annotation 7 of image 40"):
-        check_datasets(cfg, train=False, test=True)
+    check_datasets(registered(content, content), train=train, test=not train)
+    warned = any("without a mask take their box" in r.getMessage() for r in caplog.records)
+    assert warned == (key == "segmentation")
+
+
+def test_an_area_of_null_counts_as_missing(content, write):
+    content["annotations"][6]["area"] = None
+    assert set(check_coco(*write(content)).problems) == {"annotation without area"}
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from detectron2.data import detection_utils
 from detectron2.data import transforms as T
 
 from lambda_det.data import build_augmentation, large_scale_jitter
@@ -47,6 +48,29 @@ def test_very_thin_images_keep_a_pixel(shape, pad):
     for _ in range(50):
         image, _ = augment(large_scale_jitter(0.1, 0.2, 1024, pad), np.ones((*shape, 3), np.uint8))
         assert min(image.shape[:2]) >= 1
+
+
+@pytest.mark.parametrize("shape", [(3, 1500), (1500, 3), (48, 64), (1, 1)])
+@pytest.mark.parametrize("is_train", [True, False])
+def test_without_jitter_sizes_are_those_of_detectron2_but_never_0(cfg, shape, is_train):
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MIN_SIZE_TEST = (100, 128), 128
+    cfg.INPUT.MAX_SIZE_TRAIN = cfg.INPUT.MAX_SIZE_TEST = 128
+    cfg.INPUT.RANDOM_FLIP = "none"
+    image = np.ones((*shape, 3), np.uint8)
+    for seed in range(5):
+        np.random.seed(seed)
+        ours, _ = augment(build_augmentation(cfg, is_train), image)
+        np.random.seed(seed)
+        (theirs,) = detection_utils.build_augmentation(cfg, is_train)
+        expected = theirs.get_transform(image)
+        assert ours.shape[:2] == (max(expected.new_h, 1), max(expected.new_w, 1))
+
+
+def test_a_test_size_of_0_leaves_images_as_they_are(cfg):
+    cfg.INPUT.MIN_SIZE_TEST = 0
+    image, _ = augment(build_augmentation(cfg, False), np.ones((7, 900, 3), np.uint8))
+    assert image.shape == (7, 900, 3)
 
 
 def test_without_padding_no_pixel_is_invented():
@@ -95,11 +119,14 @@ def test_config_chooses_the_augmentations(cfg):
     assert (resize.min_scale, resize.max_scale, resize.target_height) == (0.1, 2.0, 64)
     assert crop.crop_size == (64, 64) and crop.pad
     assert flip.vertical and not flip.horizontal
-    assert names(build_augmentation(cfg, False)) == ["ResizeShortestEdge"]
+    assert names(build_augmentation(cfg, False)) == ["ResizeShortestEdgeAtLeastOnePixel"]
     cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True
     assert not build_augmentation(cfg, True)[1].pad
     cfg.INPUT.LSJ.ENABLED = False
-    assert names(build_augmentation(cfg, True)) == ["ResizeShortestEdge", "RandomFlip"]
+    assert names(build_augmentation(cfg, True)) == [
+        "ResizeShortestEdgeAtLeastOnePixel",
+        "RandomFlip",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,25 @@ def test_boxes_are_tight_around_what_the_crop_leaves(cfg, record):
     assert instances.gt_boxes.tensor.tolist() == [[0, 0, 10, 10]]
 
 
+@pytest.mark.parametrize("scale", [0.2, 0.5, 0.9, 1.5])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_run_lengths_and_polygons_are_jittered_alike(cfg, record, scale, compressed):
+    cfg.INPUT.LSJ.MIN_SCALE = cfg.INPUT.LSJ.MAX_SCALE = scale
+    found = []
+    for segmentation in (thing()["segmentation"], runs(compressed=compressed)):
+        np.random.seed(3)
+        found.append(mapped(cfg, record, [thing(segmentation=segmentation)]))
+    polygon, bitmap = found
+    assert len(polygon) == len(bitmap) == 1
+    torch.testing.assert_close(
+        bitmap.gt_boxes.tensor, polygon.gt_boxes.tensor, rtol=0, atol=0 if scale == 0.5 else 1
+    )
+    # A border of pixels that are half inside counts for one or the other.
+    width, height = (polygon.gt_boxes.tensor[0, 2:] - polygon.gt_boxes.tensor[0, :2]).tolist()
+    area = polygon.gt_masks.area().item()
+    assert abs(bitmap.gt_masks.tensor.sum().item() - area) <= width + height
+
+
 def test_a_polygon_that_crosses_itself_keeps_all_its_lobes(cfg, record):
     bow = thing((4, 4, 40, 20), segmentation=[[4, 4, 44, 24, 44, 4, 4, 24]])
     crop = T.AugmentationList([T.CropTransform(0, 0, WIDTH, HEIGHT)])
@@ -207,6 +226,26 @@ def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
     assert TolerantMapper(cfg, is_train=False)(turned)["image"].shape == (3, WIDTH, HEIGHT)
     with pytest.raises(DataError, match=r"turned\.jpg is 48x64.* say 64x48"):
         TolerantMapper(cfg, is_train=False)({**record, "file_name": str(path)})
+
+
+@pytest.mark.parametrize("size", [(2100, 1), (1, 2100)])
+@pytest.mark.parametrize("is_train", [True, False])
+def test_very_thin_images_are_resized_without_jitter(cfg, tmp_path, size, is_train):
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.MAX_SIZE_TRAIN = cfg.INPUT.MAX_SIZE_TEST = 1024
+    path = tmp_path / "thin.png"
+    Image.new("RGB", size).save(path)
+    record = {"file_name": str(path), "width": size[0], "height": size[1], "image_id": 1}
+    record["annotations"] = [thing((0, 0, *size))]
+    output = TolerantMapper(cfg, is_train=is_train)(record)
+    assert sorted(output["image"].shape) == [1, 3, 1024]
+
+
+def test_without_jitter_the_crop_of_the_config_stays(cfg):
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.CROP.ENABLED = True
+    made = [type(a) for a in TolerantMapper(cfg, is_train=True).augmentations.augs]
+    assert made == [T.RandomCrop, *(type(a) for a in build_augmentation(cfg, True))]
 
 
 def break_file(path, how):

@@ -9,14 +9,19 @@ import pytest
 import torch
 from detectron2.config import get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import Boxes, Instances
 
+from lambda_det.data import check_datasets
 from lambda_det.engine.evaluation import build_evaluator
 
 
 @pytest.fixture
 def bare_data(tmp_path):
-    """Two images with one box each; no info, area, iscrowd, and one segmentation only."""
+    """Two images with one box each; no info, area, iscrowd, and one segmentation only.
+
+    Registered as "bare"; the image files are empty.
+    """
     annotations = [
         {"id": 1, "image_id": 1, "category_id": 7, "bbox": [2, 3, 10, 8]},
         {
@@ -24,25 +29,31 @@ def bare_data(tmp_path):
             "image_id": 2,
             "category_id": 7,
             "bbox": [4, 4, 6, 6],
+            "area": None,
             "segmentation": [[4, 4, 10, 4, 10, 10, 4, 10]],
         },
     ]
     images = [{"id": i, "file_name": f"{i}.png", "height": 20, "width": 20} for i in (1, 2)]
+    for image in images:
+        (tmp_path / image["file_name"]).touch()
     content = {"images": images, "annotations": annotations, "categories": [{"id": 7, "name": "a"}]}
     path = tmp_path / "bare.json"
     path.write_text(json.dumps(content))
-    MetadataCatalog.get("bare").set(
-        json_file=str(path), thing_dataset_id_to_contiguous_id={7: 0}, thing_classes=["a"]
-    )
+    register_coco_instances("bare", {}, str(path), str(tmp_path))
     yield annotations
+    DatasetCatalog.remove("bare")
     MetadataCatalog.remove("bare")
-    assert "bare" not in DatasetCatalog
 
 
 def _evaluate(tmp_path, predictions):
+    """What a run does: look the data over, then evaluate."""
     cfg = get_cfg()
     cfg.MODEL.MASK_ON = True
-    cfg.OUTPUT_DIR = str(tmp_path)
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 1
+    cfg.DATASETS.TEST = ("bare",)
+    cfg.OUTPUT_DIR = str(tmp_path / "output")
+    check_datasets(cfg, train=False, test=True)
+    DatasetCatalog.get("bare")  # the loader's reading, which fills in the metadata
     evaluator = build_evaluator(cfg, "bare")
     evaluator.reset()
     for image_id, boxes in predictions.items():
@@ -62,6 +73,32 @@ def test_bare_annotations_are_evaluated(bare_data, tmp_path):
     results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: [[4, 4, 10, 10]]})
     assert results["bbox"]["AP"] == pytest.approx(100)
     assert results["segm"]["AP"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"segmentation": [[1, 2]]}, 100),
+        ({"segmentation": [[1, 2, 3, 4]]}, 100),
+        ({"segmentation": [[1, 2, math.nan, 4, 5, 6]]}, 100),
+        # One of two objects is found: the precision is 1 up to a recall of 0.5, 51 points of 101.
+        ({"bbox": [4, 4, math.nan, 6], "segmentation": None}, 100 * 51 / 101),
+        ({"bbox": [4, 4, math.inf, 6], "segmentation": None}, 100 * 51 / 101),
+    ],
+    ids=str,
+)
+def test_what_the_checks_let_pass_does_not_break_the_evaluation(
+    bare_data, tmp_path, monkeypatch, changes, expected
+):
+    # One in a hundred may be bad; here it is one in two
+    monkeypatch.setattr("lambda_det.data.checks.report.MAX_BAD_BOX_SHARE", 0.5)
+    bare_data[0]["segmentation"] = [[2, 3, 12, 3, 12, 11, 2, 11]]
+    bare_data[1].update(changes)
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "annotations": bare_data}))
+    results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: [[4, 4, 10, 10]]})
+    assert results["segm"]["AP"] == pytest.approx(expected)
+    assert results["bbox"]["AP"] == pytest.approx(expected)
 
 
 def test_nothing_predicted(bare_data, tmp_path):

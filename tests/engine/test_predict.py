@@ -356,6 +356,13 @@ def test_every_image_gets_its_picture(predictor, images, tmp_path):
     assert result.instances > 0 and not result.unreadable
 
 
+@pytest.mark.parametrize("size", [(1, 300), (300, 1)])
+def test_very_thin_images_are_drawn(predictor, tmp_path, size):
+    cv2.imwrite(str(tmp_path / "thin.png"), np.zeros((*size, 3), np.uint8))
+    result = predict(predictor, plan_files([tmp_path / "thin.png"], tmp_path / "out", False))
+    assert cv2.imread(str(result.written[0])).shape == (*size, 3)
+
+
 def test_pictures_keep_the_colours_of_their_files(run, tmp_path):
     blue = np.full((48, 64, 3), (200, 0, 0), np.uint8)
     cv2.imwrite(str(tmp_path / "blue.png"), blue)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from lambda_det.data import check_coco, make_shapes
+
+TOOL = Path(__file__).parents[2] / "datasets" / "subset_coco.py"
+main = runpy.run_path(str(TOOL))["main"]
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    make_shapes(tmp_path, num_train=5, num_val=1, size=64)
+    folder = tmp_path / "shapes"
+    return folder / "annotations" / "instances_train.json", folder / "train"
+
+
+def test_the_first_images_keep_all_their_annotations(shapes, tmp_path, capsys):
+    source, images = shapes
+    target = tmp_path / "few.json"
+    assert main([str(source), str(target), "--images", "2"]) == 0
+    whole, few = json.loads(source.read_text()), json.loads(target.read_text())
+    assert few["images"] == whole["images"][:2]
+    assert few["annotations"] == [a for a in whole["annotations"] if a["image_id"] in (1, 2)]
+    assert few["categories"] == whole["categories"]
+    assert check_coco(target, images).problems == {}
+    assert f"2 images, {len(few['annotations'])} annotations" in capsys.readouterr().out
+
+
+def test_nothing_is_overwritten(shapes, capsys):
+    source, _ = shapes
+    before = source.read_bytes()
+    assert main([str(source), str(source)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"images": []}'])
+def test_what_is_not_coco_format_is_refused(tmp_path, capsys, text):
+    source, target = tmp_path / "bad.json", tmp_path / "few.json"
+    source.write_text(text)
+    assert main([str(source), str(target)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {source}")
+    assert not target.exists()
