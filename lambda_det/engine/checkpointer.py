@@ -67,9 +67,11 @@ class SafeCheckpointer(DetectionCheckpointer):
         """Load the model and the training state; every tensor of the model must be there.
 
         Raises:
-            WeightsError: the file is missing, unreadable, unsafe, or lacks something.
+            WeightsError: the file is missing, unreadable, unsafe, or lacks something; model and
+                training state are unchanged if it lacks the training state.
         """
         self._must_be_complete = True
+        self._must_hold_training = True
         return self._load(path, None)
 
     def load_complete_model(self, path: str) -> None:
@@ -79,6 +81,7 @@ class SafeCheckpointer(DetectionCheckpointer):
             WeightsError: as in :meth:`load_everything`.
         """
         self._must_be_complete = True
+        self._must_hold_training = False
         self._load(path, [])
 
     def load_initial_weights(self, path: str) -> None:
@@ -90,6 +93,7 @@ class SafeCheckpointer(DetectionCheckpointer):
             WeightsError: as in :meth:`load_everything`, or nothing of the backbone fits.
         """
         self._must_be_complete = False
+        self._must_hold_training = False
         self._load(path, [])
 
     def _load(self, path: str, checkpointables: list[str] | None) -> dict[str, Any]:
@@ -138,6 +142,11 @@ class SafeCheckpointer(DetectionCheckpointer):
         return {"model": model, "__author__": "Caffe2", "matching_heuristics": True}
 
     def _load_model(self, checkpoint: dict[str, Any]) -> Any:
+        if self._must_hold_training and "trainer" not in checkpoint:
+            raise WeightsError(
+                f"{self._path} holds weights alone, without optimiser and iteration, so no run can "
+                "be resumed from it: start one with MODEL.WEIGHTS and another OUTPUT_DIR."
+            )
         result = super()._load_model(checkpoint)
         names = [name for name in self.model.state_dict() if not _OPTIONAL.search(name)]
         reshaped = {name: (there, here) for name, there, here in result.incorrect_shapes}

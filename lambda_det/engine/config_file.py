@@ -15,7 +15,7 @@ from detectron2.config import CfgNode, get_cfg
 from lambda_det.config import add_lambda_config
 from lambda_det.errors import ConfigError
 
-__all__ = ["load_config"]
+__all__ = ["leaves", "load_config"]
 
 _DATA_FLAGS = {
     "train_json": "DATASETS.TRAIN_JSON",
@@ -42,7 +42,7 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     if args.config_file:
-        for key, value in _leaves(_load_yaml(args.config_file), cfg):
+        for key, value in leaves(_load_yaml(args.config_file)):
             _set(cfg, key, value, args.config_file)
     opts = list(args.opts or [])
     _check_pairs(opts)
@@ -95,15 +95,13 @@ def _near_files(file: str) -> list[str]:
     return [str(found[n]) for n in difflib.get_close_matches(Path(file).name, found, n=2)]
 
 
-def _leaves(node: dict, cfg: CfgNode, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value), going down as long as ``cfg`` has a section of that name."""
+def leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all nested settings; an empty section counts as a value."""
     for name, value in node.items():
-        key = f"{prefix}{name}"
-        section = cfg.get(name) if isinstance(cfg, CfgNode) else None
-        if isinstance(value, dict) and isinstance(section, CfgNode):
-            yield from _leaves(value, section, key + ".")
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            yield key, value
+            yield f"{prefix}{name}", value
 
 
 def _all_keys(node: CfgNode, prefix: str = "") -> Iterator[str]:

@@ -22,9 +22,8 @@ class RunWriter(HookBase):
     begins, so iterations computed twice stay in them twice.
     """
 
-    def __init__(self, folder: str, period: int = 20) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._period = period
         self._hook: PeriodicWriter | None = None
 
     def before_train(self) -> None:
@@ -35,7 +34,7 @@ class RunWriter(HookBase):
             JSONWriter(os.path.join(self._folder, "metrics.json")),
             TensorboardXWriter(self._folder, purge_step=first),
         ]
-        self._hook = PeriodicWriter(writers, self._period)
+        self._hook = PeriodicWriter(writers)
         self._hook.trainer = self.trainer
 
     def after_step(self) -> None:

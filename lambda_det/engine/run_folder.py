@@ -12,9 +12,17 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.engine.checkpointer import last_checkpoint
+from lambda_det.engine.config_file import leaves
 from lambda_det.errors import ConfigError
 
-__all__ = ["changed_keys", "check_run_folder", "cut_metrics", "describe_run", "save_config"]
+__all__ = [
+    "changed_keys",
+    "check_evaluation_folder",
+    "check_run_folder",
+    "cut_metrics",
+    "describe_run",
+    "save_config",
+]
 
 # A resumed run must keep these: the weights or the optimiser's saved state depend on them, so that
 # a new value would not fit or, worse, be ignored without a word.
@@ -47,15 +55,10 @@ def check_run_folder(cfg: CfgNode, *, resume: bool) -> None:
         resume: continue what is there; a folder without a run is fine, too.
 
     Raises:
-        ConfigError: OUTPUT_DIR cannot be a folder, holds a run and ``resume`` is not set, or holds
-            a run of another configuration.
+        ConfigError: OUTPUT_DIR cannot be written to, holds a run and ``resume`` is not set, or
+            holds a run of another configuration.
     """
-    folder = Path(cfg.OUTPUT_DIR)
-    if not cfg.OUTPUT_DIR or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR!r} is not a folder; name one to write to.")
-    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"OUTPUT_DIR {folder} cannot be written to: {parent} is read-only.")
+    folder = _writable_folder(cfg)
     if not _holds_run(folder):
         return
     if not resume:
@@ -69,6 +72,35 @@ def check_run_folder(cfg: CfgNode, *, resume: bool) -> None:
                 f"--resume continues the run in {folder}, which has {key} {before!r}; now it is "
                 f"{now!r}. Set it back, or give another OUTPUT_DIR."
             )
+
+
+def check_evaluation_folder(cfg: CfgNode, weights: str) -> None:
+    """Refuse to write the results of some weights over those of another run; write nothing.
+
+    Args:
+        cfg: OUTPUT_DIR is used.
+        weights: the file to evaluate.
+
+    Raises:
+        ConfigError: OUTPUT_DIR cannot be written to, or holds a run that ``weights`` is not of.
+    """
+    folder = _writable_folder(cfg)
+    own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
+    if _holds_run(folder) and not own:
+        raise ConfigError(
+            f"OUTPUT_DIR {folder} holds a run that {weights} is not of, and whose results would be "
+            "overwritten: give another OUTPUT_DIR."
+        )
+
+
+def _writable_folder(cfg: CfgNode) -> Path:
+    folder = Path(cfg.OUTPUT_DIR)
+    if not cfg.OUTPUT_DIR or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR!r} is not a folder; name one to write to.")
+    parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"OUTPUT_DIR {folder} cannot be written to: {parent} is read-only.")
+    return folder
 
 
 def _holds_run(folder: Path) -> bool:
@@ -95,21 +127,13 @@ def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
     if not saved.exists():
         return
     try:
-        before = dict(_leaves(yaml.safe_load(saved.read_text())))
+        before = dict(leaves(yaml.safe_load(saved.read_text())))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
         raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
     # through YAML as the other was, so that tuples and lists are the same
-    for key, value in _leaves(yaml.safe_load(cfg.dump())):
+    for key, value in leaves(yaml.safe_load(cfg.dump())):
         if key in before and before[key] != value:
             yield key, before[key], value
-
-
-def _leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def save_config(cfg: CfgNode) -> Path:

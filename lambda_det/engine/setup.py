@@ -18,9 +18,11 @@ from lambda_det.data import check_datasets, register_json_datasets
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
 from lambda_det.engine.config_file import load_config
 from lambda_det.engine.launch import launch, on_main_process
+from lambda_det.engine.model_check import build_for_trial, load_for_trial
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.run_folder import (
     changed_keys,
+    check_evaluation_folder,
     check_run_folder,
     describe_run,
     save_config,
@@ -81,16 +83,28 @@ def setup(args: argparse.Namespace) -> CfgNode:
 
 def _check(cfg: CfgNode, args: argparse.Namespace) -> None:
     if args.eval_only:
-        _weights_to_evaluate(cfg, args.resume)
+        path = _weights_to_evaluate(cfg, args.resume)
+        check_evaluation_folder(cfg, path)
+        load_for_trial(build_for_trial(cfg), lambda c: c.load_complete_model(path))
     else:
         check_run_folder(cfg, resume=args.resume)
-        _check_weights_exist(cfg.MODEL.WEIGHTS)
+        _check_start(cfg, last_checkpoint(cfg.OUTPUT_DIR) if args.resume else "")
     test = args.eval_only or len(cfg.DATASETS.TEST) > 0
     check_datasets(cfg, train=not args.eval_only, test=test)
 
 
+def _check_start(cfg: CfgNode, checkpoint: str) -> None:
+    """Try what DetectionTrainer.resume_or_load will do."""
+    model = build_for_trial(cfg)
+    if checkpoint:
+        load_for_trial(model, lambda c: c.load_everything(checkpoint))
+    elif cfg.MODEL.WEIGHTS:
+        _check_weights_exist(cfg.MODEL.WEIGHTS)
+        load_for_trial(model, lambda c: c.load_initial_weights(cfg.MODEL.WEIGHTS))
+
+
 def _check_weights_exist(path: str) -> None:
-    if path and "://" not in path and not os.path.isfile(path.split("?")[0]):
+    if "://" not in path and not os.path.isfile(path.split("?")[0]):
         raise WeightsError(f"MODEL.WEIGHTS {path} is not there; it must name a checkpoint file.")
 
 
@@ -113,23 +127,20 @@ def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
 
 
 def _start_log(cfg: CfgNode, args: argparse.Namespace) -> None:
-    """As Detectron2's default_setup, but it keeps the config.yaml of a run that is evaluated."""
+    """As Detectron2's default_setup, but config.yaml waits until the weights are loaded."""
     rank = comm.get_rank()
-    saved = Path(cfg.OUTPUT_DIR) / "config.yaml"
     changes = []
     if comm.is_main_process():
         if args.resume and not args.eval_only:
-            changes = list(changed_keys(cfg, saved))
+            changes = list(changed_keys(cfg, _config_file(cfg)))
         Path(cfg.OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
-        if not args.eval_only or not saved.exists():
-            save_config(cfg)
     comm.synchronize()
     for name in ("fvcore", "detectron2", "lambda_det"):
         setup_logger(cfg.OUTPUT_DIR, distributed_rank=rank, name=name)
     logger.info(f"Process {rank} of {comm.get_world_size()}")
     logger.info("Environment:\n" + collect_env_info())
     logger.info(f"Command line: {args}")
-    logger.info(f"Configuration, as in {saved}:\n{cfg.dump()}")
+    logger.info(f"Configuration:\n{cfg.dump()}")
     if changes:
         text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
         logger.info(f"Changed since the run was started: {text}")
@@ -140,10 +151,16 @@ def _start_log(cfg: CfgNode, args: argparse.Namespace) -> None:
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not args.eval_only
 
 
+def _config_file(cfg: CfgNode) -> Path:
+    return Path(cfg.OUTPUT_DIR) / "config.yaml"
+
+
 def train(cfg: CfgNode, *, resume: bool) -> dict | None:
     """Train and evaluate; with ``resume`` from the last checkpoint, if there is one."""
     trainer = DetectionTrainer(cfg)
     trainer.resume_or_load(resume=resume)
+    if comm.is_main_process():
+        save_config(cfg)
     return trainer.train()
 
 
@@ -157,4 +174,6 @@ def evaluate(cfg: CfgNode, *, resume: bool) -> dict:
     path = _weights_to_evaluate(cfg, resume)
     model = DetectionTrainer.build_model(cfg)
     SafeCheckpointer(model, cfg.OUTPUT_DIR).load_complete_model(path)
+    if comm.is_main_process() and not _config_file(cfg).exists():  # that of a run is kept
+        save_config(cfg)
     return DetectionTrainer.test(cfg, model)

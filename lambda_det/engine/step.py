@@ -53,6 +53,7 @@ class StepTrainer(SimpleTrainer):
         self.accumulate = accumulate
         self.grad_scaler = precision.grad_scaler()
         self._last_checkpoint = last_checkpoint
+        self._losses_before: dict[str, Tensor] = {}
 
     def run_step(self) -> None:
         """Draw, compute, check on every process, and only then change the weights.
@@ -77,6 +78,7 @@ class StepTrainer(SimpleTrainer):
             for name, loss in batch_losses.items():
                 losses[name] = losses.get(name, 0) + loss.detach().float() / self.accumulate
         self._check_finite(losses)
+        self._losses_before = losses
         self.write_metrics(losses, data_time, self.iter)
         self.grad_scaler.step(self.optimizer)
         self.grad_scaler.update()
@@ -106,7 +108,11 @@ class StepTrainer(SimpleTrainer):
         except FloatingPointError as error:
             # The region proposals look for NaN by themselves. The other processes wait in a
             # collective call by now and cannot be asked; whoever started this one ends them.
-            raise NonFiniteLossError(self._sentence(str(error).partition(".")[0])) from error
+            what = str(error).partition(".")[0]
+            if self._losses_before:
+                values = {name: loss.item() for name, loss in self._losses_before.items()}
+                what += f" (the losses of the step before were {_listed(values)})"
+            raise NonFiniteLossError(self._sentence(what)) from error
 
     def _describe(self, losses: dict[str, Tensor]) -> str:
         gathered = comm.all_gather({name: loss.item() for name, loss in losses.items()})
@@ -115,7 +121,7 @@ class StepTrainer(SimpleTrainer):
             for rank, values in enumerate(gathered)
             if not all(map(math.isfinite, values.values()))
         ]
-        values = ", ".join(f"{k} {v:.4g}" for k, v in gathered[bad[0] if bad else 0].items())
+        values = _listed(gathered[bad[0] if bad else 0])
         where = f" on worker {bad[0]}" if bad and len(gathered) > 1 else ""
         what = "A loss is not finite" if bad else "A gradient is not finite"
         return self._sentence(f"{what}{where} ({values})")
@@ -136,3 +142,7 @@ class StepTrainer(SimpleTrainer):
         super().load_state_dict(state_dict)
         if self.grad_scaler.is_enabled() and state_dict.get("grad_scaler"):
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+
+
+def _listed(losses: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in losses.items())

@@ -93,6 +93,17 @@ def test_everything_must_be_there_to_evaluate(tmp_path):
         SafeCheckpointer(model).load_complete_model(path)
 
 
+def test_a_run_is_not_resumed_from_weights_alone(tmp_path):
+    model, source = _Detector(), _Detector()
+    before = model.backbone["stem"].weight.clone()
+    with pytest.raises(WeightsError, match=r"a\.pth holds weights alone.*MODEL\.WEIGHTS"):
+        SafeCheckpointer(model).load_everything(_saved(tmp_path / "a.pth", source))
+    assert torch.equal(model.backbone["stem"].weight, before)
+    SafeCheckpointer(source, str(tmp_path), trainer=nn.Linear(1, 1)).save("b")
+    SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load_everything(str(tmp_path / "b.pth"))
+    assert torch.equal(model.backbone["stem"].weight, source.backbone["stem"].weight)
+
+
 def test_training_may_start_from_other_classes_alone(tmp_path):
     source, model = _Detector(classes=5), _Detector()
     before = model.roi_heads["box_predictor"]["cls_score"].weight.clone()

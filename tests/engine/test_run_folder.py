@@ -10,7 +10,12 @@ import pytest
 from detectron2.config import get_cfg
 
 from lambda_det.config import add_lambda_config
-from lambda_det.engine.run_folder import check_run_folder, cut_metrics, save_config
+from lambda_det.engine.run_folder import (
+    check_evaluation_folder,
+    check_run_folder,
+    cut_metrics,
+    save_config,
+)
 from lambda_det.errors import ConfigError
 
 
@@ -87,6 +92,29 @@ def test_a_file_is_no_folder(cfg, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match="is not a folder"):
         check_run_folder(cfg, resume=True)
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_evaluation_folder(cfg, "weights.pth")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
+def test_a_read_only_folder(cfg, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match="read-only"):
+            check_evaluation_folder(cfg, "weights.pth")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path, monkeypatch):
+    check_evaluation_folder(started, os.path.join(started.OUTPUT_DIR, "model_0000004.pth"))
+    monkeypatch.chdir(started.OUTPUT_DIR)
+    check_evaluation_folder(started, "model_0000004.pth")
+    for other in (tmp_path / "other.pth", tmp_path / "run2" / "a.pth", "https://host/a.pth"):
+        with pytest.raises(ConfigError, match="give another OUTPUT_DIR"):
+            check_evaluation_folder(started, str(other))
+    (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
+    check_evaluation_folder(started, str(tmp_path / "other.pth"))
 
 
 def test_cut_metrics(tmp_path):

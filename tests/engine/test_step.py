@@ -83,6 +83,26 @@ def test_without_a_checkpoint_it_says_none_yet():
         _train(ToyModel(), [data], 1)
 
 
+def test_when_the_forward_pass_stops_the_losses_before_are_named():
+    model, data = ToyModel(), items(4)
+
+    def stop_at_the_third(module, args):
+        if args[0][0] is data[2]:
+            raise FloatingPointError("Predicted boxes hold NaN. Training has diverged.")
+
+    model.register_forward_pre_hook(stop_at_the_third)
+    with pytest.raises(NonFiniteLossError) as caught:
+        _train(model, batches(data[2:], 2), 1)
+    assert "Predicted boxes hold NaN at iteration 0;" in str(caught.value)
+    expected = {k: v.item() for k, v in ToyModel()(data[:2]).items()}
+    model = ToyModel()
+    model.register_forward_pre_hook(stop_at_the_third)
+    with pytest.raises(NonFiniteLossError) as caught:
+        _train(model, batches(data, 2), 2)
+    losses = ", ".join(f"{name} {value:.4g}" for name, value in expected.items())
+    assert f"(the losses of the step before were {losses}) at iteration 1;" in str(caught.value)
+
+
 def _worker(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)

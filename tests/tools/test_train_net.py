@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from lambda_det.data import make_shapes
+
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"
 
@@ -41,6 +43,9 @@ SOLVER: {IMS_PER_BATCH: 2, BASE_LR: 0.01, MAX_ITER: 3, STEPS: [], WARMUP_ITERS: 
          CHECKPOINT_PERIOD: 2}
 SEED: 1
 """
+
+OTHER = ["MODEL.WEIGHTS", "{other}"]
+LAMBDA = ["MODEL.BACKBONE.NAME", "build_lambda_resnet_fpn_backbone"]
 
 
 def _write_squares(folder: Path, name: str, count: int, seed: int) -> None:
@@ -143,18 +148,35 @@ def test_resume_goes_on_where_it_stopped(tool, flags, trained):
 def test_resume_with_another_number_of_images_per_step(tool, flags, tmp_path, capsys):
     argv = [*flags, "OUTPUT_DIR", str(tmp_path / "run"), "SOLVER.REFERENCE_WORLD_SIZE", "1"]
     assert tool([*argv, "SOLVER.MAX_ITER", "1", "DATASETS.TEST", "()"]) == 0
+    config = (tmp_path / "run" / "config.yaml").read_text()
     assert tool([*flags, "--resume", *argv[len(flags) :], "SOLVER.ACCUMULATE_GRADIENTS", "2"]) == 2
     assert "takes 2 images a step" in capsys.readouterr().err
+    assert (tmp_path / "run" / "config.yaml").read_text() == config
     # a run that is finished is evaluated once more, and stays as it is
     assert tool([*flags, "--resume", *argv[len(flags) :], "SOLVER.MAX_ITER", "1"]) == 0
     assert sorted(set(_iterations(tmp_path / "run"))) == _iterations(tmp_path / "run")
 
 
-def test_evaluation_alone(tool, flags, trained, tmp_path):
+def test_resume_from_weights_alone_leaves_the_folder_as_it_was(tool, flags, trained, tmp_path):
+    model = torch.load(trained / "model_final.pth", weights_only=True)["model"]
+    torch.save({"model": model}, tmp_path / "bare.pth")
+    (tmp_path / "last_checkpoint").write_text("bare.pth")
+    assert tool([*flags, "--resume", "OUTPUT_DIR", str(tmp_path)]) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"bare.pth", "last_checkpoint"}
+
+
+def test_evaluation_alone(tool, flags, trained, tmp_path, capsys):
     weights = ["MODEL.WEIGHTS", str(trained / "model_final.pth")]
     config = (trained / "config.yaml").read_text()
     assert tool([*flags, "--eval-only", "OUTPUT_DIR", str(tmp_path / "a"), *weights]) == 0
     assert (tmp_path / "a" / "inference" / "coco_instances_results.json").exists()
+    # the results of one run are not written over those of another
+    before = _snapshot(trained)
+    (tmp_path / "b.pth").write_bytes((trained / "model_final.pth").read_bytes())
+    options = ["OUTPUT_DIR", str(trained), "MODEL.WEIGHTS", str(tmp_path / "b.pth")]
+    assert tool([*flags, "--eval-only", *options]) == 2
+    assert "give another OUTPUT_DIR" in capsys.readouterr().err
+    assert _snapshot(trained) == before
     # nothing predicted, and the run's own configuration kept
     options = ["OUTPUT_DIR", str(trained), "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "1.0"]
     assert tool([*flags, "--eval-only", "--resume", *options]) == 0
@@ -167,6 +189,14 @@ def test_evaluation_alone(tool, flags, trained, tmp_path):
         (["--eval-only"], "needs weights"),
         (["--eval-only", "--resume"], "holds none"),
         (["MODEL.WEIGHTS", "nowhere.pth"], "nowhere.pth is not there"),
+        (OTHER, "Nothing of the backbone"),
+        (["--eval-only", *OTHER], "does not hold the whole model"),
+        (["MODEL.BACKBONE.NAME", "build_resnet_fpn"], "did you mean build_resnet_fpn_backbone"),
+        ([*LAMBDA, "MODEL.LAMBDA_RESNET.SCOPE", "6"], "odd"),
+        (["--eval-only", *OTHER, *LAMBDA, "MODEL.LAMBDA_RESNET.HEADS", "7"], "7 heads"),
+        ([*LAMBDA, "MODEL.LAMBDA_RESNET.NAME", "lambda_resnet51"], "lambda_resnet50"),
+        ([*LAMBDA, "MODEL.LAMBDA_RESNET.IMPLEMENTATION", "quick"], "quick"),
+        ([*LAMBDA, "MODEL.LAMBDA_RESNET.OUT_FEATURES", "['res6']"], "res6"),
         (["SOLVER.IMS_PER_BATCH", "3", "SOLVER.ACCUMULATE_GRADIENTS", "2"], "2 or 4 images"),
         (["SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.DTYPE", "float16"], "needs a CUDA device"),
         (["SOLVER.NO_SUCH", "1"], "SOLVER.NO_SUCH"),
@@ -178,7 +208,9 @@ def test_evaluation_alone(tool, flags, trained, tmp_path):
 def test_what_cannot_work_is_refused_before_anything_is_written(
     tool, flags, tmp_path, capsys, arguments, words
 ):
-    folder = tmp_path / "run"
+    folder, other = tmp_path / "run", tmp_path / "other.pth"
+    torch.save({"model": {"a.weight": torch.zeros(1)}}, other)
+    arguments = [a.replace("{other}", str(other)) for a in arguments]
     pairs = next((i for i, a in enumerate(arguments) if a[0].isupper()), len(arguments))
     argv = [*flags, *arguments[:pairs], "OUTPUT_DIR", str(folder), *arguments[pairs:]]
     assert tool(argv) == 2
@@ -226,3 +258,30 @@ def test_torchrun_makes_one_run(flags, tmp_path):
     assert "Process 1 of 2" in (folder / "log.txt.rank1").read_text()
     assert "2 worker(s)" in (folder / "log.txt").read_text()
     assert _iterations(folder).count(0) == 1
+
+
+def test_a_lambda_resnet_is_trained_evaluated_and_resumed(tool, tmp_path):
+    """All that the paper's configurations switch on, at 64 pixels and on the CPU."""
+    make_shapes(tmp_path, num_train=8, num_val=2, size=64)
+    flags = ["--config-file", str(ROOT / "configs" / "quick" / "shapes_lambdaresnet26.yaml")]
+    for part, split in (("train", "train"), ("test", "val")):
+        annotations = tmp_path / "shapes" / "annotations" / f"instances_{split}.json"
+        flags += [f"--{part}-json", str(annotations)]
+        flags += [f"--{part}-images", str(tmp_path / "shapes" / split)]
+    options = "INPUT.LSJ.ENABLED True INPUT.LSJ.SIZE 64 INPUT.MIN_SIZE_TEST 64 "
+    options += "SOLVER.AMP.ENABLED True SOLVER.AMP.DTYPE bfloat16 SOLVER.IMS_PER_BATCH 4 "
+    options += "SOLVER.ACCUMULATE_GRADIENTS 2 MODEL.LAMBDA_RESNET.MASK_PADDING True "
+    options += "SOLVER.STEPS () SOLVER.WARMUP_ITERS 0"
+    folder = tmp_path / "run"
+    argv = [*options.split(), "OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER"]
+    assert tool([*flags, *argv, "2"]) == 0
+    before = torch.load(folder / "model_final.pth", weights_only=True)
+    assert before["iteration"] == 1
+    records = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    assert any("bbox/AP" in record and "segm/AP" in record for record in records)
+    assert tool([*flags, "--resume", *argv, "3"]) == 0
+    after = torch.load(folder / "model_final.pth", weights_only=True)
+    assert after["iteration"] == 2
+    changed = [k for k, v in after["model"].items() if not torch.equal(v, before["model"][k])]
+    assert any("position" in key for key in changed)
+    assert all(value.isfinite().all() for value in after["model"].values())

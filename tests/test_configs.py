@@ -1,0 +1,114 @@
+"""The configurations: they load, hold the paper's figures, and describe detectors."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+from detectron2.config import CfgNode
+from detectron2.solver import build_lr_scheduler
+
+import lambda_det
+from lambda_det.engine import load_config
+from lambda_det.engine.model_check import build_for_trial
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+PAPER = {
+    "mask_rcnn_lambdaresnet50": "lambda_resnet50",
+    "mask_rcnn_lambdaresnet101": "lambda_resnet101",
+    "mask_rcnn_lambdaresnet152": "lambda_resnet152",
+    "mask_rcnn_resnetrs101": "resnet_rs101",
+    "mask_rcnn_resnetrs101_se": "resnet_rs101_se",
+    "mask_rcnn_resnetrs152": "resnet_rs152",
+    "mask_rcnn_resnetrs152_se": "resnet_rs152_se",
+}
+ALL = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("**/*.yaml"))
+# Appendix E.2 of the paper, and what training from scratch needs besides
+FIGURES = {
+    "SOLVER.IMS_PER_BATCH": 256,
+    "SOLVER.BASE_LR": 0.32,
+    "SOLVER.MAX_ITER": 130000,
+    "SOLVER.GAMMA": 0.1,
+    "SOLVER.WARMUP_ITERS": 1000,
+    "SOLVER.WARMUP_FACTOR": 0.0,
+    "SOLVER.WARMUP_METHOD": "linear",
+    "SOLVER.WEIGHT_DECAY": 4e-5,
+    "SOLVER.MOMENTUM": 0.9,
+    "INPUT.LSJ.ENABLED": True,
+    "INPUT.LSJ.MIN_SCALE": 0.1,
+    "INPUT.LSJ.MAX_SCALE": 2.0,
+    "INPUT.LSJ.SIZE": 1024,
+    "INPUT.MIN_SIZE_TEST": 1024,
+    "INPUT.MAX_SIZE_TEST": 1024,
+    "MODEL.WEIGHTS": "",
+    "MODEL.MASK_ON": True,
+    "MODEL.BACKBONE.FREEZE_AT": 0,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.LAMBDA_RESNET.NORM": "SyncBN",
+    "MODEL.FPN.NORM": "SyncBN",
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 4,
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
+    "MODEL.RPN.CONV_DIMS": [-1, -1],
+}
+
+
+def _load(name: str) -> CfgNode:
+    return load_config(argparse.Namespace(config_file=str(CONFIGS / name), opts=[]))
+
+
+def _value(cfg: CfgNode, key: str):
+    for name in key.split("."):
+        cfg = cfg[name]
+    return cfg
+
+
+def test_all_of_them_are_here():
+    assert {f"{name}.yaml" for name in PAPER} <= set(ALL)
+    assert any(name.startswith("quick") for name in ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_loads_and_its_detector_is_built(name):
+    cfg = _load(name)
+    assert cfg.MODEL.LAMBDA_RESNET.NAME in lambda_det.list_models()
+    model = build_for_trial(cfg)
+    assert all(parameter.is_meta and parameter.requires_grad for parameter in model.parameters())
+    names = set(model.state_dict())
+    lambdas = {n for n in names if n.startswith("backbone.bottom_up.") and "position" in n}
+    assert bool(lambdas) == ("lambda" in cfg.MODEL.LAMBDA_RESNET.NAME)
+    assert any(n.startswith("roi_heads.mask_head.") for n in names)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_paper_s_figures(name):
+    cfg = _load(f"{name}.yaml")
+    assert {key: _value(cfg, key) for key in FIGURES} == FIGURES
+    assert PAPER[name] == cfg.MODEL.LAMBDA_RESNET.NAME
+    assert [step / cfg.SOLVER.MAX_ITER for step in cfg.SOLVER.STEPS] == [0.9, 0.95, 0.975]
+    assert all(50 < std < 65 for std in cfg.MODEL.PIXEL_STD)  # images reach the network divided
+    assert Path(cfg.OUTPUT_DIR).name == name
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 0.0),
+        (500, 0.16),
+        (1000, 0.32),
+        (116999, 0.32),
+        (117000, 0.032),
+        (123499, 0.032),
+        (123500, 0.0032),
+        (126749, 0.0032),
+        (126750, 0.00032),
+        (129999, 0.00032),
+    ],
+)
+def test_the_learning_rate_that_detectron2_gives(step, rate):
+    cfg = _load("base_mask_rcnn_fpn.yaml")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=cfg.SOLVER.BASE_LR)
+    scheduler = build_lr_scheduler(cfg, optimizer)
+    scheduler.last_epoch = step  # as the trainer's hook has it in that step
+    assert scheduler.get_lr() == pytest.approx([rate], rel=1e-6, abs=1e-9)

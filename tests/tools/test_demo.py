@@ -1,0 +1,55 @@
+"""tools/demo.py: what it makes of the training, which is patched out here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lambda_det.errors import DataError
+from tools import demo as tool
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Replace all that takes minutes; the run leaves the box APs that are put into the list."""
+    aps: list[float] = []
+
+    def run(args):
+        assert args.resume and Path(args.config_file).is_file()
+        folder = Path(args.opts[args.opts.index("OUTPUT_DIR") + 1])
+        folder.mkdir()
+        records = [{"iteration": i, "bbox/AP": ap, "segm/AP": ap / 2} for i, ap in enumerate(aps)]
+        records.append({"iteration": 99, "total_loss": 1.0})
+        (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+    monkeypatch.setattr(tool, "make_shapes", lambda root: None)
+    monkeypatch.setattr(tool, "run", run)
+    monkeypatch.setattr(tool, "Predictor", lambda *args, **kwargs: None)
+    monkeypatch.setattr(tool, "plan_dataset", lambda *args, **kwargs: None)
+    monkeypatch.setattr(tool, "predict", lambda *args: None)
+    return aps
+
+
+def test_the_last_metrics_are_told(trained, tmp_path, capsys):
+    trained += [3.0, 52.0]
+    assert tool.main(["--output", str(tmp_path / "run")]) == 0
+    captured = capsys.readouterr()
+    assert "box AP 52.0, mask AP 26.0" in captured.out and captured.err == ""
+    assert tool.final_metrics(str(tmp_path / "run"))["total_loss"] == 1.0
+
+
+def test_a_detector_that_has_not_learned_is_a_failure(trained, tmp_path, capsys):
+    trained += [52.0, 39.9]
+    assert tool.main(["--output", str(tmp_path / "run")]) == 1
+    assert "at least 40" in capsys.readouterr().err
+
+
+def test_a_mistake_is_one_sentence(trained, tmp_path, capsys, monkeypatch):
+    def refuse(root):
+        raise DataError("There is no room.")
+
+    monkeypatch.setattr(tool, "make_shapes", refuse)
+    assert tool.main(["--output", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "error: There is no room.\n"
