@@ -144,8 +144,6 @@ def _start_log(cfg: CfgNode, args: argparse.Namespace) -> None:
     if changes:
         text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
         logger.info(f"Changed since the run was started: {text}")
-    # PyTorch 2.15 warns of a call that Detectron2 makes, in the midst of the progress
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     # Another seed on each process, so that their jitter differs
     seed_all_rng(None if cfg.SEED < 0 else cfg.SEED + rank)
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not args.eval_only

@@ -69,6 +69,8 @@ class DetectionTrainer(DefaultTrainer):
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:
         """The model on its device, with norms and pooling that are right there."""
+        # PyTorch 2.15 warns of a call in Detectron2's forward pass, in the midst of the progress
+        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
         model = convert_sync_norms(build_model(cfg), cfg.MODEL.DEVICE)
         if cfg.SOLVER.AMP.ENABLED:
             pool_in_float32(model)
