@@ -46,6 +46,13 @@ class TolerantCOCOEvaluator(COCOEvaluator):
                 "mask AP"
             )
 
+    def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
+        """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN."""
+        results = super()._derive_coco_results(coco_eval, iou_type, class_names)
+        if coco_eval is None:
+            results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
+        return results
+
 
 def build_evaluator(cfg: CfgNode, dataset_name: str) -> COCOEvaluator:
     """Box AP, and mask and keypoint AP where the model has them, written below OUTPUT_DIR."""
