@@ -22,10 +22,11 @@ def _small(**options):
 
 
 def _awake(model):
-    """Give every norm a weight away from its initial 0 or 1, so that residual branches matter."""
+    """Give every norm a weight and a bias unlike the initial ones, so that all of it matters."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.0)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
     return model
 
 
@@ -109,6 +110,14 @@ def test_freeze_reaches_the_norms_inside_lambda_layers(freeze_at):
             type(m) for m in stage.modules() if isinstance(m, (FrozenBatchNorm2d, nn.BatchNorm2d))
         ]
         assert norms and not any(issubclass(norm, other) for norm in norms), (name, kind)
+
+
+def test_freeze_of_mobilenet():
+    model = lambda_det.create_backbone("mobilenet_v2_lambda", freeze_at=4)
+    for index, name in enumerate(("stem", *STAGES), start=1):
+        stage = getattr(model, name)
+        assert all(p.requires_grad != (index <= 4) for p in stage.parameters())
+        assert any(isinstance(m, nn.BatchNorm2d) for m in stage.modules()) != (index <= 4)
 
 
 @pytest.mark.parametrize(
