@@ -21,6 +21,13 @@ SIZES = {
     "several tiles": (1, (TILE_HEIGHT + 2, TILE_WIDTH + 3), 1, 2, 2, 1, (5, 7)),
 }
 
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+    ),
+]
+
 
 def _inputs(size, dtype=torch.float64):
     batch, (height, width), heads, k, v, u, scope = size
@@ -125,8 +132,11 @@ def test_translation_equivariance(name):
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_lower_precision_stays_close(name, dtype, tolerance):
-    exact = [x.detach().to(dtype).double() for x in _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))]
+@pytest.mark.parametrize("device", DEVICES)
+def test_lower_precision_stays_close(name, dtype, tolerance, device, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    exact = _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))
+    exact = [x.detach().to(device, dtype).double() for x in exact]
     inputs = [x.to(dtype).requires_grad_() for x in exact]
     exact = [x.requires_grad_() for x in exact]
     output = local_position_output(*inputs, name)
