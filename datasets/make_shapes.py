@@ -8,12 +8,17 @@ import os
 import sys
 
 from lambda_det.data import make_shapes
-from lambda_det.errors import UserError
+from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:
   python datasets/make_shapes.py
   python datasets/make_shapes.py --root /data --num-train 2000 --size 256
 """
+
+
+def make(arguments: argparse.Namespace) -> None:
+    make_shapes(**vars(arguments))
+    print(f"The shapes data set is in {os.path.join(arguments.root, 'shapes')}.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,13 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=128, help="side of the images in pixels (128)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another data set (0)")
     arguments = parser.parse_args(argv)
-    try:
-        make_shapes(**vars(arguments))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"The shapes data set is in {os.path.join(arguments.root, 'shapes')}.")
-    return 0
+    return exit_status(lambda: make(arguments))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,11 @@ The text of each is one sentence that names the file, key or value and says what
 command lines print that sentence and end with status 2; only other exceptions show a stack trace.
 """
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
 
 class UserError(Exception):
     """Something the person at the keyboard can put right."""
@@ -23,3 +28,23 @@ class WeightsError(UserError):
 
 class NonFiniteLossError(UserError, FloatingPointError):
     """The loss became NaN or infinite, and the run stopped before the weights were touched."""
+
+
+def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:
+    """Do the work of a command line and return the status to end with.
+
+    Args:
+        work: returns a status, or None for 0.
+        interrupted: what to say after Ctrl-C.
+
+    Returns:
+        The status of ``work``; 2 after a UserError, whose sentence is printed; 130 after Ctrl-C.
+    """
+    try:
+        return work() or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130

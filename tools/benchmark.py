@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from lambda_det.errors import UserError
+from lambda_det.errors import exit_status
 from lambda_det.layers import IMPLEMENTATIONS, local_position_output
 
 # batch, side of the map (height, width), value depth, side of the scope; k=16, h=4, u=1
@@ -75,29 +75,29 @@ def measure(
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
+def compare(names: list[str], runs: int, device: str) -> None:
+    """Print one row per size."""
     threads = torch.get_num_threads()
-    print(f"{args.device}, {platform.machine()}, {threads} threads, torch {torch.__version__}")
-    print(f"| batch, map, value depth, scope | {args.implementations[0]}, ms |", end="")
-    print(" | ".join(["", *args.implementations[1:]]).removeprefix(" |"), "|")
-    print("|---|" + "---|" * len(args.implementations))
+    print(f"{device}, {platform.machine()}, {threads} threads, torch {torch.__version__}")
+    header = ["batch, map, value depth, scope", f"{names[0]}, ms", *names[1:]]
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
     for size in SIZES:
         batch, (height, width), value_depth, scope = size
-        try:
-            medians = measure(size, args.implementations, args.runs, args.device)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        base = medians[args.implementations[0]]
+        medians = measure(size, names, runs, device)
+        base = medians[names[0]]
         cells = [f"{base[0] * 1e3:.1f} / {base[1] * 1e3:.1f}"]
-        for name in args.implementations[1:]:
+        for name in names[1:]:
             cells.append(
                 " / ".join(f"{t / b:.2f}" for t, b in zip(medians[name], base, strict=True))
             )
         label = f"{batch}, {height}x{width}, {value_depth}, {scope}"
         print("| " + " | ".join([label, *cells]) + " |", flush=True)
-    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    return exit_status(lambda: compare(args.implementations, args.runs, args.device))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 
 from lambda_det.data import check_coco
 from lambda_det.data.checks import BAD_BOX, NOTED, REFUSED, Report, registered_files
-from lambda_det.errors import UserError
+from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:
   python tools/check_dataset.py annotations.json images/
@@ -69,22 +69,22 @@ def print_report(report: Report) -> None:
                 print(f"{'':10}- {offender}")
 
 
-def main(argv: list[str] | None = None) -> int:
-    arguments = parse_arguments(argv)
-    try:
-        if arguments.dataset:
-            json_file, images = registered_files(arguments.dataset)
-        else:
-            json_file, images = arguments.json, arguments.images
-        files = "none" if arguments.no_images else "all"
-        report = check_coco(json_file, images, files=files, progress=show_progress)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def check(arguments: argparse.Namespace) -> int:
+    if arguments.dataset:
+        json_file, images = registered_files(arguments.dataset)
+    else:
+        json_file, images = arguments.json, arguments.images
+    files = "none" if arguments.no_images else "all"
+    report = check_coco(json_file, images, files=files, progress=show_progress)
     print_report(report)
     found = bool(report.of(REFUSED) or report.of(BAD_BOX))
     print("\nProblems were found." if found else "\nNothing is wrong.")
     return int(found)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse_arguments(argv)
+    return exit_status(lambda: check(arguments))
 
 
 if __name__ == "__main__":

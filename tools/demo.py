@@ -17,7 +17,7 @@ from lambda_det.data import make_shapes
 from lambda_det.engine import load_config, parser, run
 from lambda_det.engine.checkpointer import last_checkpoint
 from lambda_det.engine.predict import Predictor, plan_dataset, predict
-from lambda_det.errors import UserError
+from lambda_det.errors import exit_status
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
 EXPECTED_BOX_AP = 40.0  # well below what it reaches; less means that something is broken
@@ -60,14 +60,10 @@ def demo(output: str, pictures: int) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    try:
-        return 0 if demo(args.output, args.pictures) else 1
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
-        return 130
+    return exit_status(
+        lambda: 0 if demo(args.output, args.pictures) else 1,
+        "stopped; the same command continues from the last checkpoint",
+    )
 
 
 if __name__ == "__main__":

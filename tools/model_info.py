@@ -10,7 +10,7 @@ import sys
 import torch
 
 import lambda_det
-from lambda_det.errors import UserError
+from lambda_det.errors import exit_status
 from lambda_det.modeling.complexity import measure
 from lambda_det.modeling.specs import PaperFigures, get_spec
 
@@ -79,14 +79,8 @@ HEADER = [
 ]
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    try:
-        table = [HEADER, *rows(args.models, args.image_size)]
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.markdown:
+def print_table(table: list[list[str]], markdown: bool) -> None:
+    if markdown:
         table.insert(1, ["---"] + ["---:"] * (len(HEADER) - 2) + ["---"])
         lines = ["| " + " | ".join(row) + " |" for row in table]
     else:
@@ -99,7 +93,13 @@ def main(argv: list[str] | None = None) -> int:
             for row in table
         ]
     print("\n".join(lines))
-    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    return exit_status(
+        lambda: print_table([HEADER, *rows(args.models, args.image_size)], args.markdown)
+    )
 
 
 if __name__ == "__main__":

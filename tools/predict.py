@@ -9,7 +9,7 @@ import sys
 
 from lambda_det.engine import load_config
 from lambda_det.engine.predict import Predictor, find_weights, plan_dataset, plan_files, predict
-from lambda_det.errors import UserError
+from lambda_det.errors import exit_status
 
 EXAMPLES = """
 The config.yaml of a run's folder brings the run's last checkpoint with it:
@@ -86,15 +86,7 @@ def run(args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    try:
-        run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(lambda: run(args))
 
 
 if __name__ == "__main__":

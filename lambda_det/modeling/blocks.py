@@ -103,8 +103,7 @@ class SqueezeExcitation(nn.Module):
         else:
             inside = mask.to(x.dtype)
             # Means, since sums over a large map leave float16's range.
-            share = inside.mean((2, 3), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-            squeezed = (x * inside).mean((2, 3), keepdim=True) / share
+            squeezed = (x * inside).mean((2, 3), keepdim=True) / inside.mean((2, 3), keepdim=True)
         return x * torch.sigmoid(self.expand(F.relu_(self.reduce(squeezed))))
 
 

@@ -97,12 +97,13 @@ def build_lambda_resnet_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbo
         "scope":       options.SCOPE,
     }
     # fmt: on
-    overrides |= {name: value for name, value in (switches | layer).items() if value}
-    if isinstance(get_spec(options.NAME), MobileNetSpec) and any(switches.values()):
+    switched_on = [name.upper() for name, value in switches.items() if value]
+    if switched_on and isinstance(get_spec(options.NAME), MobileNetSpec):
         raise ConfigError(
-            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} takes no {', '.join(switches).upper()}; "
-            "these are for the ResNets."
+            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} takes no {', '.join(switched_on)}; leave it "
+            "at its default, or take a ResNet."
         )
+    overrides |= {name: value for name, value in (switches | layer).items() if value}
     if options.IMPLEMENTATION != "auto":
         overrides["implementation"] = options.IMPLEMENTATION
     return create_backbone(options.NAME, options.OUT_FEATURES, **overrides)

@@ -198,6 +198,13 @@ def test_initialisation(options):
     assert not any(name.endswith("proj.bias") for name, _ in layer.named_parameters())
 
 
+def test_scale_of_the_output_at_the_start():
+    """Near 75 with the paper's initialisation, which is why a norm has to follow."""
+    torch.manual_seed(0)
+    y = LambdaLayer(256)(torch.randn(2, 256, 32, 32).relu())
+    assert 65 < y.std() < 85
+
+
 def test_parameter_names_and_shapes_are_a_file_format():
     layer = LambdaLayer(32, query_depth=8, heads=4, intra_depth=2, scope=7)
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.named_parameters()}
