@@ -31,6 +31,15 @@ def check_norm(norm: Norm) -> None:
         ) from error
 
 
+def check_probability(name: str, value: float) -> None:
+    """Raise ConfigError where a part could never take part in training."""
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"{name} is {value}, but as the probability of leaving a part out it must be at least "
+            "0 and below 1."
+        )
+
+
 def conv_norm(
     in_channels: int,
     out_channels: int,

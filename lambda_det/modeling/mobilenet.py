@@ -15,7 +15,7 @@ from torchvision.models import mobilenet_v2
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.blocks import Norm, check_norm, conv_norm
+from lambda_det.modeling.blocks import Norm, check_norm, check_probability, conv_norm
 from lambda_det.modeling.resnet import check_out_features
 from lambda_det.modeling.specs import MobileNetSpec
 
@@ -52,8 +52,9 @@ class MobileNetV2(Backbone):
         spec: which blocks are lightweight lambda blocks.
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
         out_features: names out of "stem" and "res2" to "res5", "linear"; None for the last.
-        num_classes: also make the classifier, which consists of a dropout of 0.2 and ``linear``.
+        num_classes: also make the classifier, which consists of a dropout and ``linear``.
         freeze_at: 1 freezes the stem, 2 the stem and res2, and so on.
+        dropout: probability of dropping a feature before ``linear``; the paper's is 0.2.
         lambda_options: options of the lambda layers, over the paper's.
     """
 
@@ -65,10 +66,12 @@ class MobileNetV2(Backbone):
         out_features: Sequence[str] | None = None,
         num_classes: int | None = None,
         freeze_at: int = 0,
+        dropout: float = 0.2,
         **lambda_options: Any,
     ) -> None:
         super().__init__()
         check_norm(norm)
+        check_probability("DROPOUT", dropout)
         if lambda_options and not spec.lambda_blocks:
             raise ConfigError(
                 f"MobileNet-v2 without lambda blocks has no {', '.join(lambda_options)}."
@@ -90,7 +93,7 @@ class MobileNetV2(Backbone):
             start = end
         self.num_classes = num_classes
         if num_classes is not None:
-            self.dropout = nn.Dropout(0.2)
+            self.dropout = nn.Dropout(dropout)
             self.linear = nn.Linear(network.last_channel, num_classes)
             nn.init.normal_(self.linear.weight, std=0.01)
             nn.init.zeros_(self.linear.bias)

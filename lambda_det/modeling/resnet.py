@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from lambda_det.modeling.blocks import (
     ResNetRSStem,
     VanillaStem,
     check_norm,
+    check_probability,
     subsample_mask,
 )
 from lambda_det.modeling.specs import STAGES, ResNetSpec
@@ -44,6 +46,9 @@ class LambdaResNet(ResNet):
             what Detectron2 makes of it: rows at the bottom and columns at the right that are
             exactly 0 in all channels after normalisation.
         share_positions: let the lambda layers of a stage share their position embeddings.
+        global_context: side of the largest image; the position lambdas then span the whole map of
+            such an image instead of a local scope.
+        dropout: probability of dropping a feature before ``linear``.
         lambda_options: options of the lambda layers, over those of the spec.
     """
 
@@ -60,14 +65,15 @@ class LambdaResNet(ResNet):
         checkpoint_activations: bool = False,
         mask_padding: bool = False,
         share_positions: bool = False,
+        global_context: int | None = None,
+        dropout: float = 0.0,
         **lambda_options: Any,
     ) -> None:
         check_norm(norm)
-        if not 0 <= stochastic_depth < 1:
-            raise ConfigError(
-                f"STOCHASTIC_DEPTH is {stochastic_depth}, but as the probability of leaving a "
-                "block out it must be at least 0 and below 1."
-            )
+        check_probability("STOCHASTIC_DEPTH", stochastic_depth)
+        check_probability("DROPOUT", dropout)
+        if global_context is not None:
+            lambda_options = {**lambda_options, "scope": None}
         if lambda_options and not any(spec.lambda_blocks.values()):
             raise ConfigError(
                 f"{', '.join(lambda_options)}: options of lambda layers, which this network "
@@ -78,6 +84,7 @@ class LambdaResNet(ResNet):
         else:
             stem = VanillaStem(in_channels, 64, norm)
         options = {**spec.layer, **lambda_options}
+        side = None if global_context is None else math.ceil(global_context / stem.stride)
         stages = []
         channels = stem.out_channels
         for index, name in enumerate(STAGES):
@@ -85,14 +92,17 @@ class LambdaResNet(ResNet):
             position: RelativePosition | None = None
             blocks: list[Bottleneck] = []
             for number in range(1, spec.blocks[index] + 1):
+                stride = 2 if number == 1 and index > 0 else 1
                 layer = None
                 if spec.has_lambda(name, number):
                     layer = {**options, "position": position}
+                    if side is not None and position is None:
+                        layer["map_size"] = (side, side)
                 block = Bottleneck(
                     channels,
                     4 * bottleneck,
                     bottleneck_channels=bottleneck,
-                    stride=2 if number == 1 and index > 0 else 1,
+                    stride=stride,
                     norm=norm,
                     lambda_options=layer,
                     se=name in spec.se_stages,
@@ -103,6 +113,7 @@ class LambdaResNet(ResNet):
                     position = block.conv2.position
                 blocks.append(block)
                 channels = 4 * bottleneck
+                side = None if side is None else math.ceil(side / stride)
             stages.append(blocks)
         out_features = check_out_features(
             out_features, ("stem", *STAGES, *(["linear"] if num_classes is not None else []))
@@ -119,6 +130,7 @@ class LambdaResNet(ResNet):
         )
         if out_features is not None:
             self._out_features = out_features
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.checkpoint_activations = checkpoint_activations
         self.mask_padding = mask_padding
 
@@ -135,7 +147,7 @@ class LambdaResNet(ResNet):
                 mask = subsample_mask(mask, block.stride)
             features[name] = x
         if self.num_classes is not None:
-            features["linear"] = self.linear(torch.flatten(self.avgpool(x), 1))
+            features["linear"] = self.linear(self.dropout(torch.flatten(self.avgpool(x), 1)))
         return {name: features[name] for name in self._out_features}
 
     def _run(self, block: Bottleneck, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -258,3 +258,46 @@ def test_masked_padding_is_felt_one_position_into_the_maps_of_the_fpn():
     alone, together = _alone_and_in_a_batch(model)
     reach = [_reach(alone[f"p{n}"], together[f"p{n}"], 2**n) for n in (2, 3, 4, 5)]
     assert max(reach) <= 1, reach
+
+
+def test_global_context_spans_the_map_of_each_stage_and_is_shared_where_asked():
+    """At 32x32 the stages have 8x8 to 1x1 positions; a stage's first block sees the larger map."""
+    options = {"global_context": 32, "out_features": STAGES}
+    own = lambda_det.create_backbone("resnet50_lambda_c2345", **options)
+    shared = lambda_det.create_backbone("resnet50_lambda_c2345", share_positions=True, **options)
+    sides = [p.shape[-1] for name, p in own.named_parameters() if name.endswith("embedding")]
+    assert sides == 3 * [15] + [15] + 3 * [7] + [7] + 5 * [3] + [3] + 2 * [1]
+    sides = [p.shape[-1] for name, p in shared.named_parameters() if name.endswith("embedding")]
+    assert sides == [15, 15, 7, 3]
+    for model in (own, shared):
+        assert model(torch.randn(2, 3, 32, 32))["res5"].shape == (2, 2048, 1, 1)
+        with pytest.raises(ConfigError, match="map"):
+            model(torch.randn(1, 3, 64, 64))
+
+
+def test_global_context_is_the_local_scope_that_reaches_everywhere():
+    torch.manual_seed(0)
+    wide = _awake(lambda_det.create_backbone("lambda_resnet26", scope=9)).double().eval()
+    whole = lambda_det.create_backbone("lambda_resnet26", global_context=70).double().eval()
+    state = wide.state_dict()
+    for name, tensor in whole.state_dict().items():  # 5x5 positions, then 3x3
+        if name.endswith("embedding"):
+            cut = (9 - tensor.shape[-1]) // 2
+            state[name] = state[name][..., cut : 9 - cut, cut : 9 - cut]
+    whole.load_state_dict(state)
+    images = torch.randn(1, 3, 70, 66).double()
+    for name, expected in wide(images).items():
+        torch.testing.assert_close(whole(images)[name], expected)
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26", "mobilenet_v2"])
+def test_dropout_stands_before_the_last_layer(name):
+    model = lambda_det.create_classifier(name, 3, dropout=0.75)
+    seen = []
+    model.backbone.linear.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    images = torch.randn(4, 3, 64, 64)
+    model(images)
+    model.eval()(images)
+    assert 0.6 < (seen[0] == 0).double().mean() < 1 and (seen[1] != 0).double().mean() > 0.4
+    with pytest.raises(ConfigError, match="DROPOUT"):
+        lambda_det.create_classifier(name, 3, dropout=1.5)
