@@ -5,14 +5,36 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.checkpoint.c2_model_loading import (
+    align_and_update_state_dicts,
+    convert_c2_detectron_names,
+)
 from detectron2.utils.file_io import PathManager
+from torch import Tensor
 
 from lambda_det.errors import WeightsError
-from lambda_det.modeling.weights import read_checkpoint
+from lambda_det.modeling.provenance import (
+    PixelSettings,
+    check_provenance,
+    initial_weights,
+    wanted_pixels,
+)
+from lambda_det.modeling.weight_names import (
+    backbone_prefixes,
+    compare,
+    fitting,
+    is_counter,
+    listed,
+    named_as_in,
+    tensors_only,
+)
+from lambda_det.modeling.weights import read_checkpoint, replace_file
 
 __all__ = ["SafeCheckpointer", "last_checkpoint"]
 
@@ -32,10 +54,11 @@ _PICKLE_GLOBALS = {
 _CLASS_LAYERS = re.compile(
     r"^(roi_heads\.box_predictor(\.\d+)?\.(cls_score|bbox_pred)"
     r"|roi_heads\.mask_head\.predictor"
-    r"|head\.cls_score)\."
+    r"|head\.cls_score"
+    r"|(backbone\.)?linear)\."
 )
-# Buffers that a model may gain or lose without a change to what it computes
-_OPTIONAL = re.compile(r"(num_batches_tracked|^pixel_mean|^pixel_std)$")
+# Set from the configuration; not in checkpoints of today's Detectron2
+_PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
 
 
 def last_checkpoint(folder: str) -> str:
@@ -56,12 +79,32 @@ class _NumpyUnpickler(pickle.Unpickler):
 
 
 class SafeCheckpointer(DetectionCheckpointer):
-    """Detectron2's checkpointer with two promises.
+    """Detectron2's checkpointer with three promises.
 
     Files may hold tensors, arrays, numbers, strings and containers of them; Detectron2 unpickles
-    whatever is there, which runs programs hidden in a file. And weights that do not fit are an
-    error, where Detectron2 warns and goes on with random ones.
+    whatever is there, which runs programs hidden in a file. Weights that do not fit are an error,
+    and leave the model as it was, where Detectron2 warns and goes on with random ones. And a crash
+    while a checkpoint is written leaves the one before it, and the pointer to that.
     """
+
+    def save(self, name: str, **kwargs: Any) -> None:
+        """Write model, training state and ``kwargs`` to NAME.pth, then point last_checkpoint to it.
+
+        Does nothing without a folder, or on any process but the first.
+        """
+        if not self.save_dir or not self.save_to_disk:
+            return
+        states = {key: item.state_dict() for key, item in self.checkpointables.items()}
+        content = {"model": self.model.state_dict(), **states, **kwargs}
+        path = os.path.join(self.save_dir, f"{name}.pth")
+        self.logger.info(f"Saving checkpoint to {path}")
+        replace_file(path, lambda file: torch.save(content, file))
+        self.tag_last_checkpoint(f"{name}.pth")
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        """Write the name of the newest checkpoint to last_checkpoint."""
+        path = os.path.join(self.save_dir, "last_checkpoint")
+        replace_file(path, lambda file: file.write(last_filename_basename.encode()))
 
     def load_everything(self, path: str) -> dict[str, Any]:
         """Load the model and the training state; every tensor of the model must be there.
@@ -84,16 +127,26 @@ class SafeCheckpointer(DetectionCheckpointer):
         self._must_hold_training = False
         self._load(path, [])
 
-    def load_initial_weights(self, path: str) -> None:
-        """Load what training starts from: at least a part of the backbone must be there.
+    def load_initial_weights(self, path: str, pixels: PixelSettings | None = None) -> None:
+        """Load what training starts from: every tensor of the backbone must be there.
 
-        Layers made for other classes start afresh; any other difference in shape is an error.
+        That includes running statistics. The file may be of a backbone, a classifier, whose
+        averaged weights are taken if it has them, or a detector; see
+        :func:`lambda_det.modeling.weight_names.bare_name` for the names. FPN and heads, and layers
+        made for other classes, start afresh where the file does not hold them; any other difference
+        in shape is an error.
+
+        Args:
+            path: of the file.
+            pixels: what the model makes of images, to compare with what the file says, if anything.
 
         Raises:
-            WeightsError: as in :meth:`load_everything`, or nothing of the backbone fits.
+            WeightsError: as in :meth:`load_everything`, or the backbone is not complete.
+            ConfigError: the weights are for images of other ``pixels``.
         """
         self._must_be_complete = False
         self._must_hold_training = False
+        self._pixels = pixels
         self._load(path, [])
 
     def _load(self, path: str, checkpointables: list[str] | None) -> dict[str, Any]:
@@ -114,7 +167,6 @@ class SafeCheckpointer(DetectionCheckpointer):
             return self._load_pickle(filename)
         if filename.endswith(".pyth"):  # of pycls, as Detectron2 has it
             model = self._torch_load(filename).get("model_state", {})
-            model = {k: v for k, v in model.items() if not k.endswith("num_batches_tracked")}
             return {"model": model, "__author__": "pycls", "matching_heuristics": True}
         return super()._load_file(filename)
 
@@ -134,65 +186,102 @@ class SafeCheckpointer(DetectionCheckpointer):
             ) from error
         if not isinstance(data, dict):
             raise WeightsError(f"{filename} holds a {type(data).__name__}, not a state dict.")
-        if "model" in data and "__author__" in data:
+        if "model" in data:
             return data
         # Caffe2's: detection models keep their tensors under "blobs"
         blobs = data.get("blobs", data)
         model = {k: v for k, v in blobs.items() if not k.endswith("_momentum")}
         return {"model": model, "__author__": "Caffe2", "matching_heuristics": True}
 
-    def _load_model(self, checkpoint: dict[str, Any]) -> Any:
+    def _load_model(self, checkpoint: dict[str, Any]) -> None:
         if self._must_hold_training and "trainer" not in checkpoint:
             raise WeightsError(
                 f"{self._path} holds weights alone, without optimiser and iteration, so no run can "
                 "be resumed from it: start one with MODEL.WEIGHTS and another OUTPUT_DIR."
             )
-        result = super()._load_model(checkpoint)
-        names = [name for name in self.model.state_dict() if not _OPTIONAL.search(name)]
-        reshaped = {name: (there, here) for name, there, here in result.incorrect_shapes}
-        missing = [name for name in names if name in {*result.missing_keys, *reshaped}]
+        check_provenance(checkpoint, self._path)
+        own = self.model.state_dict()
+        names = [name for name in own if not is_counter(name) and name not in _PIXEL_BUFFERS]
         if self._must_be_complete:
-            if missing:
-                raise WeightsError(
-                    f"{self._path} does not hold the whole model: "
-                    f"{_listed(_with_shapes(missing, reshaped))}; is it of the same configuration?"
-                )
+            which = "the weights"
+            state = self._named_as_here(own, None, checkpoint["model"], checkpoint)
+            self._check_complete({name: own[name] for name in names}, state)
         else:
-            self._check_start(names, missing, reshaped, result.unexpected_keys)
+            weights, which = initial_weights(checkpoint)
+            prefixes = backbone_prefixes(self.model)
+            # Of several backbones, each must be in the file under its own name
+            prefix = prefixes[0] if len(prefixes) == 1 else None
+            state = self._named_as_here(own, prefix, weights, checkpoint)
+            self._check_start({name: own[name] for name in names}, state, prefixes)
+            if self._pixels is not None:
+                self._pixels.check(wanted_pixels(checkpoint), self._path)
+        loaded = fitting(own, state)
+        self.model.load_state_dict(loaded, strict=False)
         self.logger.info(
-            f"Loaded {len(names) - len(missing)} of the model's {len(names)} tensors from "
-            f"{self._path}; start afresh: {_listed(missing)}; "
-            f"unused in the file: {_listed(result.unexpected_keys)}"
+            f"Loaded {sum(name in loaded for name in names)} of the model's {len(names)} tensors "
+            f"from {which} of {self._path}; start afresh: "
+            f"{listed(name for name in names if name not in loaded)}; unused in the file: "
+            f"{listed(name for name in state if name not in loaded and not is_counter(name))}"
         )
-        return None  # the line above replaces fvcore's tables
+        # No return value: the line above replaces fvcore's tables
 
-    def _check_start(self, names, missing, reshaped, unexpected) -> None:
-        wrong = [name for name in reshaped if not _CLASS_LAYERS.match(name)]
-        if wrong:
+    def _named_as_here(
+        self,
+        own: Mapping[str, Tensor],
+        prefix: str | None,
+        weights: Any,
+        checkpoint: Mapping[str, Any],
+    ) -> dict[str, Tensor]:
+        """The weights of the file by the names of the model, as far as it has them."""
+        state = tensors_only(weights, self._path)
+        if checkpoint.get("__author__") == "Caffe2" and not any("." in name for name in state):
+            # Only Caffe2's own names: the conversion would spoil running_mean
+            state, _ = convert_c2_detectron_names(state)
+        state = named_as_in(own, prefix, state, self._path)
+        if not checkpoint.get("matching_heuristics"):
+            return state
+        # Detectron2's search by the ends of names, for what is not found under its whole name, such
+        # as the res5 of a backbone in the heads of a C4 detector
+        free = {name: tensor for name, tensor in own.items() if name not in state}
+        left = {name: state.pop(name) for name in list(state) if name not in own}
+        if not (free and left):
+            return {**state, **left}
+        try:
+            left = align_and_update_state_dicts(free, left, c2_conversion=False)
+        except ValueError as error:
             raise WeightsError(
-                f"{self._path} does not fit the model: {_listed(_with_shapes(wrong, reshaped))}."
-            )
-        backbone = {name for name in names if name.startswith("backbone.")}
-        if not (backbone or set(names)) - set(missing):
+                f"{self._path} is ambiguous: a tensor in it fits several places in the model by "
+                "its name; give the whole names in the file."
+            ) from error
+        return {**state, **left}
+
+    def _check_complete(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        fit = compare(own, state)
+        if fit.missing or fit.reshaped:
+            wrong = replace(fit, unexpected=()).sentences()
             raise WeightsError(
-                f"Nothing of the backbone is in {self._path}: the model wants "
-                f"{_listed([n for n in missing if n in backbone] or missing)}, the file has "
-                f"{_listed(unexpected)}."
+                f"{self._path} does not hold the whole model: {listed(wrong)}; is it of the same "
+                "configuration?"
             )
 
-
-def _with_shapes(names: Iterable[str], reshaped: dict[str, tuple]) -> list[str]:
-    return [
-        f"{name} has shape {list(reshaped[name][0])} in the file and {list(reshaped[name][1])} in "
-        "the model"
-        if name in reshaped
-        else f"{name} is missing"
-        for name in names
-    ]
-
-
-def _listed(items: list[str], limit: int = 3) -> str:
-    if not items:
-        return "none"
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more
+    def _check_start(
+        self, own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefixes: list[str]
+    ) -> None:
+        own = {name: tensor for name, tensor in own.items() if not _CLASS_LAYERS.match(name)}
+        for prefix in prefixes:
+            fit = compare(own, state, prefix)
+            if len(fit.missing) == fit.wanted:
+                raise WeightsError(
+                    f"Nothing of the backbone is in {self._path}: the model wants "
+                    f"{listed(fit.missing)}, the file has {listed(state)}."
+                )
+            if not fit:
+                raise WeightsError(
+                    f"{self._path} does not hold this backbone, and training would start from a "
+                    f"network that is partly random: {fit.summary()}; check MODEL.WEIGHTS and the "
+                    "name and options of the backbone."
+                )
+        fit = compare(own, state)
+        if fit.reshaped:
+            wrong = replace(fit, missing=(), unexpected=()).sentences()
+            raise WeightsError(f"{self._path} does not fit the model: {listed(wrong)}.")

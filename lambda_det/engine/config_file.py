@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from detectron2.config import CfgNode, get_cfg
 from lambda_det.config import add_lambda_config
 from lambda_det.errors import ConfigError
 
-__all__ = ["leaves", "load_config"]
+__all__ = ["leaves", "load_config", "read_config"]
 
 _DATA_FLAGS = {
     "train_json": "DATASETS.TRAIN_JSON",
@@ -41,18 +41,27 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     """
     cfg = get_cfg()
     add_lambda_config(cfg)
-    if args.config_file:
-        for key, value in leaves(_load_yaml(args.config_file)):
-            _set(cfg, key, value, args.config_file)
-    opts = list(args.opts or [])
-    _check_pairs(opts)
-    for key, value in zip(opts[::2], opts[1::2], strict=True):
-        _set(cfg, key, value, "the command line")
+    read_config(cfg, args.config_file, args.opts)
     for flag, key in _DATA_FLAGS.items():
         if getattr(args, flag, None):
             section, name = key.split(".")
             cfg[section][name] = getattr(args, flag)
     return cfg
+
+
+def read_config(cfg: CfgNode, file: str | None, opts: Sequence[str] | None) -> None:
+    """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
+
+    Raises:
+        ConfigError: as in :func:`load_config`.
+    """
+    if file:
+        for key, value in leaves(_load_yaml(file)):
+            _set(cfg, key, value, file)
+    opts = list(opts or [])
+    _check_pairs(opts)
+    for key, value in zip(opts[::2], opts[1::2], strict=True):
+        _set(cfg, key, value, "the command line")
 
 
 def _load_yaml(file: str) -> dict[str, Any]:

@@ -8,7 +8,12 @@ from typing import Any
 
 from detectron2.engine import HookBase
 from detectron2.engine.hooks import PeriodicWriter
-from detectron2.utils.events import CommonMetricPrinter, JSONWriter, TensorboardXWriter
+from detectron2.utils.events import (
+    CommonMetricPrinter,
+    EventWriter,
+    JSONWriter,
+    TensorboardXWriter,
+)
 
 from lambda_det.engine.run_folder import cut_metrics
 
@@ -22,19 +27,29 @@ class RunWriter(HookBase):
     begins, so iterations computed twice stay in them twice.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(
+        self, folder: str, *, printer: EventWriter | None = None, period: int = 20
+    ) -> None:
+        """
+        Args:
+            folder: of the run.
+            printer: shows the progress, in place of Detectron2's.
+            period: steps between two records.
+        """
         self._folder = folder
+        self._printer = printer
+        self._period = period
         self._hook: PeriodicWriter | None = None
 
     def before_train(self) -> None:
         first = self.trainer.start_iter
         cut_metrics(self._folder, first)
         writers = [
-            CommonMetricPrinter(self.trainer.max_iter),
+            self._printer or CommonMetricPrinter(self.trainer.max_iter),
             JSONWriter(os.path.join(self._folder, "metrics.json")),
             TensorboardXWriter(self._folder, purge_step=first),
         ]
-        self._hook = PeriodicWriter(writers)
+        self._hook = PeriodicWriter(writers, self._period)
         self._hook.trainer = self.trainer
 
     def after_step(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lambda_det.engine.config_file import leaves
 from lambda_det.errors import ConfigError
 
 __all__ = [
+    "FixedKeys",
     "changed_keys",
     "check_evaluation_folder",
     "check_run_folder",
@@ -24,35 +26,60 @@ __all__ = [
     "save_config",
 ]
 
-# A resumed run must keep these: the weights or the optimiser's saved state depend on them, so that
-# a new value would not fit or, worse, be ignored without a word.
-_KEPT_ON_RESUME = (
-    "MODEL",
-    "INPUT.FORMAT",
-    "SOLVER.BASE_LR",
-    "SOLVER.BIAS_LR_FACTOR",
-    "SOLVER.IMS_PER_BATCH",
-    "SOLVER.MOMENTUM",
-    "SOLVER.NESTEROV",
-    "SOLVER.REFERENCE_WORLD_SIZE",
-    "SOLVER.WEIGHT_DECAY",
-    "SOLVER.WEIGHT_DECAY_BIAS",
-    "SOLVER.WEIGHT_DECAY_NORM",
-)
-_FREE_ON_RESUME = (
-    "MODEL.DEVICE",
-    "MODEL.WEIGHTS",
-    "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
-    "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
+
+@dataclass(frozen=True)
+class FixedKeys:
+    """The keys that a resumed run must keep.
+
+    The weights or the optimiser's saved state depend on them, so that a new value would not fit or,
+    worse, be ignored without a word.
+
+    Attributes:
+        names: keys, and sections with all that is in them.
+        but_not: those within ``names`` that may change nevertheless.
+    """
+
+    names: tuple[str, ...]
+    but_not: tuple[str, ...]
+
+    def __contains__(self, key: str) -> bool:
+        return _within(key, self.names) and not _within(key, self.but_not)
+
+
+def _within(key: str, names: tuple[str, ...]) -> bool:
+    return any(key == name or key.startswith(name + ".") for name in names)
+
+
+_DETECTION = FixedKeys(
+    names=(
+        "MODEL",
+        "INPUT.FORMAT",
+        "SOLVER.BASE_LR",
+        "SOLVER.BIAS_LR_FACTOR",
+        "SOLVER.IMS_PER_BATCH",
+        "SOLVER.MOMENTUM",
+        "SOLVER.NESTEROV",
+        "SOLVER.REFERENCE_WORLD_SIZE",
+        "SOLVER.WEIGHT_DECAY",
+        "SOLVER.WEIGHT_DECAY_BIAS",
+        "SOLVER.WEIGHT_DECAY_NORM",
+    ),
+    but_not=(
+        "MODEL.DEVICE",
+        "MODEL.WEIGHTS",
+        "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
+        "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
+    ),
 )
 
 
-def check_run_folder(cfg: CfgNode, *, resume: bool) -> None:
+def check_run_folder(cfg: CfgNode, *, resume: bool, fixed: FixedKeys = _DETECTION) -> None:
     """Refuse to train in the folder of another run; write nothing.
 
     Args:
         cfg: as it would be saved to config.yaml.
         resume: continue what is there; a folder without a run is fine, too.
+        fixed: what a resumed run must keep.
 
     Raises:
         ConfigError: OUTPUT_DIR cannot be written to, holds a run and ``resume`` is not set, or
@@ -67,7 +94,7 @@ def check_run_folder(cfg: CfgNode, *, resume: bool) -> None:
             "another OUTPUT_DIR."
         )
     for key, before, now in changed_keys(cfg, folder / "config.yaml"):
-        if _is_kept(key):
+        if key in fixed:
             raise ConfigError(
                 f"--resume continues the run in {folder}, which has {key} {before!r}; now it is "
                 f"{now!r}. Set it back, or give another OUTPUT_DIR."
@@ -109,13 +136,6 @@ def _holds_run(folder: Path) -> bool:
         or (folder / "metrics.json").exists()
         or any(folder.glob("*.pth"))
     )
-
-
-def _is_kept(key: str) -> bool:
-    def within(names: tuple[str, ...]) -> bool:
-        return any(key == name or key.startswith(name + ".") for name in names)
-
-    return within(_KEPT_ON_RESUME) and not within(_FREE_ON_RESUME)
 
 
 def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:

@@ -7,12 +7,8 @@ import logging
 import os
 from pathlib import Path
 
-import torch
 from detectron2.config import CfgNode
 from detectron2.utils import comm
-from detectron2.utils.collect_env import collect_env_info
-from detectron2.utils.env import seed_all_rng
-from detectron2.utils.logger import setup_logger
 
 from lambda_det.data import check_datasets, register_json_datasets
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
@@ -21,15 +17,16 @@ from lambda_det.engine.launch import launch, on_main_process
 from lambda_det.engine.model_check import build_for_trial, load_for_trial
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.run_folder import (
-    changed_keys,
     check_evaluation_folder,
     check_run_folder,
     describe_run,
     save_config,
 )
+from lambda_det.engine.run_log import start_log
 from lambda_det.engine.scaling import scale_schedule
 from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.modeling.provenance import PixelSettings
 
 __all__ = ["evaluate", "run", "setup", "train"]
 
@@ -76,7 +73,7 @@ def setup(args: argparse.Namespace) -> CfgNode:
     if not args.eval_only:
         scale_schedule(cfg, comm.get_world_size())
     on_main_process(lambda: _check(cfg, args))
-    _start_log(cfg, args)
+    start_log(cfg, args)
     cfg.freeze()
     return cfg
 
@@ -100,7 +97,8 @@ def _check_start(cfg: CfgNode, checkpoint: str) -> None:
         load_for_trial(model, lambda c: c.load_everything(checkpoint))
     elif cfg.MODEL.WEIGHTS:
         _check_weights_exist(cfg.MODEL.WEIGHTS)
-        load_for_trial(model, lambda c: c.load_initial_weights(cfg.MODEL.WEIGHTS))
+        pixels = PixelSettings.from_config(cfg)
+        load_for_trial(model, lambda c: c.load_initial_weights(cfg.MODEL.WEIGHTS, pixels))
 
 
 def _check_weights_exist(path: str) -> None:
@@ -126,33 +124,6 @@ def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
     return cfg.MODEL.WEIGHTS
 
 
-def _start_log(cfg: CfgNode, args: argparse.Namespace) -> None:
-    """As Detectron2's default_setup, but config.yaml waits until the weights are loaded."""
-    rank = comm.get_rank()
-    changes = []
-    if comm.is_main_process():
-        if args.resume and not args.eval_only:
-            changes = list(changed_keys(cfg, _config_file(cfg)))
-        Path(cfg.OUTPUT_DIR).mkdir(parents=True, exist_ok=True)
-    comm.synchronize()
-    for name in ("fvcore", "detectron2", "lambda_det"):
-        setup_logger(cfg.OUTPUT_DIR, distributed_rank=rank, name=name)
-    logger.info(f"Process {rank} of {comm.get_world_size()}")
-    logger.info("Environment:\n" + collect_env_info())
-    logger.info(f"Command line: {args}")
-    logger.info(f"Configuration:\n{cfg.dump()}")
-    if changes:
-        text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
-        logger.info(f"Changed since the run was started: {text}")
-    # Another seed on each process, so that their jitter differs
-    seed_all_rng(None if cfg.SEED < 0 else cfg.SEED + rank)
-    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not args.eval_only
-
-
-def _config_file(cfg: CfgNode) -> Path:
-    return Path(cfg.OUTPUT_DIR) / "config.yaml"
-
-
 def train(cfg: CfgNode, *, resume: bool) -> dict | None:
     """Train and evaluate; with ``resume`` from the last checkpoint, if there is one."""
     trainer = DetectionTrainer(cfg)
@@ -172,6 +143,8 @@ def evaluate(cfg: CfgNode, *, resume: bool) -> dict:
     path = _weights_to_evaluate(cfg, resume)
     model = DetectionTrainer.build_model(cfg)
     SafeCheckpointer(model, cfg.OUTPUT_DIR).load_complete_model(path)
-    if comm.is_main_process() and not _config_file(cfg).exists():  # that of a run is kept
+    if (
+        comm.is_main_process() and not Path(cfg.OUTPUT_DIR, "config.yaml").exists()
+    ):  # that of a run is kept
         save_config(cfg)
     return DetectionTrainer.test(cfg, model)

@@ -36,6 +36,7 @@ class StepTrainer(SimpleTrainer):
         precision: Precision,
         accumulate: int = 1,
         last_checkpoint: Callable[[], str] = str,
+        cures: str = "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS or clean annotations",
     ) -> None:
         """
         Args:
@@ -47,12 +48,14 @@ class StepTrainer(SimpleTrainer):
                 workers, so the step is that of one large batch as far as a loss is a mean of equal
                 weight over images and the model has no batch norm.
             last_checkpoint: gives the path to name when a loss is not finite; "" for none.
+            cures: what to advise then.
         """
         super().__init__(model, data_loader, optimizer)
         self.precision = precision
         self.accumulate = accumulate
         self.grad_scaler = precision.grad_scaler()
         self._last_checkpoint = last_checkpoint
+        self._cures = cures
         self._losses_before: dict[str, Tensor] = {}
 
     def run_step(self) -> None:
@@ -129,8 +132,8 @@ class StepTrainer(SimpleTrainer):
     def _sentence(self, what: str) -> str:
         return (
             f"{what} at iteration {self.iter}; the weights were left as they were, and the last "
-            f"good checkpoint is {self._last_checkpoint() or 'none yet'}. A lower SOLVER.BASE_LR, "
-            "a longer SOLVER.WARMUP_ITERS or clean annotations are the usual cures."
+            f"good checkpoint is {self._last_checkpoint() or 'none yet'}. {self._cures} are "
+            "the usual cures."
         )
 
     def state_dict(self) -> dict:

@@ -6,26 +6,25 @@ import logging
 import weakref
 from collections.abc import Iterable
 
-import torch
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer, HookBase, TrainerBase, hooks
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.modeling import build_model
 from detectron2.utils import comm
-from detectron2.utils.events import EventStorage
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det import data
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
 from lambda_det.engine.evaluation import build_evaluator
 from lambda_det.engine.hooks import RunWriter, batches_with_objects
+from lambda_det.engine.loop import distribute, run_steps
 from lambda_det.engine.precision import Precision, pool_in_float32
 from lambda_det.engine.scaling import images_per_batch, scale_schedule
 from lambda_det.engine.step import StepTrainer
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling.norm import convert_sync_norms
+from lambda_det.modeling.provenance import PixelSettings
 
 __all__ = ["DetectionTrainer"]
 
@@ -53,7 +52,7 @@ class DetectionTrainer(DefaultTrainer):
         loader = self.build_train_loader(cfg)
         self._model = model
         self._trainer = StepTrainer(
-            _distribute(model, cfg.MODEL.DEVICE),
+            distribute(model, cfg.MODEL.DEVICE),
             loader,
             optimizer,
             precision=Precision.from_config(cfg),
@@ -121,7 +120,8 @@ class DetectionTrainer(DefaultTrainer):
 
         Raises:
             WeightsError: the file cannot be read or does not fit, or not every process sees it.
-            ConfigError: the checkpoint is of a run with another number of images per step.
+            ConfigError: the checkpoint is of a run with another number of images per step, or the
+                weights are for images of other pixel settings.
         """
         path = last_checkpoint(self.cfg.OUTPUT_DIR) if resume else ""
         if path:
@@ -131,7 +131,8 @@ class DetectionTrainer(DefaultTrainer):
             if resume:
                 logger.info(f"--resume: {self.cfg.OUTPUT_DIR} holds no checkpoint, so this starts")
             if self.cfg.MODEL.WEIGHTS:
-                self.checkpointer.load_initial_weights(self.cfg.MODEL.WEIGHTS)
+                pixels = PixelSettings.from_config(self.cfg)
+                self.checkpointer.load_initial_weights(self.cfg.MODEL.WEIGHTS, pixels)
             else:
                 logger.info("MODEL.WEIGHTS is empty: training from scratch")
         starts = comm.all_gather(self.start_iter)
@@ -150,29 +151,12 @@ class DetectionTrainer(DefaultTrainer):
         Raises:
             NonFiniteLossError: see :class:`StepTrainer`.
         """
-        # Not TrainerBase.train: after an error it would print its stack trace a second time, and
-        # run the final evaluation if that happened in the last step.
         if self.start_iter >= self.max_iter:
             logger.info(
                 f"The run has its {self.max_iter} iterations already; SOLVER.MAX_ITER sets more"
             )
         logger.info(f"Training from iteration {self.start_iter} to {self.max_iter}")
-        self.iter = self.start_iter
-        with EventStorage(self.start_iter) as self.storage:
-            self.before_train()
-            try:
-                while self.iter < self.max_iter:
-                    self.before_step()
-                    self.run_step()
-                    self.after_step()
-                    self.iter += 1
-            except BaseException:
-                for hook in self._hooks:
-                    if isinstance(hook, RunWriter):
-                        hook.after_train()  # what led to the error should be on record
-                raise
-            self.iter = self.max_iter
-            self.after_train()
+        run_steps(self)
         if not comm.is_main_process():
             return None
         if len(self.cfg.TEST.EXPECTED_RESULTS):
@@ -194,11 +178,3 @@ class DetectionTrainer(DefaultTrainer):
                 f"means nothing then. Keep workers x SOLVER.ACCUMULATE_GRADIENTS as it was."
             )
         super().load_state_dict(state_dict)
-
-
-def _distribute(model: nn.Module, device: str) -> nn.Module:
-    if comm.get_world_size() == 1:
-        return model
-    device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
-    # Every process computes the same running statistics, so there is nothing to broadcast
-    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)

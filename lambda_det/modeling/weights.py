@@ -1,19 +1,24 @@
-"""Loading a backbone from a file, completely or not at all."""
+"""Files of weights: read without running what is in them, written whole or not at all."""
 
 from __future__ import annotations
 
+import logging
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import nn
 
 from lambda_det.errors import WeightsError
+from lambda_det.modeling.provenance import check_provenance, initial_weights, wanted_pixels
+from lambda_det.modeling.weight_names import compare, fitting, named_as_in, tensors_only
 
-# What stands before a backbone's own names in checkpoints of detectors with FPN, of detectors and
-# classifiers, and in its own.
-PREFIXES = ("backbone.bottom_up.", "backbone.", "")
+__all__ = ["load_backbone_weights", "read_checkpoint", "replace_file"]
+
+logger = logging.getLogger(__name__)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -34,12 +39,30 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # a damaged file may raise nearly anything
         raise WeightsError(
-            f"{path} cannot be read: it is damaged or was not written to the end; take an older "
-            "checkpoint."
+            f"{path} cannot be read: it is damaged, was not written to the end, or is not in the "
+            "format of torch.save (.pth); take another checkpoint."
         ) from error
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__}, not a state dict.")
     return content
+
+
+def replace_file(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of it.
+
+    Args:
+        path: in a folder that is there.
+        write: called with a file opened for writing bytes.
+    """
+    draft = f"{path}.tmp"  # in the same folder, since a file moves at once only within a disk
+    try:
+        with open(draft, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut may leave the new name on empty content
+        os.replace(draft, path)
+    finally:
+        Path(draft).unlink(missing_ok=True)
 
 
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
@@ -47,30 +70,25 @@ def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
 
     Args:
         backbone: any module.
-        path: a ``.pth`` of its state dict, or of one under "model" as Detectron2 writes it, whose
-            names may begin with one of ``PREFIXES``.
+        path: a backbone file, a checkpoint of a classifier, whose averaged weights are taken if it
+            has them, or of a detector, or a bare state dict; the names may have any of the prefixes
+            of :func:`lambda_det.modeling.weight_names.bare_name`.
 
     Raises:
-        WeightsError: if the file cannot be read, or a tensor of the backbone is not in it or has
-            another shape; the backbone is unchanged then.
+        WeightsError: if the file cannot be read or is not what it says, or a tensor of the backbone
+            is not in it or has another shape; the backbone is unchanged then.
     """
     content = read_checkpoint(path)
-    state = content.get("model", content)
-    wanted = {
-        name: tensor
-        for name, tensor in backbone.state_dict().items()
-        if not name.endswith("num_batches_tracked")
-    }
-    prefix = max(PREFIXES, key=lambda start: sum(start + name in state for name in wanted))
-    offenders = [
-        f"{name} {'is missing' if prefix + name not in state else 'has another shape'}"
-        for name, tensor in wanted.items()
-        if prefix + name not in state or state[prefix + name].shape != tensor.shape
-    ]
-    if offenders:
+    check_provenance(content, path)
+    state, which = initial_weights(content)
+    own = backbone.state_dict()
+    state = named_as_in(own, "", tensors_only(state, path), path)
+    fit = compare(own, state)
+    if not fit:
         raise WeightsError(
-            f"{path} does not fit the backbone: {len(offenders)} of its {len(wanted)} tensors "
-            f"don't match, the first being {'; '.join(offenders[:3])}. Check the model's name and "
+            f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
             "options."
         )
-    backbone.load_state_dict({name: state[prefix + name] for name in wanted}, strict=False)
+    backbone.load_state_dict(fitting(own, state), strict=False)
+    pixels = wanted_pixels(content)
+    logger.info(f"Loaded {which} of {path}" + (f", for images in {pixels}" if pixels else ""))

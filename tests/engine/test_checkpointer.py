@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import os
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from detectron2.layers import FrozenBatchNorm2d
+from detectron2.modeling import Backbone, build_model
 from torch import nn
 
+from lambda_det.engine import DetectionTrainer
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
-from lambda_det.errors import WeightsError
+from lambda_det.engine.setup import _check_start
+from lambda_det.errors import ConfigError, WeightsError
+from tests.engine.tiny_detector import tiny_config
+
+
+class _Network(Backbone):
+    def __init__(self, width):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 1)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return {"stem": self.norm(self.stem(x))}
 
 
 class _Detector(nn.Module):
     def __init__(self, classes=2, width=3):
         super().__init__()
-        self.backbone = nn.ModuleDict(
-            {"stem": nn.Conv2d(3, width, 1), "norm": nn.BatchNorm2d(width)}
-        )
+        self.backbone = _Network(width)
         self.roi_heads = nn.ModuleDict(
             {"box_predictor": nn.ModuleDict({"cls_score": nn.Linear(4, classes + 1)})}
         )
@@ -63,7 +77,7 @@ def test_a_pickle_of_arrays_is_read(tmp_path):
     for protocol in (2, 4):
         (tmp_path / "w.pkl").write_bytes(pickle.dumps(data, protocol=protocol))
         SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pkl"))
-        assert torch.equal(target.backbone["stem"].weight, source.backbone["stem"].weight)
+        assert torch.equal(target.backbone.stem.weight, source.backbone.stem.weight)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "absent", "list"])
@@ -95,20 +109,20 @@ def test_everything_must_be_there_to_evaluate(tmp_path):
 
 def test_a_run_is_not_resumed_from_weights_alone(tmp_path):
     model, source = _Detector(), _Detector()
-    before = model.backbone["stem"].weight.clone()
+    before = model.backbone.stem.weight.clone()
     with pytest.raises(WeightsError, match=r"a\.pth holds weights alone.*MODEL\.WEIGHTS"):
         SafeCheckpointer(model).load_everything(_saved(tmp_path / "a.pth", source))
-    assert torch.equal(model.backbone["stem"].weight, before)
+    assert torch.equal(model.backbone.stem.weight, before)
     SafeCheckpointer(source, str(tmp_path), trainer=nn.Linear(1, 1)).save("b")
     SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load_everything(str(tmp_path / "b.pth"))
-    assert torch.equal(model.backbone["stem"].weight, source.backbone["stem"].weight)
+    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
 
 
 def test_training_may_start_from_other_classes_alone(tmp_path):
     source, model = _Detector(classes=5), _Detector()
     before = model.roi_heads["box_predictor"]["cls_score"].weight.clone()
     SafeCheckpointer(model).load_initial_weights(_saved(tmp_path / "a.pth", source))
-    assert torch.equal(model.backbone["stem"].weight, source.backbone["stem"].weight)
+    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
     assert torch.equal(model.roi_heads["box_predictor"]["cls_score"].weight, before)
     path = _saved(tmp_path / "b.pth", _Detector(width=7))
     with pytest.raises(WeightsError, match=r"backbone\.stem\.weight has shape"):
@@ -116,12 +130,118 @@ def test_training_may_start_from_other_classes_alone(tmp_path):
 
 
 def test_a_file_with_nothing_of_the_backbone(tmp_path):
-    bare = {k.removeprefix("backbone."): v for k, v in _Detector().backbone.state_dict().items()}
-    torch.save(bare, tmp_path / "bare.pth")
+    state = {f"encoder.{k}": v for k, v in _Detector().backbone.state_dict().items()}
+    torch.save(state, tmp_path / "other.pth")
     with pytest.raises(WeightsError) as caught:
-        SafeCheckpointer(_Detector()).load_initial_weights(str(tmp_path / "bare.pth"))
-    for words in ("Nothing of the backbone", "backbone.stem.weight", "the file has", "norm.weight"):
+        SafeCheckpointer(_Detector()).load_initial_weights(str(tmp_path / "other.pth"))
+    for words in ("Nothing of the backbone", "backbone.stem.weight", "the file has", "encoder."):
         assert words in str(caught.value)
+
+
+def test_a_backbone_in_part_changes_nothing(tmp_path):
+    model, source = _Detector(), _Detector()
+    before = model.backbone.stem.weight.clone()
+    path = _saved(tmp_path / "a.pth", source, **{"backbone.norm.running_var": None})
+    with pytest.raises(WeightsError, match=r"1 of its 6 tensors .*norm\.running_var is missing"):
+        SafeCheckpointer(model).load_initial_weights(path)
+    assert torch.equal(model.backbone.stem.weight, before)
+
+
+def test_heads_of_another_shape_are_an_error(tmp_path):
+    model = _Detector()
+    model.roi_heads["box_head"] = nn.Linear(4, 4)
+    wrong = {"roi_heads.box_head.weight": torch.ones(4, 5)}
+    path = _saved(tmp_path / "a.pth", model, **wrong)
+    with pytest.raises(WeightsError, match=r"does not fit the model: roi_heads\.box_head\.weight"):
+        SafeCheckpointer(model).load_initial_weights(path)
+
+
+def test_statistics_that_a_frozen_norm_would_make_up(tmp_path):
+    """FrozenBatchNorm2d puts 0 and 1 there and reports nothing, for a state without version."""
+    model = _Detector()
+    model.backbone.norm = FrozenBatchNorm2d(3)
+    state = {k: v for k, v in model.state_dict().items() if "running" not in k}
+    torch.save({"model": dict(state)}, tmp_path / "a.pth")
+    for load in ("load_complete_model", "load_initial_weights"):
+        with pytest.raises(WeightsError, match=r"norm\.running_mean is missing"):
+            getattr(SafeCheckpointer(model), load)(str(tmp_path / "a.pth"))
+
+
+def test_a_log_line_says_what_was_loaded(tmp_path, caplog):
+    source = {k: v for k, v in _Detector().state_dict().items() if "cls_score" not in k}
+    torch.save({"model": {**source, "extra": torch.ones(1)}}, tmp_path / "a.pth")
+    with caplog.at_level("INFO"):
+        SafeCheckpointer(_Detector()).load_initial_weights(str(tmp_path / "a.pth"))
+    line = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("Loaded"))
+    assert "Loaded 6 of the model's 8 tensors from the weights of" in line
+    assert "start afresh: roi_heads.box_predictor.cls_score.weight, " in line
+    assert line.endswith("unused in the file: extra")
+
+
+@pytest.mark.parametrize("place", ["trial", "training"])
+def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path, place):
+    cfg = tiny_config()
+    model = build_model(cfg)
+    pixels = {"input_format": "BGR", "pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": [9.0] * 3}
+    torch.save({"model": model.state_dict(), "meta": pixels}, tmp_path / "a.pth")
+    cfg.MODEL.WEIGHTS = str(tmp_path / "a.pth")
+    with pytest.raises(ConfigError, match=r"set MODEL\.PIXEL_STD \[9\.0, 9\.0, 9\.0\] \(now"):
+        if place == "trial":
+            _check_start(cfg, "")
+        else:
+            run = SimpleNamespace(cfg=cfg, checkpointer=SafeCheckpointer(model), start_iter=0)
+            DetectionTrainer.resume_or_load(run, resume=False)
+
+
+class _State:
+    def state_dict(self):
+        return {"step": 3}
+
+
+def test_a_checkpoint_holds_the_model_and_the_rest(tmp_path):
+    model = _Detector()
+    SafeCheckpointer(model, str(tmp_path), trainer=_State()).save("model_3", iteration=3)
+    content = torch.load(tmp_path / "model_3.pth", weights_only=True)
+    assert content["trainer"] == {"step": 3} and content["iteration"] == 3
+    assert content["model"].keys() == model.state_dict().keys()
+    assert content["model"]._metadata  # the versions of modules
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_3.pth"]
+    SafeCheckpointer(model).save("nowhere")
+    SafeCheckpointer(model, str(tmp_path), save_to_disk=False).save("other")
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_3.pth"]
+
+
+@pytest.mark.parametrize("broken", ["torch.save", "os.fsync", "os.replace"])
+def test_a_crash_while_saving_leaves_what_was_there(tmp_path, monkeypatch, broken):
+    checkpointer = SafeCheckpointer(_Detector(), str(tmp_path))
+    checkpointer.save("model", iteration=1)
+    before = (tmp_path / "model.pth").read_bytes()
+
+    def crash(*args):
+        if broken == "torch.save":
+            args[1].write(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(broken, crash)
+    for name in ("model", "newer"):
+        with pytest.raises(OSError, match="No space"):
+            checkpointer.save(name, iteration=2)
+    monkeypatch.undo()
+    assert (tmp_path / "model.pth").read_bytes() == before
+    assert last_checkpoint(str(tmp_path)) == str(tmp_path / "model.pth")
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model.pth"]
+
+
+def test_the_pointer_follows_the_file(tmp_path, monkeypatch):
+    """It never names a file that is not there; contents reach the disk before they get a name."""
+    steps = []
+    replace, sync = os.replace, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (steps.append("sync"), sync(number)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (steps.append(os.path.basename(b)), replace(a, b))
+    )
+    SafeCheckpointer(_Detector(), str(tmp_path)).save("model_3")
+    assert steps == ["sync", "model_3.pth", "sync", "last_checkpoint"]
 
 
 def test_last_checkpoint(tmp_path):

@@ -1,0 +1,48 @@
+"""The loop over the steps of a training, and the model that takes part in it."""
+
+from __future__ import annotations
+
+import torch
+from detectron2.engine import TrainerBase
+from detectron2.utils import comm
+from detectron2.utils.events import EventStorage
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lambda_det.engine.hooks import RunWriter
+
+__all__ = ["distribute", "run_steps"]
+
+
+def run_steps(trainer: TrainerBase) -> None:
+    """Run the steps from ``trainer.start_iter`` to ``trainer.max_iter``, with its hooks.
+
+    A hook may lower ``max_iter`` to end early. Not TrainerBase.train: after an error that would
+    print its stack trace a second time, and run the final evaluation if it happened in the last
+    step.
+    """
+    trainer.iter = trainer.start_iter
+    with EventStorage(trainer.start_iter) as trainer.storage:
+        trainer.before_train()
+        try:
+            while trainer.iter < trainer.max_iter:
+                trainer.before_step()
+                trainer.run_step()
+                trainer.after_step()
+                trainer.iter += 1
+        except BaseException:
+            for hook in trainer._hooks:
+                if isinstance(hook, RunWriter):
+                    hook.after_train()  # what led to the error should be on record
+            raise
+        trainer.iter = trainer.max_iter
+        trainer.after_train()
+
+
+def distribute(model: nn.Module, device: str) -> nn.Module:
+    """The model, taking the mean of the gradients over all processes where there are several."""
+    if comm.get_world_size() == 1:
+        return model
+    device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
+    # Every process computes the same running statistics, so there is nothing to broadcast
+    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)
