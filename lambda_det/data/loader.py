@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 import torch.utils.data as torchdata
 from detectron2.config import CfgNode
 from detectron2.data import (
@@ -17,9 +15,8 @@ from detectron2.data import (
 from detectron2.utils import comm
 
 from lambda_det.data.mapper import TolerantMapper
+from lambda_det.data.unreadable import UnreadableImages
 from lambda_det.errors import ConfigError, DataError
-
-logger = logging.getLogger(__name__)
 
 
 class SkippingDataset(torchdata.Dataset):
@@ -43,9 +40,9 @@ class SkippingDataset(torchdata.Dataset):
     ) -> None:
         self._records = records
         self._mapper = mapper
-        self._max_unreadable = max_unreadable
-        # In shared memory: each worker of a DataLoader has its own copy of this object.
-        self._unreadable = torch.zeros(len(records), dtype=torch.bool).share_memory_()
+        self._unreadable = UnreadableImages(
+            len(records), max_unreadable, "DATALOADER.MAX_UNREADABLE_IMAGES"
+        )
 
     def __len__(self) -> int:
         return len(self._records)
@@ -56,37 +53,11 @@ class SkippingDataset(torchdata.Dataset):
         It is a failure when more images than allowed could not be read.
         """
         try:
-            return self._next_readable(index)
+            return self._unreadable.next_readable(
+                index, lambda candidate: self._mapper(self._records[candidate])
+            )
         except DataError as error:
             return _failure(error)
-
-    def _next_readable(self, index: int) -> dict[str, Any]:
-        last_error = None
-        for step in range(len(self)):
-            candidate = (int(index) + step) % len(self)
-            if self._unreadable[candidate]:
-                continue
-            try:
-                return self._mapper(self._records[candidate])
-            except DataError as error:
-                last_error = error
-                self._unreadable[candidate] = True
-                self._report(error)
-        raise DataError(f"No image of the training data can be read; the last: {last_error}")
-
-    def _report(self, error: DataError) -> None:
-        count = int(self._unreadable.sum())
-        if count > self._max_unreadable:
-            raise DataError(
-                f"Training stops after {count} unreadable images, as "
-                f"DATALOADER.MAX_UNREADABLE_IMAGES is {self._max_unreadable}; the last: {error}"
-            ) from error
-        logger.warning(
-            "Unreadable image %d of at most %d, replaced by the next: %s",
-            count,
-            self._max_unreadable,
-            error,
-        )
 
 
 class FailingLoader:

@@ -1,0 +1,147 @@
+"""Every configuration key of ImageNet training, with its default."""
+
+from detectron2.config import CfgNode as CN
+
+
+def get_classification_config() -> CN:
+    """The defaults that a recipe of ``configs/imagenet`` or ``configs/cifar10`` is read over.
+
+    Keys that mean the same as in detection have the same name. The defaults are no recipe: each
+    figure of the paper stands once in configs/imagenet, with its source.
+    """
+    _C = CN()
+    _C.VERSION = 2
+
+    # ---------------------------------------------------------------------------------------------
+    # Model; the number of classes comes from the data
+    # ---------------------------------------------------------------------------------------------
+    _C.MODEL = CN()
+    _C.MODEL.DEVICE = "cuda"
+    # One of lambda_det.list_models()
+    _C.MODEL.NAME = "resnet50"
+    # "BN", or "SyncBN" for statistics over all processes
+    _C.MODEL.NORM = "BN"
+    # Probability of dropping a feature before the last, linear layer
+    _C.MODEL.DROPOUT = 0.0
+    # Probability of dropping the residual branch in the last stage; earlier stages less
+    _C.MODEL.STOCHASTIC_DEPTH = 0.0
+    # Position lambdas over the whole map of an image of INPUT.SIZE, instead of over a local scope
+    _C.MODEL.GLOBAL_CONTEXT = False
+    # The lambda layers of a stage share their position embeddings
+    _C.MODEL.SHARE_POSITIONS = False
+    # Keep only the input of each block and compute the block again in the backward pass
+    _C.MODEL.CHECKPOINT_ACTIVATIONS = False
+    # Start from this checkpoint's backbone; its last layer, too, if it has as many classes
+    _C.MODEL.WEIGHTS = ""
+    # Of the pixels 0 to 255, red, green, blue; the defaults are ImageNet's
+    _C.MODEL.PIXEL_MEAN = [123.675, 116.28, 103.53]
+    _C.MODEL.PIXEL_STD = [58.395, 57.12, 57.375]
+    _C.MODEL.CHANNELS_LAST = True
+    # torch.compile the forward pass of training: minutes at the start, faster steps after them
+    _C.MODEL.COMPILE = False
+
+    # ---------------------------------------------------------------------------------------------
+    # Data
+    # ---------------------------------------------------------------------------------------------
+    _C.DATA = CN()
+    # "folder": TRAIN and VAL hold one folder of images for each class.
+    # "shards": they hold .tar files, as datasets/make_shards.py makes them.
+    # "cifar10": TRAIN holds what torchvision's CIFAR10 has downloaded; VAL is not used.
+    # "synthetic": noise made on the spot, to measure the rest (--synthetic-data).
+    _C.DATA.FORMAT = "folder"
+    _C.DATA.TRAIN = "datasets/imagenet/train"
+    _C.DATA.VAL = "datasets/imagenet/val"  # "" for none, where HELD_OUT is above 0
+    # Share of the training images, of each class alike, that is not trained on but evaluated to
+    # choose the best checkpoint and to stop early. 0: the validation images serve for that.
+    _C.DATA.HELD_OUT = 0.0
+    # Share of the training images, of each class alike, that is used at all
+    _C.DATA.FRACTION = 1.0
+    # Images with labels of a teacher, to train on as well: a file of tools/pseudo_label.py
+    # and the folder that its names start from
+    _C.DATA.PSEUDO_LABELS = ""
+    _C.DATA.PSEUDO_IMAGES = ""
+    _C.DATA.MAX_UNREADABLE_IMAGES = 20
+
+    _C.INPUT = CN()
+    # Side of the square that the network sees in training, and in evaluation (0: the same)
+    _C.INPUT.SIZE = 224
+    _C.INPUT.TEST_SIZE = 0
+    # Evaluation takes this share of the image's shorter side from its centre
+    _C.INPUT.TEST_CROP = 0.875
+    # "resized": a random part of the image, from MIN_AREA to all of its area, resized to SIZE.
+    # "padded": the image, resized to SIZE if need be, shifted by up to PADDING pixels.
+    _C.INPUT.CROP = "resized"
+    _C.INPUT.MIN_AREA = 0.08
+    _C.INPUT.PADDING = 4
+    _C.INPUT.FLIP = True
+    # RandAugment: operations on each image (0 for none), and their strength (10 is nominal)
+    _C.INPUT.RANDAUGMENT = CN()
+    _C.INPUT.RANDAUGMENT.LAYERS = 0
+    _C.INPUT.RANDAUGMENT.MAGNITUDE = 0
+
+    _C.DATALOADER = CN()
+    # Loader processes for each training process
+    _C.DATALOADER.NUM_WORKERS = 8
+
+    # ---------------------------------------------------------------------------------------------
+    # Solver
+    # ---------------------------------------------------------------------------------------------
+    _C.SOLVER = CN()
+    # "sgd", "adam" or "rmsprop" (TensorFlow's, with epsilon inside the root)
+    _C.SOLVER.OPTIMIZER = "sgd"
+    _C.SOLVER.MOMENTUM = 0.9
+    _C.SOLVER.NESTEROV = False
+    _C.SOLVER.WEIGHT_DECAY = 0.0
+    # For the scales and biases of norms; TensorFlow's ResNets leave those alone
+    _C.SOLVER.WEIGHT_DECAY_NORM = 0.0
+    _C.SOLVER.EPOCHS = 100.0
+    # Images of one optimiser step, over all processes and accumulated batches
+    _C.SOLVER.IMS_PER_BATCH = 256
+    # Optimise once in so many batches; lower the memory, not the IMS_PER_BATCH
+    _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+    # Learning rate for LR_BATCH images a step; it is scaled by IMS_PER_BATCH / LR_BATCH
+    _C.SOLVER.BASE_LR = 0.1
+    _C.SOLVER.LR_BATCH = 256
+    # Linear from 0
+    _C.SOLVER.WARMUP_EPOCHS = 0.0
+    # After the warm-up "cosine" to 0, or "exponential": times DECAY every DECAY_EPOCHS
+    _C.SOLVER.SCHEDULE = "cosine"
+    _C.SOLVER.DECAY = 0.97
+    _C.SOLVER.DECAY_EPOCHS = 1.0
+    # Change the learning rate once an epoch instead of at each step; the first epoch of E epochs
+    # of warm-up then has 1/E of the peak
+    _C.SOLVER.LR_BY_EPOCH = False
+    _C.SOLVER.LABEL_SMOOTHING = 0.0
+    # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))
+    # after n steps; 0 for none
+    _C.SOLVER.EMA_DECAY = 0.0
+    _C.SOLVER.AMP = CN()
+    _C.SOLVER.AMP.ENABLED = True
+    # "bfloat16", or "float16" (with loss scaling, CUDA only)
+    _C.SOLVER.AMP.DTYPE = "bfloat16"
+    # Steps between checkpoints; there is also one after each evaluation
+    _C.SOLVER.CHECKPOINT_PERIOD = 1000
+    # So many of the newest are kept, besides the best
+    _C.SOLVER.CHECKPOINTS_KEPT = 3
+
+    # ---------------------------------------------------------------------------------------------
+    # Evaluation
+    # ---------------------------------------------------------------------------------------------
+    _C.TEST = CN()
+    # Epochs between evaluations; there is also one at the end
+    _C.TEST.EVAL_PERIOD = 1.0
+    # Images of a batch, over all processes; 0: as many as a forward pass of training has
+    _C.TEST.IMS_PER_BATCH = 0
+    # Statistics of batch norms are taken afresh from so many batches before each evaluation;
+    # 0: running averages for the raw weights, and for those of the EMA their average
+    _C.TEST.PRECISE_BN_BATCHES = 200
+    # Stop after so many evaluations without a better one; 0: train to the end
+    _C.TEST.PATIENCE = 0
+
+    # Of the order of images, of augmentation, initialisation and dropout; from 0
+    _C.SEED = 0
+    _C.CUDNN_BENCHMARK = True
+    # Steps between lines of the log
+    _C.LOG_PERIOD = 20
+    _C.OUTPUT_DIR = "output/imagenet"
+    return _C

@@ -1,0 +1,129 @@
+"""The sources that the DATA section of a configuration names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from detectron2.config import CfgNode
+
+from lambda_det.classification.data.cifar import Cifar10Source
+from lambda_det.classification.data.folder import FolderSource
+from lambda_det.classification.data.pseudo_labels import PseudoLabelSource
+from lambda_det.classification.data.shards import ShardSource
+from lambda_det.classification.data.source import Source, check_same_classes
+from lambda_det.classification.data.subset import (
+    ConcatSource,
+    Subset,
+    split_held_out,
+    take_fraction,
+)
+from lambda_det.classification.data.synthetic import SyntheticSource
+from lambda_det.errors import ConfigError, DataError
+
+
+@dataclass
+class Sources:
+    """The images of a run.
+
+    Attributes:
+        train: to train on, those with a teacher's labels at the end.
+        held_out: labelled training images to choose the best checkpoint by, or None.
+        val: to validate on, or None where DATA.VAL is empty.
+    """
+
+    train: Source
+    held_out: Source | None
+    val: Source | None
+
+
+def build_sources(cfg: CfgNode) -> Sources:
+    """Open the images that a configuration names.
+
+    DATA.FRACTION is taken from the labelled training images, DATA.HELD_OUT from what it leaves,
+    and the images with a teacher's labels join the rest.
+
+    Args:
+        cfg: a configuration of :func:`get_classification_config`. A SEED of -1 splits as 0 does:
+            all processes, and a resumed run, must split alike.
+
+    Raises:
+        ConfigError: a key of DATA has a value that cannot work.
+        DataError: the data are missing, damaged, or do not go together.
+    """
+    _check(cfg)
+    train, val = _FORMATS[cfg.DATA.FORMAT](cfg)
+    if val is not None:
+        check_same_classes(
+            train.classes, val.classes, f"DATA.TRAIN {cfg.DATA.TRAIN}", f"DATA.VAL {cfg.DATA.VAL}"
+        )
+    seed = max(cfg.SEED, 0)
+    if cfg.DATA.FRACTION < 1:
+        train = Subset(train, take_fraction(train, cfg.DATA.FRACTION, seed))
+    held_out = None
+    if cfg.DATA.HELD_OUT:
+        kept, held = split_held_out(train, cfg.DATA.HELD_OUT, seed)
+        if not len(held):
+            raise DataError(
+                f"No class of DATA.TRAIN {cfg.DATA.TRAIN} has two images, so none can be held out: "
+                "set DATA.HELD_OUT 0, or a larger DATA.FRACTION."
+            )
+        train, held_out = Subset(train, kept), Subset(train, held)
+    if cfg.DATA.PSEUDO_LABELS:
+        pseudo = PseudoLabelSource(cfg.DATA.PSEUDO_LABELS, cfg.DATA.PSEUDO_IMAGES, train.classes)
+        train = ConcatSource([train, pseudo])
+    return Sources(train, held_out, val)
+
+
+def _folder(cfg: CfgNode) -> tuple[Source, Source | None]:
+    return FolderSource(cfg.DATA.TRAIN), FolderSource(cfg.DATA.VAL) if cfg.DATA.VAL else None
+
+
+def _shards(cfg: CfgNode) -> tuple[Source, Source | None]:
+    return ShardSource(cfg.DATA.TRAIN), ShardSource(cfg.DATA.VAL) if cfg.DATA.VAL else None
+
+
+def _cifar10(cfg: CfgNode) -> tuple[Source, Source | None]:
+    return Cifar10Source(cfg.DATA.TRAIN, train=True), Cifar10Source(cfg.DATA.TRAIN, train=False)
+
+
+def _synthetic(cfg: CfgNode) -> tuple[Source, Source | None]:
+    return SyntheticSource(cfg.INPUT.SIZE), SyntheticSource(cfg.INPUT.SIZE, images=50000)
+
+
+_FORMATS: dict[str, Callable[[CfgNode], tuple[Source, Source | None]]] = {
+    "folder": _folder,
+    "shards": _shards,
+    "cifar10": _cifar10,
+    "synthetic": _synthetic,
+}
+
+
+def _check(cfg: CfgNode) -> None:
+    data = cfg.DATA
+    if data.FORMAT not in _FORMATS:
+        near = difflib.get_close_matches(data.FORMAT, _FORMATS, n=2, cutoff=0.5) or _FORMATS
+        raise ConfigError(
+            f"DATA.FORMAT {data.FORMAT!r} is not known; did you mean {' or '.join(near)}?"
+        )
+    if not 0 < data.FRACTION <= 1:
+        raise ConfigError(f"DATA.FRACTION is {data.FRACTION}; give a share above 0 and up to 1.")
+    if not 0 <= data.HELD_OUT <= 0.5:
+        raise ConfigError(f"DATA.HELD_OUT is {data.HELD_OUT}; give a share from 0 to 0.5.")
+    if bool(data.PSEUDO_LABELS) != bool(data.PSEUDO_IMAGES):
+        given, missing = "PSEUDO_LABELS", "PSEUDO_IMAGES"
+        if data.PSEUDO_IMAGES:
+            given, missing = missing, given
+        raise ConfigError(
+            f"DATA.{given} is {data[given]!r} but DATA.{missing} is empty; give both or neither."
+        )
+    if data.MAX_UNREADABLE_IMAGES < 0:
+        raise ConfigError(
+            f"DATA.MAX_UNREADABLE_IMAGES is {data.MAX_UNREADABLE_IMAGES}; give 0 or more."
+        )
+    if not (data.VAL or data.HELD_OUT) and data.FORMAT in ("folder", "shards"):
+        raise ConfigError(
+            "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
+            "one of them."
+        )

@@ -1,0 +1,253 @@
+"""RandAugment (arXiv:1909.13719) as in the reference implementation that the paper was made with.
+
+That is ``models/official/efficientnet/autoaugment.py`` of tensorflow/tpu: 16 operations, each as
+likely, drawn with replacement and always applied, with strengths that go on growing past a
+magnitude of 10. Those of timm and torchvision differ. Where the reference says that it does
+as Pillow does, but does not, the operations here do as Pillow.
+
+All operations take and return images as uint8 RGB [H, W, 3], and change none in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from lambda_det.errors import ConfigError
+
+_MAX_MAGNITUDE = 30
+_GREY = (128, 128, 128)
+_LEVELS = np.arange(256)  # of a pixel
+# Pillow's ImageFilter.SMOOTH
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+# Of red, green and blue in Pillow's mode "L"
+_GREY_SHARES = np.array([[19595, 38470, 7471]], np.float32) / 65536
+
+
+def auto_contrast(image: np.ndarray) -> np.ndarray:
+    """Stretch each channel from its range to 0..255."""
+
+    def table(channel: np.ndarray) -> np.ndarray:
+        low, high, _, _ = cv2.minMaxLoc(channel)
+        if low == high:
+            return _LEVELS
+        scale = 255.0 / (high - low)
+        return (_LEVELS * scale + -low * scale).clip(0, 255)
+
+    return _map_channels(image, [table(channel) for channel in cv2.split(image)])
+
+
+def equalize(image: np.ndarray) -> np.ndarray:
+    """Give each channel a histogram that is as even as may be."""
+
+    def table(channel: int) -> np.ndarray:
+        counts = cv2.calcHist([image], [channel], None, [256], [0, 256]).astype(np.int64).ravel()
+        brightest = counts[counts.nonzero()[0][-1]]
+        step = (counts.sum() - brightest) // 255
+        if step == 0:
+            return _LEVELS
+        below = counts.cumsum() - counts
+        return ((step // 2 + below) // step).clip(0, 255)
+
+    return _map_channels(image, [table(channel) for channel in range(3)])
+
+
+def invert(image: np.ndarray) -> np.ndarray:
+    return cv2.bitwise_not(image)
+
+
+def posterize(image: np.ndarray, bits: int) -> np.ndarray:
+    """Keep the highest ``bits`` bits of each value; 0 leave black, 8 or more all as it is."""
+    return cv2.LUT(image, (_LEVELS & -(1 << max(8 - bits, 0))).astype(np.uint8))
+
+
+def solarize(image: np.ndarray, threshold: int) -> np.ndarray:
+    """Invert the values from ``threshold``; none, if it is 256 or more."""
+    return cv2.LUT(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS).astype(np.uint8))
+
+
+def solarize_add(image: np.ndarray, addition: int) -> np.ndarray:
+    """Add to the values below 128, up to 255."""
+    brighter = (_LEVELS + addition).clip(0, 255)
+    return cv2.LUT(image, np.where(_LEVELS < 128, brighter, _LEVELS).astype(np.uint8))
+
+
+def color(image: np.ndarray, factor: float) -> np.ndarray:
+    """Blend with the grey image: less colour for a factor below 1, more above."""
+    return _blend(cv2.cvtColor(_grey(image), cv2.COLOR_GRAY2RGB), image, factor)
+
+
+def contrast(image: np.ndarray, factor: float) -> np.ndarray:
+    """Blend with the mean grey.
+
+    The reference takes the mean of the histogram's counts for it, which is the area over 256, where
+    Pillow, which it says it is equivalent to, has the mean of the pixels.
+    """
+    mean = int(cv2.mean(_grey(image))[0] + 0.5)
+    return cv2.LUT(image, _blend(np.full(256, mean, np.uint8), _LEVELS.astype(np.uint8), factor))
+
+
+def brightness(image: np.ndarray, factor: float) -> np.ndarray:
+    """Blend with black."""
+    return cv2.LUT(image, _blend(np.zeros(256, np.uint8), _LEVELS.astype(np.uint8), factor))
+
+
+def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
+    """Blend with the image smoothed by 3x3 pixels; those at the border stay."""
+    smooth = cv2.filter2D(image, -1, _SMOOTH)
+    smooth[[0, -1]] = image[[0, -1]]
+    smooth[:, [0, -1]] = image[:, [0, -1]]
+    return _blend(smooth, image, factor)
+
+
+def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
+    """Turn the image round its centre, anticlockwise."""
+    height, width = image.shape[:2]
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    x, y = (width - 1) / 2, (height - 1) / 2
+    return _warp(image, [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
+
+
+def shear_x(image: np.ndarray, slope: float) -> np.ndarray:
+    """Shift each row by its number times ``slope``; the uppermost row stays."""
+    return _warp(image, [[1, slope, 0], [0, 1, 0]])
+
+
+def shear_y(image: np.ndarray, slope: float) -> np.ndarray:
+    """Shift each column by its number times ``slope``; the leftmost column stays."""
+    return _warp(image, [[1, 0, 0], [slope, 1, 0]])
+
+
+def translate_x(image: np.ndarray, pixels: float) -> np.ndarray:
+    return _warp(image, [[1, 0, pixels], [0, 1, 0]])
+
+
+def translate_y(image: np.ndarray, pixels: float) -> np.ndarray:
+    return _warp(image, [[1, 0, 0], [0, 1, pixels]])
+
+
+def cutout(image: np.ndarray, half: int, y: int, x: int) -> np.ndarray:
+    """Grey out the square of side 2 * ``half`` around (y, x), as far as it lies in the image."""
+    image = image.copy()
+    image[max(y - half, 0) : y + half, max(x - half, 0) : x + half] = _GREY
+    return image
+
+
+# What an operation is called with besides the image: from magnitude / 10, the image's height and
+# width, and the sample's generator
+_Draw = Callable[[float, tuple[int, int], np.random.Generator], tuple]
+
+
+def _nothing(strength: float, size: tuple[int, int], rng: np.random.Generator) -> tuple:
+    return ()
+
+
+def _whole(nominal: int) -> _Draw:
+    return lambda strength, size, rng: (int(strength * nominal),)
+
+
+def _signed(nominal: float) -> _Draw:
+    return lambda strength, size, rng: (strength * nominal * (1 if rng.random() < 0.5 else -1),)
+
+
+def _factor(strength: float, size: tuple[int, int], rng: np.random.Generator) -> tuple[float]:
+    return (strength * 1.8 + 0.1,)
+
+
+def _square(nominal: int) -> _Draw:
+    return lambda strength, size, rng: (int(strength * nominal), *rng.integers(size))
+
+
+class Operation(NamedTuple):
+    apply: Callable[..., np.ndarray]
+    draw: _Draw
+
+
+# The numbers are those at a magnitude of 10: degrees, bits, values, pixels.
+OPERATIONS = {
+    "AutoContrast": Operation(auto_contrast, _nothing),
+    "Equalize": Operation(equalize, _nothing),
+    "Invert": Operation(invert, _nothing),
+    "Rotate": Operation(rotate, _signed(30.0)),
+    "Posterize": Operation(posterize, _whole(4)),
+    # From a magnitude of 10 this changes nothing, as in Pillow. In the reference's graph, numpy may
+    # have wrapped the threshold into uint8: 384 for a magnitude of 15 would be 128.
+    "Solarize": Operation(solarize, _whole(256)),
+    "Color": Operation(color, _factor),
+    "Contrast": Operation(contrast, _factor),
+    "Brightness": Operation(brightness, _factor),
+    "Sharpness": Operation(sharpness, _factor),
+    "ShearX": Operation(shear_x, _signed(0.3)),
+    "ShearY": Operation(shear_y, _signed(0.3)),
+    "TranslateX": Operation(translate_x, _signed(100.0)),
+    "TranslateY": Operation(translate_y, _signed(100.0)),
+    "Cutout": Operation(cutout, _square(40)),
+    "SolarizeAdd": Operation(solarize_add, _whole(110)),
+}
+
+
+class RandAugment:
+    """Random operations on an image, one after the other.
+
+    Args:
+        layers: how many; 0 for none.
+        magnitude: their strength, from 0; 10 is nominal, 30 the most.
+
+    Raises:
+        ConfigError: one of them is out of range.
+    """
+
+    def __init__(self, layers: int, magnitude: float) -> None:
+        if layers < 0:
+            raise ConfigError(f"INPUT.RANDAUGMENT.LAYERS is {layers}; give 0 or more.")
+        if not 0 <= magnitude <= _MAX_MAGNITUDE:
+            raise ConfigError(
+                f"INPUT.RANDAUGMENT.MAGNITUDE is {magnitude}; give 0 to {_MAX_MAGNITUDE}."
+            )
+        self._layers = layers
+        self._strength = magnitude / 10
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """An image of the same shape; the same one, if there are no layers."""
+        operations = tuple(OPERATIONS.values())
+        for number in rng.integers(len(operations), size=self._layers):
+            operation = operations[number]
+            arguments = operation.draw(self._strength, image.shape[:2], rng)
+            image = operation.apply(image, *arguments)
+        return image
+
+
+def _grey(image: np.ndarray) -> np.ndarray:
+    """uint8 [H, W], Pillow's but for one colour in 100,000, a tie that is rounded down."""
+    return cv2.transform(image, _GREY_SHARES)
+
+
+def _blend(other: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
+    """``other + factor * (image - other)``, clipped to 0..255, its fraction cut off.
+
+    The reference and Pillow compute so in float32. OpenCV rounds, hence the half that is taken
+    away; but a little less, so that whole numbers stay whichever way their sum errs.
+    """
+    return cv2.addWeighted(image, factor, other, 1 - factor, 2**-10 - 0.5)
+
+
+def _map_channels(image: np.ndarray, tables: list[np.ndarray]) -> np.ndarray:
+    """Replace the values of each channel by its own table's, [256] each."""
+    return cv2.LUT(image, np.stack(tables, -1).astype(np.uint8)[None])
+
+
+def _warp(image: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
+    """Take each pixel from the one nearest to ``matrix`` [2, 3] times (x, y, 1), or grey."""
+    height, width = image.shape[:2]
+    return cv2.warpAffine(
+        image,
+        np.array(matrix, np.float64),
+        (width, height),
+        flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=_GREY,
+    )

@@ -1,0 +1,162 @@
+"""A part of a source, both parts of a split, several sources as one, and lists of names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lambda_det.classification.data.randomness import Purpose, generator
+from lambda_det.classification.data.source import Source, check_same_classes
+from lambda_det.errors import DataError
+
+
+class Subset:
+    """Some images of a source, in the order of ``indices``, an integer array [images]."""
+
+    def __init__(self, source: Source, indices: np.ndarray) -> None:
+        self.classes = source.classes
+        self._source = source
+        self._indices = torch.from_numpy(indices.astype(np.int64))
+        self._labels = torch.from_numpy(source.labels[indices])
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [images]"""
+        return self._labels.numpy()
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def name(self, index: int) -> str:
+        return self._source.name(int(self._indices[index]))
+
+    def load(self, index: int) -> np.ndarray:
+        """As the whole source's."""
+        return self._source.load(int(self._indices[index]))
+
+
+class ConcatSource:
+    """The images of several sources with the same classes, one source behind the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        for other in sources[1:]:
+            check_same_classes(sources[0].classes, other.classes, "the first", "another source")
+        self.classes = sources[0].classes
+        self._sources = list(sources)
+        self._ends = np.cumsum([len(source) for source in sources])
+        self._labels = torch.from_numpy(np.concatenate([source.labels for source in sources]))
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [images]"""
+        return self._labels.numpy()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def name(self, index: int) -> str:
+        source, inside = self._find(index)
+        return source.name(inside)
+
+    def load(self, index: int) -> np.ndarray:
+        """As the source's that has the image."""
+        source, inside = self._find(index)
+        return source.load(inside)
+
+    def _find(self, index: int) -> tuple[Source, int]:
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        source = self._sources[number]
+        return source, index - int(self._ends[number]) + len(source)
+
+
+def take_fraction(source: Source, fraction: float, seed: int) -> np.ndarray:
+    """Choose a share of the images of each class, at least one of each.
+
+    Args:
+        source: what to choose from.
+        fraction: the share, above 0 and up to 1.
+        seed: another seed, another choice.
+
+    Returns:
+        Ascending indices of round(fraction * n) images of each class of n.
+    """
+    chosen = [
+        indices[: max(round(fraction * len(indices)), 1)]
+        for indices in _shuffled_classes(source, Purpose.FRACTION, seed)
+    ]
+    return np.sort(np.concatenate(chosen))
+
+
+def split_held_out(source: Source, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out a share of the images of each class.
+
+    Args:
+        source: what to split.
+        fraction: the share, above 0 and below 1.
+        seed: another seed, another choice.
+
+    Returns:
+        Ascending indices of the images to train on, and of those held out: round(fraction * n) of
+        each class of n, but at least one, and never all, so none of a class with a single image.
+    """
+    kept, held_out = [], []
+    for indices in _shuffled_classes(source, Purpose.HELD_OUT, seed):
+        count = min(max(round(fraction * len(indices)), 1), len(indices) - 1)
+        held_out.append(indices[:count])
+        kept.append(indices[count:])
+    return np.sort(np.concatenate(kept)), np.sort(np.concatenate(held_out))
+
+
+def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[np.ndarray]:
+    """Yield the indices of the images of each class, of which there may be none, at random."""
+    by_class = np.argsort(source.labels, kind="stable")
+    ends = np.cumsum(np.bincount(source.labels))
+    for label, indices in enumerate(np.split(by_class, ends[:-1])):
+        yield generator(purpose, seed, label).permutation(indices)
+
+
+def write_list(path: str | Path, names: Iterable[str]) -> None:
+    """Write names to a text file, one on each line; a file of that name is replaced at once."""
+    partial = Path(f"{path}.partial")
+    with open(partial, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.writelines(f"{name}\n" for name in names)
+    os.replace(partial, path)
+
+
+def read_list(path: str | Path) -> list[str]:
+    """Read what :func:`write_list` has written.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"The list {path} cannot be read ({error.strerror}).") from error
+    return text.split("\n")[:-1]
+
+
+def check_held_out(path: str | Path, source: Source) -> None:
+    """Check that a resumed run holds out the images that it held out before.
+
+    Args:
+        path: the run's list, from :func:`write_list`.
+        source: the images held out now.
+
+    Raises:
+        DataError: the list cannot be read, or has other images.
+    """
+    before = read_list(path)
+    now = [source.name(index) for index in range(len(source))]
+    if before == now:
+        return
+    changed = sorted(set(before) ^ set(now)) or now
+    raise DataError(
+        f"The held-out images are not those of {path}, so the run would be evaluated on images it "
+        f"has trained on ({changed[0]} is the first to differ): restore DATA.TRAIN, DATA.FRACTION, "
+        "DATA.HELD_OUT and SEED, or give another OUTPUT_DIR."
+    )

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from lambda_det.classification.data import build_sources, build_train_loader
+from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
+from lambda_det.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def ready(cfg, make_folder):
+    cfg.DATA.TRAIN = str(make_folder({"ant": 10, "bee": 30}, "train"))
+    cfg.DATA.VAL = str(make_folder({"ant": 2, "bee": 3}, "val"))
+    return cfg
+
+
+def names(source):
+    return [source.name(index) for index in range(len(source))]
+
+
+def per_class(source):
+    return torch.bincount(torch.from_numpy(source.labels)).tolist()
+
+
+def test_folders(ready):
+    sources = build_sources(ready)
+    assert per_class(sources.train) == [10, 30] and sources.held_out is None
+    assert per_class(sources.val) == [2, 3]
+    assert sources.train.classes == sources.val.classes == ["ant", "bee"]
+
+
+def test_held_out_images_are_of_the_fraction_that_is_used(ready):
+    whole = names(build_sources(ready).train)
+    ready.DATA.FRACTION = 0.5
+    half = names(build_sources(ready).train)
+    ready.DATA.HELD_OUT = 0.2
+    sources = build_sources(ready)
+    assert per_class(sources.train) == [4, 12] and per_class(sources.held_out) == [1, 3]
+    assert sorted(names(sources.train) + names(sources.held_out)) == half
+    assert set(half) < set(whole) and len(half) == 20
+    assert per_class(sources.val) == [2, 3]
+
+
+def test_the_split_is_that_of_the_seed(ready):
+    ready.DATA.HELD_OUT = 0.2
+    held_out = {}
+    for ready.SEED in (-1, 0, 1):
+        held_out[ready.SEED] = names(build_sources(ready).held_out)
+    assert held_out[-1] == held_out[0] != held_out[1]
+
+
+def test_without_validation_images_the_held_out_ones_serve(ready):
+    ready.DATA.VAL = ""
+    with pytest.raises(ConfigError, match=r"DATA\.VAL is empty and DATA\.HELD_OUT is 0"):
+        build_sources(ready)
+    ready.DATA.HELD_OUT = 0.1
+    sources = build_sources(ready)
+    assert sources.val is None and per_class(sources.held_out) == [1, 3]
+
+
+@pytest.fixture
+def labelled(ready, make_folder, tmp_path):
+    """A config with five images more, for which a teacher says "bee"."""
+    ready.DATA.PSEUDO_IMAGES = str(make_folder({"any": 5}, "unlabelled"))
+    ready.DATA.PSEUDO_LABELS = str(tmp_path / "labels.txt")
+    rows = [(f"any/{n:03d}.png", 1, 0.5) for n in range(5)]
+    write_pseudo_labels(
+        ready.DATA.PSEUDO_LABELS, rows, classes=["ant", "bee"], teacher="x", root="y"
+    )
+    return ready
+
+
+def test_pseudo_labels_join_the_training_images_alone(labelled):
+    labelled.DATA.HELD_OUT = 0.5
+    sources = build_sources(labelled)
+    assert per_class(sources.train) == [5, 15 + 5]
+    assert names(sources.train)[-5:] == [f"any/{n:03d}.png" for n in range(5)]
+    assert not any(name.startswith("any/") for name in names(sources.held_out))
+
+
+@pytest.mark.parametrize("missing", ["PSEUDO_LABELS", "PSEUDO_IMAGES"])
+def test_pseudo_labels_need_their_images_and_the_other_way_round(labelled, missing):
+    labelled.DATA[missing] = ""
+    with pytest.raises(ConfigError, match=rf"but DATA\.{missing} is empty"):
+        build_sources(labelled)
+
+
+def test_pseudo_labels_of_other_classes(labelled):
+    write_pseudo_labels(labelled.DATA.PSEUDO_LABELS, [], classes=["ant"], teacher="x", root="y")
+    with open(labelled.DATA.PSEUDO_LABELS, "a") as file:
+        file.write("any/000.png\t0\t1\n")
+    with pytest.raises(DataError, match=r"only .*the training data has bee"):
+        build_sources(labelled)
+
+
+def test_validation_images_of_other_classes(ready, make_folder):
+    ready.DATA.VAL = str(make_folder({"ant": 1, "cat": 1}, "other"))
+    with pytest.raises(DataError, match=r"only DATA\.TRAIN .*train has bee and only DATA\.VAL"):
+        build_sources(ready)
+
+
+def test_nothing_to_hold_out(ready, make_folder):
+    ready.DATA.TRAIN = str(make_folder({"ant": 1, "bee": 1}, "few"))
+    ready.DATA.HELD_OUT = 0.5
+    with pytest.raises(DataError, match=r"DATA\.HELD_OUT 0"):
+        build_sources(ready)
+
+
+def test_synthetic_images_go_all_the_way(cfg):
+    cfg.DATA.FORMAT = "synthetic"
+    sources = build_sources(cfg)
+    assert len(sources.train) == 1281167 and len(sources.val) == 50000
+    loader = build_train_loader(cfg, sources.train, batch_size=3, start=0, seed=0)
+    for batch in itertools.islice(loader, 2):
+        assert batch["images"].shape == (3, 16, 16, 3)
+
+
+@pytest.mark.parametrize("name", ["shards", "cifar10"])
+def test_the_other_formats_read_the_folders_of_the_config(ready, name):
+    ready.DATA.FORMAT = name
+    with pytest.raises(DataError, match=ready.DATA.TRAIN):
+        build_sources(ready)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("FORMAT", "folders", r"DATA\.FORMAT 'folders' is not known; did you mean folder\?"),
+        ("FORMAT", "cifar-10", r"did you mean cifar10\?"),
+        ("FORMAT", "lmdb", r"did you mean folder or shards or cifar10 or synthetic\?"),
+        ("FRACTION", 0.0, r"DATA\.FRACTION is 0\.0"),
+        ("FRACTION", 1.5, r"DATA\.FRACTION is 1\.5"),
+        ("FRACTION", float("nan"), r"DATA\.FRACTION is nan"),
+        ("HELD_OUT", -0.1, r"DATA\.HELD_OUT is -0\.1"),
+        ("HELD_OUT", 0.51, r"DATA\.HELD_OUT is 0\.51; give a share from 0 to 0\.5"),
+        ("MAX_UNREADABLE_IMAGES", -1, r"DATA\.MAX_UNREADABLE_IMAGES is -1"),
+    ],
+)
+def test_values_that_cannot_work(ready, key, value, text):
+    ready.DATA[key] = value
+    with pytest.raises(ConfigError, match=text):
+        build_sources(ready)

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import pickle
+import re
+import signal
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import dataloader
+from torch.utils.data._utils import signal_handling
+
+from lambda_det.classification.data import (
+    FolderSource,
+    build_eval_loader,
+    build_train_loader,
+    transforms,
+)
+from lambda_det.classification.data.dataset import AugmentedDataset
+from lambda_det.classification.data.sampler import EpochSampler
+from lambda_det.errors import ConfigError, DataError
+from tests.classification.data.toy import ToySource
+
+LABELS = [index % 3 for index in range(11)]
+
+
+def train_batches(cfg, source, count, *, batch_size=4, start=0, seed=0):
+    loader = build_train_loader(cfg, source, batch_size=batch_size, start=start, seed=seed)
+    return list(itertools.islice(loader, count))
+
+
+def as_process(monkeypatch, rank, world_size):
+    monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda: rank)
+    monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: world_size)
+
+
+def assert_same_batches(batches, others):
+    assert len(batches) == len(others)
+    for batch, other in zip(batches, others, strict=True):
+        torch.testing.assert_close(batch, other, rtol=0, atol=0)
+
+
+def test_batches_are_the_samples_in_the_order_of_the_sampler(cfg):
+    """Against transforms that are called one by one."""
+    source = ToySource(LABELS)
+    batches = train_batches(cfg, source, 5, seed=3)  # 20 samples of 11 images
+    order = iter(EpochSampler(11, 3, 0, 0, 1))
+    transform = transforms.TrainTransform(cfg)
+    for batch in batches:
+        assert batch["images"].shape == (4, 16, 16, 3) and batch["images"].dtype == torch.uint8
+        assert batch["labels"].shape == (4,) and batch["labels"].dtype == torch.int64
+        for image, label in zip(batch["images"], batch["labels"], strict=True):
+            epoch, index = next(order)
+            rng = np.random.default_rng((3, epoch, index))
+            np.testing.assert_array_equal(image, transform(source.load(index), rng))
+            assert label == LABELS[index]
+
+
+def test_augmentation_depends_on_seed_epoch_and_index():
+    source = ToySource([0, 0])
+
+    def draw(where, seed=0):
+        dataset = AugmentedDataset(source, lambda image, rng: rng.integers(2**60), seed, 0)
+        return int(dataset[where][0])
+
+    assert draw((0, 0)) == draw((0, 0))
+    assert len({draw((0, 0)), draw((0, 1)), draw((1, 0)), draw((1, 1)), draw((0, 0), 1)}) == 5
+
+
+def test_workers_change_nothing(cfg, make_folder):
+    """Not the order, and not a bit of an image."""
+    source = FolderSource(make_folder({"ant": 5, "bee": 4}))
+    cfg.INPUT.RANDAUGMENT.LAYERS = 2
+    expected = train_batches(cfg, source, 6)
+    for cfg.DATALOADER.NUM_WORKERS in (1, 2):
+        assert_same_batches(train_batches(cfg, source, 6), expected)
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The keyword arguments of the DataLoader that is made, with its data set as "dataset"."""
+    given = {}
+
+    def record(dataset, **arguments):
+        given.update(dataset=dataset, **arguments)
+        return torch.utils.data.DataLoader(dataset, **arguments)
+
+    monkeypatch.setattr("lambda_det.classification.data.loader.DataLoader", record)
+    return given
+
+
+@pytest.mark.parametrize("build", [build_eval_loader, partial(build_train_loader, start=0, seed=0)])
+def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder, given, build):
+    """Where processes are not forked, as on macOS, and from Python 3.14 on."""
+    build(cfg, FolderSource(make_folder({"ant": 5, "bee": 4})), batch_size=4)
+    dataset = given["dataset"]
+    key = 3 if build is build_eval_loader else (1, 3)
+    for sent in (dataset, given["collate_fn"], given["worker_init_fn"]):
+        copy = pickle.loads(ForkingPickler.dumps(sent))
+        if sent is dataset:
+            np.testing.assert_array_equal(copy[key][0], dataset[key][0])
+            assert copy[key][1] == dataset[key][1]
+
+
+def test_resuming_gives_the_tail(cfg):
+    source = ToySource(LABELS)
+    assert_same_batches(
+        train_batches(cfg, source, 4, start=12), train_batches(cfg, source, 7, start=0)[3:]
+    )
+
+
+def test_two_processes_see_the_global_batches_of_one(cfg, monkeypatch):
+    source = ToySource(LABELS)
+    single = train_batches(cfg, source, 5, batch_size=6)
+    shares = []
+    for rank in range(2):
+        as_process(monkeypatch, rank, 2)
+        shares.append(train_batches(cfg, source, 5, batch_size=3))
+    for whole, first, second in zip(single, *shares, strict=True):
+        for key in ("images", "labels"):
+            both = torch.stack([first[key], second[key]], dim=1).flatten(0, 1)
+            assert torch.equal(whole[key], both)
+
+
+def test_a_data_set_smaller_than_a_batch(cfg):
+    batches = train_batches(cfg, ToySource([0, 1, 2]), 3, batch_size=8)
+    labels = torch.cat([batch["labels"] for batch in batches])
+    assert len(labels) == 24
+    assert torch.bincount(labels).tolist() == [8, 8, 8]
+
+
+def test_no_global_random_numbers_are_drawn(cfg):
+    cfg.INPUT.RANDAUGMENT.LAYERS = 2
+    before = torch.get_rng_state(), str(np.random.get_state())
+    train_batches(cfg, ToySource(LABELS), 2)
+    list(build_eval_loader(cfg, ToySource(LABELS), batch_size=2))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert str(np.random.get_state()) == before[1]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (13, 0), (1, 2), (2, 2), (3, 2)]
+)
+def test_evaluation_has_each_image_once_over_all_processes(cfg, monkeypatch, world_size, workers):
+    cfg.DATALOADER.NUM_WORKERS = workers
+    source, transform = ToySource(LABELS), transforms.TestTransform(cfg)
+    seen = []
+    for rank in range(world_size):
+        as_process(monkeypatch, rank, world_size)
+        loader = build_eval_loader(cfg, source, batch_size=2)
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert all(len(batch["labels"]) == 2 for batch in batches[:-1])
+        for batch in batches:
+            seen += zip(batch["images"], batch["labels"].tolist(), strict=True)
+    assert len(seen) == 11
+    seen.sort(key=lambda pair: int(pair[0][0, 0, 0]))
+    for index, (image, label) in enumerate(seen):
+        np.testing.assert_array_equal(image, transform(source.load(index)))
+        assert label == LABELS[index]
+
+
+def test_evaluation_can_be_repeated(cfg):
+    loader = build_eval_loader(cfg, ToySource(LABELS), batch_size=4)
+    assert_same_batches(list(loader), list(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_training_images_are_named_and_replaced_by_the_next(cfg, caplog, workers):
+    """The samples in their place are those of the next image: same epoch, its own index."""
+    cfg.DATALOADER.NUM_WORKERS = workers
+    cfg.DATA.MAX_UNREADABLE_IMAGES = 2
+    source = ToySource(LABELS, broken={4, 10})
+    with caplog.at_level(logging.WARNING, logger="lambda_det"):
+        batches = train_batches(cfg, source, 11, batch_size=2)
+    order = iter(EpochSampler(11, 0, 0, 0, 1))
+    transform = transforms.TrainTransform(cfg)
+    for batch in batches:
+        for image, label in zip(batch["images"], batch["labels"], strict=True):
+            epoch, index = next(order)
+            index = {4: 5, 10: 0}.get(index, index)
+            rng = np.random.default_rng((0, epoch, index))
+            np.testing.assert_array_equal(image, transform(source.load(index), rng))
+            assert label == LABELS[index]
+    if workers == 0:  # the log of a worker process is not captured
+        messages = [r.getMessage() for r in caplog.records if "Unreadable" in r.getMessage()]
+        assert len(messages) == 2  # each once, however often it is drawn
+        assert sum("image 4 is" in m for m in messages) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_stops_past_the_limit_with_one_sentence(cfg, workers):
+    cfg.DATALOADER.NUM_WORKERS = workers
+    cfg.DATA.MAX_UNREADABLE_IMAGES = 1
+    with pytest.raises(DataError) as raised:
+        train_batches(cfg, ToySource(LABELS, broken={1, 4, 7}), 20)
+    message = str(raised.value)
+    # Two workers may each meet one at the same time.
+    assert re.match(r"Training stops after [23] unreadable", message)
+    assert "DATA.MAX_UNREADABLE_IMAGES is 1" in message and "is broken" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_stops_at_an_unreadable_image(cfg, workers):
+    cfg.DATALOADER.NUM_WORKERS = workers
+    with pytest.raises(DataError, match=r"^image 7 is broken$"):
+        list(build_eval_loader(cfg, ToySource(LABELS, broken={7}), batch_size=2))
+
+
+class DyingSource(ToySource):
+    """Its process is killed when it reads image 7, as by a system that is out of memory."""
+
+    def load(self, index):
+        if index == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(index)
+
+
+@pytest.fixture
+def new_process(monkeypatch):
+    """No handler of SIGCHLD, as before the first DataLoader; dead workers are noticed sooner."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
+    wait = dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(wait, "__defaults__", (0.2,))
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_worker_that_is_killed_is_one_sentence(cfg, new_process):
+    cfg.DATALOADER.NUM_WORKERS = 2
+    with pytest.raises(DataError, match=r"memory ran out: lower DATALOADER\.NUM_WORKERS"):
+        list(build_eval_loader(cfg, DyingSource(LABELS), batch_size=2))
+
+
+def test_a_worker_that_is_killed_breaks_nothing_but_the_loader(cfg, new_process):
+    """With a batch that it was to load, and not in what the main process does until then."""
+    cfg.DATALOADER.NUM_WORKERS = 1
+    before = children()
+    batches = iter(build_train_loader(cfg, ToySource(LABELS), batch_size=4, start=0, seed=0))
+    next(batches)
+    (worker,) = children() - before
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join(10)
+    assert worker.exitcode == -signal.SIGKILL
+    with pytest.raises(DataError, match="ended from outside"):
+        list(batches)
+
+
+class FaultySource(ToySource):
+    def load(self, index):
+        raise RuntimeError("a fault of the program")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_of_the_program_is_no_data_error(cfg, workers):
+    cfg.DATALOADER.NUM_WORKERS = workers
+    with pytest.raises(RuntimeError, match="a fault of the program"):
+        train_batches(cfg, FaultySource(LABELS), 1)
+
+
+def children():
+    return set(torch.multiprocessing.active_children())
+
+
+def test_the_workers_end_with_the_iterator(cfg):
+    """In the middle of the stream, and by themselves: none has to be waited for or killed."""
+    cfg.DATALOADER.NUM_WORKERS = 2
+    before = children()
+    loader = build_train_loader(cfg, ToySource(LABELS), batch_size=2, start=0, seed=0)
+    batches = iter(loader)
+    next(batches)
+    workers = children() - before
+    assert len(workers) == 2
+    del batches
+    assert not any(worker.is_alive() for worker in workers)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+def test_the_workers_end_with_an_error_that_is_kept(cfg):
+    """Whoever keeps the error keeps its frames, and so the iterator."""
+    cfg.DATALOADER.NUM_WORKERS = 2
+    before = children()
+    with pytest.raises(DataError) as raised:
+        list(build_eval_loader(cfg, ToySource(LABELS, broken={0}), batch_size=1))
+    assert raised.tb is not None
+    assert not children() - before
+
+
+def process_settings(image):
+    ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return np.array([[[torch.get_num_threads(), cv2.getNumThreads(), ignores]]], dtype=np.uint8)
+
+
+def test_workers_have_one_thread_and_leave_the_interrupt_to_the_main_process(cfg, monkeypatch):
+    monkeypatch.setattr(
+        "lambda_det.classification.data.loader.TestTransform", lambda cfg: process_settings
+    )
+    cfg.DATALOADER.NUM_WORKERS = 1
+    # A shell may have told this process, too, to ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    (batch,) = build_eval_loader(cfg, ToySource([0]), batch_size=1)
+    signal.signal(signal.SIGINT, before)
+    assert batch["images"].flatten().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cuda", True), ("cuda:1", True), ("cpu", False)])
+def test_memory_is_pinned_for_a_gpu(cfg, given, device, pinned):
+    cfg.MODEL.DEVICE = device
+    build_eval_loader(cfg, ToySource([0]), batch_size=1)
+    assert given["pin_memory"] is pinned
+
+
+def test_fewer_than_no_workers(cfg):
+    cfg.DATALOADER.NUM_WORKERS = -1
+    with pytest.raises(ConfigError, match=r"DATALOADER\.NUM_WORKERS is -1"):
+        build_eval_loader(cfg, ToySource([0]), batch_size=1)

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lambda_det.classification.data import pseudo_labels
+from lambda_det.classification.data.pseudo_labels import (
+    PseudoLabelSource,
+    read_pseudo_labels,
+    write_pseudo_labels,
+)
+from lambda_det.errors import DataError
+
+CLASSES = ["ant", "bee", "owl"]
+ROWS = [("b/1.png", 2, 0.9), ("ü 0.jpg", 0, 1.0), ("\udcff.png", 1, 0.0), ("x", 2, 0.12345)]
+HEAD = b"""# lambda_det pseudo-labels 1
+# classes: ["ant", "bee", "owl"]
+# teacher: somebody
+# root: images
+"""
+
+
+def write(path, rows=ROWS, classes=CLASSES):
+    return write_pseudo_labels(path, iter(rows), classes=classes, teacher="me", root="/there")
+
+
+def test_the_format(tmp_path):
+    """As other programs may write it."""
+    assert write(tmp_path / "labels.txt", ROWS[:2]) == 2
+    assert (tmp_path / "labels.txt").read_bytes() == (
+        b"# lambda_det pseudo-labels 1\n"
+        b'# classes: ["ant", "bee", "owl"]\n'
+        b"# teacher: me\n"
+        b"# root: /there\n"
+        b"b/1.png\t2\t0.9000\n"
+        b"\xc3\xbc 0.jpg\t0\t1.0000\n"
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 20, 30, 1000])
+def test_a_file_is_read_as_it_was_written(tmp_path, monkeypatch, chunk):
+    """In pieces of any length."""
+    write(tmp_path / "labels.txt")
+    monkeypatch.setattr(pseudo_labels, "_CHUNK", chunk)
+    file = read_pseudo_labels(tmp_path / "labels.txt")
+    assert (file.classes, file.teacher, file.root) == (CLASSES, "me", "/there")
+    assert list(file.names) == [name for name, _, _ in ROWS]
+    assert file.labels.tolist() == [2, 0, 1, 2] and file.labels.dtype == np.int64
+    np.testing.assert_allclose(file.confidences, [0.9, 1, 0, 0.1235], rtol=1e-6)
+    assert file.confidences.dtype == np.float32
+
+
+def test_the_last_line_may_lack_its_end(tmp_path):
+    (tmp_path / "labels.txt").write_bytes(HEAD + b"a\t0\t1\nb\t1\t5e-1")
+    file = read_pseudo_labels(tmp_path / "labels.txt")
+    assert list(file.names) == ["a", "b"] and file.confidences.tolist() == [1, 0.5]
+
+
+def test_a_file_that_breaks_off_is_not_left_behind(tmp_path):
+    def rows():
+        yield ROWS[0]
+        raise KeyboardInterrupt
+
+    write(tmp_path / "labels.txt", ROWS[:1])
+    before = (tmp_path / "labels.txt").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "labels.txt", rows())
+    assert (tmp_path / "labels.txt").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.txt"]
+
+
+@pytest.mark.parametrize("name", ["a\tb.png", "a\nb.png"])
+def test_names_that_would_break_a_line(tmp_path, name):
+    with pytest.raises(DataError, match="tab or a line break in its name"):
+        write(tmp_path / "labels.txt", [(name, 0, 1.0)])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (1, b"# lambda_det pseudo-labels 2"),
+        (1, b"\xff\xfe\x00"),
+        (2, b"# Classes: []"),
+        (2, b"# classes: [ant]"),
+        (2, b'# classes: {"ant": 1}'),
+        (2, b"# classes: [1]"),
+        (3, b"# taught: me"),
+        (4, b"a\t0\t1"),
+        (6, b""),
+        (6, b"a"),
+        (6, b"a\t0"),
+        (6, b"a\t0\t1\t"),
+        (6, b"\t0\t1"),
+        (6, b"a\tant\t1"),
+        (6, b"a\t1.5\t1"),
+        (6, b"a\t\t1"),
+        (6, b"a\t3\t1"),
+        (6, b"a\t-1\t1"),
+        (6, b"a\t99999999999999999999\t1"),
+        (6, b"a\t0\thigh"),
+        (6, b"a\t0\t1.1"),
+        (6, b"a\t0\t-0.1"),
+        (6, b"a\t0\tnan"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [8, 1000])
+def test_the_line_that_is_wrong_is_named(tmp_path, monkeypatch, line, text, chunk):
+    lines = (HEAD + b"a\t0\t1\nb\t1\t0.5\nc\t2\t0\n").split(b"\n")
+    lines[line - 1] = text
+    (tmp_path / "labels.txt").write_bytes(b"\n".join(lines))
+    monkeypatch.setattr(pseudo_labels, "_CHUNK", chunk)
+    with pytest.raises(DataError, match=rf"labels\.txt, line {line}: ") as raised:
+        read_pseudo_labels(tmp_path / "labels.txt")
+    assert "\n" not in str(raised.value)
+
+
+def test_fields_too_many_and_too_few_do_not_make_up_for_one_another(tmp_path):
+    (tmp_path / "labels.txt").write_bytes(HEAD + b"a\t0\t1\t1\nb\t1\n")
+    with pytest.raises(DataError, match="line 5"):
+        read_pseudo_labels(tmp_path / "labels.txt")
+
+
+@pytest.mark.parametrize("content", [HEAD, None])
+def test_a_file_without_labels(tmp_path, content):
+    if content:
+        (tmp_path / "labels.txt").write_bytes(content)
+    with pytest.raises(DataError, match=r"labels\.txt .*check DATA\.PSEUDO_LABELS"):
+        read_pseudo_labels(tmp_path / "labels.txt")
+
+
+@pytest.fixture
+def images(make_folder):
+    return make_folder({"b": 2, "c": 2})
+
+
+def test_the_source_has_the_images_that_the_file_names(tmp_path, images):
+    """In the file's order, with its labels, whatever the folders are called."""
+    path = tmp_path / "labels.txt"
+    write(path, [("c/001.png", 2, 0.9), ("b/000.png", 0, 0.8), ("c/000.png", 0, 0.7)])
+    source = PseudoLabelSource(path, images, CLASSES)
+    assert source.classes == CLASSES and source.labels.tolist() == [2, 0, 0]
+    assert [source.name(n) for n in range(3)] == ["c/001.png", "b/000.png", "c/000.png"]
+    assert [int(source.load(n)[0, 0, 0]) for n in range(3)] == [3, 0, 2]
+
+
+def test_images_may_lie_in_one_flat_folder(tmp_path, images):
+    write(tmp_path / "labels.txt", [("001.png", 2, 0.9)])
+    source = PseudoLabelSource(tmp_path / "labels.txt", images / "c", CLASSES)
+    assert source.load(0)[0, 0, 0] == 3
+
+
+def test_images_that_are_not_there(tmp_path, images):
+    path = tmp_path / "labels.txt"
+    write(path, [("b/000.png", 2, 0.9), ("d/1.png", 0, 0.8), ("c/1.png", 0, 0.7)])
+    with pytest.raises(DataError, match=r"2 of the 3 images .* the first being d/1\.png"):
+        PseudoLabelSource(path, images, CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("classes", "text"),
+    [
+        (["ant", "bee"], r"only the training data has owl"),
+        (["ant", "bee", "cat"], r"the training data has owl and only .*labels\.txt has cat"),
+        (["bee", "ant", "owl"], "another order"),
+    ],
+)
+def test_labels_of_other_classes(tmp_path, images, classes, text):
+    write(tmp_path / "labels.txt", [("b/000.png", 1, 0.9)], classes)
+    with pytest.raises(DataError, match=text):
+        PseudoLabelSource(tmp_path / "labels.txt", images, CLASSES)

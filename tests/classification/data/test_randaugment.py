@@ -1,0 +1,317 @@
+"""RandAugment's operations beside Pillow's, and how they are drawn beside the reference's table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+from scipy import stats
+
+from lambda_det.classification.data import randaugment
+from lambda_det.classification.data.randaugment import OPERATIONS, Operation, RandAugment
+from lambda_det.errors import ConfigError
+
+SHAPES = [(1, 1), (1, 7), (9, 1), (2, 2), (2, 9), (3, 3), (5, 31), (48, 64), (97, 33)]
+GREY = (128, 128, 128)
+
+
+def images() -> list[np.ndarray]:
+    """Noise, noise of few values, one colour, and a gradient, of each shape."""
+    rng = np.random.default_rng(0)
+    found = []
+    for height, width in SHAPES:
+        shape = (height, width, 3)
+        ramp = np.add.outer(np.linspace(0, 100, height), np.linspace(0, 155, width))
+        found += [
+            rng.integers(0, 256, shape, dtype=np.uint8),
+            rng.integers(100, 130, shape, dtype=np.uint8),
+            np.full(shape, rng.integers(0, 256, 3), np.uint8),
+            (ramp[..., None] * [1, 0.7, 0.4]).astype(np.uint8),
+        ]
+    return found
+
+
+IMAGES = images()
+
+
+def apply(name: str, image: np.ndarray, *arguments: float) -> np.ndarray:
+    before = image.copy()
+    result = OPERATIONS[name].apply(image, *arguments)
+    assert result.dtype == np.uint8 and result.shape == image.shape and result.flags.c_contiguous
+    assert not np.shares_memory(result, image)
+    np.testing.assert_array_equal(image, before)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "by_pillow", "values"),
+    [
+        ("AutoContrast", ImageOps.autocontrast, [()]),
+        ("Equalize", ImageOps.equalize, [()]),
+        ("Invert", ImageOps.invert, [()]),
+        ("Posterize", ImageOps.posterize, [(bits,) for bits in range(1, 9)]),
+        ("Solarize", ImageOps.solarize, [(t,) for t in (0, 1, 100, 128, 255, 256, 384)]),
+    ],
+)
+def test_operations_on_single_values_are_pillows(name, by_pillow, values):
+    for image in IMAGES:
+        for arguments in values:
+            expected = by_pillow(Image.fromarray(image), *arguments)
+            np.testing.assert_array_equal(apply(name, image, *arguments), np.asarray(expected))
+
+
+def test_posterize_beyond_pillow():
+    image = IMAGES[-4]
+    assert not apply("Posterize", image, 0).any()
+    for bits in (9, 12):
+        np.testing.assert_array_equal(apply("Posterize", image, bits), image)
+
+
+def test_equalize_of_few_bright_pixels():
+    """Where a table would exceed 255, it is cut off, and where its step is 0, nothing changes."""
+    rng = np.random.default_rng(0)
+    for dark, bright in ((700, 1), (300, 400), (200, 5000), (1, 254), (255, 1)):
+        values = np.concatenate([rng.integers(0, 40, dark), np.full(bright, 250)])
+        image = np.stack([rng.permutation(values) for _ in range(3)], -1).astype(np.uint8)[None]
+        expected = ImageOps.equalize(Image.fromarray(image))
+        np.testing.assert_array_equal(apply("Equalize", image), np.asarray(expected))
+
+
+@pytest.mark.parametrize("addition", [0, 11, 110, 165, 330])
+def test_solarize_add(addition):
+    for image in IMAGES:
+        values = image.astype(int)
+        expected = np.where(values < 128, np.minimum(values + addition, 255), values)
+        np.testing.assert_array_equal(apply("SolarizeAdd", image, addition), expected)
+
+
+@pytest.mark.parametrize("magnitude", [0, 1, 4, 5, 7, 10, 15, 22, 30])
+@pytest.mark.parametrize("name", ["Color", "Contrast", "Brightness", "Sharpness"])
+def test_blends_are_pillows(name, magnitude):
+    """Exact, but within 1 where the true value is whole: float32 may come out just below it."""
+    percent = 18 * magnitude + 10
+    values = off = 0
+    for image in IMAGES:
+        enhance = getattr(ImageEnhance, name)(Image.fromarray(image))
+        expected = np.asarray(enhance.enhance(magnitude / 10 * 1.8 + 0.1), int)
+        other = np.asarray(enhance.degenerate, int)
+        is_whole = (100 * other + percent * (image - other)) % 100 == 0
+        difference = np.abs(apply(name, image, magnitude / 10 * 1.8 + 0.1) - expected)
+        values += image.size
+        off += (difference > is_whole).sum()
+    # One colour in 100,000 has another grey, which changes all of its three channels.
+    assert off <= (3 + values * 1e-4 if name == "Color" else 0)
+
+
+@pytest.mark.parametrize("name", ["Color", "Contrast", "Brightness", "Sharpness"])
+def test_blends_keep_whole_numbers(name):
+    for image in IMAGES:
+        np.testing.assert_array_equal(apply(name, image, 1.0), image)
+
+
+def test_grey_is_pillows():
+    levels = np.arange(0, 256, 3)
+    colours = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(1, -1, 3).astype(np.uint8)
+    expected = np.asarray(Image.fromarray(colours).convert("L"), int)
+    difference = np.abs(randaugment._grey(colours) - expected)
+    assert difference.max() <= 1 and (difference > 0).mean() < 1e-4
+
+
+def test_contrast_blends_with_the_mean_of_the_pixels():
+    """Not of the histogram's counts, which is the area over 256, as in the reference."""
+    image = np.full((64, 64, 3), 200, np.uint8)  # 4096 / 256 = 16
+    np.testing.assert_array_equal(apply("Contrast", image, 0.1), image)
+
+
+def sampled(image: np.ndarray, inverse: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest pixels by Pillow, and where the source is within 1/64 of two pixels' border.
+
+    Args:
+        inverse: a, b, c, d, e, f that give the source (a x + b y + c, d x + e y + f) of a pixel's
+            number (x, y).
+    """
+    a, b, c, d, e, f = inverse
+    height, width = image.shape[:2]
+    y, x = np.mgrid[:height, :width]
+    source = np.stack([a * x + b * y + c, d * x + e * y + f])
+    at_border = (np.abs((source % 1) - 0.5) < 1 / 64).any(0)
+    # Pillow counts from pixels' corners, not from their centres.
+    corners = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
+    return np.asarray(
+        Image.fromarray(image).transform(
+            (width, height),
+            Image.Transform.AFFINE,
+            corners,
+            Image.Resampling.NEAREST,
+            fillcolor=GREY,
+        )
+    ), at_border
+
+
+def assert_same_inside(name: str, value: float, inverse: list[float]) -> None:
+    different = total = 0
+    for image in IMAGES:
+        expected, at_border = sampled(image, inverse)
+        result = apply(name, image, value)
+        np.testing.assert_array_equal(result[~at_border], expected[~at_border])
+        different += (result != expected).any(-1).sum()
+        total += at_border.size
+    assert different < 0.1 * total
+
+
+@pytest.mark.parametrize("slope", [0.03, -0.3, 0.3, 0.21, -0.45, 0.9, 0.0])
+def test_shears_are_pillows(slope):
+    assert_same_inside("ShearX", slope, [1, slope, 0, 0, 1, 0])
+    assert_same_inside("ShearY", slope, [1, 0, 0, slope, 1, 0])
+
+
+@pytest.mark.parametrize("pixels", [0.0, 1.0, -1.0, 30.0, -30.0, 150.0, -300.0])
+def test_translations_are_pillows(pixels):
+    for image in IMAGES:
+        for name, place in (("TranslateX", 2), ("TranslateY", 5)):
+            inverse = [1, 0, 0, 0, 1, 0]
+            inverse[place] = pixels
+            expected, _ = sampled(image, inverse)
+            np.testing.assert_array_equal(apply(name, image, pixels), expected)
+
+
+@pytest.mark.parametrize("degrees", [0.0, 3.0, -21.0, 30.0, -30.0, 45.0, -45.0, 67.0])
+def test_rotation_is_pillows(degrees):
+    for image in IMAGES:
+        height, width = image.shape[:2]
+        cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+        x, y = (width - 1) / 2, (height - 1) / 2
+        inverse = [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y]
+        _, at_border = sampled(image, inverse)
+        expected = Image.fromarray(image).rotate(degrees, Image.Resampling.NEAREST, fillcolor=GREY)
+        result = apply("Rotate", image, degrees)
+        np.testing.assert_array_equal(result[~at_border], np.asarray(expected)[~at_border])
+        if image.size > 1000:
+            assert at_border.mean() < 0.15
+
+
+def test_cutout_greys_the_square_as_far_as_it_lies_in_the_image():
+    for image in IMAGES:
+        height, width = image.shape[:2]
+        for half in (0, 1, 3, 60):
+            for y, x in ((0, 0), (height - 1, width - 1), (height // 2, width // 3)):
+                expected = image.copy()
+                for row in range(height):
+                    for column in range(width):
+                        if y - half <= row < y + half and x - half <= column < x + half:
+                            expected[row, column] = GREY
+                np.testing.assert_array_equal(apply("Cutout", image, half, y, x), expected)
+
+
+# The reference's level_to_arg at a magnitude of 10, 15, 0, 7 and 30; a pair for a random sign
+ARGUMENTS = {
+    "AutoContrast": [()] * 5,
+    "Equalize": [()] * 5,
+    "Invert": [()] * 5,
+    "Rotate": [(30.0, -30.0), (45.0, -45.0), (0.0, -0.0), (21.0, -21.0), (90.0, -90.0)],
+    "Posterize": [4, 6, 0, 2, 12],
+    "Solarize": [256, 384, 0, 179, 768],
+    "Color": [1.9, 2.8, 0.1, 1.36, 5.5],
+    "Contrast": [1.9, 2.8, 0.1, 1.36, 5.5],
+    "Brightness": [1.9, 2.8, 0.1, 1.36, 5.5],
+    "Sharpness": [1.9, 2.8, 0.1, 1.36, 5.5],
+    "ShearX": [(0.3, -0.3), (0.45, -0.45), (0.0, -0.0), (0.21, -0.21), (0.9, -0.9)],
+    "ShearY": [(0.3, -0.3), (0.45, -0.45), (0.0, -0.0), (0.21, -0.21), (0.9, -0.9)],
+    "TranslateX": [(100.0, -100.0), (150.0, -150.0), (0.0, -0.0), (70.0, -70.0), (300.0, -300.0)],
+    "TranslateY": [(100.0, -100.0), (150.0, -150.0), (0.0, -0.0), (70.0, -70.0), (300.0, -300.0)],
+    "Cutout": [40, 60, 0, 28, 120],
+    "SolarizeAdd": [110, 165, 0, 77, 330],
+}
+
+
+def test_the_operations_are_the_references():
+    assert list(OPERATIONS) == [
+        *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "Color"),
+        *("Contrast", "Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY"),
+        *("Cutout", "SolarizeAdd"),
+    ]
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_strengths_are_the_references(name):
+    rng = np.random.default_rng(0)
+    for magnitude, expected in zip((10, 15, 0, 7, 30), ARGUMENTS[name], strict=True):
+        drawn = [OPERATIONS[name].draw(magnitude / 10, (7, 5), rng) for _ in range(400)]
+        if name == "Cutout":
+            assert {half for half, _, _ in drawn} == {expected}
+            counts = np.zeros((7, 5))
+            for _, y, x in drawn:
+                counts[y, x] += 1
+            assert stats.chisquare(counts.ravel()).pvalue > 0.001
+            continue
+        assert {len(arguments) for arguments in drawn} == {0 if expected == () else 1}
+        if expected == ():
+            continue
+        values = [arguments[0] for arguments in drawn]
+        if isinstance(expected, tuple):
+            assert sorted(set(np.round(values, 9))) == sorted(set(np.round(expected, 9)))
+            assert abs(np.signbit(values).mean() - 0.5) < 0.1
+        else:
+            assert set(np.round(values, 9)) == {expected}
+            assert type(values[0]) is type(expected)
+
+
+def test_operations_are_drawn_evenly_with_replacement_and_always_applied(monkeypatch):
+    """Each stand-in writes the number of its call, and which it is, into a pixel of its own."""
+
+    def stand_in(number: int) -> Operation:
+        def write(image: np.ndarray) -> np.ndarray:
+            image = image.copy()
+            image[0, np.flatnonzero(image[0, :, 0] == 255)[0]] = number
+            return image
+
+        return Operation(write, lambda strength, size, rng: ())
+
+    replacements = {name: stand_in(number) for number, name in enumerate(OPERATIONS)}
+    monkeypatch.setattr(randaugment, "OPERATIONS", replacements)
+    rng = np.random.default_rng(0)
+    augment = RandAugment(2, 10)
+    counts = np.zeros((16, 16))
+    for _ in range(16 * 16 * 20):
+        first, second, third = augment(np.full((1, 3, 3), 255, np.uint8), rng)[0, :, 0]
+        assert third == 255
+        counts[first, second] += 1
+    assert stats.chisquare(counts.ravel()).pvalue > 0.001
+
+
+def test_every_operation_at_every_magnitude_on_every_shape():
+    rng = np.random.default_rng(0)
+    for image in IMAGES[::4]:
+        for operation in OPERATIONS.values():
+            for magnitude in (0, 0.5, 2, 10, 17, 30):
+                result = operation.apply(
+                    image, *operation.draw(magnitude / 10, image.shape[:2], rng)
+                )
+                assert result.shape == image.shape and result.dtype == np.uint8
+
+
+def test_no_layers_leave_the_image():
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(RandAugment(0, 10)(IMAGES[-4], rng), IMAGES[-4])
+
+
+def test_strength_follows_the_magnitude(monkeypatch):
+    brightness = OPERATIONS["Brightness"]
+    monkeypatch.setattr(randaugment, "OPERATIONS", {"Brightness": brightness})
+    image = np.full((2, 2, 3), 50, np.uint8)
+    result = RandAugment(1, 15)(image, np.random.default_rng(0))
+    assert (result == 140).all()  # 2.8 times as bright
+
+
+@pytest.mark.parametrize(
+    ("layers", "magnitude", "key"),
+    [
+        (-1, 10, "LAYERS"),
+        (2, -1, "MAGNITUDE"),
+        (2, 31, "MAGNITUDE"),
+        (2, float("nan"), "MAGNITUDE"),
+    ],
+)
+def test_bad_values_are_refused_by_key(layers, magnitude, key):
+    with pytest.raises(ConfigError, match=rf"^INPUT\.RANDAUGMENT\.{key} is "):
+        RandAugment(layers, magnitude)

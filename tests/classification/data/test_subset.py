@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lambda_det.classification.data.subset import (
+    ConcatSource,
+    Subset,
+    check_held_out,
+    read_list,
+    split_held_out,
+    take_fraction,
+    write_list,
+)
+from lambda_det.errors import DataError
+from tests.classification.data.toy import ToySource
+
+# 1, 2, 10 and 51 images of four classes, mixed
+LABELS = np.random.default_rng(0).permutation([0] + [1] * 2 + [2] * 10 + [3] * 51).tolist()
+
+
+def per_class(indices):
+    return np.bincount(np.array(LABELS)[indices], minlength=4).tolist()
+
+
+@pytest.mark.parametrize(
+    ("fraction", "held"),
+    [(0.001, [0, 1, 1, 1]), (0.3, [0, 1, 3, 15]), (0.5, [0, 1, 5, 26]), (0.99, [0, 1, 9, 50])],
+)
+def test_each_class_holds_out_its_share(fraction, held):
+    """At least one image, never all; counted by hand."""
+    train, held_out = split_held_out(ToySource(LABELS), fraction, seed=0)
+    assert per_class(held_out) == held
+    assert sorted([*train, *held_out]) == list(range(64))
+    assert (np.diff(train) > 0).all() and (np.diff(held_out) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("fraction", "taken"),
+    [(0.001, [1, 1, 1, 1]), (0.3, [1, 1, 3, 15]), (0.75, [1, 2, 8, 38]), (1.0, [1, 2, 10, 51])],
+)
+def test_a_fraction_takes_its_share_of_each_class(fraction, taken):
+    indices = take_fraction(ToySource(LABELS), fraction, seed=0)
+    assert per_class(indices) == taken
+    assert (np.diff(indices) > 0).all()
+
+
+@pytest.mark.parametrize("choose", [take_fraction, lambda *a: split_held_out(*a)[1]])
+def test_the_choice_is_random_and_that_of_the_seed(choose):
+    source = ToySource(LABELS)
+    first, again, other = (choose(source, 0.3, seed).tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    # Not the first ones of a class: those of a folder are often frames of one film.
+    of_class = np.flatnonzero(np.array(LABELS) == 3)
+    chosen = [index for index in first if LABELS[index] == 3]
+    assert chosen != of_class[: len(chosen)].tolist()
+
+
+def test_a_class_that_has_no_image():
+    source = ToySource([0, 0, 2, 2])
+    train, held_out = split_held_out(source, 0.5, 0)
+    assert source.labels[train].tolist() == source.labels[held_out].tolist() == [0, 2]
+    assert take_fraction(source, 1.0, 0).tolist() == [0, 1, 2, 3]
+
+
+def test_a_subset_is_the_images_of_its_indices():
+    source = ToySource(LABELS)
+    subset = Subset(source, np.array([7, 3, 40]))
+    assert len(subset) == 3 and subset.classes == source.classes
+    assert subset.labels.tolist() == [LABELS[7], LABELS[3], LABELS[40]]
+    assert [subset.name(index) for index in range(3)] == ["image 7", "image 3", "image 40"]
+    assert [int(subset.load(index)[0, 0, 0]) for index in range(3)] == [7, 3, 40]
+    nested = Subset(subset, np.array([2, 0]))
+    assert nested.name(0) == "image 40" and nested.labels.tolist() == [LABELS[40], LABELS[7]]
+
+
+def test_sources_one_behind_the_other():
+    """An image at each end of each source."""
+    parts = [ToySource([0, 1, 2]), ToySource([2]), ToySource([1, 2, 0, 2])]
+    whole = ConcatSource(parts)
+    assert len(whole) == 8 and whole.classes == parts[0].classes
+    assert whole.labels.tolist() == [0, 1, 2, 2, 1, 2, 0, 2]
+    expected = [0, 1, 2, 0, 0, 1, 2, 3]
+    assert [whole.name(index) for index in range(8)] == [f"image {n}" for n in expected]
+    assert [int(whole.load(index)[0, 0, 0]) for index in range(8)] == expected
+
+
+def test_sources_of_other_classes_do_not_go_together():
+    with pytest.raises(DataError, match="class 2"):
+        ConcatSource([ToySource([0, 1]), ToySource([0, 1, 2])])
+
+
+NAMES = ["a/1.jpg", "ü \t.png", "\udcff", "\u2028", ""]
+
+
+@pytest.mark.parametrize("names", [NAMES, []])
+def test_a_list_is_read_as_it_was_written(tmp_path, names):
+    write_list(tmp_path / "list.txt", iter(names))
+    assert read_list(tmp_path / "list.txt") == names
+    assert [path.name for path in tmp_path.iterdir()] == ["list.txt"]
+
+
+def test_a_list_is_one_name_on_each_line(tmp_path):
+    write_list(tmp_path / "list.txt", ["a", "ü"])
+    assert (tmp_path / "list.txt").read_bytes() == b"a\n\xc3\xbc\n"
+
+
+def test_a_list_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match=r"list\.txt cannot be read \(No such file"):
+        read_list(tmp_path / "list.txt")
+
+
+def test_a_list_is_replaced_when_the_new_one_is_complete(tmp_path):
+    write_list(tmp_path / "list.txt", ["old"])
+
+    def names():
+        yield "new"
+        assert read_list(tmp_path / "list.txt") == ["old"]
+
+    write_list(tmp_path / "list.txt", names())
+    assert read_list(tmp_path / "list.txt") == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "first"),
+    [([3, 5, 6], "image 6"), ([3], "image 5"), ([4, 5], "image 3"), ([5, 3], "image 5")],
+)
+def test_held_out_images_that_have_changed(tmp_path, indices, first):
+    source = ToySource(LABELS)
+    path = tmp_path / "held_out.txt"
+    write_list(path, ["image 3", "image 5"])
+    check_held_out(path, Subset(source, np.array([3, 5])))
+    with pytest.raises(DataError, match=rf"held_out\.txt.*\({first} is the first.*OUTPUT_DIR"):
+        check_held_out(path, Subset(source, np.array(indices)))
