@@ -1,0 +1,83 @@
+"""The flags of ImageNet training."""
+
+from __future__ import annotations
+
+import argparse
+
+from detectron2.config import CfgNode
+from detectron2.engine import default_argument_parser
+
+from lambda_det.classification.config import get_classification_config
+from lambda_det.engine.config_file import read_config
+
+__all__ = ["load_recipe", "parser"]
+
+_EXAMPLES = """
+Configuration keys follow the flags as KEY VALUE pairs; lambda_det/classification/config.py lists
+them.
+
+On ImageNet in folders of classes, with 8 GPUs (the paper's batch of 4096: 4 x 128 on each):
+  %(prog)s --config-file configs/imagenet/lambda_resnet152_256.yaml --num-gpus 8 \\
+      DATA.TRAIN /data/imagenet/train DATA.VAL /data/imagenet/val \\
+      SOLVER.ACCUMULATE_GRADIENTS 4 OUTPUT_DIR output/lambda_resnet152
+
+With a smaller batch; the learning rate follows it:
+  %(prog)s --config-file FILE SOLVER.IMS_PER_BATCH 256
+
+Without a GPU; without data, to see how fast a machine is:
+  %(prog)s --config-file FILE MODEL.DEVICE cpu
+  %(prog)s --config-file FILE --synthetic-data
+
+Continue after a stop; evaluate the last checkpoint; evaluate some weights:
+  %(prog)s --config-file FILE --resume OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --eval-only --resume OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --eval-only MODEL.WEIGHTS output/mine/model_best.pth
+
+On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1), or by torchrun:
+  %(prog)s --config-file FILE --num-gpus 8 --num-machines 2 --machine-rank 0 \\
+      --dist-url tcp://ADDRESS_OF_THE_FIRST:29500
+  torchrun --nproc_per_node 8 %(prog)s --config-file FILE
+
+Then a backbone for detection:
+  tools/export_backbone.py output/mine/model_best.pth output/mine/backbone.pth
+"""
+
+_HELP = {
+    "config_file": "recipe: a YAML file of configuration keys, read over the defaults",
+    "resume": "continue the run in OUTPUT_DIR from its last checkpoint; start it if there is none",
+    "eval_only": "evaluate MODEL.WEIGHTS, or with --resume the last checkpoint of OUTPUT_DIR",
+    "num_gpus": "GPUs to use on this machine, one process each (with MODEL.DEVICE cpu: processes)",
+    "num_machines": "machines that train together",
+    "machine_rank": "which of them this is, from 0",
+    "dist_url": "where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; "
+    "by default a free port of this machine",
+    "opts": "configuration keys and their values, such as SOLVER.EPOCHS 100 OUTPUT_DIR out",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Detectron2's usual flags, and one for noise instead of images."""
+    result = default_argument_parser(epilog=_EXAMPLES)
+    result.description = "Train and evaluate a classifier, whose backbone detectors start from."
+    result.set_defaults(dist_url="auto")
+    for action in result._actions:
+        action.help = _HELP.get(action.dest, action.help)
+    result.add_argument(
+        "--synthetic-data",
+        action="store_true",
+        help="noise in place of images, to measure all but their loading",
+    )
+    return result
+
+
+def load_recipe(args: argparse.Namespace) -> CfgNode:
+    """The configuration of a command line, not frozen.
+
+    Raises:
+        ConfigError: the file or a key or value cannot be.
+    """
+    cfg = get_classification_config()
+    read_config(cfg, args.config_file, args.opts)
+    if args.synthetic_data:
+        cfg.DATA.FORMAT = "synthetic"
+    return cfg

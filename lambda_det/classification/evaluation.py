@@ -1,0 +1,71 @@
+"""Accuracy, counted exactly over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from detectron2.utils import comm
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.engine.precision import Precision
+from lambda_det.errors import DataError
+
+__all__ = ["Accuracy", "evaluate_accuracy"]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How well a model classifies.
+
+    Attributes:
+        top1: percent of the images whose label has the highest score.
+        top5: percent of those whose label is among the five highest.
+        loss: mean cross-entropy, without label smoothing.
+        images: how many there were.
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    images: int
+
+
+@torch.no_grad()
+def evaluate_accuracy(
+    model: nn.Module, loader: Iterable[Mapping[str, Tensor]], precision: Precision
+) -> Accuracy:
+    """Evaluate on every image of the loaders of all processes, each counted once.
+
+    Counts are summed, and not the processes' means, whose batches may be of unequal size.
+
+    Args:
+        model: gives scores [B, classes] for a batch; left in evaluation mode.
+        loader: of this process; it may be empty on some.
+        precision: of the forward pass.
+
+    Raises:
+        DataError: there are no images at all.
+    """
+    model.eval()
+    device = torch.device(precision.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=device)  # images, first, in five, loss
+    for batch in loader:
+        with precision.autocast():
+            scores = model(batch)
+        labels = batch["labels"].to(scores.device)
+        best = scores.topk(min(5, scores.shape[1]), dim=1).indices
+        hits = best == labels[:, None]
+        losses = F.cross_entropy(scores.double(), labels, reduction="sum")
+        totals += torch.stack(
+            [losses.new_tensor(len(labels)), hits[:, 0].sum(), hits.sum(), losses]
+        )
+    if comm.get_world_size() > 1:
+        dist.all_reduce(totals)
+    images, first, in_five, loss = totals.tolist()
+    if images == 0:
+        raise DataError("There are no images to evaluate on; check DATA.VAL and DATA.HELD_OUT.")
+    return Accuracy(100 * first / images, 100 * in_five / images, loss / images, int(images))

@@ -1,0 +1,172 @@
+"""Evaluation during training: raw and averaged weights, the best of them, and when to stop."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from detectron2.engine import HookBase
+from detectron2.utils import comm
+
+from lambda_det.classification.evaluation import Accuracy
+
+__all__ = ["Evaluator", "describe"]
+
+logger = logging.getLogger(__name__)
+
+Results = dict[str, dict[str, Accuracy]]  # by part of the data, by weights
+
+RAW, EMA = "raw", "ema"
+HELD_OUT, VAL = "held_out", "val"
+
+
+class Evaluator(HookBase):
+    """Evaluates every so many steps and at the end, and writes summary.csv.
+
+    The best evaluation is that of highest top-1 on the held-out images (where there are none, on
+    the validation images), of the averaged weights (where there are none, of the raw ones).
+
+    Attributes:
+        results: of the last evaluation.
+        last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
+        best: its top-1.
+    """
+
+    def __init__(self, evaluate: Callable[[], Results], period: int, patience: int) -> None:
+        """
+        Args:
+            evaluate: called on all processes alike.
+            period: steps between two evaluations.
+            patience: evaluations in a row that may bring no better one; 0 for any number.
+        """
+        self._evaluate = evaluate
+        self._period = period
+        self._patience = patience
+        self.results: Results = {}
+        self.last_step = self.best_step = -1
+        self.best = float("-inf")
+        self.without_progress = 0
+        self._losses = 0.0  # sum over the steps since the last evaluation
+        self._steps = 0
+
+    def before_train(self) -> None:
+        if comm.is_main_process():
+            cut_summary(self._summary, self.trainer.start_iter)
+        if self._out_of_patience() and self.trainer.start_iter < self.trainer.max_iter:
+            logger.info("This run has stopped early already; a higher TEST.PATIENCE continues it")
+            self.trainer.max_iter = self.trainer.start_iter
+
+    def after_step(self) -> None:
+        step = self.trainer.iter + 1
+        if comm.is_main_process():
+            self._losses += self.trainer.storage.history("total_loss").latest()
+            self._steps += 1
+        if step % self._period and step < self.trainer.max_iter:
+            return
+        self.results = self._evaluate()
+        self.last_step = step
+        self._keep_best(step)
+        if comm.is_main_process():
+            self._record(step)
+        self._losses, self._steps = 0.0, 0
+        if self._out_of_patience() and step < self.trainer.max_iter:
+            logger.info(
+                f"Stopping early: {self.without_progress} evaluations brought nothing better than "
+                f"top-1 {self.best:.2f} of step {self.best_step}"
+            )
+            self.trainer.max_iter = step
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self._patience <= self.without_progress
+
+    def _keep_best(self, step: int) -> None:
+        chosen = chosen_accuracy(self.results).top1
+        if chosen > self.best:
+            self.best, self.best_step, self.without_progress = chosen, step, 0
+        else:
+            self.without_progress += 1
+
+    @property
+    def _summary(self) -> Path:
+        return Path(self.trainer.cfg.OUTPUT_DIR, "summary.csv")
+
+    def _record(self, step: int) -> None:
+        trainer = self.trainer
+        row: dict[str, Any] = {
+            "epoch": round(trainer.plan.epochs(step), 3),
+            "step": step,
+            "lr": trainer.optimizer.param_groups[0]["lr"],
+            "train_loss": round(self._losses / self._steps, 5),
+            "images_per_second": round(trainer.storage.history("images_per_second").median(100), 1),
+        }
+        for part, by_weights in self.results.items():
+            for weights, accuracy in by_weights.items():
+                for name in ("top1", "top5", "loss"):
+                    value = getattr(accuracy, name)
+                    row[f"{part}_{weights}_{name}"] = round(value, 4)
+                    trainer.storage.put_scalar(
+                        f"{part}/{weights}_{name}", value, smoothing_hint=False
+                    )
+        append_summary(self._summary, row)
+        best = " (the best so far)" if self.best_step == step else f"; best {self.best:.2f}"
+        logger.info(f"Epoch {row['epoch']:g}: {describe(self.results)}{best}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "last_step": self.last_step,
+            "best_step": self.best_step,
+            "best": self.best,
+            "without_progress": self.without_progress,
+            "_losses": self._losses,
+            "_steps": self._steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def chosen_accuracy(results: Results) -> Accuracy:
+    """The one that counts: see :class:`Evaluator`."""
+    by_weights = results.get(HELD_OUT) or results[VAL]
+    return by_weights.get(EMA) or by_weights[RAW]
+
+
+def describe(results: Results) -> str:
+    """One line: top-1 and top-5 of each part of the data and each kind of weights."""
+    return "; ".join(
+        f"{part} {weights} top-1 {accuracy.top1:.2f} top-5 {accuracy.top5:.2f}"
+        for part, by_weights in results.items()
+        for weights, accuracy in by_weights.items()
+    )
+
+
+def append_summary(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row to a table, with the head where it is the first."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def cut_summary(path: Path, last_step: int) -> None:
+    """Drop the rows of steps that a resumed run takes again."""
+    if not path.exists():
+        return
+    with path.open(newline="") as file:
+        head, *rows = list(csv.reader(file)) or [[]]
+    column = head.index("step") if "step" in head else 0
+    kept = [row for row in rows if len(row) == len(head) and int(row[column]) <= last_step]
+    if not kept:
+        path.unlink()
+        return
+    draft = path.with_name(path.name + ".tmp")
+    with draft.open("w", newline="") as file:
+        csv.writer(file).writerows([head, *kept])
+    os.replace(draft, path)

@@ -1,0 +1,128 @@
+"""What happens between the steps: averaging, progress, checkpoints."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from detectron2.engine import HookBase
+from detectron2.utils import comm
+from detectron2.utils.events import EventWriter, get_event_storage
+
+from lambda_det.classification.evaluator import Evaluator
+from lambda_det.engine.memory import peak_memory
+
+__all__ = ["Averaging", "Checkpoints", "ProgressPrinter", "Throughput"]
+
+_NUMBERED = re.compile(r"model_\d{7}\.pth")
+
+
+class Averaging(HookBase):
+    """Takes the weights of each step into ``trainer.average``."""
+
+    def after_step(self) -> None:
+        self.trainer.average.update()
+
+
+class Throughput(HookBase):
+    """Records images per second of all processes together, waiting for data included."""
+
+    def __init__(self, images: int) -> None:
+        self._images = images  # of one step
+
+    def before_step(self) -> None:
+        self._start = time.perf_counter()
+
+    def after_step(self) -> None:
+        # The check for finite losses has waited for the device already
+        seconds = time.perf_counter() - self._start
+        self.trainer.storage.put_scalar("images_per_second", self._images / seconds)
+
+
+class ProgressPrinter(EventWriter):
+    """One line on how far the training is, how fast, and how long it will take still."""
+
+    def __init__(self, trainer) -> None:
+        self._trainer = trainer
+        self._start = time.perf_counter()
+        self._logger = logging.getLogger("lambda_det.progress")
+
+    def write(self) -> None:
+        storage = get_event_storage()
+        trainer, step = self._trainer, storage.iter + 1
+        if step > trainer.max_iter or "total_loss" not in storage.histories():
+            return  # Detectron2 writes once more when all is done, or when nothing was
+        done = step - trainer.start_iter
+        # Evaluations so far count as well, and so in proportion those to come
+        left = (time.perf_counter() - self._start) / done * (trainer.max_iter - step)
+
+        def recent(name: str) -> float:
+            return storage.history(name).median(20)
+
+        data_share = recent("data_time") / max(recent("time"), 1e-9) if done > 3 else 0.0
+        self._logger.info(
+            f"epoch {trainer.plan.epochs(step):.2f}/{trainer.cfg.SOLVER.EPOCHS:g}  "
+            f"step {step}/{trainer.max_iter}  loss {recent('total_loss'):.4f}  "
+            f"lr {storage.history('lr').latest():.4g}  "
+            f"{recent('images_per_second'):.0f} img/s  "
+            f"data {recent('data_time') * 1000:.0f} ms ({data_share:.0%})  "
+            f"memory {peak_memory(trainer.cfg.MODEL.DEVICE):.1f} GB  "
+            f"left {datetime.timedelta(seconds=int(left))}"
+        )
+
+
+class Checkpoints(HookBase):
+    """Saves every so many steps, after each evaluation and at the end.
+
+    The newest few are kept, ``model_best.pth`` is the best of all evaluations, and
+    ``model_final.pth`` the last.
+    """
+
+    def __init__(self, period: int, kept: int, evaluator: Evaluator) -> None:
+        """
+        Args:
+            period: steps between two checkpoints.
+            kept: numbered files that stay.
+            evaluator: the hook that ran before this one.
+        """
+        self._period = period
+        self._kept = kept
+        self._evaluator = evaluator
+
+    def after_step(self) -> None:
+        trainer = self.trainer
+        step = trainer.iter + 1
+        evaluated = self._evaluator.last_step == step
+        final = step >= trainer.max_iter
+        if not (evaluated or final or step % self._period == 0):
+            return
+        trainer.collect_random_states()  # of all processes
+        if not comm.is_main_process():
+            return
+        name = "model_final" if final else f"model_{trainer.iter:07d}"
+        trainer.save_checkpoint(name)
+        folder = Path(trainer.cfg.OUTPUT_DIR)
+        if evaluated and self._evaluator.best_step == step:
+            _link(folder / f"{name}.pth", folder / "model_best.pth")
+        for path in _numbered(folder)[: -self._kept]:
+            path.unlink()
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _NUMBERED.fullmatch(path.name))
+
+
+def _link(path: Path, link: Path) -> None:
+    """Give a file a second name, in place of what had it; a copy where that cannot be."""
+    draft = link.with_name(link.name + ".tmp")
+    draft.unlink(missing_ok=True)
+    try:
+        os.link(path, draft)
+    except OSError:
+        shutil.copyfile(path, draft)
+    os.replace(draft, link)

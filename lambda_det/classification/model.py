@@ -1,0 +1,136 @@
+"""The classifier as it is trained: pixels in, loss or scores out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.errors import ConfigError
+from lambda_det.modeling.build import Classifier, create_classifier
+from lambda_det.modeling.norm import convert_sync_norms
+from lambda_det.modeling.provenance import PixelSettings
+from lambda_det.modeling.specs import MobileNetSpec, get_spec
+
+__all__ = ["PixelClassifier", "build_classifier", "model_options", "pixel_settings"]
+
+STRIDE = 32  # of every network here, stem to res5
+
+
+class PixelClassifier(nn.Module):
+    """A classifier on batches of the loader, which are bytes until they are on the device.
+
+    Args:
+        classifier: maps normalised images [B, 3, S, S] to scores [B, classes].
+        pixel_mean: of red, green and blue, from 0 to 255.
+        pixel_std: likewise.
+        label_smoothing: share of the label spread over all classes (Szegedy et al., 2016).
+        channels_last: the layout in memory of what the network computes.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        pixel_mean: Sequence[float],
+        pixel_std: Sequence[float],
+        *,
+        label_smoothing: float = 0.0,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.classifier = classifier.to(memory_format=self.layout)
+        self.label_smoothing = label_smoothing
+        # Not in the state dict: they are settings, and a checkpoint names them as such
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (pixel_mean, pixel_std))
+        self.register_buffer("pixel_mean", mean, persistent=False)
+        self.register_buffer("pixel_std", std, persistent=False)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor] | Tensor:
+        """
+        Args:
+            batch: images uint8 [B, S, S, 3], red first, and in training labels int64 [B].
+
+        Returns:
+            In training the mean loss by name, otherwise float32 scores [B, classes].
+        """
+        device = self.pixel_mean.device
+        pixels = batch["images"].to(device, non_blocking=True).permute(0, 3, 1, 2)
+        images = ((pixels - self.pixel_mean) / self.pixel_std).contiguous(memory_format=self.layout)
+        scores = self.classifier(images).float()
+        if not self.training:
+            return scores
+        labels = batch["labels"].to(device, non_blocking=True)
+        return {"loss": F.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)}
+
+
+def model_options(cfg: CfgNode) -> dict[str, Any]:
+    """The arguments that make the network of ``cfg`` differ from that of its name.
+
+    Returns:
+        Plain values for ``create_classifier``, as a checkpoint keeps them.
+
+    Raises:
+        ConfigError: there is no such model, or it has no such option, or the images are too small.
+    """
+    spec = get_spec(cfg.MODEL.NAME)
+    sizes = {"INPUT.SIZE": cfg.INPUT.SIZE, "INPUT.TEST_SIZE": cfg.INPUT.TEST_SIZE or STRIDE}
+    for key, size in sizes.items():
+        if size < STRIDE:
+            raise ConfigError(
+                f"{key} is {size}, too small for {cfg.MODEL.NAME}: it has a stride of {STRIDE}, so "
+                f"images need {STRIDE} pixels at least."
+            )
+    size = cfg.INPUT.SIZE if cfg.MODEL.GLOBAL_CONTEXT else None
+    if size and size < cfg.INPUT.TEST_SIZE:
+        raise ConfigError(
+            f"INPUT.TEST_SIZE {cfg.INPUT.TEST_SIZE} is above INPUT.SIZE {size}, and with "
+            "MODEL.GLOBAL_CONTEXT the embeddings know no larger map than that of training: lower "
+            "it, or set MODEL.GLOBAL_CONTEXT False."
+        )
+    switches = {
+        "stochastic_depth": cfg.MODEL.STOCHASTIC_DEPTH,
+        "global_context": size,
+        "share_positions": cfg.MODEL.SHARE_POSITIONS,
+        "checkpoint_activations": cfg.MODEL.CHECKPOINT_ACTIVATIONS,
+    }
+    switched_on = {name: value for name, value in switches.items() if value}
+    if switched_on and isinstance(spec, MobileNetSpec):
+        names = ", ".join(f"MODEL.{name.upper()}" for name in switched_on)
+        raise ConfigError(f"MODEL.NAME {cfg.MODEL.NAME} takes no {names}; leave it at its default.")
+    return {"norm": cfg.MODEL.NORM, "dropout": cfg.MODEL.DROPOUT, **switched_on}
+
+
+def pixel_settings(cfg: CfgNode) -> PixelSettings:
+    """What the network of ``cfg`` sees of a picture."""
+    return PixelSettings("RGB", cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
+
+
+def build_classifier(cfg: CfgNode, num_classes: int) -> PixelClassifier:
+    """The model of ``cfg`` on its device.
+
+    Raises:
+        ConfigError: the configuration describes no model.
+    """
+    if not 0 <= cfg.SOLVER.LABEL_SMOOTHING < 1:
+        raise ConfigError(
+            f"SOLVER.LABEL_SMOOTHING is {cfg.SOLVER.LABEL_SMOOTHING}; it must be at least 0 and "
+            "below 1."
+        )
+    if len(cfg.MODEL.PIXEL_MEAN) != 3 or len(cfg.MODEL.PIXEL_STD) != 3:
+        raise ConfigError("MODEL.PIXEL_MEAN and MODEL.PIXEL_STD must have three values each.")
+    if min(cfg.MODEL.PIXEL_STD) <= 0:
+        raise ConfigError(f"MODEL.PIXEL_STD is {cfg.MODEL.PIXEL_STD}; its values must be above 0.")
+    classifier = create_classifier(cfg.MODEL.NAME, num_classes, **model_options(cfg))
+    model = PixelClassifier(
+        convert_sync_norms(classifier, cfg.MODEL.DEVICE),
+        cfg.MODEL.PIXEL_MEAN,
+        cfg.MODEL.PIXEL_STD,
+        label_smoothing=cfg.SOLVER.LABEL_SMOOTHING,
+        channels_last=cfg.MODEL.CHANNELS_LAST,
+    )
+    return model.to(cfg.MODEL.DEVICE)

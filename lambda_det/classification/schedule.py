@@ -1,0 +1,137 @@
+"""The length of a training in steps, and its learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from detectron2.config import CfgNode
+from fvcore.common.param_scheduler import ParamScheduler
+
+from lambda_det.errors import ConfigError
+
+__all__ = ["EpochSchedule", "Plan", "peak_learning_rate", "plan_training"]
+
+
+def _cosine(cfg: CfgNode, epoch: float) -> float:
+    # From the end of the warm-up on, so that the peak is reached. The reference code begins at
+    # epoch 0 and jumps to 0.992 of the peak there.
+    length = cfg.SOLVER.EPOCHS - cfg.SOLVER.WARMUP_EPOCHS
+    return 0.5 * (1 + math.cos(math.pi * (epoch - cfg.SOLVER.WARMUP_EPOCHS) / length))
+
+
+def _exponential(cfg: CfgNode, epoch: float) -> float:
+    return cfg.SOLVER.DECAY ** math.floor(
+        (epoch - cfg.SOLVER.WARMUP_EPOCHS) / cfg.SOLVER.DECAY_EPOCHS + 1e-9
+    )
+
+
+_SHAPES: dict[str, Callable[[CfgNode, float], float]] = {
+    "cosine": _cosine,
+    "exponential": _exponential,
+}
+
+
+class EpochSchedule(ParamScheduler):
+    """Learning rate as a multiple of its peak: a linear warm-up, then SOLVER.SCHEDULE.
+
+    Calling it with the share of the training that is done, 0 to 1, gives the multiple.
+    """
+
+    def __init__(self, cfg: CfgNode) -> None:
+        """
+        Raises:
+            ConfigError: SOLVER.SCHEDULE is unknown, or the warm-up is no part of the training.
+        """
+        solver = cfg.SOLVER
+        if solver.SCHEDULE not in _SHAPES:
+            raise ConfigError(
+                f"SOLVER.SCHEDULE is {solver.SCHEDULE!r}; it can be one of {list(_SHAPES)}."
+            )
+        if not 0 <= solver.WARMUP_EPOCHS < solver.EPOCHS:
+            raise ConfigError(
+                f"SOLVER.WARMUP_EPOCHS is {solver.WARMUP_EPOCHS}; it must be at least 0 and below "
+                f"SOLVER.EPOCHS, {solver.EPOCHS}."
+            )
+        if solver.DECAY_EPOCHS <= 0:
+            raise ConfigError(f"SOLVER.DECAY_EPOCHS is {solver.DECAY_EPOCHS}; it must be above 0.")
+        self._cfg = cfg
+
+    def __call__(self, where: float) -> float:
+        solver = self._cfg.SOLVER
+        epoch = where * solver.EPOCHS
+        ahead = 0
+        if solver.LR_BY_EPOCH:
+            epoch = math.floor(epoch + 1e-6)  # a step may end a hair before the epoch does
+            ahead = 1  # the first epoch of the warm-up must not stand at 0
+        if epoch < solver.WARMUP_EPOCHS:
+            return min((epoch + ahead) / solver.WARMUP_EPOCHS, 1.0)
+        return _SHAPES[solver.SCHEDULE](self._cfg, epoch)
+
+
+def peak_learning_rate(cfg: CfgNode) -> float:
+    """SOLVER.BASE_LR, scaled to the images of one optimiser step (Goyal et al., 2017)."""
+    if cfg.SOLVER.LR_BATCH < 1:
+        raise ConfigError(f"SOLVER.LR_BATCH is {cfg.SOLVER.LR_BATCH}; it must be 1 or more.")
+    return cfg.SOLVER.BASE_LR * cfg.SOLVER.IMS_PER_BATCH / cfg.SOLVER.LR_BATCH
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many images are taken when.
+
+    Attributes:
+        images: of the training data.
+        batch: of one optimiser step, over all processes and accumulated batches.
+        forward: of one forward pass on one process.
+        steps: of the whole training.
+        eval_steps: between two evaluations.
+    """
+
+    images: int
+    batch: int
+    forward: int
+    steps: int
+    eval_steps: int
+
+    def epochs(self, steps: int) -> float:
+        """Passes over the training data after so many steps."""
+        return steps * self.batch / self.images
+
+
+def plan_training(cfg: CfgNode, images: int, world_size: int) -> Plan:
+    """Count the steps; epochs are exact over the training, and may end within a step.
+
+    Raises:
+        ConfigError: a count is not above 0, or the batch cannot be divided.
+    """
+    solver = cfg.SOLVER
+    for key, value in (
+        ("SOLVER.EPOCHS", solver.EPOCHS),
+        ("SOLVER.ACCUMULATE_GRADIENTS", solver.ACCUMULATE_GRADIENTS),
+        ("SOLVER.IMS_PER_BATCH", solver.IMS_PER_BATCH),
+        ("SOLVER.CHECKPOINT_PERIOD", solver.CHECKPOINT_PERIOD),
+        ("SOLVER.CHECKPOINTS_KEPT", solver.CHECKPOINTS_KEPT),
+        ("TEST.EVAL_PERIOD", cfg.TEST.EVAL_PERIOD),
+        ("LOG_PERIOD", cfg.LOG_PERIOD),
+    ):
+        if value <= 0:
+            raise ConfigError(f"{key} is {value}; it must be above 0.")
+    shares = world_size * solver.ACCUMULATE_GRADIENTS
+    if solver.IMS_PER_BATCH % shares:
+        below = solver.IMS_PER_BATCH // shares * shares
+        fitting = f"{below} or {below + shares}" if below else f"{shares}"
+        raise ConfigError(
+            f"SOLVER.IMS_PER_BATCH {solver.IMS_PER_BATCH} does not divide by {world_size} "
+            f"process(es) x {solver.ACCUMULATE_GRADIENTS} batch(es) of "
+            f"SOLVER.ACCUMULATE_GRADIENTS: {fitting} images would do."
+        )
+    per_epoch = images / solver.IMS_PER_BATCH
+    return Plan(
+        images=images,
+        batch=solver.IMS_PER_BATCH,
+        forward=solver.IMS_PER_BATCH // shares,
+        steps=max(round(solver.EPOCHS * per_epoch), 1),
+        eval_steps=max(round(cfg.TEST.EVAL_PERIOD * per_epoch), 1),
+    )

@@ -1,0 +1,36 @@
+"""Runs of a tiny recipe on tiny pictures."""
+
+import pytest
+
+from lambda_det.classification import load_recipe, parser
+from tests.classification.tiny import RECIPE, make_pictures
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """The folder that holds train and val."""
+    root = tmp_path_factory.mktemp("pictures")
+    make_pictures(root)
+    return root
+
+
+@pytest.fixture
+def arguments(pictures, tmp_path):
+    """Makes the parsed command line of a run in tmp_path/run, of flags and KEY VALUE pairs."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE)
+
+    def make(*words):
+        flags = [word for word in words if str(word).startswith("--")]
+        pairs = [str(word) for word in words if not str(word).startswith("--")]
+        where = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val"]
+        where += ["OUTPUT_DIR", tmp_path / "run"]
+        return parser().parse_args(["--config-file", str(recipe), *flags, *map(str, where), *pairs])
+
+    return make
+
+
+@pytest.fixture
+def recipe(arguments):
+    """The configuration of such a command line."""
+    return lambda *words: load_recipe(arguments(*words))

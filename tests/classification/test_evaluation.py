@@ -1,0 +1,45 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lambda_det.classification.evaluation import evaluate_accuracy
+from lambda_det.engine.precision import Precision
+from lambda_det.errors import DataError
+
+FLOAT32 = Precision("cpu", None)
+
+
+class Scores(nn.Module):
+    """Gives the scores that a batch holds."""
+
+    def forward(self, batch):
+        assert not self.training
+        return batch["images"]
+
+
+def _batches(sizes, classes):
+    for size in sizes:
+        yield {"images": torch.randn(size, classes), "labels": torch.randint(classes, (size,))}
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+def test_counts_are_exact_in_batches_of_any_size(classes):
+    batches = list(_batches((7, 1, 4), classes))
+    accuracy = evaluate_accuracy(Scores().train(), batches, FLOAT32)
+    first = in_five = loss = 0
+    for batch in batches:
+        for scores, label in zip(batch["images"], batch["labels"], strict=True):
+            rank = (scores > scores[label]).sum()
+            first += rank == 0
+            in_five += rank < 5
+            loss += -F.log_softmax(scores.double(), 0)[label]
+    assert accuracy.images == 12
+    assert accuracy.top1 == pytest.approx(100 * first.item() / 12)
+    assert accuracy.top5 == pytest.approx(100 * in_five.item() / 12)
+    assert accuracy.loss == pytest.approx(loss.item() / 12)
+
+
+def test_nothing_to_evaluate_on():
+    with pytest.raises(DataError, match=r"DATA\.VAL"):
+        evaluate_accuracy(Scores(), [], FLOAT32)

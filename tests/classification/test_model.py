@@ -1,0 +1,90 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lambda_det
+from lambda_det.classification.config import get_classification_config
+from lambda_det.classification.model import build_classifier, model_options
+from lambda_det.errors import ConfigError
+
+
+def _cfg(*pairs):
+    cfg = get_classification_config()
+    cfg.merge_from_list(
+        ["MODEL.DEVICE", "cpu", "MODEL.NAME", "lambda_resnet26", "INPUT.SIZE", 32, *pairs]
+    )
+    return cfg
+
+
+def _batch(size=32):
+    images = torch.randint(0, 256, (2, size, size, 3), dtype=torch.uint8)
+    return {"images": images, "labels": torch.tensor([1, 4])}
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_scores_are_those_of_the_network_on_normalised_images(channels_last):
+    model = build_classifier(_cfg("MODEL.CHANNELS_LAST", channels_last), 5).eval()
+    batch = _batch()
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    images = (batch["images"].float() / 255 - mean) / std  # as torchvision's users know it
+    with torch.no_grad():
+        expected = model.classifier(images.permute(0, 3, 1, 2))
+        torch.testing.assert_close(model(batch), expected, atol=1e-4, rtol=1e-4)
+    weight = model.classifier.backbone.stem.conv1.weight
+    assert weight.is_contiguous(memory_format=model.layout)
+
+
+def test_training_gives_the_smoothed_loss():
+    model = build_classifier(_cfg("SOLVER.LABEL_SMOOTHING", 0.1), 5)
+    batch = _batch()
+    loss = model(batch)["loss"]
+    model.eval()
+    for norm in model.modules():  # the statistics of the batch, as in training
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            norm.train()
+    logs = F.log_softmax(model(batch).double(), 1)
+    target = 0.9 * F.one_hot(batch["labels"], 5) + 0.1 / 5
+    torch.testing.assert_close(loss.double(), -(target * logs).sum(1).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_checkpoint_is_that_of_create_classifier():
+    cfg = _cfg("MODEL.DROPOUT", 0.25, "MODEL.STOCHASTIC_DEPTH", 0.1)
+    model = build_classifier(cfg, 5)
+    again = lambda_det.create_classifier(cfg.MODEL.NAME, 5, **model_options(cfg))
+    again.load_state_dict(model.classifier.state_dict())
+    assert again.backbone.dropout.p == 0.25
+    assert not any("pixel" in name for name in model.state_dict())
+
+
+def test_the_reproductions_networks():
+    """23.5 M and 12.8 M parameters; 8x8 to 1x1 positions know 15x15 to 3x3 offsets."""
+    size = sum(p.numel() for p in build_classifier(_cfg("MODEL.NAME", "resnet50"), 10).parameters())
+    assert round(size / 1e6, 1) == 23.5
+    options = ("MODEL.GLOBAL_CONTEXT", True, "MODEL.SHARE_POSITIONS", True)
+    model = build_classifier(_cfg("MODEL.NAME", "resnet50_lambda_c2345", *options), 10)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == 12.8
+    shapes = [p.shape[-1] for n, p in model.named_parameters() if n.endswith("embedding")]
+    assert shapes == [15, 15, 7, 3]
+    assert model.eval()(_batch()).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "word"),
+    [
+        (("MODEL.NAME", "lambda_resnet27"), "lambda_resnet26"),
+        (("MODEL.NORM", "BatchNorm"), "NORM"),
+        (("INPUT.SIZE", 31), "INPUT.SIZE is 31, too small"),
+        (("INPUT.TEST_SIZE", 16), "INPUT.TEST_SIZE is 16, too small"),
+        (("MODEL.GLOBAL_CONTEXT", True, "INPUT.TEST_SIZE", 64), "INPUT.TEST_SIZE 64"),
+        (("MODEL.NAME", "resnet50", "MODEL.GLOBAL_CONTEXT", True), "lambda layers"),
+        (("MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0.1), "MODEL.STOCHASTIC_DEPTH"),
+        (("MODEL.DROPOUT", 1.0), "DROPOUT"),
+        (("MODEL.STOCHASTIC_DEPTH", -0.1), "STOCHASTIC_DEPTH"),
+        (("SOLVER.LABEL_SMOOTHING", 1.0), "SOLVER.LABEL_SMOOTHING"),
+        (("MODEL.PIXEL_STD", [1.0, 1.0]), "three values"),
+        (("MODEL.PIXEL_STD", [1.0, 0.0, 1.0]), "MODEL.PIXEL_STD"),
+    ],
+)
+def test_models_that_cannot_be(pairs, word):
+    with pytest.raises(ConfigError, match=word):
+        build_classifier(_cfg(*pairs), 10)

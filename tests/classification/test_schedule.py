@@ -1,0 +1,114 @@
+import math
+
+import pytest
+
+from lambda_det.classification.config import get_classification_config
+from lambda_det.classification.schedule import EpochSchedule, peak_learning_rate, plan_training
+from lambda_det.errors import ConfigError
+
+
+def _cfg(*pairs):
+    cfg = get_classification_config()
+    cfg.merge_from_list(list(pairs))
+    return cfg
+
+
+COSINE = ("SOLVER.EPOCHS", 90.0, "SOLVER.WARMUP_EPOCHS", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [
+        (0, 0),
+        (2.5, 0.5),
+        (5, 1),
+        (47.5, 0.5),  # half of the cosine's 85 epochs
+        (26.25, 0.5 + math.sqrt(0.5) / 2),  # a quarter
+        (90, 0),
+    ],
+)
+def test_cosine_after_a_linear_warm_up(epoch, expected):
+    assert EpochSchedule(_cfg(*COSINE))(epoch / 90) == pytest.approx(expected, abs=1e-12)
+
+
+def test_exponential_falls_every_third_epoch_after_the_warm_up():
+    schedule = EpochSchedule(
+        _cfg(
+            *("SOLVER.EPOCHS", 350.0, "SOLVER.WARMUP_EPOCHS", 5.0),
+            *("SOLVER.SCHEDULE", "exponential", "SOLVER.DECAY", 0.99, "SOLVER.DECAY_EPOCHS", 3.0),
+        )
+    )
+    at = {epoch: schedule(epoch / 350) for epoch in (4, 5, 7.99, 8, 11, 350)}
+    assert at[4] == pytest.approx(0.8)
+    assert at[5] == at[7.99] == 1
+    assert at[8] == pytest.approx(0.99)
+    assert at[11] == pytest.approx(0.99**2)
+    assert at[350] == pytest.approx(0.99**115)
+
+
+def test_by_epoch_the_first_five_epochs_have_one_to_five_fifths():
+    """The reproduction's list: initial_lr times 1, 2, 3, 4, 5, then a cosine over the rest."""
+    schedule = EpochSchedule(_cfg(*COSINE, "SOLVER.LR_BY_EPOCH", True))
+    steps = 391 * 90
+    rates = [schedule(step / steps) for step in range(steps)]
+    for epoch in range(90):
+        assert len(set(rates[391 * epoch : 391 * (epoch + 1)])) == 1
+    assert rates[::391][:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+    assert rates[391 * 47] == pytest.approx(0.5 * (1 + math.cos(math.pi * 42 / 85)))
+
+
+def test_no_warm_up_begins_at_the_peak():
+    assert EpochSchedule(_cfg("SOLVER.EPOCHS", 10.0))(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "word"),
+    [
+        (("SOLVER.SCHEDULE", "poly"), "SOLVER.SCHEDULE"),
+        (("SOLVER.EPOCHS", 3.0, "SOLVER.WARMUP_EPOCHS", 3.0), "SOLVER.WARMUP_EPOCHS"),
+        (("SOLVER.WARMUP_EPOCHS", -1.0), "SOLVER.WARMUP_EPOCHS"),
+        (("SOLVER.DECAY_EPOCHS", 0.0), "SOLVER.DECAY_EPOCHS"),
+    ],
+)
+def test_schedules_that_cannot_be(pairs, word):
+    with pytest.raises(ConfigError, match=word):
+        EpochSchedule(_cfg(*pairs))
+
+
+def test_the_learning_rate_follows_the_batch():
+    cfg = _cfg("SOLVER.BASE_LR", 0.1, "SOLVER.LR_BATCH", 256, "SOLVER.IMS_PER_BATCH", 4096)
+    assert peak_learning_rate(cfg) == pytest.approx(1.6)
+    cfg.SOLVER.ACCUMULATE_GRADIENTS = 8  # the step's images stay, and so does the rate
+    assert peak_learning_rate(cfg) == pytest.approx(1.6)
+
+
+def test_steps_of_the_papers_imagenet():
+    cfg = _cfg("SOLVER.IMS_PER_BATCH", 4096, "SOLVER.EPOCHS", 350.0)
+    plan = plan_training(cfg, 1_281_167, 8)
+    assert (plan.steps, plan.forward, plan.batch) == (109_475, 512, 4096)
+    assert plan.epochs(plan.steps) == pytest.approx(350, abs=0.01)
+    cfg.SOLVER.ACCUMULATE_GRADIENTS = 4
+    assert plan_training(cfg, 1_281_167, 8).forward == 128
+
+
+def test_a_data_set_smaller_than_a_batch_still_has_steps():
+    plan = plan_training(_cfg("SOLVER.IMS_PER_BATCH", 64, "SOLVER.EPOCHS", 2.0), 10, 1)
+    assert plan.steps == 1 and plan.eval_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "word"),
+    [
+        (("SOLVER.EPOCHS", 0.0), "SOLVER.EPOCHS"),
+        (("SOLVER.IMS_PER_BATCH", 0), "SOLVER.IMS_PER_BATCH"),
+        (("SOLVER.ACCUMULATE_GRADIENTS", 0), "SOLVER.ACCUMULATE_GRADIENTS"),
+        (("SOLVER.IMS_PER_BATCH", 100), "96 or 104"),
+        (("SOLVER.IMS_PER_BATCH", 4), ": 8 images"),
+        (("TEST.EVAL_PERIOD", 0.0), "TEST.EVAL_PERIOD"),
+        (("LOG_PERIOD", 0), "LOG_PERIOD"),
+        (("SOLVER.CHECKPOINTS_KEPT", 0), "SOLVER.CHECKPOINTS_KEPT"),
+    ],
+)
+def test_plans_that_cannot_be(pairs, word):
+    with pytest.raises(ConfigError, match=word):
+        plan_training(_cfg("SOLVER.IMS_PER_BATCH", 64, *pairs), 1000, 8)

@@ -1,0 +1,259 @@
+"""Runs from the command line on: what they leave, how they resume, what they refuse."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from lambda_det.classification import parser, run
+from lambda_det.classification.trainer import ClassificationTrainer
+from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
+from tests.classification.tiny import RECIPE
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def _load(path):
+    return torch.load(path, weights_only=True)
+
+
+def _flat(value, prefix=""):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for key, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}.{key}")
+    else:
+        yield prefix, value
+
+
+def assert_same_state(one, other):
+    """Checkpoints are equal bit by bit: weights, average, optimiser, scheduler, generators."""
+    one, other = dict(_flat(one)), dict(_flat(other))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, other[name]), name
+        elif "config" not in name:  # which names the folder
+            assert value == other[name], name
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing of ours gets to clean up."""
+
+
+def _kill_before(monkeypatch, step):
+    original = ClassificationTrainer.run_step
+
+    def run_step(self):
+        if self.iter == step:
+            raise Killed
+        original(self)
+
+    monkeypatch.setattr(ClassificationTrainer, "run_step", run_step)
+
+
+# 24 images in batches of 8: 6 steps, evaluations after 3 and 6, checkpoints after 2, 3, 4 and 6.
+# Killed within an epoch with and without a checkpoint of that very step, and at its end.
+@pytest.mark.parametrize("step", [3, 4, 5])
+def test_killed_and_resumed_is_the_run_that_was_not(arguments, folder, monkeypatch, step, tmp_path):
+    run(arguments("OUTPUT_DIR", tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        _kill_before(patch, step)
+        with pytest.raises(Killed):
+            run(arguments())
+    assert not (folder / "model_final.pth").exists()
+    run(arguments("--resume"))
+    whole = tmp_path / "whole"
+    for name in ("model_final.pth", "model_best.pth"):
+        assert_same_state(_load(whole / name), _load(folder / name))
+    read = [list(csv.reader((place / "summary.csv").open())) for place in (whole, folder)]
+    speed = read[0][0].index("images_per_second")
+    for table in read:
+        for row in table:
+            del row[speed]
+    assert read[0] == read[1]
+
+
+@pytest.fixture(scope="module")
+def finished(pictures, tmp_path_factory):
+    """The folder of a run that went to its end."""
+    root = tmp_path_factory.mktemp("finished")
+    (root / "recipe.yaml").write_text(RECIPE)
+    pairs = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val", "OUTPUT_DIR", root]
+    pairs += ["DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1]
+    run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *map(str, pairs)]))
+    return root
+
+
+def test_what_a_run_leaves(finished):
+    # 18 images are left of 24: 18 * 2 / 8 steps, rounded
+    checkpoint = _load(finished / "model_final.pth")
+    assert checkpoint["iteration"] == 3
+    assert checkpoint["recipe"]["classes"] == ["blue", "green", "red"]
+    assert checkpoint["recipe"]["model"] == "lambda_resnet26"
+    assert checkpoint["ema"]["updates"] == 4
+    assert checkpoint["ema"]["model"].keys() == checkpoint["model"].keys()
+    assert set(checkpoint["results"]) == {"held_out", "val"}
+    assert (finished / "last_checkpoint").read_text() == "model_final.pth"
+    numbered = sorted(path.name for path in finished.glob("model_0*.pth"))
+    assert numbered == ["model_0000001.pth"]  # the newest one
+    assert (finished / "model_best.pth").exists()
+    assert len((finished / "held_out.txt").read_text().splitlines()) == 6
+    assert list(finished.glob("events.out.tfevents*"))
+    logged = [json.loads(line) for line in (finished / "metrics.json").read_text().splitlines()]
+    assert {"lr", "total_loss", "images_per_second", "val/ema_top1", "held_out/raw_top5"} <= set(
+        logged[-1]
+    )
+    rows = list(csv.DictReader((finished / "summary.csv").open()))
+    assert [row["step"] for row in rows] == ["2", "4"]
+    best = max(rows, key=lambda row: float(row["held_out_ema_top1"]))
+    assert _load(finished / "model_best.pth")["iteration"] + 1 == int(best["step"])
+
+
+def test_the_log_says_which_learning_rate_was_used_and_how_far_it_is(finished):
+    log = (finished / "log.txt").read_text()
+    assert "8 images a step = 1 process(es) x 1 accumulated batch(es) x 8" in log
+    assert "learning rate 0.05 = SOLVER.BASE_LR 0.05 x 8 / 8" in log
+    assert "img/s" in log and "left 0:" in log and "GB" in log
+
+
+def test_evaluation_of_a_file_gives_what_training_gave(finished, arguments, folder, caplog):
+    caplog.set_level("INFO")
+    best = finished / "model_final.pth"
+    run(arguments("--eval-only", "MODEL.WEIGHTS", best))
+    row = list(csv.DictReader((finished / "summary.csv").open()))[-1]
+    line = next(r.message for r in caplog.records if "model_final.pth: val" in r.message)
+    for weights in ("raw", "ema"):
+        top1, top5 = (float(row[f"val_{weights}_{name}"]) for name in ("top1", "top5"))
+        assert f"val {weights} top-1 {top1:.2f} top-5 {top5:.2f}" in line
+
+
+def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
+    caplog.set_level("INFO")
+    before = (finished / "model_final.pth").read_bytes()
+    options = ("OUTPUT_DIR", finished, "DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
+    run(arguments("--resume", *options))
+    assert "has its 4 steps already" in caplog.text
+    assert (finished / "model_final.pth").read_bytes() == before
+
+
+def test_patience_ends_a_run_early_and_for_good(arguments, folder, caplog):
+    caplog.set_level("INFO")
+    words = ("SOLVER.EPOCHS", 9, "TEST.PATIENCE", 1, "SOLVER.BASE_LR", 0, "SOLVER.EMA_DECAY", 0)
+    words += ("TEST.PRECISE_BN_BATCHES", 0, "MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0)
+    # Nothing changes but running statistics, so that the first evaluations can be told apart little
+    run(arguments(*words))
+    steps = _load(folder / "model_final.pth")["iteration"] + 1
+    assert steps < 27 and "Stopping early" in caplog.text
+    run(arguments("--resume", *words))
+    assert _load(folder / "model_final.pth")["iteration"] + 1 == steps
+    assert "has stopped early already" in caplog.text
+
+
+def test_accumulated_batches_are_one_large_batch(arguments, tmp_path):
+    """But for batch norm, which sees one batch at a time: here it is frozen at its start."""
+    words = ("MODEL.NORM", "FrozenBN", "MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0)
+    states = []
+    for accumulate in (1, 4):
+        place = tmp_path / f"by{accumulate}"
+        run(arguments(*words, "SOLVER.ACCUMULATE_GRADIENTS", accumulate, "OUTPUT_DIR", place))
+        states.append(_load(place / "model_final.pth")["model"])
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_starting_from_weights_of_other_classes(finished, arguments, folder, pictures, tmp_path):
+    two = tmp_path / "two"
+    for part in ("train", "val"):
+        (two / part).mkdir(parents=True)
+        for name in ("blue", "red"):
+            (two / part / name).symlink_to(pictures / part / name)
+    data = ("DATA.TRAIN", two / "train", "DATA.VAL", two / "val")
+    # No step is taken at a rate of 0
+    run(arguments(*data, "MODEL.WEIGHTS", finished / "model_best.pth", "SOLVER.BASE_LR", 0))
+    before = _load(finished / "model_best.pth")
+    after = _load(folder / "model_final.pth")["model"]
+    assert after["backbone.linear.weight"].shape == (2, 2048)
+    name = "backbone.res3.0.conv2.weight"
+    assert torch.equal(after[name], before["ema"]["model"][name])
+    assert not torch.equal(after[name], before["model"][name])
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "text"),
+    [
+        (("MODEL.NAME", "resnet51"), ConfigError, "resnet50"),
+        (("INPUT.SIZE", 16), ConfigError, "INPUT.SIZE is 16"),
+        (("SOLVER.OPTIMIZER", "lion"), ConfigError, "SOLVER.OPTIMIZER"),
+        (("SOLVER.SCHEDULE", "poly"), ConfigError, "SOLVER.SCHEDULE"),
+        (("SOLVER.EMA_DECAY", 1.0), ConfigError, "SOLVER.EMA_DECAY"),
+        (("SOLVER.EPOCHS", -1), ConfigError, "SOLVER.EPOCHS"),
+        (("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", "float16"), ConfigError, "float16"),
+        (("INPUT.RANDAUGMENT.MAGNITUDE", 31), ConfigError, "MAGNITUDE"),
+        (("INPUT.TEST_CROP", 0.0), ConfigError, "INPUT.TEST_CROP"),
+        (("DATA.TRAIN", "nowhere"), DataError, "nowhere"),
+        (("SEED", -1), ConfigError, "SEED"),
+        (("MODEL.WEIGHTS", "nowhere.pth"), WeightsError, "nowhere.pth"),
+        (("--eval-only",), ConfigError, "MODEL.WEIGHTS"),
+        (("--eval-only", "--resume"), WeightsError, "holds none"),
+    ],
+)
+def test_refused_before_anything_is_written(arguments, folder, words, error, text):
+    with pytest.raises(error, match=text) as caught:
+        run(arguments(*words))
+    assert isinstance(caught.value, UserError) and "\n" not in str(caught.value)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "already holds a run"),
+        (("--resume", "MODEL.NAME", "resnet50"), "MODEL.NAME"),
+        (("--resume", "SOLVER.IMS_PER_BATCH", 4), "SOLVER.IMS_PER_BATCH"),
+        (("--resume", "SEED", 1), "SEED"),
+        (("--resume", "INPUT.SIZE", 64), "INPUT.SIZE"),
+        (("--resume", "DATA.HELD_OUT", 0.1), "DATA.HELD_OUT"),
+    ],
+)
+def test_a_folder_of_another_run_is_left_as_it_is(finished, arguments, words, text):
+    before = {path: path.stat().st_mtime_ns for path in finished.iterdir()}
+    same = () if "DATA.HELD_OUT" in words else ("DATA.HELD_OUT", 0.25)
+    with pytest.raises(ConfigError, match=text):
+        run(arguments(*same, *words, "OUTPUT_DIR", finished, "SOLVER.CHECKPOINTS_KEPT", 1))
+    assert {path: path.stat().st_mtime_ns for path in finished.iterdir()} == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(finished, arguments, folder):
+    words = ("MODEL.NAME", "lambda_resnet50", "MODEL.WEIGHTS", finished / "model_best.pth")
+    for flags in ((), ("--eval-only",)):
+        with pytest.raises(WeightsError, match="model_best"):
+            run(arguments(*flags, *words))
+    assert not folder.exists()
+
+
+def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, folder, pictures, tmp_path):
+    other = tmp_path / "other"
+    for part in ("train", "val"):
+        (other / part).mkdir(parents=True)
+        for old, new in (("blue", "blue"), ("green", "lime"), ("red", "red")):
+            (other / part / new).symlink_to(pictures / part / old)
+    data = ("DATA.TRAIN", other / "train", "DATA.VAL", other / "val")
+    with pytest.raises(WeightsError, match="'green', and there it is 'lime'"):
+        run(arguments("--eval-only", *data, "MODEL.WEIGHTS", finished / "model_best.pth"))
+
+
+def test_synthetic_data_need_none(arguments, folder):
+    words = ("SOLVER.EPOCHS", 2e-5, "SOLVER.WARMUP_EPOCHS", 0, "DATA.TRAIN", "", "DATA.VAL", "")
+    run(
+        arguments(
+            "--synthetic-data", *words, "MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0
+        )
+    )
+    assert _load(folder / "model_final.pth")["recipe"]["num_classes"] == 1000

@@ -1,0 +1,75 @@
+import copy
+
+import torch
+from fvcore.nn.precise_bn import update_bn_stats
+from torch import nn
+
+from lambda_det.classification.statistics import estimate_statistics
+from lambda_det.engine.precision import Precision
+
+FLOAT32 = Precision("cpu", None)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.after = nn.BatchNorm2d(4)
+
+    def forward(self, batch):
+        return self.after(self.dropout(self.before(batch["images"])))
+
+
+def _batches(count):
+    offsets = torch.arange(4.0).view(4, 1, 1)
+    return [{"images": torch.randn(6, 4, 5, 5) * 3 + offsets} for _ in range(count)]
+
+
+def test_statistics_are_those_of_all_batches_together():
+    model, batches = Net(), _batches(8)
+    estimate_statistics(model, iter(batches), 8, FLOAT32)
+    everything = torch.cat([batch["images"] for batch in batches]).double()
+    mean, var = everything.mean((0, 2, 3)), everything.var((0, 2, 3), correction=0)
+    torch.testing.assert_close(model.before.running_mean.double(), mean, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.before.running_var.double(), var, atol=1e-3, rtol=1e-3)
+    # without dropout, which is off in evaluation too; with it the variance would be twice as large
+    torch.testing.assert_close(model.after.running_var, torch.ones(4), atol=0.05, rtol=0)
+
+
+def test_fvcore_agrees():
+    model, batches = Net(), _batches(5)
+    other = copy.deepcopy(model).eval()
+    other.before.train()
+    other.after.train()
+    update_bn_stats(other, batches, 5)
+    estimate_statistics(model, batches, 5, FLOAT32)
+    for name, value in other.state_dict().items():
+        if "running" in name:
+            torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-4)
+
+
+def test_a_small_variance_far_from_zero_is_not_lost():
+    model = Net()
+    batches = [{"images": 1000 + torch.randn(6, 4, 5, 5) / 100} for _ in range(6)]
+    estimate_statistics(model, batches, 6, FLOAT32)
+    values = torch.cat([batch["images"] for batch in batches]).double()
+    expected = values.var((0, 2, 3), correction=0)
+    torch.testing.assert_close(model.before.running_var.double(), expected, rtol=1e-2, atol=0)
+
+
+def test_modes_momentum_and_weights_are_as_before():
+    model = Net()
+    weights = [p.clone() for p in model.parameters()]
+    estimate_statistics(model, _batches(2), 2, FLOAT32)
+    assert not any(part.training for part in model.modules())
+    assert model.before.momentum == 0.1
+    for before, now in zip(weights, model.parameters(), strict=True):
+        assert torch.equal(before, now)
+
+
+def test_the_statistics_of_an_average_are_not_touched_through_its_source():
+    model = Net()
+    other = copy.deepcopy(model)
+    estimate_statistics(model, _batches(2), 2, FLOAT32)
+    assert torch.equal(other.before.running_mean, torch.zeros(4))

@@ -1,0 +1,88 @@
+"""tools/train_imagenet.py as a user calls it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.classification.tiny import RECIPE, make_pictures
+
+ROOT = Path(__file__).parents[2]
+
+
+def _call(*words, program=(sys.executable,)):
+    return subprocess.run(
+        [*program, str(ROOT / "tools/train_imagenet.py"), *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A command line, into tmp_path/NAME."""
+    pictures = tmp_path / "pictures"
+    make_pictures(pictures)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+
+    def make(name, *pairs, flags=()):
+        data = ("DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val")
+        start = ("--config-file", tmp_path / "recipe.yaml", *flags)
+        return (*start, *data, "OUTPUT_DIR", tmp_path / name, *pairs)
+
+    return make
+
+
+def _logged(folder, key):
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return [row[key] for row in map(json.loads, lines) if key in row]
+
+
+def _state(folder):
+    return torch.load(folder / "model_final.pth", weights_only=True)["ema"]["model"]
+
+
+# Statistics of all processes together, and nothing random in the network. The rate is low, since
+# steps on eight images amplify the last bit of a sum soon.
+ALIKE = ("MODEL.NORM", "SyncBN", "MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0)
+ALIKE += ("SOLVER.BASE_LR", 0.001, "LOG_PERIOD", 1)
+
+
+def test_two_processes_train_as_one(words, tmp_path):
+    for name, flags in (("one", ()), ("two", ("--num-gpus", 2))):
+        done = _call(*words(name, *ALIKE, flags=flags))
+        assert done.returncode == 0, done.stderr
+    one, two = tmp_path / "one", tmp_path / "two"
+    losses = _logged(one, "total_loss")
+    assert len(losses) == 6
+    assert _logged(two, "total_loss") == pytest.approx(losses, rel=1e-4)
+    for key in ("val/raw_loss", "val/ema_loss", "val/ema_top1"):
+        assert _logged(two, key) == pytest.approx(_logged(one, key), rel=1e-3), key
+    expected = _state(one)
+    for name, value in _state(two).items():  # running statistics included
+        scale = expected[name].abs().max().item() + 0.01
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-3 * scale, msg=name)
+
+
+def test_torchrun_starts_the_processes(words, tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    done = _call(*words("run", *ALIKE, "SOLVER.ACCUMULATE_GRADIENTS", 2), program=torchrun)
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "8 images a step = 2 process(es) x 2 accumulated batch(es) x 2" in log
+
+
+def test_help_answers_and_a_mistake_is_one_sentence(words, tmp_path):
+    help_text = _call("--help").stdout
+    for word in ("--synthetic-data", "--resume", "--num-gpus", "DATA.TRAIN", "export_backbone"):
+        assert word in help_text
+    done = _call(*words("run", "SOLVER.EPOCH", 3))
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: the command line sets SOLVER.EP")
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()

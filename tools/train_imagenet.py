@@ -1,0 +1,18 @@
+#!/usr/bin/env python
+"""Train or evaluate a classifier, whose backbone detectors start from; --help shows how."""
+
+from __future__ import annotations
+
+import sys
+
+from lambda_det.classification import parser, run
+from lambda_det.errors import exit_status
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    return exit_status(lambda: run(args), "stopped; --resume continues from the last checkpoint")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
