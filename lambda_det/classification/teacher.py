@@ -1,0 +1,158 @@
+"""Teachers: classifiers that label images, out of a checkpoint of ours or out of timm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from torch import nn
+
+from lambda_det.classification.config import get_classification_config
+from lambda_det.classification.model import PixelClassifier
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.modeling import create_classifier
+from lambda_det.modeling.weights import read_checkpoint
+
+__all__ = ["Teacher", "load_teacher"]
+
+_TIMM = "timm:"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A classifier and what goes with it.
+
+    Attributes:
+        model: on its device, in evaluation mode.
+        classes: names by index of the score.
+        description: one line on what it is.
+        cfg: of the images that it wants, in INPUT, and of its device.
+    """
+
+    model: PixelClassifier
+    classes: list[str]
+    description: str
+    cfg: CfgNode
+
+
+def load_teacher(
+    teacher: str, *, weights: str | None, classes: Sequence[str] | None, device: str
+) -> Teacher:
+    """Load a checkpoint of tools/train_imagenet.py, or ``timm:NAME``.
+
+    Args:
+        teacher: a file, or the name of a timm model after "timm:".
+        weights: for a timm model, a file of its weights; None downloads what timm has.
+        classes: names of the classes; None takes what the teacher says, for timm's models of 1000
+            classes ImageNet's.
+        device: "cpu", "cuda", ...
+
+    Raises:
+        ConfigError: there is no such timm model, or the classes are not as many as its scores.
+        WeightsError: the weights cannot be had or don't fit.
+    """
+    if teacher.startswith(_TIMM):
+        loaded = _from_timm(teacher.removeprefix(_TIMM), weights, device)
+    elif weights is not None:
+        raise ConfigError("--weights goes with a teacher out of timm; a checkpoint has its own.")
+    else:
+        loaded = _from_checkpoint(teacher, device)
+    model, own_classes, description, cfg = loaded
+    count = _count_scores(model, cfg)
+    names = list(classes) if classes is not None else own_classes
+    if names is None:
+        raise ConfigError(
+            f"{teacher} gives {count} scores and does not say what for: name the classes by "
+            "--classes, the folder that the student trains on or a file with one on each line."
+        )
+    if len(names) != count:
+        raise ConfigError(
+            f"{teacher} knows {count} classes, and {len(names)} were named; take a teacher of the "
+            "same classes as the student's data."
+        )
+    return Teacher(model, names, description, cfg)
+
+
+def _input_config(size: int, crop: float, device: str) -> CfgNode:
+    cfg = get_classification_config()
+    cfg.INPUT.SIZE = size
+    cfg.INPUT.TEST_CROP = crop
+    cfg.MODEL.DEVICE = device
+    return cfg
+
+
+def _from_checkpoint(path: str, device: str) -> tuple[PixelClassifier, list[str], str, CfgNode]:
+    checkpoint = read_checkpoint(path)
+    recipe: dict[str, Any] | None = checkpoint.get("recipe")
+    if recipe is None:
+        raise WeightsError(
+            f"{path} does not say what it is of: a teacher is a checkpoint of "
+            "tools/train_imagenet.py, or timm:NAME."
+        )
+    classifier = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
+    kind = "ema" if "ema" in checkpoint else "raw"
+    state = checkpoint["ema"]["model"] if kind == "ema" else checkpoint["model"]
+    try:
+        classifier.load_state_dict(state)
+    except RuntimeError as error:
+        raise WeightsError(
+            f"The {kind} weights in {path} are not those of {recipe['model']}, which it names."
+        ) from error
+    trained = CfgNode.load_cfg(recipe["config"])
+    cfg = _input_config(recipe["image_size"], trained.INPUT.TEST_CROP, device)
+    model = PixelClassifier(classifier, recipe["pixel_mean"], recipe["pixel_std"])
+    description = f"{recipe['model']}, {kind} weights of {Path(path).name}"
+    return model.to(device).eval(), recipe["classes"], description, cfg
+
+
+def _from_timm(
+    name: str, weights: str | None, device: str
+) -> tuple[PixelClassifier, list[str] | None, str, CfgNode]:
+    import timm
+    from timm.data import ImageNetInfo, resolve_model_data_config
+
+    try:
+        network = timm.create_model(name, pretrained=weights is None)
+    except (RuntimeError, ValueError, OSError) as error:
+        # OSError: no connection; RuntimeError: no such model, or none with weights
+        raise ConfigError(
+            f"timm gives no {name} ({str(error).strip().splitlines()[0]}): check the name, or "
+            "download its weights elsewhere and name the file by --weights."
+        ) from error
+    if weights is not None:
+        _load_timm_weights(network, name, weights)
+    data = resolve_model_data_config(network)
+    cfg = _input_config(data["input_size"][-1], data["crop_pct"], device)
+    model = PixelClassifier(
+        network, [255 * value for value in data["mean"]], [255 * value for value in data["std"]]
+    )
+    classes = ImageNetInfo().label_names() if getattr(network, "num_classes", 0) == 1000 else None
+    return model.to(device).eval(), classes, f"timm {name}", cfg
+
+
+def _load_timm_weights(network: nn.Module, name: str, path: str) -> None:
+    if path.endswith(".safetensors"):
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            state = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"{path} cannot be read as safetensors: {error}") from error
+    else:
+        content = read_checkpoint(path)  # timm itself would unpickle whatever is in the file
+        state = content.get("state_dict", content.get("model", content))
+    try:
+        network.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{path} does not hold the weights of timm's {name}.") from error
+
+
+@torch.no_grad()
+def _count_scores(model: PixelClassifier, cfg: CfgNode) -> int:
+    side = cfg.INPUT.SIZE
+    return model({"images": torch.zeros(1, side, side, 3, dtype=torch.uint8)}).shape[1]

@@ -1,0 +1,49 @@
+import importlib
+
+import pytest
+import timm
+import torch
+
+from tests.classification.tiny import make_pictures
+
+tool = importlib.import_module("tools.pseudo_label")
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A command line with a small timm teacher of three classes."""
+    make_pictures(tmp_path)
+    network = timm.create_model("test_resnet", num_classes=1000)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    (tmp_path / "classes.txt").write_text("".join(f"class {n}\n" for n in range(1000)))
+    start = ["timm:test_resnet", tmp_path / "train", tmp_path / "labels.tsv", "--workers", 0]
+    options = ["--weights", tmp_path / "weights.pth", "--classes", tmp_path / "classes.txt"]
+    return [str(word) for word in (*start, *options, "--threshold", 0, "--device", "cpu")]
+
+
+def test_it_labels_and_does_not_overwrite(words, tmp_path, capsys):
+    assert tool.main(words) == 0
+    assert "24 labels" in capsys.readouterr().out
+    assert tool.main(words) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert tool.main([*words, "--overwrite", "--per-class", "1"]) == 0  # without asking again
+    lines = (tmp_path / "labels.tsv").read_text().splitlines()
+    assert lines[0].startswith("# lambda_det pseudo-labels")
+    assert 5 <= len(lines) < 28
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--threshold", "2"], "--threshold"),
+        (["--fill"], "--per-class"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--device", "tpu9"], "device"),
+        (["--classes", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, tmp_path, capsys, more, word):
+    assert tool.main([*words, *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and word in error and error.count("\n") == 1
+    assert not (tmp_path / "labels.tsv").exists()

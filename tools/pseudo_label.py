@@ -1,0 +1,115 @@
+#!/usr/bin/env python
+"""Let a teacher label images without labels, for training on them; --help shows how."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from detectron2.utils.logger import setup_logger
+
+from lambda_det.classification.data import FolderSource, read_list
+from lambda_det.classification.labelling import Choice, predict, select
+from lambda_det.classification.teacher import load_teacher
+from lambda_det.engine.launch import check_device
+from lambda_det.errors import ConfigError, exit_status
+
+_EXAMPLES = """
+With a checkpoint of tools/train_imagenet.py as the teacher:
+  %(prog)s output/teacher/model_best.pth datasets/unlabelled/images datasets/unlabelled/labels.tsv
+
+With a model of timm (its weights are downloaded, or read from a file by --weights), keeping of each
+class the 10000 surest images, and repeating images of rarer classes up to that number:
+  %(prog)s timm:tf_efficientnet_l2.ns_jft_in1k IMAGES LABELS --per-class 10000 --fill
+
+Stopped, the same line continues. What the teacher said about every image is kept in
+LABELS.predictions, so another --threshold or --per-class takes seconds (with --overwrite).
+
+Then train on both kinds of images:
+  tools/train_imagenet.py --config-file configs/imagenet/semi_supervised.yaml \\
+      DATA.PSEUDO_LABELS LABELS DATA.PSEUDO_IMAGES IMAGES
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        description="Let a teacher label images, and choose the labels to train on.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument("teacher", help="a checkpoint of tools/train_imagenet.py, or timm:NAME")
+    result.add_argument("images", help="folder of images, at any depth")
+    result.add_argument("labels", type=Path, help="file to write")
+    result.add_argument("--weights", metavar="FILE", help="weights of the timm model")
+    result.add_argument(
+        "--classes",
+        metavar="FOLDER_OR_FILE",
+        help="the student's training folder, or a file with a class on each line, where the "
+        "teacher does not name its classes",
+    )
+    result.add_argument(
+        "--threshold", type=float, default=0.3, help="least confidence, 0 to 1 (%(default)s)"
+    )
+    result.add_argument(
+        "--per-class", type=int, default=0, metavar="N", help="the N surest of each class (all)"
+    )
+    result.add_argument(
+        "--fill", action="store_true", help="repeat images of classes with fewer than --per-class"
+    )
+    result.add_argument("--batch-size", type=int, default=64, help="%(default)s")
+    result.add_argument("--workers", type=int, default=4, help="loader processes (%(default)s)")
+    result.add_argument(
+        "--max-unreadable",
+        type=int,
+        default=100,
+        metavar="N",
+        help="images that may be skipped because they are broken (%(default)s)",
+    )
+    result.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cpu, cuda, cuda:1, ... (here %(default)s)",
+    )
+    result.add_argument("--overwrite", action="store_true", help="replace the file of labels")
+    return result
+
+
+def label(args: argparse.Namespace) -> None:
+    choice = Choice(args.threshold, args.per_class, args.fill)
+    if args.labels.exists() and not args.overwrite:
+        raise ConfigError(f"{args.labels} exists already: name another file, or add --overwrite.")
+    if args.batch_size < 1 or args.workers < 0:
+        raise ConfigError("--batch-size must be 1 or more, and --workers 0 or more.")
+    check_device(args.device, 1)
+    classes = None
+    if args.classes is not None:
+        is_folder = Path(args.classes).is_dir()
+        classes = FolderSource(args.classes).classes if is_folder else read_list(args.classes)
+    setup_logger(name="lambda_det")
+    teacher = load_teacher(args.teacher, weights=args.weights, classes=classes, device=args.device)
+    print(f"Teacher: {teacher.description}, {len(teacher.classes)} classes")
+    predictions = args.labels.with_name(args.labels.name + ".predictions")
+    predict(
+        teacher,
+        args.images,
+        predictions,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        max_unreadable=args.max_unreadable,
+    )
+    counts = select(predictions, args.images, args.labels, teacher, choice)
+    print(
+        f"{counts.sum()} labels in {args.labels}: {counts.min()} to {counts.max()} for a class, "
+        f"{(counts == 0).sum()} classes without any"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    return exit_status(lambda: label(args), "stopped; the same command continues")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
