@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw the losses and the AP of a run, from the metrics.json in its folder, to a picture."""
+"""Draw the losses and the AP or accuracy of runs, from their metrics.json, to a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of one run or of several")
     parser.add_argument("picture", type=Path, help="file to write, such as curve.png")
     return parser.parse_args(argv)
 
@@ -27,17 +27,19 @@ def series(records: list[dict[str, float]], name: str) -> tuple[list[float], lis
     return [x for x, _ in points], [y for _, y in points]
 
 
-def draw(records: list[dict[str, float]], picture: Path) -> None:
-    """Losses at the left, AP at the right, over the iterations."""
+def draw(runs: dict[str, list[dict[str, float]]], picture: Path) -> None:
+    """Losses at the left, AP or accuracy at the right, over the iterations, of runs by label."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
-    names = sorted({name for record in records for name in record})
-    for name in names:
-        if "loss" in name:
-            left.plot(*series(records, name), label=name, lw=2 if name == "total_loss" else 1)
-        elif name.endswith("/AP"):
-            right.plot(*series(records, name), "o-", label=name)
+    for label, records in runs.items():
+        for name in sorted({name for record in records for name in record}):
+            # of several runs the sum alone, or one would see no wood for trees
+            if "loss" in name and (len(runs) == 1 or name == "total_loss"):
+                width = 2 if name == "total_loss" and len(runs) == 1 else 1
+                left.plot(*series(records, name), label=label + name, lw=width)
+            elif name.endswith(("/AP", "_top1")):
+                right.plot(*series(records, name), "o-", ms=3, label=label + name)
     left.set(xlabel="iteration", ylabel="loss", ylim=(0, None))
-    right.set(xlabel="iteration", ylabel="AP", ylim=(0, 100))
+    right.set(xlabel="iteration", ylabel="AP, or top-1 in percent", ylim=(0, 100))
     for axes in (left, right):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -47,11 +49,15 @@ def draw(records: list[dict[str, float]], picture: Path) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    metrics = args.run / "metrics.json"
-    if not metrics.is_file():
-        print(f"error: there is no {metrics}; name the folder of a run.", file=sys.stderr)
-        return 2
-    draw([json.loads(line) for line in metrics.read_text().splitlines()], args.picture)
+    runs = {}
+    for run in args.runs:
+        metrics = run / "metrics.json"
+        if not metrics.is_file():
+            print(f"error: there is no {metrics}; name the folder of a run.", file=sys.stderr)
+            return 2
+        label = f"{run.resolve().name}: " if len(args.runs) > 1 else ""
+        runs[label] = [json.loads(line) for line in metrics.read_text().splitlines()]
+    draw(runs, args.picture)
     print(args.picture)
     return 0
 
