@@ -19,8 +19,8 @@ EXAMPLES = """examples:
       --verify-config configs/mask_rcnn_lambdaresnet50_pretrained.yaml
       load them into that detector, too, and compare every tensor and the features
 
-status: 0, 1 if the file did not pass the verification (it is written nevertheless), 2 if it could
-not be made
+status: 0; 1 if the file is written but could not be verified, or did not pass; 2 if it could not be
+made
 """
 
 
@@ -55,17 +55,25 @@ def export(args: argparse.Namespace) -> int:
     )
     save_backbone(content, args.output, overwrite=args.overwrite)
     print(describe(args.output))
-    classifier = checkpoint if "recipe" in checkpoint else None
+    classifier = checkpoint if isinstance(checkpoint.get("recipe"), dict) else None
     if cfg is None and classifier is None:
         print("verified: no, since only its configuration says which network it is: name that as")
-        print("          --verify-config FILE")
-        return 0
+        print("--verify-config FILE")
+        return 1
     report = verify_backbone(args.output, cfg, checkpoint=classifier)
     where = args.verify_config or "the backbone alone"
     print(f"{'verified' if report.passed else 'FAILED'} in {where}: {report}")
     for offender in report.offenders:
         print(f"  {offender}")
     return 0 if report.passed else 1
+
+
+_STATISTICS = {
+    "precise": "taken afresh for these weights",
+    "running": "running averages, which lag behind the weights; model_best.pth and model_final.pth "
+    "have better ones",
+    None: "not said by the checkpoint",
+}
 
 
 def describe(path: str) -> str:
@@ -87,14 +95,15 @@ def describe(path: str) -> str:
         ]
     rows = {
         "file": path,
-        "model": f"{meta['model'] or 'of a detector'} ({options})" if options else meta["model"],
+        "model": (meta["model"] or "of a detector") + (f" ({options})" if options else ""),
         "weights": "averaged (EMA)" if meta["weights"] == "ema" else "raw",
         "accuracy": accuracy or "not in the checkpoint",
+        "statistics": _STATISTICS[meta["statistics"]],
         "tensors": f"{len(tensors)} of {sum(t.numel() for t in tensors) / 1e6:.2f} M values",
         "sha256": meta["sha256"],
         "pixels": ", ".join(pixels) + (" (input normalisation folded)" if meta["folded"] else ""),
     }
-    return "\n".join(f"{name + ':':<9} {value}" for name, value in rows.items())
+    return "\n".join(f"{name + ':':<12}{value}" for name, value in rows.items())
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -63,7 +63,7 @@ def extract_backbone(
     if "meta" in checkpoint:
         raise WeightsError(f"{source} is a backbone file already; name the checkpoint it is from.")
     chosen, state = _weights_of(checkpoint, weights, source)
-    if "recipe" in checkpoint:
+    if isinstance(checkpoint.get("recipe"), Mapping):
         model = _classifier_of(checkpoint, source)
         meta = {
             name: checkpoint["recipe"][name]
@@ -94,6 +94,8 @@ def extract_backbone(
             for part, by_weights in results.items()
             if _RESULTS[chosen] in by_weights
         },
+        # "precise": taken afresh for these weights; "running": averages of the training, which lag
+        "statistics": checkpoint.get("statistics"),
         "sha256": checksum(state),
         "format": FORMAT,
         "lambda_det": lambda_det.__version__,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from detectron2.config import CfgNode
-from detectron2.engine import default_argument_parser
 
 from lambda_det.classification.config import get_classification_config
+from lambda_det.engine.command_line import run_parser
 from lambda_det.engine.config_file import read_config
 
 __all__ = ["load_recipe", "parser"]
@@ -42,26 +42,12 @@ Then a backbone for detection:
   tools/export_backbone.py output/mine/model_best.pth output/mine/backbone.pth
 """
 
-_HELP = {
-    "config_file": "recipe: a YAML file of configuration keys, read over the defaults",
-    "resume": "continue the run in OUTPUT_DIR from its last checkpoint; start it if there is none",
-    "eval_only": "evaluate MODEL.WEIGHTS, or with --resume the last checkpoint of OUTPUT_DIR",
-    "num_gpus": "GPUs to use on this machine, one process each (with MODEL.DEVICE cpu: processes)",
-    "num_machines": "machines that train together",
-    "machine_rank": "which of them this is, from 0",
-    "dist_url": "where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; "
-    "by default a free port of this machine",
-    "opts": "configuration keys and their values, such as SOLVER.EPOCHS 100 OUTPUT_DIR out",
-}
-
 
 def parser() -> argparse.ArgumentParser:
-    """Detectron2's usual flags, and one for noise instead of images."""
-    result = default_argument_parser(epilog=_EXAMPLES)
-    result.description = "Train and evaluate a classifier, whose backbone detectors start from."
-    result.set_defaults(dist_url="auto")
-    for action in result._actions:
-        action.help = _HELP.get(action.dest, action.help)
+    """The usual flags, and one for noise instead of images."""
+    result = run_parser(
+        "Train and evaluate a classifier, whose backbone detectors start from.", _EXAMPLES
+    )
     result.add_argument(
         "--synthetic-data",
         action="store_true",
@@ -80,4 +66,5 @@ def load_recipe(args: argparse.Namespace) -> CfgNode:
     read_config(cfg, args.config_file, args.opts)
     if args.synthetic_data:
         cfg.DATA.FORMAT = "synthetic"
+        cfg.DATA.PSEUDO_LABELS = cfg.DATA.PSEUDO_IMAGES = ""
     return cfg

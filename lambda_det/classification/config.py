@@ -10,8 +10,6 @@ def get_classification_config() -> CN:
     figure of the paper stands once in configs/imagenet, with its source.
     """
     _C = CN()
-    _C.VERSION = 2
-
     # ---------------------------------------------------------------------------------------------
     # Model; the number of classes comes from the data
     # ---------------------------------------------------------------------------------------------
@@ -132,8 +130,8 @@ def get_classification_config() -> CN:
     _C.TEST.EVAL_PERIOD = 1.0
     # Images of a batch, over all processes; 0: as many as a forward pass of training has
     _C.TEST.IMS_PER_BATCH = 0
-    # Statistics of batch norms are taken afresh from so many batches before each evaluation;
-    # 0: running averages for the raw weights, and for those of the EMA their average
+    # Statistics of batch norms are taken afresh before each evaluation, from so many batches over
+    # all processes; 0: running averages for the raw weights, and for those of the EMA their average
     _C.TEST.PRECISE_BN_BATCHES = 200
     # Stop after so many evaluations without a better one; 0: train to the end
     _C.TEST.PATIENCE = 0

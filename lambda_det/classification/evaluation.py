@@ -51,8 +51,7 @@ def evaluate_accuracy(
         DataError: there are no images at all.
     """
     model.eval()
-    device = torch.device(precision.device)
-    totals = torch.zeros(4, dtype=torch.float64, device=device)  # images, first, in five, loss
+    totals: Tensor | float = 0.0  # images, first, in five, loss
     for batch in loader:
         with precision.autocast():
             scores = model(batch)
@@ -60,9 +59,11 @@ def evaluate_accuracy(
         best = scores.topk(min(5, scores.shape[1]), dim=1).indices
         hits = best == labels[:, None]
         losses = F.cross_entropy(scores.double(), labels, reduction="sum")
-        totals += torch.stack(
+        totals = totals + torch.stack(
             [losses.new_tensor(len(labels)), hits[:, 0].sum(), hits.sum(), losses]
         )
+    if isinstance(totals, float):  # without a batch, as where there are fewer images than processes
+        totals = torch.zeros(4, dtype=torch.float64, device=precision.device)
     if comm.get_world_size() > 1:
         dist.all_reduce(totals)
     images, first, in_five, loss = totals.tolist()

@@ -36,11 +36,11 @@ class Evaluator(HookBase):
         best: its top-1.
     """
 
-    def __init__(self, evaluate: Callable[[], Results], period: int, patience: int) -> None:
+    def __init__(self, evaluate: Callable[[], Results], period: float, patience: int) -> None:
         """
         Args:
             evaluate: called on all processes alike.
-            period: steps between two evaluations.
+            period: steps between two evaluations, which need not be whole.
             patience: evaluations in a row that may bring no better one; 0 for any number.
         """
         self._evaluate = evaluate
@@ -65,7 +65,8 @@ class Evaluator(HookBase):
         if comm.is_main_process():
             self._losses += self.trainer.storage.history("total_loss").latest()
             self._steps += 1
-        if step % self._period and step < self.trainer.max_iter:
+        is_due = step // self._period > (step - 1) // self._period
+        if not is_due and step < self.trainer.max_iter:
             return
         self.results = self._evaluate()
         self.last_step = step
@@ -99,7 +100,7 @@ class Evaluator(HookBase):
         row: dict[str, Any] = {
             "epoch": round(trainer.plan.epochs(step), 3),
             "step": step,
-            "lr": trainer.optimizer.param_groups[0]["lr"],
+            "lr": trainer.storage.history("lr").latest(),
             "train_loss": round(self._losses / self._steps, 5),
             "images_per_second": round(trainer.storage.history("images_per_second").median(100), 1),
         }
@@ -147,26 +148,39 @@ def describe(results: Results) -> str:
 
 def append_summary(path: Path, row: Mapping[str, Any]) -> None:
     """Add a row to a table, with the head where it is the first."""
-    is_new = not path.exists()
+    head, rows = _read_summary(path)
+    if not set(row) <= set(head):  # the first, or a resumed run evaluates on more
+        head += [name for name in row if name not in head]
+        _write_summary(path, head, rows)
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
+        csv.DictWriter(file, head, restval="").writerow(row)
 
 
 def cut_summary(path: Path, last_step: int) -> None:
     """Drop the rows of steps that a resumed run takes again."""
+    head, rows = _read_summary(path)
+    kept = [row for row in rows if int(row["step"]) <= last_step]
+    if kept:
+        _write_summary(path, head, kept)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read_summary(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Head and rows, without a last row that was cut off by a kill."""
     if not path.exists():
-        return
+        return [], []
     with path.open(newline="") as file:
-        head, *rows = list(csv.reader(file)) or [[]]
-    column = head.index("step") if "step" in head else 0
-    kept = [row for row in rows if len(row) == len(head) and int(row[column]) <= last_step]
-    if not kept:
-        path.unlink()
-        return
+        reader = csv.DictReader(file)
+        head = list(reader.fieldnames or [])
+        rows = [row for row in reader if row.get("step") and row.get(head[-1]) is not None]
+    return head, rows
+
+
+def _write_summary(path: Path, head: list[str], rows: list[dict[str, str]]) -> None:
     draft = path.with_name(path.name + ".tmp")
     with draft.open("w", newline="") as file:
-        csv.writer(file).writerows([head, *kept])
+        writer = csv.DictWriter(file, head, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
     os.replace(draft, path)

@@ -19,7 +19,7 @@ from lambda_det.engine.memory import peak_memory
 
 __all__ = ["Averaging", "Checkpoints", "ProgressPrinter", "Throughput"]
 
-_NUMBERED = re.compile(r"model_\d{7}\.pth")
+_NUMBERED = re.compile(r"model_(\d{7,})\.pth")
 
 
 class Averaging(HookBase):
@@ -109,12 +109,18 @@ class Checkpoints(HookBase):
         folder = Path(trainer.cfg.OUTPUT_DIR)
         if evaluated and self._evaluator.best_step == step:
             _link(folder / f"{name}.pth", folder / "model_best.pth")
-        for path in _numbered(folder)[: -self._kept]:
+        for path in _numbered(folder, trainer.iter)[: -self._kept]:
             path.unlink()
 
 
-def _numbered(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _NUMBERED.fullmatch(path.name))
+def _numbered(folder: Path, last: int) -> list[Path]:
+    """Checkpoints up to that iteration, oldest first.
+
+    Later ones are there when somebody went back to an older one; they are not ours to remove.
+    """
+    matches = ((path, _NUMBERED.fullmatch(path.name)) for path in folder.iterdir())
+    steps = {path: int(match[1]) for path, match in matches if match}
+    return sorted((path for path, step in steps.items() if step <= last), key=steps.get)
 
 
 def _link(path: Path, link: Path) -> None:

@@ -18,6 +18,7 @@ from lambda_det.modeling.specs import MobileNetSpec, get_spec
 
 __all__ = ["PixelClassifier", "build_classifier", "model_options", "pixel_settings"]
 
+_NORMS = ("BN", "SyncBN")
 STRIDE = 32  # of every network here, stem to res5
 
 
@@ -116,15 +117,8 @@ def build_classifier(cfg: CfgNode, num_classes: int) -> PixelClassifier:
     Raises:
         ConfigError: the configuration describes no model.
     """
-    if not 0 <= cfg.SOLVER.LABEL_SMOOTHING < 1:
-        raise ConfigError(
-            f"SOLVER.LABEL_SMOOTHING is {cfg.SOLVER.LABEL_SMOOTHING}; it must be at least 0 and "
-            "below 1."
-        )
-    if len(cfg.MODEL.PIXEL_MEAN) != 3 or len(cfg.MODEL.PIXEL_STD) != 3:
-        raise ConfigError("MODEL.PIXEL_MEAN and MODEL.PIXEL_STD must have three values each.")
-    if min(cfg.MODEL.PIXEL_STD) <= 0:
-        raise ConfigError(f"MODEL.PIXEL_STD is {cfg.MODEL.PIXEL_STD}; its values must be above 0.")
+    if cfg.MODEL.NORM not in _NORMS:
+        raise ConfigError(f"MODEL.NORM is {cfg.MODEL.NORM!r}; it can be one of {list(_NORMS)}.")
     classifier = create_classifier(cfg.MODEL.NAME, num_classes, **model_options(cfg))
     model = PixelClassifier(
         convert_sync_norms(classifier, cfg.MODEL.DEVICE),

@@ -43,27 +43,18 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser of ``cfg`` over all parameters of ``model`` that are trained.
 
     Raises:
-        ConfigError: SOLVER.OPTIMIZER is unknown, or momentum and weight decay cannot be.
+        ConfigError: SOLVER.OPTIMIZER is unknown, or SOLVER.NESTEROV has no momentum.
     """
     solver = cfg.SOLVER
     if solver.OPTIMIZER not in _OPTIMIZERS:
         raise ConfigError(
             f"SOLVER.OPTIMIZER is {solver.OPTIMIZER!r}; it can be one of {list(_OPTIMIZERS)}."
         )
-    lr = peak_learning_rate(cfg)
-    for key, value in (
-        ("BASE_LR", lr),
-        ("MOMENTUM", solver.MOMENTUM),
-        ("WEIGHT_DECAY", solver.WEIGHT_DECAY),
-        ("WEIGHT_DECAY_NORM", solver.WEIGHT_DECAY_NORM),
-    ):
-        if value < 0:
-            raise ConfigError(f"SOLVER.{key} is {value}; it must not be negative.")
     if solver.NESTEROV and solver.MOMENTUM == 0:
         raise ConfigError("SOLVER.NESTEROV needs a SOLVER.MOMENTUM above 0.")
     groups = get_default_optimizer_params(
         model,
-        base_lr=lr,
+        base_lr=peak_learning_rate(cfg),
         weight_decay=solver.WEIGHT_DECAY,
         weight_decay_norm=solver.WEIGHT_DECAY_NORM,
     )

@@ -20,9 +20,15 @@ from lambda_det.classification.data import (
     write_list,
 )
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
-from lambda_det.classification.evaluator import EMA, RAW, Results, describe
-from lambda_det.classification.model import PixelClassifier, build_classifier, pixel_settings
+from lambda_det.classification.evaluator import EMA, RAW, describe
+from lambda_det.classification.model import (
+    STRIDE,
+    PixelClassifier,
+    build_classifier,
+    pixel_settings,
+)
 from lambda_det.classification.optimizer import build_optimizer
+from lambda_det.classification.ranges import check_ranges
 from lambda_det.classification.schedule import EpochSchedule, plan_training
 from lambda_det.classification.trainer import ClassificationTrainer, evaluate_model
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
@@ -38,6 +44,7 @@ from lambda_det.engine.run_folder import (
 )
 from lambda_det.engine.run_log import start_log
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.modeling.provenance import wanted_pixels
 from lambda_det.modeling.weights import read_checkpoint
 
 __all__ = ["run"]
@@ -85,6 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _work(args: argparse.Namespace) -> None:
     cfg = load_recipe(args)
+    check_ranges(cfg)
     Precision.from_config(cfg)
     sources = _build_sources(cfg)
     on_main_process(lambda: _check(cfg, sources, args))
@@ -94,7 +102,7 @@ def _work(args: argparse.Namespace) -> None:
         _evaluate(cfg, sources, resume=args.resume)
     else:
         _train(cfg, sources, resume=args.resume)
-    logger.info(describe_run(cfg))
+        logger.info(describe_run(cfg))
 
 
 def _build_sources(cfg: CfgNode) -> Sources:
@@ -106,35 +114,46 @@ def _build_sources(cfg: CfgNode) -> Sources:
 
 def _check(cfg: CfgNode, sources: Sources, args: argparse.Namespace) -> None:
     """Refuse what cannot work, before anything is written."""
-    if cfg.SEED < 0:
-        raise ConfigError(f"SEED is {cfg.SEED}; it must be 0 or more.")
     TestTransform(cfg)
     model = _build_for_trial(cfg, sources)
     if args.eval_only:
         path = _weights_to_evaluate(cfg, args.resume)
         check_evaluation_folder(cfg, path)
         load_for_trial(model.classifier, lambda c: c.load_complete_model(path))
-        _check_classes(path, sources.train)
+        _check_recipe(path, cfg, sources.train)
         return
     TrainTransform(cfg)
     EpochSchedule(cfg)
-    plan_training(cfg, len(sources.train), comm.get_world_size())
+    plan = plan_training(cfg, len(sources.train), comm.get_world_size())
     build_optimizer(cfg, model)
-    if not 0 <= cfg.SOLVER.EMA_DECAY < 1:
-        raise ConfigError(
-            f"SOLVER.EMA_DECAY is {cfg.SOLVER.EMA_DECAY}; it must be at least 0 and below 1."
-        )
+    _check_statistics(cfg, plan.forward)
     check_run_folder(cfg, resume=args.resume, fixed=_FIXED)
     checkpoint = last_checkpoint(cfg.OUTPUT_DIR) if args.resume else ""
     if checkpoint:
         load_for_trial(model.classifier, lambda c: c.load_everything(checkpoint))
-        _check_classes(checkpoint, sources.train)
+        _check_recipe(checkpoint, cfg, sources.train)
         if sources.held_out is not None:
             check_held_out(_held_out_list(cfg), sources.held_out)
     elif cfg.MODEL.WEIGHTS:
         load_for_trial(
             model.classifier,
             lambda c: c.load_initial_weights(cfg.MODEL.WEIGHTS, pixel_settings(cfg)),
+        )
+
+
+def _check_statistics(cfg: CfgNode, images: int) -> None:
+    """Refuse batch norms that have nothing to take a statistic from."""
+    if images == 1 and cfg.INPUT.SIZE <= STRIDE and cfg.MODEL.NORM == "BN":
+        raise ConfigError(
+            "A forward pass of one image leaves batch norm a single value for a channel in the "
+            f"last stage, where {cfg.INPUT.SIZE} pixels are one position: lower "
+            "SOLVER.ACCUMULATE_GRADIENTS, or raise SOLVER.IMS_PER_BATCH."
+        )
+    alone = comm.get_world_size() > 1 and cfg.MODEL.NORM != "SyncBN"
+    if alone and cfg.TEST.PRECISE_BN_BATCHES == 0:
+        raise ConfigError(
+            "TEST.PRECISE_BN_BATCHES 0 keeps the running averages of batch norm, which differ from "
+            "process to process: set it above 0, or MODEL.NORM SyncBN."
         )
 
 
@@ -147,9 +166,11 @@ def _build_for_trial(cfg: CfgNode, sources: Sources) -> PixelClassifier:
         return build_classifier(trial, len(sources.train.classes))
 
 
-def _check_classes(path: str, source: Source) -> None:
-    """Equally many classes fit a network, whichever they are."""
-    classes = read_checkpoint(path).get("recipe", {}).get("classes", source.classes)
+def _check_recipe(path: str, cfg: CfgNode, source: Source) -> None:
+    """Refuse what fits the network by its shapes alone: other classes, or other pixels."""
+    checkpoint = read_checkpoint(path)
+    pixel_settings(cfg).check(wanted_pixels(checkpoint), path)
+    classes = checkpoint.get("recipe", {}).get("classes", source.classes)
     for label, (there, here) in enumerate(zip(classes, source.classes, strict=False)):
         if there != here:
             raise WeightsError(
@@ -188,7 +209,7 @@ def _train(cfg: CfgNode, sources: Sources, *, resume: bool) -> None:
     trainer.train()
 
 
-def _evaluate(cfg: CfgNode, sources: Sources, *, resume: bool) -> Results:
+def _evaluate(cfg: CfgNode, sources: Sources, *, resume: bool) -> None:
     path = _weights_to_evaluate(cfg, resume)
     model = build_classifier(cfg, len(sources.train.classes))
     SafeCheckpointer(model.classifier).load_complete_model(path)
@@ -199,4 +220,3 @@ def _evaluate(cfg: CfgNode, sources: Sources, *, resume: bool) -> Results:
         models[EMA].classifier.load_state_dict(average["model"])
     results = evaluate_model(cfg, sources, models)
     logger.info(f"{path}: {describe(results)}")
-    return results

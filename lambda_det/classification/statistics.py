@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -18,7 +18,7 @@ __all__ = ["estimate_statistics"]
 
 @torch.no_grad()
 def estimate_statistics(
-    model: nn.Module,
+    models: Sequence[nn.Module],
     batches: Iterable[Mapping[str, Tensor]],
     count: int,
     precision: Precision,
@@ -33,13 +33,14 @@ def estimate_statistics(
     statistics of its own, and takes a synchronised norm's variance for that of its own images.
 
     Args:
-        model: left in evaluation mode.
+        models: each sees the same batches; left in evaluation mode.
         batches: images of the training data; each process has others.
         count: batches on each process.
         precision: of the forward pass.
     """
-    model.eval()  # dropout and stochastic depth stay off, as they will be
-    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    for model in models:
+        model.eval()  # dropout and stochastic depth stay off, as they will be
+    norms = [part for model in models for part in model.modules() if isinstance(part, _BatchNorm)]
     moments = {norm: _Moments(norm) for norm in norms if norm.track_running_stats}
     hooks = [norm.register_forward_pre_hook(moments[norm].add) for norm in moments]
     for norm in moments:
@@ -47,11 +48,13 @@ def estimate_statistics(
     try:
         with precision.autocast():
             for batch in islice(batches, count):
-                model(batch)
+                for model in models:
+                    model(batch)
     finally:
         for hook in hooks:
             hook.remove()
-        model.eval()
+        for model in models:
+            model.eval()
     for norm, moment in moments.items():
         mean, var = moment.over_all_processes()
         norm.running_mean.copy_(mean)

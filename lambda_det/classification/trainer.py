@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,7 @@ from lambda_det.engine.hooks import RunWriter
 from lambda_det.engine.loop import distribute, run_steps
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.step import StepTrainer
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import DataError, WeightsError
 
 __all__ = ["ClassificationTrainer", "evaluate_model"]
 
@@ -135,7 +136,11 @@ class ClassificationTrainer(StepTrainer):
             self.checkpointer.load_everything(path)
             self.start_iter = self.iter + 1
             logger.info(f"Continuing {path} after step {self.start_iter}")
-        elif self.cfg.MODEL.WEIGHTS:
+        elif resume:
+            logger.info(f"--resume: {self.cfg.OUTPUT_DIR} holds no checkpoint, so this starts")
+        if not path and not self.cfg.MODEL.WEIGHTS:
+            logger.info("MODEL.WEIGHTS is empty: training from scratch")
+        elif not path:
             self.checkpointer.load_initial_weights(self.cfg.MODEL.WEIGHTS, pixel_settings(self.cfg))
             if self.average:
                 self.average.average.load_state_dict(self.classifier.classifier.state_dict())
@@ -185,16 +190,15 @@ class ClassificationTrainer(StepTrainer):
         models = {RAW: self.classifier}
         if self.averaged is not None:
             models[EMA] = self.averaged
-        for model in models.values():
-            self._estimate_statistics(model)
+        self._estimate_statistics(list(models.values()))
         results = evaluate_model(self.cfg, self.sources, models)
         self.model.train()
         return results
 
-    def _estimate_statistics(self, model: nn.Module) -> None:
-        per_epoch = -(-self.plan.images // (self.plan.forward * comm.get_world_size()))
-        count = min(self.cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
-        if count <= 0:
+    def _estimate_statistics(self, models: list[nn.Module]) -> None:
+        per_epoch = math.ceil(self.plan.images / self.plan.forward)
+        batches = min(self.cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
+        if batches == 0:
             return
         loader = build_train_loader(
             self.cfg,
@@ -203,14 +207,17 @@ class ClassificationTrainer(StepTrainer):
             start=(self.iter + 1) * self.plan.batch,
             seed=self.cfg.SEED + _STATISTICS_SEED,
         )
-        estimate_statistics(model, loader, count, self.precision)
+        count = math.ceil(batches / comm.get_world_size())
+        estimate_statistics(models, loader, count, self.precision)
 
     def save_checkpoint(self, name: str) -> None:
         """Save network, average, training state, and what one needs to know to use them."""
         cfg = self.cfg
+        evaluated = self.evaluator.last_step == self.iter + 1
         self.checkpointer.save(
             name,
             iteration=self.iter,
+            statistics="precise" if evaluated and cfg.TEST.PRECISE_BN_BATCHES else "running",
             recipe={
                 "model": cfg.MODEL.NAME,
                 "options": model_options(cfg),
@@ -221,7 +228,6 @@ class ClassificationTrainer(StepTrainer):
                 "pixel_std": list(cfg.MODEL.PIXEL_STD),
                 "image_size": cfg.INPUT.TEST_SIZE or cfg.INPUT.SIZE,
                 "config": cfg.dump(),
-                "precise_bn_batches": cfg.TEST.PRECISE_BN_BATCHES,
                 "lambda_det": lambda_det.__version__,
             },
             results={
@@ -230,7 +236,7 @@ class ClassificationTrainer(StepTrainer):
                     for weights, accuracy in by_weights.items()
                 }
                 for part, by_weights in self.evaluator.results.items()
-                if self.evaluator.last_step == self.iter + 1  # those of older weights are not these
+                if evaluated  # those of older weights are not these
             },
         )
 
@@ -244,15 +250,16 @@ class ClassificationTrainer(StepTrainer):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["random_states"] = self._random_states
-        state["images_per_step"] = self.plan.batch
+        state["images"] = self.plan.images
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        before, now = state_dict.get("images_per_step"), self.plan.batch
+        before, now = state_dict.get("images"), self.plan.images
         if before is not None and before != now:
-            raise ConfigError(
-                f"The run in {self.cfg.OUTPUT_DIR} takes {before} images a step, and now "
-                f"SOLVER.IMS_PER_BATCH is {now}: set it back, or give another OUTPUT_DIR."
+            raise DataError(
+                f"The run in {self.cfg.OUTPUT_DIR} has {before} training images and would have "
+                f"{now} now, so that its epochs mean nothing any more: restore DATA.TRAIN (and "
+                "DATA.PSEUDO_LABELS), or give another OUTPUT_DIR."
             )
         super().load_state_dict(state_dict)
         states = state_dict.get("random_states", [])

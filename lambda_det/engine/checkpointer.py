@@ -194,9 +194,10 @@ class SafeCheckpointer(DetectionCheckpointer):
         return {"model": model, "__author__": "Caffe2", "matching_heuristics": True}
 
     def _load_model(self, checkpoint: dict[str, Any]) -> None:
-        if self._must_hold_training and "trainer" not in checkpoint:
+        wanted = {"trainer", *self.checkpointables} if self._must_hold_training else set()
+        if lacking := sorted(wanted - checkpoint.keys()):
             raise WeightsError(
-                f"{self._path} holds weights alone, without optimiser and iteration, so no run can "
+                f"{self._path} lacks {listed(lacking)}, the state of the training, so no run can "
                 "be resumed from it: start one with MODEL.WEIGHTS and another OUTPUT_DIR."
             )
         check_provenance(checkpoint, self._path)
@@ -257,11 +258,12 @@ class SafeCheckpointer(DetectionCheckpointer):
 
     def _check_complete(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         fit = compare(own, state)
-        if fit.missing or fit.reshaped:
-            wrong = replace(fit, unexpected=()).sentences()
+        # Tensors too many, too: those of a deeper network are a superset with equal shapes
+        fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
+        if not fit:
             raise WeightsError(
-                f"{self._path} does not hold the whole model: {listed(wrong)}; is it of the same "
-                "configuration?"
+                f"{self._path} does not hold this model and no other: {listed(fit.sentences())}; "
+                "is it of the same configuration?"
             )
 
     def _check_start(

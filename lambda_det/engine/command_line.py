@@ -6,7 +6,7 @@ import argparse
 
 from detectron2.engine import default_argument_parser
 
-__all__ = ["parser"]
+__all__ = ["parser", "run_parser"]
 
 _EXAMPLES = """
 Configuration keys follow the flags as KEY VALUE pairs.
@@ -35,7 +35,7 @@ On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1),
 """
 
 _HELP = {
-    "config_file": "YAML file of configuration keys, read over Detectron2's defaults",
+    "config_file": "YAML file of configuration keys, read over the defaults",
     "resume": "continue the run in OUTPUT_DIR from its last checkpoint; start it if there is none",
     "eval_only": "evaluate MODEL.WEIGHTS, or with --resume the last checkpoint of OUTPUT_DIR",
     "num_gpus": "GPUs to use on this machine, one process each (with MODEL.DEVICE cpu: processes)",
@@ -43,17 +43,30 @@ _HELP = {
     "machine_rank": "which of them this is, from 0",
     "dist_url": "where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; "
     "by default a free port of this machine",
-    "opts": "configuration keys and their values, such as SOLVER.MAX_ITER 1000 OUTPUT_DIR out",
+    "opts": "configuration keys and their values, such as OUTPUT_DIR output/mine",
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """Detectron2's usual flags, and four that name data in COCO's format."""
-    result = default_argument_parser(epilog=_EXAMPLES)
-    result.description = "Train and evaluate a detector described by a configuration file."
+def run_parser(description: str, examples: str) -> argparse.ArgumentParser:
+    """Detectron2's usual flags of a training, said more clearly.
+
+    Args:
+        description: one sentence.
+        examples: shown after the flags; ``%(prog)s`` is the program.
+    """
+    result = default_argument_parser(epilog=examples)
+    result.description = description
     result.set_defaults(dist_url="auto")
     for action in result._actions:
         action.help = _HELP.get(action.dest, action.help)
+    return result
+
+
+def parser() -> argparse.ArgumentParser:
+    """The usual flags, and four that name data in COCO's format."""
+    result = run_parser(
+        "Train and evaluate a detector described by a configuration file.", _EXAMPLES
+    )
     data = result.add_argument_group("data in COCO's format, instead of DATASETS.TRAIN and .TEST")
     for part, use in (("train", "to train on"), ("test", "to evaluate on")):
         data.add_argument(f"--{part}-json", metavar="FILE", help=f"annotations {use}")

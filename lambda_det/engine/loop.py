@@ -44,5 +44,6 @@ def distribute(model: nn.Module, device: str) -> nn.Module:
     if comm.get_world_size() == 1:
         return model
     device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
-    # Every process computes the same running statistics, so there is nothing to broadcast
+    # Synchronised norms have the same running statistics on every process; others' are the first
+    # process's where they are saved, or taken afresh over all of them before they are used
     return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False)

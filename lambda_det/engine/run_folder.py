@@ -93,6 +93,13 @@ def check_run_folder(cfg: CfgNode, *, resume: bool, fixed: FixedKeys = _DETECTIO
             f"OUTPUT_DIR {folder} already holds a run: add --resume to continue it, or give "
             "another OUTPUT_DIR."
         )
+    checkpoints = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
+    if checkpoints and not last_checkpoint(cfg.OUTPUT_DIR):
+        raise ConfigError(
+            f"{folder} holds checkpoints, but no last_checkpoint that says which to continue, and "
+            f"--resume would start over their run: write {checkpoints[-1].name} or another name "
+            f"into {folder / 'last_checkpoint'}, or give another OUTPUT_DIR."
+        )
     for key, before, now in changed_keys(cfg, folder / "config.yaml"):
         if key in fixed:
             raise ConfigError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.engine.precision import Precision
-from lambda_det.errors import NonFiniteLossError
+from lambda_det.errors import ConfigError, NonFiniteLossError
 
 __all__ = ["StepTrainer"]
 
@@ -62,6 +62,7 @@ class StepTrainer(SimpleTrainer):
         """Draw, compute, check on every process, and only then change the weights.
 
         Raises:
+            ConfigError: the memory of the GPU is too small.
             NonFiniteLossError: on all processes, if a loss or gradient of any is NaN or infinite;
                 on one alone, if Detectron2 stops at its proposals in the forward pass.
         """
@@ -74,10 +75,11 @@ class StepTrainer(SimpleTrainer):
             data = next(self._data_loader_iter)
             data_time += time.perf_counter() - start
             with self._no_sync_before_last(index):
-                with self.precision.autocast():
+                with _memory_errors_in_words(), self.precision.autocast():
                     batch_losses = self._forward(data)
                     total = sum(batch_losses.values()) / self.accumulate
-                self.grad_scaler.scale(total).backward()
+                with _memory_errors_in_words():
+                    self.grad_scaler.scale(total).backward()
             for name, loss in batch_losses.items():
                 losses[name] = losses.get(name, 0) + loss.detach().float() / self.accumulate
         self._check_finite(losses)
@@ -145,6 +147,18 @@ class StepTrainer(SimpleTrainer):
         super().load_state_dict(state_dict)
         if self.grad_scaler.is_enabled() and state_dict.get("grad_scaler"):
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+
+
+@contextmanager
+def _memory_errors_in_words() -> Iterator[None]:
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise ConfigError(
+            "The memory of the GPU is too small for a step: raise SOLVER.ACCUMULATE_GRADIENTS, "
+            "which divides the step into smaller batches, or set CHECKPOINT_ACTIVATIONS of the "
+            "model True."
+        ) from error
 
 
 def _listed(losses: dict[str, float]) -> str:

@@ -72,12 +72,16 @@ class LambdaResNet(ResNet):
         check_norm(norm)
         check_probability("STOCHASTIC_DEPTH", stochastic_depth)
         check_probability("DROPOUT", dropout)
+        given = list(lambda_options)
         if global_context is not None:
+            given.append("global_context")
             lambda_options = {**lambda_options, "scope": None}
-        if lambda_options and not any(spec.lambda_blocks.values()):
+        if share_positions:
+            given.append("share_positions")
+        if given and not any(spec.lambda_blocks.values()):
             raise ConfigError(
-                f"{', '.join(lambda_options)}: options of lambda layers, which this network "
-                "doesn't have; leave them out."
+                f"{', '.join(given)}: options of lambda layers, which this network doesn't have; "
+                "leave them out."
             )
         if spec.design == "rs":
             stem = ResNetRSStem(in_channels, norm=norm)

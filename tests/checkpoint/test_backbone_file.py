@@ -63,8 +63,10 @@ def test_the_raw_weights_where_there_is_no_average():
     assert extract_backbone(checkpoint)["meta"]["weights"] == "model"
     with pytest.raises(WeightsError, match=r"run\.pth has no 'ema' weights; it has model"):
         extract_backbone(checkpoint, weights="ema", source="run.pth")
-    del checkpoint["results"]
+    assert extract_backbone(checkpoint)["meta"]["statistics"] == "precise"
+    del checkpoint["results"], checkpoint["statistics"]
     assert extract_backbone(checkpoint)["meta"]["accuracy"] == {}
+    assert extract_backbone(checkpoint)["meta"]["statistics"] is None
 
 
 def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path):

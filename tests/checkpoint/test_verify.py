@@ -75,6 +75,15 @@ def test_the_backbone_alone(checkpoint, file, tmp_path):
     assert report.passed and set(report.errors.values()) == {0.0}
 
 
+def test_embeddings_of_a_whole_map_are_compared_on_one_that_they_know(tmp_path):
+    """As those of the CIFAR-10 reproduction, of 32x32 pixels."""
+    options = {"global_context": 32, "share_positions": True}
+    small = classifier_checkpoint(**options)
+    save_backbone(extract_backbone(small), tmp_path / "b.pth")
+    report = verify_backbone(tmp_path / "b.pth", checkpoint=small)
+    assert report.passed and len(report.errors) == 4
+
+
 def test_features_of_other_weights_differ(checkpoint, file):
     other = classifier_checkpoint(scope=3)
     report = verify_backbone(file, checkpoint=other)

@@ -79,6 +79,7 @@ def classifier_checkpoint(
         **average,
         "trainer": {"iteration": 4},
         "iteration": 4,
+        "statistics": "precise",
         "recipe": {
             "model": name,
             "options": options,
@@ -89,7 +90,6 @@ def classifier_checkpoint(
             "pixel_std": STD,
             "image_size": 64,
             "config": "SEED: 3\n",
-            "precise_bn_batches": 2,
         },
         "results": {
             "held_out": {"raw": {"top1": 1.0, "top5": 5.0}, "ema": {"top1": 2.0, "top5": 6.0}}

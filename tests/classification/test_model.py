@@ -76,15 +76,31 @@ def test_the_reproductions_networks():
         (("INPUT.SIZE", 31), "INPUT.SIZE is 31, too small"),
         (("INPUT.TEST_SIZE", 16), "INPUT.TEST_SIZE is 16, too small"),
         (("MODEL.GLOBAL_CONTEXT", True, "INPUT.TEST_SIZE", 64), "INPUT.TEST_SIZE 64"),
-        (("MODEL.NAME", "resnet50", "MODEL.GLOBAL_CONTEXT", True), "lambda layers"),
+        (("MODEL.NAME", "resnet50", "MODEL.GLOBAL_CONTEXT", True), "global_context: options"),
+        (("MODEL.NAME", "resnet50", "MODEL.SHARE_POSITIONS", True), "share_positions: options"),
+        (("MODEL.NORM", "LN"), r"MODEL\.NORM"),
         (("MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0.1), "MODEL.STOCHASTIC_DEPTH"),
         (("MODEL.DROPOUT", 1.0), "DROPOUT"),
         (("MODEL.STOCHASTIC_DEPTH", -0.1), "STOCHASTIC_DEPTH"),
-        (("SOLVER.LABEL_SMOOTHING", 1.0), "SOLVER.LABEL_SMOOTHING"),
-        (("MODEL.PIXEL_STD", [1.0, 1.0]), "three values"),
-        (("MODEL.PIXEL_STD", [1.0, 0.0, 1.0]), "MODEL.PIXEL_STD"),
     ],
 )
 def test_models_that_cannot_be(pairs, word):
     with pytest.raises(ConfigError, match=word):
         build_classifier(_cfg(*pairs), 10)
+
+
+def test_global_context_may_be_tested_at_the_size_of_training():
+    options = model_options(_cfg("MODEL.GLOBAL_CONTEXT", True, "INPUT.TEST_SIZE", 32))
+    assert options["global_context"] == 32
+
+
+def test_every_option_of_the_model_arrives():
+    options = model_options(_cfg("MODEL.CHECKPOINT_ACTIVATIONS", True))
+    assert options["checkpoint_activations"] is True
+
+
+def test_scores_are_float32_under_autocast():
+    model = build_classifier(_cfg(), 5).eval()
+    batch = {"images": torch.zeros(1, 32, 32, 3, dtype=torch.uint8)}
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model(batch).dtype == torch.float32

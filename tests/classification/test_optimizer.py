@@ -87,11 +87,6 @@ def test_adam():
     ("pairs", "word"),
     [
         (("SOLVER.OPTIMIZER", "sdg"), "SOLVER.OPTIMIZER"),
-        (("SOLVER.MOMENTUM", -0.1), "SOLVER.MOMENTUM"),
-        (("SOLVER.WEIGHT_DECAY", -1.0), "SOLVER.WEIGHT_DECAY "),
-        (("SOLVER.WEIGHT_DECAY_NORM", -1.0), "SOLVER.WEIGHT_DECAY_NORM"),
-        (("SOLVER.BASE_LR", -1.0), "SOLVER.BASE_LR"),
-        (("SOLVER.LR_BATCH", 0), "SOLVER.LR_BATCH"),
         (("SOLVER.NESTEROV", True, "SOLVER.MOMENTUM", 0.0), "SOLVER.NESTEROV"),
     ],
 )

@@ -2,11 +2,15 @@
 
 import csv
 import json
+import math
+import shutil
 
 import pytest
 import torch
+from detectron2.utils import comm
 
-from lambda_det.classification import parser, run
+from lambda_det.classification import parser, run, trainer
+from lambda_det.classification.data import build_sources
 from lambda_det.classification.trainer import ClassificationTrainer
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from tests.classification.tiny import RECIPE
@@ -68,6 +72,9 @@ def test_killed_and_resumed_is_the_run_that_was_not(arguments, folder, monkeypat
         with pytest.raises(Killed):
             run(arguments())
     assert not (folder / "model_final.pth").exists()
+    if step == 4:  # that of step 3 was evaluated, and this one was not
+        between = _load(folder / "model_0000003.pth")
+        assert (between["results"], between["statistics"]) == ({}, "running")
     run(arguments("--resume"))
     whole = tmp_path / "whole"
     for name in ("model_final.pth", "model_best.pth"):
@@ -100,9 +107,10 @@ def test_what_a_run_leaves(finished):
     assert checkpoint["ema"]["updates"] == 4
     assert checkpoint["ema"]["model"].keys() == checkpoint["model"].keys()
     assert set(checkpoint["results"]) == {"held_out", "val"}
+    assert checkpoint["statistics"] == "precise"
     assert (finished / "last_checkpoint").read_text() == "model_final.pth"
     numbered = sorted(path.name for path in finished.glob("model_0*.pth"))
-    assert numbered == ["model_0000001.pth"]  # the newest one
+    assert numbered == ["model_0000002.pth"]  # the newest one
     assert (finished / "model_best.pth").exists()
     assert len((finished / "held_out.txt").read_text().splitlines()) == 6
     assert list(finished.glob("events.out.tfevents*"))
@@ -111,7 +119,12 @@ def test_what_a_run_leaves(finished):
         logged[-1]
     )
     rows = list(csv.DictReader((finished / "summary.csv").open()))
-    assert [row["step"] for row in rows] == ["2", "4"]
+    # 18 / 8 steps an epoch
+    assert [row["step"] for row in rows] == ["3", "4"]
+    # warmed up in 0.5 of 2 epochs: the rates of steps 2 and 3 of 4
+    expected = [0.025 * (1 + math.cos(math.pi * (where - 0.25) / 0.75)) for where in (0.5, 0.75)]
+    assert [float(row["lr"]) for row in rows] == pytest.approx(expected)
+    assert logged[-1]["images_per_second"] * logged[-1]["time"] == pytest.approx(8, rel=0.5)
     best = max(rows, key=lambda row: float(row["held_out_ema_top1"]))
     assert _load(finished / "model_best.pth")["iteration"] + 1 == int(best["step"])
 
@@ -156,9 +169,15 @@ def test_patience_ends_a_run_early_and_for_good(arguments, folder, caplog):
     assert "has stopped early already" in caplog.text
 
 
-def test_accumulated_batches_are_one_large_batch(arguments, tmp_path):
-    """But for batch norm, which sees one batch at a time: here it is frozen at its start."""
-    words = ("MODEL.NORM", "FrozenBN", "MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0)
+def _stay_in_evaluation(norm, mode=True):
+    norm.training = False
+    return norm
+
+
+def test_accumulated_batches_are_one_large_batch(arguments, tmp_path, monkeypatch):
+    """But for batch norm, which sees one batch at a time: here it has its statistics all along."""
+    monkeypatch.setattr(torch.nn.BatchNorm2d, "train", _stay_in_evaluation)
+    words = ("MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0, "TEST.PRECISE_BN_BATCHES", 0)
     states = []
     for accumulate in (1, 4):
         place = tmp_path / f"by{accumulate}"
@@ -183,6 +202,8 @@ def test_starting_from_weights_of_other_classes(finished, arguments, folder, pic
     name = "backbone.res3.0.conv2.weight"
     assert torch.equal(after[name], before["ema"]["model"][name])
     assert not torch.equal(after[name], before["model"][name])
+    average = _load(folder / "model_final.pth")["ema"]["model"]
+    torch.testing.assert_close(average[name], before["ema"]["model"][name])
 
 
 @pytest.mark.parametrize(
@@ -199,6 +220,9 @@ def test_starting_from_weights_of_other_classes(finished, arguments, folder, pic
         (("INPUT.TEST_CROP", 0.0), ConfigError, "INPUT.TEST_CROP"),
         (("DATA.TRAIN", "nowhere"), DataError, "nowhere"),
         (("SEED", -1), ConfigError, "SEED"),
+        (("SOLVER.EPOCHS", "inf"), ConfigError, "SOLVER.EPOCHS"),
+        (("--eval-only", "SOLVER.ACCUMULATE_GRADIENTS", 0), ConfigError, "ACCUMULATE_GRADIENTS"),
+        (("SOLVER.IMS_PER_BATCH", 1), ConfigError, "one image"),
         (("MODEL.WEIGHTS", "nowhere.pth"), WeightsError, "nowhere.pth"),
         (("--eval-only",), ConfigError, "MODEL.WEIGHTS"),
         (("--eval-only", "--resume"), WeightsError, "holds none"),
@@ -238,6 +262,12 @@ def test_a_checkpoint_of_another_model_is_refused(finished, arguments, folder):
     assert not folder.exists()
 
 
+def test_a_checkpoint_of_other_pixels_is_not_evaluated(finished, arguments):
+    words = ("MODEL.WEIGHTS", finished / "model_best.pth", "MODEL.PIXEL_STD", "[1.0,1.0,1.0]")
+    with pytest.raises(ConfigError, match="PIXEL_STD"):
+        run(arguments("--eval-only", *words))
+
+
 def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, folder, pictures, tmp_path):
     other = tmp_path / "other"
     for part in ("train", "val"):
@@ -247,6 +277,100 @@ def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, folder, p
     data = ("DATA.TRAIN", other / "train", "DATA.VAL", other / "val")
     with pytest.raises(WeightsError, match="'green', and there it is 'lime'"):
         run(arguments("--eval-only", *data, "MODEL.WEIGHTS", finished / "model_best.pth"))
+    same = ("OUTPUT_DIR", finished, "DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
+    with pytest.raises(WeightsError, match="'lime'"):
+        run(arguments("--resume", *data, *same))
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run, and the words that continue it."""
+    shutil.copytree(finished, tmp_path / "copy")
+    return tmp_path / "copy", ("OUTPUT_DIR", tmp_path / "copy", "DATA.HELD_OUT", 0.25)
+
+
+def test_a_run_can_be_made_longer(copied, arguments, caplog):
+    caplog.set_level("INFO")
+    copy, words = copied
+    run(arguments("--resume", *words, "SOLVER.EPOCHS", 3))
+    assert _load(copy / "model_final.pth")["iteration"] == 6
+    assert "SOLVER.EPOCHS 2.0 -> 3.0" in caplog.text
+
+
+def test_the_last_checkpoint_is_evaluated(copied, arguments, caplog):
+    caplog.set_level("INFO")
+    run(arguments("--eval-only", "--resume", *copied[1]))
+    assert "model_final.pth: held_out raw" in caplog.text
+
+
+def test_results_of_other_weights_do_not_go_into_a_run(copied, arguments, finished):
+    weights = ("MODEL.WEIGHTS", finished / "model_best.pth")
+    with pytest.raises(ConfigError, match="is not of"):
+        run(arguments("--eval-only", *weights, *copied[1]))
+
+
+def test_other_held_out_images_are_refused(copied, arguments):
+    copy, words = copied
+    names = (copy / "held_out.txt").read_text().splitlines()
+    (copy / "held_out.txt").write_text("\n".join(["red/99.jpg", *names[1:], ""]))
+    with pytest.raises(DataError, match="held-out images"):
+        run(arguments("--resume", *words, "SOLVER.EPOCHS", 3))
+
+
+def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
+    train = tmp_path / "train"
+    shutil.copytree(pictures / "train", train)
+    with monkeypatch.context() as patch:
+        _kill_before(patch, 4)
+        with pytest.raises(Killed):
+            run(arguments("DATA.TRAIN", train))
+    (train / "red/0.jpg").unlink()
+    with pytest.raises(DataError, match="24 training images"):
+        run(arguments("--resume", "DATA.TRAIN", train))
+
+
+def test_seeds_and_the_length_of_the_estimate(arguments, monkeypatch):
+    loaders, counts = [], []
+    build, estimate = trainer.build_train_loader, trainer.estimate_statistics
+    monkeypatch.setattr(
+        trainer,
+        "build_train_loader",
+        lambda *a, **k: loaders.append((k["seed"], k["start"])) or build(*a, **k),
+    )
+    monkeypatch.setattr(
+        trainer,
+        "estimate_statistics",
+        lambda models, batches, count, precision: (
+            counts.append(count) or estimate(models, batches, count, precision)
+        ),
+    )
+    run(arguments("SEED", 7, "SOLVER.EPOCHS", 1, "TEST.PRECISE_BN_BATCHES", 99))
+    assert loaders == [(7, 0), (7 + trainer._STATISTICS_SEED, 24)] and counts == [3]
+
+
+def test_each_process_goes_on_with_its_own_random_numbers(recipe, monkeypatch):
+    cfg = recipe()
+    runner = ClassificationTrainer(cfg, build_sources(cfg))
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
+    state = {**runner.state_dict(), "random_states": [{"cpu": state} for state in states]}
+    monkeypatch.setattr(comm, "get_world_size", lambda: 2)
+    monkeypatch.setattr(comm, "get_rank", lambda: 1)
+    runner.load_state_dict(state)
+    assert torch.equal(torch.get_rng_state(), states[1])
+
+
+def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monkeypatch):
+    def compile_eagerly(module):
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
+    words = ("MODEL.NAME", "resnet50", "SOLVER.EPOCHS", 1, "MODEL.STOCHASTIC_DEPTH", 0)
+    states = []
+    for compiled in (False, True):
+        place = tmp_path / f"{compiled}"
+        run(arguments(*words, "MODEL.COMPILE", compiled, "OUTPUT_DIR", place))
+        states.append(_load(place / "model_final.pth"))
+    assert_same_state(*states)
 
 
 def test_synthetic_data_need_none(arguments, folder):

@@ -28,7 +28,7 @@ def _batches(count):
 
 def test_statistics_are_those_of_all_batches_together():
     model, batches = Net(), _batches(8)
-    estimate_statistics(model, iter(batches), 8, FLOAT32)
+    estimate_statistics([model], iter(batches), 8, FLOAT32)
     everything = torch.cat([batch["images"] for batch in batches]).double()
     mean, var = everything.mean((0, 2, 3)), everything.var((0, 2, 3), correction=0)
     torch.testing.assert_close(model.before.running_mean.double(), mean, atol=1e-4, rtol=1e-4)
@@ -43,7 +43,7 @@ def test_fvcore_agrees():
     other.before.train()
     other.after.train()
     update_bn_stats(other, batches, 5)
-    estimate_statistics(model, batches, 5, FLOAT32)
+    estimate_statistics([model], batches, 5, FLOAT32)
     for name, value in other.state_dict().items():
         if "running" in name:
             torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-4)
@@ -52,7 +52,7 @@ def test_fvcore_agrees():
 def test_a_small_variance_far_from_zero_is_not_lost():
     model = Net()
     batches = [{"images": 1000 + torch.randn(6, 4, 5, 5) / 100} for _ in range(6)]
-    estimate_statistics(model, batches, 6, FLOAT32)
+    estimate_statistics([model], batches, 6, FLOAT32)
     values = torch.cat([batch["images"] for batch in batches]).double()
     expected = values.var((0, 2, 3), correction=0)
     torch.testing.assert_close(model.before.running_var.double(), expected, rtol=1e-2, atol=0)
@@ -61,7 +61,7 @@ def test_a_small_variance_far_from_zero_is_not_lost():
 def test_modes_momentum_and_weights_are_as_before():
     model = Net()
     weights = [p.clone() for p in model.parameters()]
-    estimate_statistics(model, _batches(2), 2, FLOAT32)
+    estimate_statistics([model], _batches(2), 2, FLOAT32)
     assert not any(part.training for part in model.modules())
     assert model.before.momentum == 0.1
     for before, now in zip(weights, model.parameters(), strict=True):
@@ -71,5 +71,33 @@ def test_modes_momentum_and_weights_are_as_before():
 def test_the_statistics_of_an_average_are_not_touched_through_its_source():
     model = Net()
     other = copy.deepcopy(model)
-    estimate_statistics(model, _batches(2), 2, FLOAT32)
+    estimate_statistics([model], _batches(2), 2, FLOAT32)
+    assert not torch.equal(model.before.running_mean, other.before.running_mean)
     assert torch.equal(other.before.running_mean, torch.zeros(4))
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, batch):
+        return self.norm(batch["images"])
+
+
+def test_statistics_of_bfloat16_are_summed_in_float32():
+    model, images = Norm(), (3 + torch.randn(64, 4, 8, 8)).bfloat16()
+    estimate_statistics([model], [{"images": images}], 1, Precision("cpu", torch.bfloat16))
+    exact = images.double()
+    torch.testing.assert_close(
+        model.norm.running_mean.double(), exact.mean((0, 2, 3)), rtol=1e-5, atol=0
+    )
+    torch.testing.assert_close(
+        model.norm.running_var.double(), exact.var((0, 2, 3), correction=0), rtol=1e-5, atol=0
+    )
+
+
+def test_no_hook_stays_behind():
+    model = Norm()
+    estimate_statistics([model], [{"images": torch.randn(2, 4, 3, 3)}], 1, FLOAT32)
+    assert not model.norm._forward_pre_hooks

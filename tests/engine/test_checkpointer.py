@@ -110,12 +110,35 @@ def test_everything_must_be_there_to_evaluate(tmp_path):
 def test_a_run_is_not_resumed_from_weights_alone(tmp_path):
     model, source = _Detector(), _Detector()
     before = model.backbone.stem.weight.clone()
-    with pytest.raises(WeightsError, match=r"a\.pth holds weights alone.*MODEL\.WEIGHTS"):
+    with pytest.raises(WeightsError, match=r"a\.pth lacks trainer.*MODEL\.WEIGHTS"):
         SafeCheckpointer(model).load_everything(_saved(tmp_path / "a.pth", source))
     assert torch.equal(model.backbone.stem.weight, before)
     SafeCheckpointer(source, str(tmp_path), trainer=nn.Linear(1, 1)).save("b")
     SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load_everything(str(tmp_path / "b.pth"))
     assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
+
+
+def test_a_run_is_not_resumed_without_a_part_of_its_state(tmp_path):
+    """fvcore would leave it as it is at the start, and say nothing."""
+    parts = {
+        name: SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+        for name in ("trainer", "ema")
+    }
+    torch.save({"model": _Detector().state_dict(), "trainer": {}}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="lacks ema"):
+        SafeCheckpointer(_Detector(), **parts).load_everything(str(tmp_path / "a.pth"))
+
+
+def test_weights_of_a_larger_model_are_not_evaluated(tmp_path):
+    """A deeper network's names are a superset, and their shapes are equal."""
+    deeper = _Detector()
+    deeper.backbone.more = nn.Conv2d(3, 3, 1)
+    path = _saved(tmp_path / "a.pth", deeper)
+    with pytest.raises(WeightsError, match=r"backbone\.more\.weight is in the file alone"):
+        SafeCheckpointer(_Detector()).load_complete_model(path)
+    # But for the pixel settings, which some versions of Detectron2 keep in it
+    path = _saved(tmp_path / "b.pth", _Detector(), pixel_std=torch.ones(3))
+    SafeCheckpointer(_Detector()).load_complete_model(path)
 
 
 def test_training_may_start_from_other_classes_alone(tmp_path):

@@ -11,6 +11,7 @@ from detectron2.config import get_cfg
 
 from lambda_det.config import add_lambda_config
 from lambda_det.engine.run_folder import (
+    FixedKeys,
     check_evaluation_folder,
     check_run_folder,
     cut_metrics,
@@ -54,7 +55,15 @@ def test_a_folder_with_a_run(cfg, name):
         check_run_folder(cfg, resume=False)
     for words in (cfg.OUTPUT_DIR, "--resume", "another OUTPUT_DIR"):
         assert words in str(caught.value)
-    check_run_folder(cfg, resume=True)
+    if name != "model_0000004.pth":
+        check_run_folder(cfg, resume=True)
+
+
+def test_checkpoints_without_a_pointer_are_not_trained_over(cfg):
+    os.mkdir(cfg.OUTPUT_DIR)
+    Path(cfg.OUTPUT_DIR, "model_0000004.pth").touch()
+    with pytest.raises(ConfigError, match=r"write model_0000004\.pth"):
+        check_run_folder(cfg, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +135,9 @@ def test_cut_metrics(tmp_path):
     cut_metrics(str(tmp_path), 3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [0, 1, 2]
     assert path.read_text().endswith("\n")
+
+
+def test_a_key_is_fixed_by_its_whole_name():
+    keys = FixedKeys(names=("SOLVER.WEIGHT_DECAY",), but_not=())
+    assert "SOLVER.WEIGHT_DECAY" in keys and "SOLVER.WEIGHT_DECAY.X" in keys
+    assert "SOLVER.WEIGHT_DECAY_NORM" not in keys

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.step import StepTrainer
-from lambda_det.errors import NonFiniteLossError
+from lambda_det.errors import ConfigError, NonFiniteLossError
 from tests.engine.toy import ToyModel, batches, items
 
 FLOAT32 = Precision("cpu", None)
@@ -129,3 +129,12 @@ def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
     for result in results:
         torch.testing.assert_close(result["weights"], _weights(alone), rtol=1e-5, atol=1e-6)
         assert "on worker 1" in result["text"] and "loss_fit inf" in result["text"]
+
+
+def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):
+    def forward(self, data):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(ToyModel, "forward", forward)
+    with pytest.raises(ConfigError, match=r"raise SOLVER\.ACCUMULATE_GRADIENTS"):
+        _train(ToyModel(), batches(items(8), 4), 1)
