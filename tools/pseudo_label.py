@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from detectron2.utils.logger import setup_logger
 
 from lambda_det.classification.data import FolderSource, read_list
-from lambda_det.classification.labelling import Choice, predict, select
+from lambda_det.classification.labelling import Choice, list_images, predict, select
 from lambda_det.classification.teacher import load_teacher
 from lambda_det.engine.launch import check_device
 from lambda_det.errors import ConfigError, exit_status
@@ -76,30 +77,50 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def _check_outputs(labels: Path, predictions: Path, overwrite: bool) -> None:
+    """Make the folder of the outputs, and refuse what cannot be written after days of work."""
+    try:
+        labels.parent.mkdir(parents=True, exist_ok=True)
+        for path in (labels, predictions):
+            if path.is_dir():
+                raise ConfigError(f"{path} is a folder: name another file for the labels.")
+        exists = labels.exists()
+    except OSError as error:
+        raise ConfigError(
+            f"{labels} cannot be written ({error.strerror}): name another file for the labels."
+        ) from error
+    if not os.access(labels.parent, os.W_OK):
+        raise ConfigError(f"{labels} cannot be written: its folder is read-only.")
+    if exists and not overwrite:
+        raise ConfigError(f"{labels} exists already: name another file, or add --overwrite.")
+
+
 def label(args: argparse.Namespace) -> None:
     choice = Choice(args.threshold, args.per_class, args.fill)
-    if args.labels.exists() and not args.overwrite:
-        raise ConfigError(f"{args.labels} exists already: name another file, or add --overwrite.")
     if args.batch_size < 1 or args.workers < 0:
         raise ConfigError("--batch-size must be 1 or more, and --workers 0 or more.")
+    if args.max_unreadable < 0:
+        raise ConfigError(f"--max-unreadable is {args.max_unreadable}; give 0 or more.")
     check_device(args.device, 1)
     classes = None
     if args.classes is not None:
         is_folder = Path(args.classes).is_dir()
         classes = FolderSource(args.classes).classes if is_folder else read_list(args.classes)
+    predictions = Path(f"{args.labels}.predictions")
+    _check_outputs(args.labels, predictions, args.overwrite)
     setup_logger(name="lambda_det")
+    images = list_images(args.images)
     teacher = load_teacher(args.teacher, weights=args.weights, classes=classes, device=args.device)
     print(f"Teacher: {teacher.description}, {len(teacher.classes)} classes")
-    predictions = args.labels.with_name(args.labels.name + ".predictions")
     predict(
         teacher,
-        args.images,
+        images,
         predictions,
         batch_size=args.batch_size,
         workers=args.workers,
         max_unreadable=args.max_unreadable,
     )
-    counts = select(predictions, args.images, args.labels, teacher, choice)
+    counts = select(predictions, images, args.labels, teacher, choice)
     print(
         f"{counts.sum()} labels in {args.labels}: {counts.min()} to {counts.max()} for a class, "
         f"{(counts == 0).sum()} classes without any"

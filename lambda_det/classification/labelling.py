@@ -6,8 +6,11 @@ class.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,19 +23,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from lambda_det.classification.data.folder import FileSource, image_files
 from lambda_det.classification.data.names import PackedNames
-from lambda_det.classification.data.pseudo_labels import (
-    write_pseudo_labels,
-)
+from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
 from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.classification.teacher import Teacher
 from lambda_det.engine.precision import Precision
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.modeling.weights import replace_file
 
-__all__ = ["Choice", "predict", "select"]
+__all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
 
 logger = logging.getLogger(__name__)
 
-_HEAD = "# lambda_det predictions 1\t"
+_HEAD = "# lambda_det predictions 1 "
+_LINE = re.compile(rb"(-1|[0-9]+)\t([01](?:\.[0-9]+)?)\n")
+_ROW = np.dtype([("label", np.int64), ("confidence", np.float64)])
 _SECONDS_BETWEEN_LINES = 10
 
 
@@ -59,6 +63,42 @@ class Choice:
             raise ConfigError("--fill fills the classes up to --per-class images; give that, too.")
 
 
+@dataclass(frozen=True)
+class Unlabelled:
+    """Images to label.
+
+    Attributes:
+        root: the folder that names start from, as an absolute path.
+        names: paths of the images, sorted.
+        sha256: of the names.
+    """
+
+    root: str
+    names: PackedNames
+    sha256: str
+
+
+def list_images(root: str) -> Unlabelled:
+    """All images below a folder, at any depth.
+
+    Raises:
+        DataError: there is no such folder, or no image in it.
+    """
+    if not os.path.isdir(root):
+        raise DataError(f"There is no image folder {root}.")
+    digest = hashlib.sha256()
+
+    def digested() -> Iterator[str]:
+        for name in sorted(image_files(root)):
+            digest.update(os.fsencode(name) + b"\0")  # which no name has in it
+            yield name
+
+    names = PackedNames(digested())
+    if not len(names):
+        raise DataError(f"There are no images in {root}.")
+    return Unlabelled(os.path.abspath(root), names, digest.hexdigest())
+
+
 class _Images(Dataset):
     """Images for the teacher; None for one that cannot be read."""
 
@@ -75,37 +115,35 @@ class _Images(Dataset):
 
 def predict(
     teacher: Teacher,
-    root: str,
+    images: Unlabelled,
     predictions: Path,
     *,
     batch_size: int,
     workers: int,
     max_unreadable: int,
 ) -> None:
-    """Let the teacher look at every image below ``root``, and go on where it was stopped.
+    """Let the teacher look at every image, and go on where it was stopped.
 
     Args:
         teacher: whom to ask.
-        root: folder of images, at any depth.
+        images: what to ask about.
         predictions: file of one line for each image, which grows batch by batch.
         batch_size: images at a time.
         workers: loader processes.
         max_unreadable: images that may be skipped, each named in the log.
 
     Raises:
-        DataError: there are no images, more cannot be read than may be, or the file is of another
-            teacher or other images.
+        DataError: more images cannot be read than may be, or the file is of another teacher or
+            other images, or damaged.
+        WeightsError: the teacher's scores are not finite.
     """
-    names = PackedNames(sorted(image_files(root)))
-    if not len(names):
-        raise DataError(f"There are no images in {root}.")
-    head = f"{_HEAD}{teacher.description}\t{os.path.abspath(root)}\t{len(names)} images"
-    done = _resume(predictions, head, len(names))
+    names = images.names
+    done = _resume(predictions, _head(teacher, images), len(names), len(teacher.classes))
     if done:
         logger.info(f"{done} of {len(names)} images are in {predictions} already")
     if done == len(names):
         return
-    source = FileSource(root, names, np.zeros(len(names), np.int64), teacher.classes)
+    source = FileSource(images.root, names, np.zeros(len(names), np.int64), teacher.classes)
     loader = DataLoader(
         _Images(source, TestTransform(teacher.cfg)),
         batch_size=batch_size,
@@ -133,28 +171,66 @@ def predict(
             progress.show(done)
 
 
-def _resume(predictions: Path, head: str, images: int) -> int:
+def _head(teacher: Teacher, images: Unlabelled) -> dict[str, str]:
+    """All that the lines depend on."""
+    return {
+        "teacher": teacher.description,
+        "weights": teacher.sha256,
+        "input": f"{teacher.cfg.INPUT.SIZE} pixels, crop {teacher.cfg.INPUT.TEST_CROP}",
+        "root": images.root,
+        "images": f"{len(images.names)} with names of SHA-256 {images.sha256}",
+    }
+
+
+def _check_head(line: bytes, head: dict[str, str], predictions: Path) -> None:
+    try:
+        before = json.loads(line.decode().removeprefix(_HEAD))
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise DataError(
+            f"{predictions} does not begin as a file of predictions does: remove it, or give "
+            "another output."
+        )
+    for key, now in head.items():
+        if before.get(key) != now:
+            raise DataError(
+                f"{predictions} is of another teacher or of other images ({key} "
+                f"{before.get(key)!r}, and now {now!r}): remove it, or give another output."
+            )
+
+
+def _resume(predictions: Path, head: dict[str, str], images: int, classes: int) -> int:
     """How many images are done; the file then ends with a whole line."""
     if not predictions.exists():
         predictions.parent.mkdir(parents=True, exist_ok=True)
-        predictions.write_text(f"{head}\n", encoding="utf-8", errors="surrogateescape")
+        # JSON in ASCII, so that any path is one line
+        replace_file(predictions, lambda file: file.write(f"{_HEAD}{json.dumps(head)}\n".encode()))
         return 0
     with predictions.open("rb+") as file:
-        first = file.readline().decode("utf-8", errors="surrogateescape").rstrip("\n")
-        if first != head:
-            raise DataError(
-                f"{predictions} is of another teacher or of other images ({first!r:.200}, now it "
-                f"would be {head!r:.200}): remove it, or give another output."
-            )
+        _check_head(file.readline(), head, predictions)
         lines, end = 0, file.tell()
         for line in file:
             if not line.endswith(b"\n"):  # cut off by a kill
                 break
+            _parse(line, classes, predictions, lines + 2)  # better now than after days
             lines, end = lines + 1, end + len(line)
         file.truncate(end)
     if lines > images:
         raise DataError(f"{predictions} has more lines than there are images; remove it.")
     return lines
+
+
+def _parse(line: bytes, classes: int, predictions: Path, number: int) -> tuple[int, float]:
+    """Label and confidence out of a line, the ``number``-th of the file."""
+    match = _LINE.fullmatch(line)
+    if match and int(match[1]) < classes and float(match[2]) <= 1:
+        return int(match[1]), float(match[2])
+    raise DataError(
+        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is no class index "
+        f"below {classes} and confidence from 0 to 1, separated by a tab; remove the lines from "
+        "there on, or the file, and they are made again."
+    )
 
 
 @torch.no_grad()
@@ -168,6 +244,10 @@ def _lines(teacher: Teacher, images: list[np.ndarray | None]) -> Iterator[str]:
         with precision.autocast():
             scores = teacher.model({"images": torch.from_numpy(np.stack(there))})
         best = scores.softmax(1).max(1)
+        if not best.values.isfinite().all():
+            raise WeightsError(
+                f"The scores of {teacher.description} are not finite: take another teacher."
+            )
         labels, confidences = iter(best.indices.tolist()), iter(best.values.tolist())
     for image in images:
         yield "-1\t0\n" if image is None else f"{next(labels)}\t{next(confidences):.6f}\n"
@@ -191,13 +271,13 @@ class _Progress:
 
 
 def select(
-    predictions: Path, root: str, output: Path, teacher: Teacher, choice: Choice
+    predictions: Path, images: Unlabelled, output: Path, teacher: Teacher, choice: Choice
 ) -> np.ndarray:
     """Write the labels of the predictions that are sure enough, the same number for each class.
 
     Args:
         predictions: a complete file of :func:`predict`.
-        root: the folder that it was made of.
+        images: those that it was made of.
         output: the file of pseudo-labels to write.
         teacher: whose predictions they are.
         choice: which to take.
@@ -206,11 +286,16 @@ def select(
         How many lines each class has, int64 [classes].
 
     Raises:
-        DataError: no prediction is sure enough.
+        DataError: no prediction is sure enough, or the file is damaged or incomplete.
     """
-    names = PackedNames(sorted(image_files(root)))
-    table = np.loadtxt(predictions, skiprows=1, delimiter="\t", ndmin=2, comments=None)
-    labels, confidences = table[:, 0].astype(np.int64), table[:, 1]
+    names = images.names
+    table = _read(predictions, len(teacher.classes))
+    if len(table) != len(names):
+        raise DataError(
+            f"{predictions} has {len(table)} predictions of {len(names)} images; let the teacher "
+            "label the others first."
+        )
+    labels, confidences = table["label"], table["confidence"]
     chosen = _choose(labels, confidences, len(teacher.classes), choice)
     if not len(chosen):
         raise DataError(
@@ -222,9 +307,17 @@ def select(
         ((names[int(i)], int(labels[i]), float(confidences[i])) for i in chosen),
         classes=teacher.classes,
         teacher=teacher.description,
-        root=os.path.abspath(root),
+        root=images.root,
     )
     return np.bincount(labels[chosen], minlength=len(teacher.classes))
+
+
+def _read(predictions: Path, classes: int) -> np.ndarray:
+    """The rows of a file, [images] of label and confidence."""
+    with predictions.open("rb") as file:
+        file.readline()
+        rows = (_parse(line, classes, predictions, n) for n, line in enumerate(file, start=2))
+        return np.fromiter(rows, _ROW)
 
 
 def _choose(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from detectron2.config import CfgNode
 from torch import nn
 
@@ -15,11 +16,23 @@ from lambda_det.classification.config import get_classification_config
 from lambda_det.classification.model import PixelClassifier
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling import create_classifier
+from lambda_det.modeling.provenance import checksum, initial_weights
+from lambda_det.modeling.weight_names import listed, tensors_only
 from lambda_det.modeling.weights import read_checkpoint
 
 __all__ = ["Teacher", "load_teacher"]
 
 _TIMM = "timm:"
+_RECIPE = (
+    "model",
+    "options",
+    "num_classes",
+    "classes",
+    "pixel_mean",
+    "pixel_std",
+    "image_size",
+    "config",
+)
 
 
 @dataclass(frozen=True)
@@ -29,13 +42,15 @@ class Teacher:
     Attributes:
         model: on its device, in evaluation mode.
         classes: names by index of the score.
-        description: one line on what it is.
+        description: one line on what it is, with the beginning of ``sha256``.
+        sha256: checksum of its weights and of the mean and deviation of its pixels.
         cfg: of the images that it wants, in INPUT, and of its device.
     """
 
     model: PixelClassifier
     classes: list[str]
     description: str
+    sha256: str
     cfg: CfgNode
 
 
@@ -52,7 +67,8 @@ def load_teacher(
         device: "cpu", "cuda", ...
 
     Raises:
-        ConfigError: there is no such timm model, or the classes are not as many as its scores.
+        ConfigError: there is no such timm model, or the classes are not as many as its scores, or
+            others than a checkpoint was trained on.
         WeightsError: the weights cannot be had or don't fit.
     """
     if teacher.startswith(_TIMM):
@@ -74,7 +90,20 @@ def load_teacher(
             f"{teacher} knows {count} classes, and {len(names)} were named; take a teacher of the "
             "same classes as the student's data."
         )
-    return Teacher(model, names, description, cfg)
+    if not teacher.startswith(_TIMM):  # a timm model's own names are only what is usual
+        _check_names(teacher, own_classes, names)
+    pixels = {"pixel_mean": model.pixel_mean, "pixel_std": model.pixel_std}
+    sha256 = checksum({**model.state_dict(), **pixels})
+    return Teacher(model, names, f"{description} ({sha256[:12]})", sha256, cfg)
+
+
+def _check_names(teacher: str, own: Sequence[str], named: Sequence[str]) -> None:
+    for label, (there, here) in enumerate(zip(own, named, strict=True)):
+        if there != here:
+            raise ConfigError(
+                f"Class {label} of {teacher} is {there!r}, and of --classes {here!r}: leave "
+                "--classes out, or take a teacher of the same classes as the student's data."
+            )
 
 
 def _input_config(size: int, crop: float, device: str) -> CfgNode:
@@ -87,26 +116,44 @@ def _input_config(size: int, crop: float, device: str) -> CfgNode:
 
 def _from_checkpoint(path: str, device: str) -> tuple[PixelClassifier, list[str], str, CfgNode]:
     checkpoint = read_checkpoint(path)
-    recipe: dict[str, Any] | None = checkpoint.get("recipe")
-    if recipe is None:
+    recipe = checkpoint.get("recipe")
+    if not isinstance(recipe, Mapping):
         raise WeightsError(
             f"{path} does not say what it is of: a teacher is a checkpoint of "
             "tools/train_imagenet.py, or timm:NAME."
         )
-    classifier = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
-    kind = "ema" if "ema" in checkpoint else "raw"
-    state = checkpoint["ema"]["model"] if kind == "ema" else checkpoint["model"]
+    lacking = [name for name in _RECIPE if name not in recipe]
+    if lacking:
+        raise WeightsError(
+            f"The recipe in {path} lacks {listed(lacking)}: it cannot be used as a teacher."
+        )
     try:
-        classifier.load_state_dict(state)
+        classifier = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
+    except (ConfigError, TypeError) as error:  # an option that is not there any more
+        raise WeightsError(
+            f"{path} is of a model that cannot be made here: {' '.join(str(error).split())}"
+        ) from error
+    state, which = initial_weights(checkpoint)
+    try:
+        classifier.load_state_dict(tensors_only(state, path))
     except RuntimeError as error:
         raise WeightsError(
-            f"The {kind} weights in {path} are not those of {recipe['model']}, which it names."
+            f"{path} names {recipe['model']}, and {which} in it are not of that."
         ) from error
-    trained = CfgNode.load_cfg(recipe["config"])
-    cfg = _input_config(recipe["image_size"], trained.INPUT.TEST_CROP, device)
+    cfg = _input_config(recipe["image_size"], _test_crop(recipe, path), device)
     model = PixelClassifier(classifier, recipe["pixel_mean"], recipe["pixel_std"])
-    description = f"{recipe['model']}, {kind} weights of {Path(path).name}"
+    description = f"{recipe['model']}, {which} of {Path(path).name}"
     return model.to(device).eval(), recipe["classes"], description, cfg
+
+
+def _test_crop(recipe: Mapping[str, Any], path: str) -> float:
+    try:
+        return CfgNode.load_cfg(recipe["config"]).INPUT.TEST_CROP
+    except (yaml.YAMLError, AttributeError) as error:
+        raise WeightsError(
+            f"The configuration in the recipe of {path} has no INPUT.TEST_CROP: it cannot be used "
+            "as a teacher."
+        ) from error
 
 
 def _from_timm(
@@ -119,8 +166,9 @@ def _from_timm(
         network = timm.create_model(name, pretrained=weights is None)
     except (RuntimeError, ValueError, OSError) as error:
         # OSError: no connection; RuntimeError: no such model, or none with weights
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"timm gives no {name} ({str(error).strip().splitlines()[0]}): check the name, or "
+            f"timm gives no {name} ({reason}): check the name, or "
             "download its weights elsewhere and name the file by --weights."
         ) from error
     if weights is not None:

@@ -1,5 +1,8 @@
 """Teachers, their predictions, and the choice among them."""
 
+import copy
+import dataclasses
+import hashlib
 import shutil
 
 import numpy as np
@@ -10,7 +13,7 @@ import torch
 from lambda_det.classification import run
 from lambda_det.classification.data import build_sources
 from lambda_det.classification.data.pseudo_labels import read_pseudo_labels
-from lambda_det.classification.labelling import Choice, _choose, predict, select
+from lambda_det.classification.labelling import Choice, _choose, list_images, predict, select
 from lambda_det.classification.teacher import load_teacher
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from tests.classification.tiny import COLOURS, RECIPE, make_pictures
@@ -49,8 +52,8 @@ OPTIONS = {"batch_size": 2, "workers": 0, "max_unreadable": 1}
 
 def test_a_teachers_labels_are_right_and_training_takes_them(teacher, unlabelled, tmp_path, recipe):
     predictions, labels = tmp_path / "labels.predictions", tmp_path / "labels.tsv"
-    predict(teacher, str(unlabelled), predictions, **OPTIONS)
-    counts = select(predictions, str(unlabelled), labels, teacher, Choice(0.0))
+    predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
+    counts = select(predictions, list_images(str(unlabelled)), labels, teacher, Choice(0.0))
     assert counts.tolist() == [3, 3, 3]  # all but the broken one
     read = read_pseudo_labels(labels)
     assert read.classes == sorted(COLOURS)
@@ -71,7 +74,7 @@ def test_predictions_are_those_of_the_averaged_network(teacher, checkpoint, unla
     network = lambda_det.create_classifier("lambda_resnet26", 3, **options).eval()
     network.load_state_dict(content["ema"]["model"])
     predictions = tmp_path / "p"
-    predict(teacher, str(unlabelled), predictions, **OPTIONS)
+    predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
     lines = predictions.read_text().splitlines()[1:]
     names = sorted(str(p.relative_to(unlabelled)) for p in unlabelled.rglob("*.jpg"))
     assert len(lines) == len(names) == 10
@@ -92,7 +95,7 @@ def test_predictions_are_those_of_the_averaged_network(teacher, checkpoint, unla
 
 def test_stopped_it_continues_where_it_was(teacher, unlabelled, tmp_path, monkeypatch):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    predict(teacher, str(unlabelled), whole, **OPTIONS)
+    predict(teacher, list_images(str(unlabelled)), whole, **OPTIONS)
     stopped.write_bytes(whole.read_bytes()[:-7])  # killed within a line
     asked = []
     original = type(teacher.model).forward
@@ -101,26 +104,114 @@ def test_stopped_it_continues_where_it_was(teacher, unlabelled, tmp_path, monkey
         "forward",
         lambda self, batch: asked.append(len(batch["images"])) or original(self, batch),
     )
-    predict(teacher, str(unlabelled), stopped, **OPTIONS)
+    predict(teacher, list_images(str(unlabelled)), stopped, **OPTIONS)
     assert stopped.read_bytes() == whole.read_bytes()
     assert asked == [1]
-    predict(teacher, str(unlabelled), stopped, **OPTIONS)
+    predict(teacher, list_images(str(unlabelled)), stopped, **OPTIONS)
     assert asked == [1]
 
 
 def test_predictions_of_other_images_are_not_continued(teacher, unlabelled, tmp_path):
     predictions = tmp_path / "p"
-    predict(teacher, str(unlabelled), predictions, **OPTIONS)
+    predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
     before = predictions.read_bytes()
-    (unlabelled / "broken.jpg").unlink()
-    with pytest.raises(DataError, match="of other images"):
-        predict(teacher, str(unlabelled), predictions, **OPTIONS)
+    (unlabelled / "broken.jpg").rename(unlabelled / "abroken.jpg")  # as many, in another order
+    with pytest.raises(DataError, match=r"of other images.*images '10 with names"):
+        predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
     assert predictions.read_bytes() == before
+
+
+def test_the_hash_of_names_tells_them_apart(tmp_path):
+    for folder, names in {"a": ["1.jpg", "2.jpg"], "b": ["1.jpg2.jpg"]}.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).touch()
+    a, b = list_images(str(tmp_path / "a")), list_images(str(tmp_path / "b"))
+    assert a.sha256 == hashlib.sha256(b"1.jpg\0002.jpg\0").hexdigest() != b.sha256
+    assert [a.names[0], a.names[1]] == ["1.jpg", "2.jpg"]
+
+
+def test_predictions_of_another_teacher_are_not_continued(
+    teacher, checkpoint, unlabelled, tmp_path
+):
+    """One of the same model, from a file of the same name, or of the same for other images."""
+    predictions, images = tmp_path / "p", list_images(str(unlabelled))
+    predict(teacher, images, predictions, **OPTIONS)
+    content = torch.load(checkpoint, weights_only=True)
+    next(iter(content["ema"]["model"].values())).mul_(1.001)
+    torch.save(content, tmp_path / checkpoint.name)
+    other = load_teacher(str(tmp_path / checkpoint.name), weights=None, classes=None, device="cpu")
+    assert other.description != teacher.description
+    cropped = teacher.cfg.clone()
+    cropped.INPUT.TEST_CROP = 0.5
+    larger = teacher.cfg.clone()
+    larger.INPUT.SIZE = 64
+    others = {
+        "teacher": other,
+        "weights": dataclasses.replace(teacher, sha256=other.sha256),
+        "input '32 pixels, crop 0.875'": dataclasses.replace(teacher, cfg=cropped),
+        "and now '64 pixels": dataclasses.replace(teacher, cfg=larger),
+    }
+    before = predictions.read_bytes()
+    for word, different in others.items():
+        with pytest.raises(DataError, match=f"of another teacher.*{word}"):
+            predict(different, images, predictions, **OPTIONS)
+    assert predictions.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line", ["3\t0.5", "0\t1.5", "-2\t0", "0", "0\t0.5\t1", "a\t0.5", "0\tnan", "", "\0\0"]
+)
+def test_a_damaged_line_is_named(teacher, unlabelled, tmp_path, line):
+    predictions, images = tmp_path / "p", list_images(str(unlabelled))
+    predict(teacher, images, predictions, **OPTIONS)
+    lines = predictions.read_text().splitlines()
+    lines[3] = line
+    predictions.write_text("\n".join(lines) + "\n")
+    before = predictions.read_bytes()
+    for work in (
+        lambda: predict(teacher, images, predictions, **OPTIONS),
+        lambda: select(predictions, images, tmp_path / "l", teacher, Choice(0.0)),
+    ):
+        with pytest.raises(DataError, match="p, line 4: "):
+            work()
+    assert predictions.read_bytes() == before
+
+
+def test_a_file_that_holds_no_predictions(teacher, unlabelled, tmp_path):
+    images = list_images(str(unlabelled))
+    for head in (b"", b"\xff\n", b"5\n", b"name\t0\n"):
+        (tmp_path / "p").write_bytes(head)
+        with pytest.raises(DataError, match="does not begin as"):
+            predict(teacher, images, tmp_path / "p", **OPTIONS)
+        assert (tmp_path / "p").read_bytes() == head
+    (tmp_path / "p").write_text("# head\n0\t0.75\n")
+    with pytest.raises(DataError, match="has 1 predictions of 10 images"):
+        select(tmp_path / "p", images, tmp_path / "l", teacher, Choice(0.0))
+
+
+def test_scores_that_are_not_finite_end_it(teacher, unlabelled, tmp_path):
+    model = copy.deepcopy(teacher.model)
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(WeightsError, match="not finite"):
+        predict(
+            dataclasses.replace(teacher, model=model),
+            list_images(str(unlabelled)),
+            tmp_path / "p",
+            **OPTIONS,
+        )
+    assert (tmp_path / "p").read_text().count("\n") == 1
 
 
 def test_too_many_broken_images_end_it(teacher, unlabelled, tmp_path):
     with pytest.raises(DataError, match="--max-unreadable is 0"):
-        predict(teacher, str(unlabelled), tmp_path / "p", **{**OPTIONS, "max_unreadable": 0})
+        predict(
+            teacher,
+            list_images(str(unlabelled)),
+            tmp_path / "p",
+            **{**OPTIONS, "max_unreadable": 0},
+        )
 
 
 LABELS = np.array([0, 1, 0, 0, -1, 1, 0])
@@ -155,7 +246,7 @@ def test_choices_that_cannot_be(arguments, word):
 def test_nothing_sure_enough(teacher, unlabelled, tmp_path):
     (tmp_path / "p").write_text("# head\n" + "0\t0.75\n" * 10)
     with pytest.raises(DataError, match=r"is 0\.750\); lower --threshold"):
-        select(tmp_path / "p", str(unlabelled), tmp_path / "l", teacher, Choice(0.8))
+        select(tmp_path / "p", list_images(str(unlabelled)), tmp_path / "l", teacher, Choice(0.8))
     assert not (tmp_path / "l").exists()
 
 
@@ -211,3 +302,69 @@ def test_teachers_that_cannot_be(timm_weights, checkpoint, tmp_path, capsys):
     with pytest.raises(WeightsError, match="could run a program"):
         load("timm:resnet10t", weights=str(tmp_path / "program.pth"))
     assert "it ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "options",
+        "num_classes",
+        "classes",
+        "pixel_mean",
+        "pixel_std",
+        "image_size",
+        "config",
+    ],
+)
+def test_a_recipe_without_a_key(checkpoint, tmp_path, key):
+    content = torch.load(checkpoint, weights_only=True)
+    del content["recipe"][key]
+    torch.save(content, tmp_path / "c.pth")
+    with pytest.raises(WeightsError, match=rf"c\.pth lacks {key}: "):
+        load_teacher(str(tmp_path / "c.pth"), weights=None, classes=None, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("options", {"colour": "red"}, "cannot be made here.*colour"),
+        ("model", "lambda_resnet9", "cannot be made here.*lambda_resnet9"),
+        ("model", "lambda_resnet50", "the averaged .* in it are not of that"),
+        ("config", "INPUT: {SIZE: 32}", "no INPUT.TEST_CROP"),
+        ("config", "INPUT: {", "no INPUT.TEST_CROP"),
+    ],
+)
+def test_a_recipe_that_cannot_be(checkpoint, tmp_path, key, value, words):
+    content = torch.load(checkpoint, weights_only=True)
+    content["recipe"][key] = value
+    torch.save(content, tmp_path / "c.pth")
+    with pytest.raises(WeightsError, match=words):
+        load_teacher(str(tmp_path / "c.pth"), weights=None, classes=None, device="cpu")
+
+
+def test_other_pixel_settings_are_another_teacher(teacher, checkpoint, tmp_path):
+    content = torch.load(checkpoint, weights_only=True)
+    content["recipe"]["pixel_std"][0] += 1
+    torch.save(content, tmp_path / "c.pth")
+    other = load_teacher(str(tmp_path / "c.pth"), weights=None, classes=None, device="cpu")
+    assert other.sha256 != teacher.sha256
+    assert f"({other.sha256[:12]})" in other.description
+
+
+def test_a_checkpoints_classes_are_not_renamed(teacher, checkpoint):
+    def load(classes):
+        return load_teacher(str(checkpoint), weights=None, classes=classes, device="cpu")
+
+    assert load(["blue", "green", "red"]).sha256 == teacher.sha256
+    with pytest.raises(ConfigError, match=r"Class 1 of .* is 'green', and of --classes 'red'"):
+        load(["blue", "red", "green"])
+
+
+def test_an_error_of_timm_without_a_text(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(ConfigError, match=r"gives no resnet18 \(RuntimeError\)"):
+        load_teacher("timm:resnet18", weights=None, classes=None, device="cpu")

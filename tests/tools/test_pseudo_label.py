@@ -38,6 +38,8 @@ def test_it_labels_and_does_not_overwrite(words, tmp_path, capsys):
         (["--threshold", "2"], "--threshold"),
         (["--fill"], "--per-class"),
         (["--batch-size", "0"], "--batch-size"),
+        (["--workers", "-1"], "--workers"),
+        (["--max-unreadable", "-1"], "is -1; give 0 or more"),
         (["--device", "tpu9"], "device"),
         (["--classes", "nowhere.txt"], "nowhere.txt"),
     ],
@@ -47,3 +49,43 @@ def test_mistakes_are_one_sentence(words, tmp_path, capsys, more, word):
     error = capsys.readouterr().err
     assert error.startswith("error: ") and word in error and error.count("\n") == 1
     assert not (tmp_path / "labels.tsv").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+@pytest.mark.parametrize(
+    ("labels", "word"),
+    [
+        ("weights.pth/labels.tsv", "cannot be written"),
+        ("weights.pth/deeper/labels.tsv", "cannot be written"),
+        ("train", "train is a folder"),
+        (".", ". is a folder"),
+        ("taken", "taken.predictions is a folder"),
+    ],
+)
+def test_labels_that_cannot_be_written(words, tmp_path, capsys, monkeypatch, labels, word, more):
+    (tmp_path / "taken.predictions").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tool, "load_teacher", None)  # before anything is computed
+    before = sorted(tmp_path.rglob("*"))
+    words[2] = labels
+    assert tool.main([*words, *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and word in error and error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_read_only_folder(words, capsys, monkeypatch):
+    monkeypatch.setattr(tool, "load_teacher", None)
+    monkeypatch.setattr(tool.os, "access", lambda path, mode: False)  # root may write anywhere
+    assert tool.main(words) == 2
+    assert "read-only" in capsys.readouterr().err
+
+
+def test_a_missing_image_folder(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tool, "load_teacher", None)
+    words[1] = str(tmp_path / "nowhere")
+    assert tool.main(words) == 2
+    assert capsys.readouterr().err == f"error: There is no image folder {words[1]}.\n"
+    (tmp_path / "nowhere").mkdir()
+    assert tool.main(words) == 2
+    assert capsys.readouterr().err == f"error: There are no images in {words[1]}.\n"
