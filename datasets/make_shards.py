@@ -28,6 +28,8 @@ copied as they are, in an order that the seed decides.
 def make(folder: Path, out: Path, images_per_shard: int, seed: int) -> None:
     if images_per_shard < 1:
         raise ConfigError(f"--images-per-shard is {images_per_shard}; give 1 or more.")
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; give 0 or more.")
     if out.exists():
         raise DataError(f"{out} exists already; name another folder.")
     source = FolderSource(folder)

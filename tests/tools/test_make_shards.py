@@ -111,3 +111,8 @@ def test_help(capsys):
         main(["--help"])
     printed = capsys.readouterr().out
     assert "--images-per-shard" in printed and "DATA.FORMAT shards" in printed
+
+
+def test_a_seed_below_zero(folder, tmp_path, capsys):
+    assert main([str(folder), str(tmp_path / "out"), "--seed", "-1"]) == 2
+    assert "--seed is -1" in capsys.readouterr().err

@@ -135,6 +135,5 @@ def _entries(folder: str | Path) -> list[tuple[str, bool]]:
             return [(e.name, e.is_dir()) for e in entries if not e.name.startswith(".")]
     except OSError as error:  # links that go round in circles are one, too
         raise DataError(
-            f"The image folder {folder} cannot be read ({error.strerror}); check the DATA section "
-            "of the configuration."
+            f"The image folder {folder} cannot be read ({error.strerror}); check its path."
         ) from error

@@ -13,7 +13,7 @@ from typing import Any
 from lambda_det.classification.data.folder import is_image
 from lambda_det.errors import DataError
 
-_VERSION = 1
+_VERSION = 2
 _BLOCK = 512  # of the tar format, in bytes
 
 
@@ -88,7 +88,10 @@ def _make(shard: Path, size: int) -> ShardIndex:
             for member in tar:
                 last = member.name
                 end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-                if not member.isreg():
+                # Hidden ones, as macOS leaves beside each file, are none of the images
+                if not member.isreg() or any(
+                    part.startswith(".") and part != "." for part in member.name.split("/")
+                ):
                     continue
                 if member.name.endswith(".cls"):
                     classes[_key(member.name)] = _class_of(tar.extractfile(member).read())

@@ -13,6 +13,7 @@ import torch
 from lambda_det.classification.data.decode import decode_image
 from lambda_det.classification.data.names import PackedNames
 from lambda_det.classification.data.shard_index import read_index
+from lambda_det.classification.data.subset import read_list
 from lambda_det.errors import DataError
 
 _CLASSES_FILE = "classes.txt"
@@ -145,7 +146,14 @@ def _shard_files(root: Path) -> list[Path]:
 def _class_names(root: Path, found: list[str | int]) -> list[str]:
     file = root / _CLASSES_FILE
     if file.is_file():
-        return file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        names = read_list(file)
+        seen = {""}
+        for number, name in enumerate(names, start=1):
+            if name.strip() in seen:
+                what = f"names {name!r} again" if name.strip() else "holds no name"
+                raise DataError(f"{file}, line {number}, {what}; it must hold each class once.")
+            seen.add(name.strip())
+        return names
     if any(isinstance(label, int) for label in found):
         raise DataError(
             f"The shards in {root} number their classes; name them in {file}, one on each line."

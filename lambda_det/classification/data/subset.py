@@ -137,7 +137,7 @@ def read_list(path: str | Path) -> list[str]:
         text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise DataError(f"The list {path} cannot be read ({error.strerror}).") from error
-    return text.split("\n")[:-1]
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def check_held_out(path: str | Path, source: Source) -> None:

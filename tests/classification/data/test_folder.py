@@ -64,7 +64,7 @@ def test_links_that_go_round_in_circles(make_folder):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match=r"nowhere cannot be read \(No such file.*DATA section"):
+    with pytest.raises(DataError, match=r"nowhere cannot be read \(No such file.*check its path"):
         FolderSource(tmp_path / "nowhere")
 
 

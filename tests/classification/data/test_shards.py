@@ -63,6 +63,7 @@ def test_classes_labels_names_and_pixels(two_shards):
 
 def test_other_members_and_files_are_ignored(tmp_path):
     members = {"./owl/0.png": png(0), "owl/0.json": b"{}", "readme.txt": b"", "owl/1.png": png(1)}
+    members |= {"owl/._0.png": b"of macOS", ".cache/2.png": png(2)}
     write_tar(tmp_path / "deep" / "er" / "a.tar", members)
     write_tar(tmp_path / ".hidden.tar", {"ant/9.png": png(9)})
     (tmp_path / "a.txt").touch()
@@ -115,6 +116,19 @@ def test_the_file_of_classes_says_their_order(two_shards):
     assert source.labels.tolist() == [0, 2, 0, 1]
     (two_shards / "classes.txt").write_text("owl\nant\n")
     with pytest.raises(DataError, match=r"a\.tar/bee/x/1\.png is of class 'bee', which is not"):
+        ShardSource(two_shards)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("owl\n\nant\nbee\n", "line 2, holds no name"),
+        ("owl\nant\nowl\n", "line 3, names 'owl' again"),
+    ],
+)
+def test_a_file_of_classes_that_cannot_be(two_shards, text, words):
+    (two_shards / "classes.txt").write_text(text)
+    with pytest.raises(DataError, match=rf"classes\.txt, {words}"):
         ShardSource(two_shards)
 
 

@@ -132,3 +132,12 @@ def test_held_out_images_that_have_changed(tmp_path, indices, first):
     check_held_out(path, Subset(source, np.array([3, 5])))
     with pytest.raises(DataError, match=rf"held_out\.txt.*\({first} is the first.*OUTPUT_DIR"):
         check_held_out(path, Subset(source, np.array(indices)))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("a\nb\n", ["a", "b"]), ("a\nb", ["a", "b"]), ("a\r\nb\r\n", ["a", "b"]), ("", [])],
+)
+def test_lists_that_people_write(tmp_path, text, names):
+    (tmp_path / "list.txt").write_bytes(text.encode())
+    assert read_list(tmp_path / "list.txt") == names
