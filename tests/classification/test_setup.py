@@ -375,6 +375,7 @@ def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monke
 
 def test_synthetic_data_need_none(arguments, folder):
     words = ("SOLVER.EPOCHS", 2e-5, "SOLVER.WARMUP_EPOCHS", 0, "DATA.TRAIN", "", "DATA.VAL", "")
+    words += ("SOLVER.EMA_DECAY", 0, "TEST.IMS_PER_BATCH", 2000)  # of 50 000 images
     run(
         arguments(
             "--synthetic-data", *words, "MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0

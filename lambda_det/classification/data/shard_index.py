@@ -89,9 +89,15 @@ def _make(shard: Path, size: int) -> ShardIndex:
                 last = member.name
                 end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
                 # Hidden ones, as macOS leaves beside each file, are none of the images
-                if not member.isreg() or any(
-                    part.startswith(".") and part != "." for part in member.name.split("/")
-                ):
+                parts = member.name.split("/")
+                if member.isdir() or any(part.startswith(".") and part != "." for part in parts):
+                    continue
+                if (member.islnk() or member.issym()) and is_image(member.name):
+                    raise DataError(
+                        f"{shard}/{member.name} is a link to {member.linkname} and holds no image; "
+                        "make the shard again with the files themselves."
+                    )
+                if not member.isreg():
                     continue
                 if member.name.endswith(".cls"):
                     classes[_key(member.name)] = _class_of(tar.extractfile(member).read())

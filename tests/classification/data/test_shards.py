@@ -119,6 +119,17 @@ def test_the_file_of_classes_says_their_order(two_shards):
         ShardSource(two_shards)
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_is_not_left_out_in_silence(tmp_path, kind):
+    path = write_tar(tmp_path / "a.tar", {"owl/0.png": png(0)})
+    with tarfile.open(path, "a") as tar:
+        member = tarfile.TarInfo("owl/1.png")
+        member.type, member.linkname = kind, "owl/0.png"
+        tar.addfile(member)
+    with pytest.raises(DataError, match=r"a\.tar/owl/1\.png is a link to owl/0\.png"):
+        ShardSource(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
