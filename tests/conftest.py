@@ -1,3 +1,4 @@
+import logging
 import os
 import random
 
@@ -15,3 +16,14 @@ def fixed_seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    """A run sets up its log for its process, which here has other tests to come."""
+    yield
+    for name in ("fvcore", "detectron2", "lambda_det"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True

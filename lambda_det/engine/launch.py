@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -137,6 +138,12 @@ def _spawned(local_rank, main, args, kind, world_size, url, errors) -> None:
     except UserError as error:
         errors.put(error)  # for the parent, who says it once
         sys.exit(2)
+    # The work is done. In an orderly end a thread of PyTorch's may still abort the process, and the
+    # parent would take that for a failure.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _join_torchrun(main, args, device) -> None:

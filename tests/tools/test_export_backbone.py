@@ -97,7 +97,7 @@ def test_the_backbone_of_a_detector(checkpoint, config, tmp_path, capsys):
     names = {n.replace("backbone.", "backbone.bottom_up."): t for n, t in model.items()}
     torch.save({"model": names, "trainer": {}}, tmp_path / "detector.pth")
     source = str(tmp_path / "detector.pth")
-    assert tool.main([source, str(tmp_path / "a.pth")]) == 0
+    assert tool.main([source, str(tmp_path / "a.pth")]) == 1
     out = capsys.readouterr().out
     assert "verified: no" in out and "as in the detector's configuration" in out
     assert tool.main([source, str(tmp_path / "b.pth"), "--verify-config", config]) == 0
