@@ -1,9 +1,20 @@
 """Runs of a tiny recipe on tiny pictures."""
 
+from functools import partial
+
 import pytest
 
 from lambda_det.classification import load_recipe, parser
+from lambda_det.engine import run_log
 from tests.classification.tiny import RECIPE, make_pictures
+
+
+@pytest.fixture(autouse=True)
+def logs_reach_pytest(monkeypatch):
+    """Detectron2's logs keep to their own handlers, which caplog is none of."""
+    monkeypatch.setattr(
+        run_log, "setup_logger", partial(run_log.setup_logger, enable_propagation=True)
+    )
 
 
 @pytest.fixture(scope="session")

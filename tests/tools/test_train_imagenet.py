@@ -50,7 +50,7 @@ def _state(folder):
 # Statistics of all processes together, and nothing random in the network. The rate is low, since
 # steps on eight images amplify the last bit of a sum soon.
 ALIKE = ("MODEL.NORM", "SyncBN", "MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0)
-ALIKE += ("SOLVER.BASE_LR", 0.001, "LOG_PERIOD", 1)
+ALIKE += ("SOLVER.BASE_LR", 0.001, "LOG_PERIOD", 1, "TEST.PRECISE_BN_BATCHES", 99)
 
 
 def test_two_processes_train_as_one(words, tmp_path):
