@@ -21,7 +21,10 @@ setup(
     # the wheel.
     packages=[*find_packages(include=["lambda_det", "lambda_det.*"]), "lambda_det.configs"],
     package_dir={"lambda_det.configs": "configs"},
-    package_data={"lambda_det.configs": ["**/*.yaml", "**/*.py"]},
+    package_data={
+        "lambda_det.configs": ["**/*.yaml", "**/*.py"],
+        "lambda_det.layers.local": ["*.cpp"],
+    },
     # Detectron2 is not listed: it is not on PyPI, and a requirement with a git address would fail
     # wherever only a package registry can be reached. tools/install_detectron2.py brings it.
     install_requires=[

@@ -64,8 +64,15 @@ def content_lambda(normalized_keys: Tensor, values: Tensor) -> Tensor:
 
 
 def apply_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
-    """Apply lambdas [b, k, v] to queries [b, n, h, k]; returns [b, n, h, v] (Equation 2)."""
-    return torch.einsum("bnhk,bkv->bnhv", queries, lambdas.to(queries.dtype))
+    """Apply lambdas [b, k, v] to queries [b, n, h, k]; returns [b, n, h, v] (Equation 2).
+
+    The output is laid out as the queries are, channels last or a map per channel, without a copy.
+    """
+    lambdas = lambdas.to(queries.dtype)
+    if queries.stride(-1) == 1:
+        return torch.einsum("bnhk,bkv->bnhv", queries, lambdas)
+    maps = torch.matmul(lambdas.mT[:, None], queries.permute(0, 2, 3, 1))  # [b, h, v, n]
+    return maps.permute(0, 3, 1, 2)
 
 
 def masked_content_output(

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers.local import IMPLEMENTATIONS, choose, local_position_output
+from lambda_det.layers.local import (
+    IMPLEMENTATIONS,
+    choose,
+    compiled,
+    local_position_output,
+)
 from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH, Tiling, _chunks
 
 from . import reference
@@ -21,6 +26,14 @@ SIZES = {
     "several tiles": (1, (TILE_HEIGHT + 2, TILE_WIDTH + 3), 1, 2, 2, 1, (5, 7)),
 }
 
+NO_KERNEL = compiled.unsupported(torch.zeros(1), torch.zeros(1), torch.zeros(1))
+NAMES = [
+    pytest.param(name, marks=pytest.mark.skipif(bool(NO_KERNEL), reason=str(NO_KERNEL)))
+    if name == "compiled"
+    else name
+    for name in IMPLEMENTATIONS
+]
+OWN_BACKWARD = NAMES[:2]  # query_first and the kernel
 DEVICES = [
     "cpu",
     pytest.param(
@@ -37,7 +50,7 @@ def _inputs(size, dtype=torch.float64):
     return queries, values, embedding
 
 
-@pytest.mark.parametrize("name", ["auto", *IMPLEMENTATIONS])
+@pytest.mark.parametrize("name", ["auto", *NAMES])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_equals_definition_forward_and_backward(name, size):
     inputs = _inputs(size)
@@ -53,7 +66,7 @@ def test_equals_definition_forward_and_backward(name, size):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_equal_on_random_sizes(name):
     """Sizes nobody chose, against the dense form, which the definition has vouched for."""
     rng = torch.Generator().manual_seed(torch.initial_seed() % 2**31)
@@ -85,9 +98,10 @@ def test_equal_on_random_sizes(name):
             torch.testing.assert_close(got, want, msg=lambda text, size=size: f"{size}: {text}")
 
 
-def test_gradcheck_of_query_first():
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name):
     inputs = _inputs((1, (3, 4), 2, 2, 2, 2, (3, 5)))
-    assert torch.autograd.gradcheck(lambda *x: local_position_output(*x, "query_first"), inputs)
+    assert torch.autograd.gradcheck(lambda *x: local_position_output(*x, name), inputs)
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 5, 7, 100])
@@ -119,7 +133,7 @@ def test_query_first_in_small_chunks(monkeypatch):
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_translation_equivariance(name):
     """Shifting the input shifts the output, away from the border (Section 3.3)."""
     queries, values, embedding = _inputs((1, (12, 13), 2, 3, 4, 1, (5, 5)))
@@ -130,10 +144,12 @@ def test_translation_equivariance(name):
     torch.testing.assert_close(shifted[:, 4:-2, 5:-2], output.roll((2, 3), (1, 2))[:, 4:-2, 5:-2])
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("device", DEVICES)
 def test_lower_precision_stays_close(name, dtype, tolerance, device, monkeypatch):
+    if name == "compiled" and device == "cuda":
+        pytest.skip("a kernel of the CPU")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     exact = _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))
     exact = [x.detach().to(device, dtype).double() for x in exact]
@@ -149,7 +165,8 @@ def test_lower_precision_stays_close(name, dtype, tolerance, device, monkeypatch
         assert (a.double() - b).norm() <= tolerance * b.norm()
 
 
-def test_query_first_sums_in_float32():
+@pytest.mark.parametrize("name", OWN_BACKWARD)
+def test_sums_in_float32(name):
     """Many tiles add to each gradient; in bfloat16 the sums themselves would lose digits."""
     torch.manual_seed(0)
     exact = _inputs((1, (40, 40), 2, 4, 8, 1, (23, 23)))
@@ -157,31 +174,33 @@ def test_query_first_sums_in_float32():
     low = [x.detach().bfloat16().requires_grad_() for x in exact]
     grad = torch.randn(1, 40, 40, 2, 8).bfloat16()
     want = torch.autograd.grad(local_position_output(*exact, "query_first"), exact, grad.double())
-    got = torch.autograd.grad(local_position_output(*low, "query_first"), low, grad)
-    for name, a, b in zip(("queries", "values", "embedding"), got, want, strict=True):
+    got = torch.autograd.grad(local_position_output(*low, name), low, grad)
+    for kind, a, b in zip(("queries", "values", "embedding"), got, want, strict=True):
         error = ((a.double() - b).norm() / b.norm()).item()
-        assert error < 0.0033, name  # 0.0024 to 0.0029; 0.0037 and more with sums in bfloat16
+        assert error < 0.0033, kind  # 0.0024 to 0.0029; 0.0037 and more with sums in bfloat16
 
 
-def test_query_first_keeps_only_its_inputs():
+@pytest.mark.parametrize("name", OWN_BACKWARD)
+def test_only_the_inputs_are_kept(name):
     """Nothing of the size of the lambdas or of the scores is saved for the backward pass."""
     inputs = _inputs((1, (16, 16), 4, 8, 8, 1, (9, 9)), torch.float32)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: saved.append(x.numel()) or x, lambda x: x
     ):
-        local_position_output(*inputs, "query_first")
+        local_position_output(*inputs, name)
     assert sorted(saved) == sorted(x.numel() for x in inputs)
 
 
-def test_query_first_compiles_without_graph_break():
+@pytest.mark.parametrize("name", ["auto", *OWN_BACKWARD])
+def test_compiles_without_graph_break(name):
     inputs = _inputs((1, (9, 11), 2, 4, 4, 1, (5, 5)), torch.float32)
-    compiled = torch.compile(
-        lambda q, v, e: local_position_output(q, v, e, "query_first") * 2,
+    whole = torch.compile(
+        lambda q, v, e: local_position_output(q, v, e, name) * 2,
         backend="aot_eager",
         fullgraph=True,
     )
-    output, expected = compiled(*inputs), local_position_output(*inputs, "dense") * 2
+    output, expected = whole(*inputs), local_position_output(*inputs, "dense") * 2
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
     grad = torch.randn_like(output)
     for got, want in zip(
@@ -192,10 +211,23 @@ def test_query_first_compiles_without_graph_break():
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-def test_auto_takes_the_chosen_implementation(monkeypatch):
+def _choice(height, width, scope):
+    inputs = (torch.zeros(1, height, width, 1, 2), torch.zeros(1, height, width, 2, 1))
+    return choose(*inputs, torch.zeros(2, 1, scope, scope))
+
+
+def test_auto_takes_the_kernel_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(compiled, "_missing", lambda: None)
+    assert {_choice(4, 4, 7), _choice(64, 64, 23), _choice(14, 14, 27)} == {"compiled"}
+    meta = [x.to("meta") for x in _inputs((1, (64, 64), 1, 2, 2, 1, (3, 3)))]
+    assert choose(*meta) == "query_first"
+
+
+def test_auto_without_the_kernel(monkeypatch):
     """The choice follows from sizes alone, and every implementation but one is left alone."""
-    assert {choose(s, s, r, r) for s in (4, 8, 14) for r in (2 * s - 1,)} == {"dense"}
-    assert choose(14, 14, 5, 5) == choose(64, 64, 23, 23) == choose(15, 14, 23, 23) == "query_first"
+    monkeypatch.setattr(compiled, "_missing", lambda: "there is none")
+    assert {_choice(s, s, 2 * s - 1) for s in (4, 8, 14)} == {"dense"}
+    assert _choice(14, 14, 5) == _choice(64, 64, 23) == _choice(15, 14, 23) == "query_first"
     inputs = _inputs((1, (15, 14), 1, 2, 2, 1, (3, 3)))
     for name in IMPLEMENTATIONS:
         if name != "query_first":

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.functional import without_autocast
+from lambda_det.layers.local import compiled
 from lambda_det.layers.local.convolution import conv_output, depthwise_output
 from lambda_det.layers.local.dense import dense_output
 from lambda_det.layers.local.query_first import query_first_output
@@ -17,6 +18,7 @@ __all__ = ["IMPLEMENTATIONS", "check_implementation", "choose", "local_position_
 
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "query_first": query_first_output,
+    "compiled": compiled.compiled_output,
     "conv": conv_output,
     "depthwise": depthwise_output,
     "dense": dense_output,
@@ -32,21 +34,28 @@ def check_implementation(name: str) -> None:
         )
 
 
-# Up to so many positions the dense einsum is the faster one, forward and backward together, if the
-# scope reaches across the map; measured on the CPU (docs/layer.md).
+# Those that cannot run everywhere, with what says why
+_UNSUPPORTED: dict[str, Callable[[Tensor, Tensor, Tensor], str | None]] = {
+    "compiled": compiled.unsupported,
+}
+
+# Up to so many positions the dense einsum is faster than query_first, forward and backward
+# together, if the scope reaches across the map; measured on the CPU (docs/performance.md).
 DENSE_POSITIONS = 200
 
 
-def choose(height: int, width: int, scope_y: int, scope_x: int) -> str:
+def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
 
     Args:
-        height: of the map.
-        width: of the map.
-        scope_y: rows of the scope, cut down to the offsets that occur on the map.
-        scope_x: columns of the scope, likewise.
+        queries: [b, H, W, h, k].
+        values: [b, H, W, v, u].
+        embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
-    reaches_across = scope_y >= height and scope_x >= width
+    if compiled.unsupported(queries, values, embedding) is None:
+        return "compiled"
+    height, width = queries.shape[1:3]
+    reaches_across = embedding.shape[-2] >= height and embedding.shape[-1] >= width
     if height * width <= DENSE_POSITIONS and reaches_across:
         return "dense"
     return "query_first"
@@ -71,13 +80,20 @@ def local_position_output(
         [b, H, W, h, v] in the queries' dtype.
 
     Raises:
-        ConfigError: if there is no such implementation.
+        ConfigError: if there is no such implementation, or it cannot run here.
     """
     check_implementation(implementation)
     height, width = queries.shape[1:3]
     embedding = crop_offsets(embedding, height, width).to(queries.dtype)
     if implementation == "auto":
-        implementation = choose(height, width, *embedding.shape[-2:])
+        implementation = choose(queries, values, embedding)
+    elif implementation in _UNSUPPORTED:
+        reason = _UNSUPPORTED[implementation](queries, values, embedding)
+        if reason is not None:
+            raise ConfigError(
+                f"The implementation {implementation!r} of the local position output cannot be "
+                f"used: {reason}; choose another one, or auto."
+            )
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
         return IMPLEMENTATIONS[implementation](queries, values, embedding)

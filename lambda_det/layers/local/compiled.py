@@ -1,0 +1,249 @@
+"""The query-first position output on the CPU, by a kernel that g++ compiles when it is first used.
+
+PyTorch's own operators write the scores of a tile to memory, lay them into their window and read
+them again; the kernel (compiled.cpp) keeps them in the first-level cache and computes no offset
+that leads out of the map. Where there is no g++, ``auto`` takes ``query_first``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_logger = logging.getLogger(__name__)
+_SOURCE = Path(__file__).with_name("compiled.cpp")
+# The objects are linked without libgomp: the process must not hold a second pool of threads beside
+# the one of PyTorch, which has its OpenMP library in the global scope.
+_COMPILE = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-std=c++17", "-c"]
+_SHORT = 32  # bytes of the shorter vectors of compiled.cpp
+_LONG = 64  # of the longer ones, which may be as short as the others
+
+
+class _Sizes(ctypes.Structure):
+    """`Sizes` of compiled.cpp."""
+
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in (
+            *("batch", "height", "width", "heads", "k", "v", "u", "scope_y", "scope_x"),
+            *("rp", "kp", "vp", "wp"),
+        )
+    ]
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "lambda_det"
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+    ).stdout
+
+
+def _build(compiler: str) -> Path:
+    """Compile for this processor, or take what an earlier process has compiled."""
+    # The compiler's macros tell its version and every instruction set it would use here
+    macros = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
+    key = hashlib.sha256("\0".join([*_COMPILE, macros, _SOURCE.read_text("utf-8")]).encode())
+    library = _cache_folder() / f"position_output_{key.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    _logger.info("Compiling the lambda layer's kernel for this processor, once: %s", library)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        parts = [str(Path(folder, name)) for name in ("kernel.o", "kernel.so")]
+        _run([compiler, *_COMPILE, str(_SOURCE), "-o", parts[0]])
+        _run([compiler, "-shared", parts[0], "-o", parts[1]])
+        os.replace(parts[1], library)  # other processes see all of it or nothing
+    return library
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """The kernel, or the reason why there is none."""
+    compiler = shutil.which(os.environ.get("CXX") or "g++")
+    if compiler is None:
+        return "there is no g++ to compile its kernel (CXX names another compiler)"
+    try:
+        return ctypes.CDLL(str(_build(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        details = getattr(error, "stderr", None) or error
+        _logger.debug("Compiling %s: %s", _SOURCE, details)
+        return f"{compiler} made no kernel that can be loaded here"
+
+
+@torch.compiler.assume_constant_result  # so that torch.compile does not look into the building
+def _missing() -> str | None:
+    library = _library()
+    return library if isinstance(library, str) else None
+
+
+def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
+    """Why the kernel cannot compute this; None if it can."""
+    if queries.device.type != "cpu":
+        return f"it runs on the CPU, but the queries are on {queries.device.type}"
+    return _missing()
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _pad_last(x: Tensor, size: int) -> Tensor:
+    return F.pad(x, (0, size - x.shape[-1])) if size != x.shape[-1] else x
+
+
+def _work_dtype(queries: Tensor) -> torch.dtype:
+    return torch.promote_types(queries.dtype, torch.float32)
+
+
+def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
+    batch, height, width, heads, k = queries.shape
+    v, u = values.shape[3:]
+    scope_y, scope_x = embedding.shape[2:]
+    itemsize = torch.finfo(_work_dtype(queries)).bits // 8
+    short, long = _SHORT // itemsize, _LONG // itemsize
+    rp = _padded(scope_x, short)
+    return _Sizes(
+        *(batch, height, width, heads, k, v, u, scope_y, scope_x),
+        rp=rp,
+        kp=_padded(k, long),
+        vp=_padded(v, long),
+        wp=width - 1 + rp,  # of the window that the last query's vectors reach
+    )
+
+
+def _call(name: str, sizes: _Sizes, *tensors: Tensor, strides: tuple[int, ...] = ()) -> None:
+    kind = str(tensors[0].dtype).removeprefix("torch.")
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in tensors]
+    numbers = [ctypes.c_long(stride) for stride in strides]
+    function = getattr(_library(), f"{name}_{kind}")
+    function(ctypes.byref(sizes), *pointers, *numbers, ctypes.c_int(torch.get_num_threads()))
+
+
+def _empty_like_queries(queries: Tensor, channels: int) -> Tensor:
+    """An empty [b, H, W, h, c] laid out as the queries are, channels last or a map per channel."""
+    batch, height, width, heads, _ = queries.shape
+    if queries.stride(-1) == 1:
+        return queries.new_empty((batch, height, width, heads, channels))
+    return queries.new_empty((batch, heads, channels, height, width)).permute(0, 3, 4, 1, 2)
+
+
+@torch.library.custom_op(
+    "lambda_det::compiled",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
+)
+def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """See :func:`lambda_det.layers.local.local_position_output`.
+
+    16-bit inputs are computed in float32. The output is laid out as the queries are. The backward
+    pass cannot itself be differentiated.
+    """
+    sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
+    output = _empty_like_queries(queries, sizes.v)
+    wide = output.to(dtype)
+    _call(
+        "forward",
+        sizes,
+        queries.to(dtype).contiguous(),
+        _pad_last(values.to(dtype).permute(0, 4, 1, 2, 3), sizes.vp).contiguous(),
+        _pad_last(embedding.to(dtype).permute(1, 2, 0, 3), sizes.rp).contiguous(),
+        wide,
+        strides=(wide.stride(0), wide.stride(2), wide.stride(4)),
+    )
+    return output if wide is output else output.copy_(wide)
+
+
+@compiled_output.register_fake
+def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    return _empty_like_queries(queries, values.shape[3])
+
+
+@torch.library.custom_op(
+    "lambda_det::compiled_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _compiled_backward(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
+    sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
+    grad = _pad_last(grad.to(dtype), sizes.vp).contiguous()
+    dense_queries = queries.to(dtype).contiguous()
+    by_row = embedding.to(dtype).permute(1, 2, 0, 3)  # [u, r_y, k, r_x]
+    planes = values.to(dtype).permute(0, 4, 1, 3, 2)  # [b, u, H, v, W]
+    left = sizes.scope_x // 2
+    transposed_values = F.pad(
+        planes, (left, sizes.wp - sizes.width - left, 0, sizes.vp - sizes.v)
+    ).contiguous()
+
+    grad_values = torch.empty(
+        (sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=dtype
+    )
+    embedding_rows = _pad_last(by_row, sizes.rp).contiguous()
+    _call("values_gradient", sizes, grad, dense_queries, embedding_rows, grad_values)
+
+    grad_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=dtype)
+    grad_embedding = torch.zeros(
+        (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp), dtype=dtype
+    )
+    _call(
+        "queries_gradient",
+        sizes,
+        grad,
+        dense_queries,
+        transposed_values,
+        _pad_last(by_row.transpose(2, 3), sizes.kp).contiguous(),
+        grad_queries,
+        grad_embedding,
+    )
+    grad_embedding = grad_embedding.sum(0)[..., : sizes.scope_x].permute(2, 0, 1, 3)
+    return (
+        _empty_like_queries(queries, sizes.k).copy_(grad_queries[..., : sizes.k]),
+        _empty_like_values(values).copy_(grad_values[..., : sizes.v].permute(0, 2, 3, 4, 1)),
+        grad_embedding.to(embedding.dtype).contiguous(),
+    )
+
+
+def _empty_like_values(values: Tensor) -> Tensor:
+    """An empty [b, H, W, v, u], laid out as the values are."""
+    batch, height, width, v, u = values.shape
+    if values.stride(-2) == u:
+        return values.new_empty(values.shape)
+    return values.new_empty((batch, v, u, height, width)).permute(0, 3, 4, 1, 2)
+
+
+@_compiled_backward.register_fake
+def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
+    return (
+        _empty_like_queries(queries, queries.shape[-1]),
+        _empty_like_values(values),
+        torch.empty_like(embedding, memory_format=torch.contiguous_format),
+    )
+
+
+def _setup_context(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _compiled_backward(grad, *ctx.saved_tensors)
+
+
+compiled_output.register_autograd(_backward, setup_context=_setup_context)
