@@ -60,7 +60,9 @@ def content_lambda(normalized_keys: Tensor, values: Tensor) -> Tensor:
     Returns:
         [b, k, v] in the dtype of the keys.
     """
-    return torch.einsum("bmku,bmvu->bkv", normalized_keys, values.to(normalized_keys.dtype))
+    values = values.to(normalized_keys.dtype)
+    # In this order the gradient of values that are a map per channel comes out as such
+    return torch.einsum("bmvu,bmku->bvk", values, normalized_keys).mT
 
 
 def apply_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:

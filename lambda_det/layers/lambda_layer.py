@@ -175,23 +175,22 @@ class LambdaLayer(nn.Module):
                 f"The mask of a lambda layer has the shape {list(mask.shape)}, but must be [B, 1, "
                 "H, W] for padding or [n, m] for a context per query."
             )
-        queries = _split(self.query_norm(self.query_proj(x)), self.heads, self.query_depth)
-        values = _split(
-            self.value_norm(self.value_proj(x)), self.groups, self.value_depth, self.intra_depth
-        )
+        queries, keys, values = self._project(x)
+        queries = _split(self.query_norm(queries), self.heads, self.query_depth)
+        values = _split(self.value_norm(values), self.groups, self.value_depth, self.intra_depth)
         if self.query_softmax:
             queries = queries.softmax(dim=-1)
         if valid is not None:
             values = values * valid[:, 0, :, :, None, None, None].to(values.dtype)
-        keys = None
-        if self.key_proj is not None:
-            keys = _split(self.key_proj(x), self.groups, self.query_depth, self.intra_depth)
+        if keys is not None:
+            keys = _split(keys, self.groups, self.query_depth, self.intra_depth)
+        queries = queries.unflatten(3, (self.groups, -1))
         outputs = [
             self._group_output(
                 group,
-                queries.unflatten(3, (self.groups, -1))[:, :, :, group],
-                None if keys is None else keys[:, :, :, group],
-                values[:, :, :, group],
+                _group(queries, group),
+                None if keys is None else _group(keys, group),
+                _group(values, group),
                 contexts,
                 None if valid is None else valid.flatten(1),
             )
@@ -199,6 +198,19 @@ class LambdaLayer(nn.Module):
         ]
         y = outputs[0] if self.groups == 1 else torch.cat(outputs, dim=3)  # [B, H, W, h, v]
         return y.flatten(3).permute(0, 3, 1, 2)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Queries, keys (if there are any) and values as maps, by one convolution over all rows.
+
+        Three would read the input three times and add up three gradients of it
+        (docs/performance.md).
+        """
+        projections = [self.query_proj, self.value_proj]
+        if self.key_proj is not None:
+            projections.append(self.key_proj)
+        maps = nn.functional.conv2d(x, torch.cat([conv.weight for conv in projections]))
+        queries, values, *keys = maps.split([conv.out_channels for conv in projections], dim=1)
+        return queries, keys[0] if keys else None, values
 
     def _group_output(
         self,
@@ -245,6 +257,11 @@ class LambdaLayer(nn.Module):
 def _split(x: Tensor, *sizes: int) -> Tensor:
     """View [B, product of sizes, H, W] as [B, H, W, *sizes], dense where x is channels_last."""
     return x.permute(0, 2, 3, 1).unflatten(-1, sizes)
+
+
+def _group(x: Tensor, group: int) -> Tensor:
+    """One group of [B, H, W, groups, ..]. The gradient of a lone one is a view and not a copy."""
+    return x.squeeze(3) if x.shape[3] == 1 else x[:, :, :, group]
 
 
 def _check_shared(

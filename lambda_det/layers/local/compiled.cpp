@@ -10,7 +10,7 @@
 // Layouts, all dense ("p": padded with zeros to whole vectors, see compiled.py):
 //     queries [b, H, W, h, k]   values [b, u, H, W, vp]   transposed values [b, u, H, vp, Wp]
 //     embedding [u, r_y, k, rp]   transposed embedding [u, r_y, r_x, kp]   gradient [b, H, W, h, vp]
-// The output is [b, H, W, h, v] in any layout whose positions of a map follow each other.
+// The output is [b, H, W, h, v] in any layout.
 
 #include <algorithm>
 #include <cstring>
@@ -95,6 +95,31 @@ inline long end_offset(long position, long scope, long size) {
   return std::min(scope, size + scope / 2 - position);
 }
 
+// Strides of a tensor [b, H, W, g, c] in any layout.
+struct Strides {
+  long image, y, x, group, channel;
+};
+
+// Copies from one layout to another. In small blocks, because one of them may jump at every channel.
+template <typename T>
+void lay_out(const long *shape, const T *from, const Strides &f, T *to, const Strides &t,
+             int threads) {
+  const long images = shape[0], height = shape[1], width = shape[2];
+  const long groups = shape[3], channels = shape[4], side = 16;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long row = 0; row < images * height; ++row) {
+    const T *source = from + row / height * f.image + row % height * f.y;
+    T *target = to + row / height * t.image + row % height * t.y;
+    for (long group = 0; group < groups; ++group)
+      for (long x0 = 0; x0 < width; x0 += side)
+        for (long c0 = 0; c0 < channels; c0 += side)
+          for (long x = x0; x < std::min(width, x0 + side); ++x)
+            for (long c = c0; c < std::min(channels, c0 + side); ++c)
+              target[x * t.x + group * t.group + c * t.channel] =
+                  source[x * f.x + group * f.group + c * f.channel];
+  }
+}
+
 // Queries of a tile: its outputs take about 16 kB, half of a first-level cache.
 template <typename T> long tile_width(const Sizes &s) {
   const long fitting = 16384 / (long)(s.heads * s.vp * sizeof(T));
@@ -103,7 +128,7 @@ template <typename T> long tile_width(const Sizes &s) {
 
 template <typename T>
 void forward(const Sizes &s, const T *queries, const T *values, const T *embedding, T *output,
-             long image_stride, long position_stride, long channel_stride, int threads) {
+             const Strides &strides, int threads) {
   const long tile = tile_width<T>(s), tiles = (s.width + tile - 1) / tile;
   const long h = s.heads;
 #pragma omp parallel num_threads(threads)
@@ -130,11 +155,11 @@ void forward(const Sizes &s, const T *queries, const T *values, const T *embeddi
                                   sums.data() + i * h * s.vp, s.vp, true);
           }
         }
-      T *out = output + image * image_stride + (y * s.width + x0) * position_stride;
+      T *out = output + image * strides.image + y * strides.y + x0 * strides.x;
       for (long head = 0; head < h; ++head)
         for (long v = 0; v < s.v; ++v)
           for (long i = 0; i < width; ++i)
-            out[i * position_stride + (head * s.v + v) * channel_stride] =
+            out[i * strides.x + head * strides.group + v * strides.channel] =
                 sums[(i * h + head) * s.vp + v];
     }
   }
@@ -224,11 +249,13 @@ void queries_gradient(const Sizes &s, const T *grad, const T *queries, const T *
 }  // namespace
 
 #define EXPORT(T, suffix)                                                                          \
+  void lay_out_##suffix(const long *shape, const T *from, const Strides *f, T *to,                 \
+                        const Strides *t, int threads) {                                           \
+    lay_out<T>(shape, from, *f, to, *t, threads);                                                  \
+  }                                                                                                \
   void forward_##suffix(const Sizes *s, const T *queries, const T *values, const T *embedding,     \
-                        T *output, long image_stride, long position_stride, long channel_stride,   \
-                        int threads) {                                                             \
-    forward<T>(*s, queries, values, embedding, output, image_stride, position_stride,              \
-               channel_stride, threads);                                                           \
+                        T *output, const Strides *strides, int threads) {                          \
+    forward<T>(*s, queries, values, embedding, output, *strides, threads);                         \
   }                                                                                                \
   void values_gradient_##suffix(const Sizes *s, const T *grad, const T *queries,                   \
                                 const T *embedding, T *grad_values, int threads) {                 \
