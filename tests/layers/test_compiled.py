@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import compiled, local_position_output
 
 from .test_local import NO_KERNEL
@@ -93,18 +92,6 @@ def test_any_number_of_threads(threads):
     want = [expected, *torch.autograd.grad(expected.square().sum(), inputs)]
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
-
-
-@needs_kernel
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_layer_keeps_the_layout_of_its_input(memory_format):
-    """So that no convolution or norm after it has to lay its input out anew."""
-    layer = LambdaLayer(8, query_depth=4, heads=2, scope=5, implementation="compiled")
-    x = torch.randn(2, 8, 9, 7).to(memory_format=memory_format).requires_grad_()
-    y = layer.to(memory_format=memory_format)(x)
-    assert y.is_contiguous(memory_format=memory_format)
-    y.square().sum().backward()
-    assert x.grad.is_contiguous(memory_format=memory_format)
 
 
 def test_another_device_is_refused_in_words():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import (
     IMPLEMENTATIONS,
     choose,
@@ -209,6 +210,18 @@ def test_compiles_without_graph_break(name):
         strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OWN_BACKWARD)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_layer_keeps_the_layout_of_its_input(memory_format, name):
+    """So that no convolution or norm after it has to lay its input out anew."""
+    layer = LambdaLayer(8, query_depth=4, heads=2, scope=5, implementation=name)
+    x = torch.randn(2, 8, 9, 7).to(memory_format=memory_format).requires_grad_()
+    y = layer.to(memory_format=memory_format)(x)
+    assert y.is_contiguous(memory_format=memory_format)
+    y.square().sum().backward()
+    assert x.grad.is_contiguous(memory_format=memory_format)
 
 
 def _choice(height, width, scope):

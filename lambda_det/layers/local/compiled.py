@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lambda_det.layers.local.layout import empty_like_queries, empty_like_values
+
 _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("compiled.cpp")
 # The objects are linked without libgomp: the process must not hold a second pool of threads beside
@@ -159,23 +161,6 @@ def _windows(planes: Tensor, values: Tensor) -> None:
     _copy(planes.permute(0, 2, 3, 1, 4), values.transpose(3, 4))
 
 
-def _empty_like_queries(queries: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty [b, H, W, h, c] laid out as the queries are, channels last or a map per channel."""
-    batch, height, width, heads, _ = queries.shape
-    if queries.stride(-1) == 1:
-        return queries.new_empty((batch, height, width, heads, channels), dtype=dtype)
-    maps = queries.new_empty((batch, heads, channels, height, width), dtype=dtype)
-    return maps.permute(0, 3, 4, 1, 2)
-
-
-def _empty_like_values(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty [b, H, W, v, u], laid out as the values are."""
-    batch, height, width, v, u = values.shape
-    if values.stride(-2) == u:
-        return values.new_empty(values.shape, dtype=dtype)
-    return values.new_empty((batch, v, u, height, width), dtype=dtype).permute(0, 3, 4, 1, 2)
-
-
 def _pad_last(x: Tensor, size: int) -> Tensor:
     return F.pad(x, (0, size - x.shape[-1])).contiguous()
 
@@ -194,7 +179,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
     planes = torch.zeros((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=dtype)
     _windows(planes[..., : sizes.v], values)
-    output = _empty_like_queries(queries, sizes.v, dtype)
+    output = empty_like_queries(queries, sizes.v, dtype)
     _call(
         "forward",
         dtype,
@@ -210,7 +195,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
 
 @compiled_output.register_fake
 def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    return _empty_like_queries(queries, values.shape[3])
+    return empty_like_queries(queries, values.shape[3])
 
 
 @torch.library.custom_op(
@@ -229,7 +214,7 @@ def _compiled_backward(
 
     planes = torch.empty((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=dtype)
     _call("values_gradient", dtype, sizes, grad, dense_queries, _pad_last(rows, sizes.rp), planes)
-    grad_values = _empty_like_values(values, dtype)
+    grad_values = empty_like_values(values, dtype)
     _copy(grad_values.transpose(3, 4), planes[..., : sizes.v].permute(0, 2, 3, 1, 4))
 
     left = sizes.scope_x // 2
@@ -251,7 +236,7 @@ def _compiled_backward(
         dense_grad_queries,
         grad_embedding,
     )
-    grad_queries = _empty_like_queries(queries, sizes.k, dtype)
+    grad_queries = empty_like_queries(queries, sizes.k, dtype)
     _copy(grad_queries, dense_grad_queries[..., : sizes.k])
     grad_embedding = grad_embedding.sum(0)[..., : sizes.scope_x].permute(2, 0, 1, 3)
     return (
@@ -264,8 +249,8 @@ def _compiled_backward(
 @_compiled_backward.register_fake
 def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
     return (
-        _empty_like_queries(queries, queries.shape[-1]),
-        _empty_like_values(values),
+        empty_like_queries(queries, queries.shape[-1]),
+        empty_like_values(values),
         torch.empty_like(embedding, memory_format=torch.contiguous_format),
     )
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.functional import without_autocast
+from lambda_det.layers.local.layout import empty_like_queries, empty_like_values
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
@@ -85,10 +86,10 @@ def _tiles(x: Tensor, tiling: Tiling) -> Tensor:
     return x.transpose(2, 3)
 
 
-def _untile(tiles: Tensor, height: int, width: int) -> Tensor:
-    """The inverse of :func:`_tiles`: [b, H, W, h, c], contiguous."""
+def _untile(tiles: Tensor, target: Tensor) -> Tensor:
+    """The inverse of :func:`_tiles`: fill ``target`` [b, H, W, h, c] and return it."""
     x = tiles.transpose(2, 3).flatten(1, 2).flatten(2, 3)
-    return x[:, :height, :width].contiguous()
+    return target.copy_(x[:, : target.shape[1], : target.shape[2]])
 
 
 def _windows(padded: Tensor, tiling: Tiling) -> Tensor:
@@ -199,12 +200,12 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
             window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
             result = scores.fill(tiles) @ window
             output[chunk] = result.view_as(output[chunk])
-        return _untile(output, *queries.shape[1:3])
+        return _untile(output, empty_like_queries(queries, values.shape[3]))
 
 
 @query_first_output.register_fake
 def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    return queries.new_empty((*queries.shape[:-1], values.shape[3]))
+    return empty_like_queries(queries, values.shape[3])
 
 
 @torch.library.custom_op(
@@ -244,8 +245,8 @@ def _query_first_backward(
         top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
         grad_values = grad_padded[:, :, top : top + height, left : left + width]
         return (
-            _untile(grad_queries, height, width),
-            grad_values.permute(0, 2, 3, 4, 1).to(values.dtype).contiguous(),
+            _untile(grad_queries, empty_like_queries(queries, queries.shape[-1])),
+            empty_like_values(values).copy_(grad_values.permute(0, 2, 3, 4, 1)),
             grad_embedding.view(embedding.shape).to(embedding.dtype),
         )
 
@@ -253,8 +254,8 @@ def _query_first_backward(
 @_query_first_backward.register_fake
 def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
     return (
-        torch.empty_like(queries, memory_format=torch.contiguous_format),
-        torch.empty_like(values, memory_format=torch.contiguous_format),
+        empty_like_queries(queries, queries.shape[-1]),
+        empty_like_values(values),
         torch.empty_like(embedding, memory_format=torch.contiguous_format),
     )
 
