@@ -7,7 +7,7 @@ command lines print that sentence and end with status 2; only other exceptions s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class UserError(Exception):
@@ -48,3 +48,10 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
+
+
+def listed(items: Iterable[str], limit: int = 3) -> str:
+    """The first few of many, for a sentence."""
+    items = list(items)
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return (", ".join(items[:limit]) or "none") + more

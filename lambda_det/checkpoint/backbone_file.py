@@ -11,7 +11,8 @@ from torch import Tensor
 
 import lambda_det
 from lambda_det.checkpoint.folding import fold_normalisation
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError, listed
+from lambda_det.files import replace_file
 from lambda_det.modeling import Classifier, create_classifier
 from lambda_det.modeling.provenance import (
     AUTHOR,
@@ -21,8 +22,8 @@ from lambda_det.modeling.provenance import (
     checksum,
     wanted_pixels,
 )
-from lambda_det.modeling.weight_names import compare, is_counter, listed, tensors_only
-from lambda_det.modeling.weights import read_checkpoint, replace_file
+from lambda_det.modeling.weight_names import compare, is_counter, tensors_only
+from lambda_det.modeling.weights import read_checkpoint
 
 __all__ = ["extract_backbone", "read_backbone", "save_backbone"]
 

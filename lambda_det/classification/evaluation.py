@@ -36,37 +36,42 @@ class Accuracy:
 
 @torch.no_grad()
 def evaluate_accuracy(
-    model: nn.Module, loader: Iterable[Mapping[str, Tensor]], precision: Precision
-) -> Accuracy:
-    """Evaluate on every image of the loaders of all processes, each counted once.
+    models: Mapping[str, nn.Module], loader: Iterable[Mapping[str, Tensor]], precision: Precision
+) -> dict[str, Accuracy]:
+    """Evaluate on every image of the loaders of all processes, each read and counted once.
 
     Counts are summed, and not the processes' means, whose batches may be of unequal size.
 
     Args:
-        model: gives scores [B, classes] for a batch; left in evaluation mode.
+        models: each gives scores [B, classes] for a batch; left in evaluation mode.
         loader: of this process; it may be empty on some.
         precision: of the forward pass.
 
     Raises:
         DataError: there are no images at all.
     """
-    model.eval()
-    totals: Tensor | float = 0.0  # images, first, in five, loss
+    # By model images, first, in five, loss. There is no batch where processes outnumber images.
+    totals = torch.zeros(len(models), 4, dtype=torch.float64, device=precision.device)
+    for model in models.values():
+        model.eval()
     for batch in loader:
-        with precision.autocast():
-            scores = model(batch)
-        labels = batch["labels"].to(scores.device)
-        best = scores.topk(min(5, scores.shape[1]), dim=1).indices
-        hits = best == labels[:, None]
-        losses = F.cross_entropy(scores.double(), labels, reduction="sum")
-        totals = totals + torch.stack(
-            [losses.new_tensor(len(labels)), hits[:, 0].sum(), hits.sum(), losses]
-        )
-    if isinstance(totals, float):  # without a batch, as where there are fewer images than processes
-        totals = torch.zeros(4, dtype=torch.float64, device=precision.device)
+        for total, model in zip(totals, models.values(), strict=True):
+            with precision.autocast():
+                scores = model(batch)
+            total += _count(scores, batch["labels"].to(scores.device))
     if comm.get_world_size() > 1:
         dist.all_reduce(totals)
-    images, first, in_five, loss = totals.tolist()
-    if images == 0:
+    if totals[0, 0] == 0:
         raise DataError("There are no images to evaluate on; check DATA.VAL and DATA.HELD_OUT.")
-    return Accuracy(100 * first / images, 100 * in_five / images, loss / images, int(images))
+    return {
+        name: Accuracy(100 * first / images, 100 * in_five / images, loss / images, int(images))
+        for name, (images, first, in_five, loss) in zip(models, totals.tolist(), strict=True)
+    }
+
+
+def _count(scores: Tensor, labels: Tensor) -> Tensor:
+    """[4]: images, those whose label is first, those whose label is in five, sum of the losses."""
+    best = scores.topk(min(5, scores.shape[1]), dim=1).indices
+    hits = best == labels[:, None]
+    losses = F.cross_entropy(scores.double(), labels, reduction="sum")
+    return torch.stack([losses.new_tensor(len(labels)), hits[:, 0].sum(), hits.sum(), losses])

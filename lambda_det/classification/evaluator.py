@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from detectron2.engine import HookBase
 from detectron2.utils import comm
 
 from lambda_det.classification.evaluation import Accuracy
+from lambda_det.files import replace_text
 
 __all__ = ["Evaluator", "describe"]
 
@@ -178,9 +179,8 @@ def _read_summary(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def _write_summary(path: Path, head: list[str], rows: list[dict[str, str]]) -> None:
-    draft = path.with_name(path.name + ".tmp")
-    with draft.open("w", newline="") as file:
-        writer = csv.DictWriter(file, head, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(draft, path)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, head, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_text(path, text.getvalue())

@@ -28,7 +28,7 @@ from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.classification.teacher import Teacher
 from lambda_det.engine.precision import Precision
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.modeling.weights import replace_file
+from lambda_det.files import replace_file
 
 __all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
 

@@ -284,12 +284,9 @@ def evaluate_model(
     batch_size = max(total // comm.get_world_size(), 1)
     parts = {HELD_OUT: sources.held_out, VAL: sources.val}
     return {
-        part: {
-            name: evaluate_accuracy(
-                model, build_eval_loader(cfg, source, batch_size=batch_size), precision
-            )
-            for name, model in models.items()
-        }
+        part: evaluate_accuracy(
+            models, build_eval_loader(cfg, source, batch_size=batch_size), precision
+        )
         for part, source in parts.items()
         if source is not None
     }

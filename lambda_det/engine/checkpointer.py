@@ -19,6 +19,7 @@ from detectron2.utils.file_io import PathManager
 from torch import Tensor
 
 from lambda_det.errors import WeightsError
+from lambda_det.files import replace_file
 from lambda_det.modeling.provenance import (
     PixelSettings,
     check_provenance,
@@ -34,7 +35,7 @@ from lambda_det.modeling.weight_names import (
     named_as_in,
     tensors_only,
 )
-from lambda_det.modeling.weights import read_checkpoint, replace_file
+from lambda_det.modeling.weights import read_checkpoint
 
 __all__ = ["SafeCheckpointer", "last_checkpoint"]
 

@@ -15,6 +15,7 @@ from detectron2.config import CfgNode
 from lambda_det.engine.checkpointer import last_checkpoint
 from lambda_det.engine.config_file import leaves
 from lambda_det.errors import ConfigError
+from lambda_det.files import replace_text
 
 __all__ = [
     "FixedKeys",
@@ -166,7 +167,7 @@ def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
 def save_config(cfg: CfgNode) -> Path:
     """Write ``cfg`` to config.yaml of its OUTPUT_DIR, which must be there."""
     path = Path(cfg.OUTPUT_DIR) / "config.yaml"
-    _replace(path, cfg.dump())
+    replace_text(path, cfg.dump())
     return path
 
 
@@ -186,14 +187,7 @@ def cut_metrics(folder: str, first_iteration: int) -> None:
             continue
         if iteration < first_iteration:
             kept.append(line + "\n")
-    _replace(path, "".join(kept))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write so that a crash leaves the old file or the new one, never half of it."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text)
-    os.replace(draft, path)
+    replace_text(path, "".join(kept))
 
 
 def describe_run(cfg: CfgNode) -> str:

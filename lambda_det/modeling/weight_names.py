@@ -13,7 +13,7 @@ import torch
 from detectron2.modeling import Backbone
 from torch import Tensor, nn
 
-from lambda_det.errors import WeightsError
+from lambda_det.errors import WeightsError, listed
 
 __all__ = [
     "Fit",
@@ -22,7 +22,6 @@ __all__ = [
     "compare",
     "fitting",
     "is_counter",
-    "listed",
     "named_as_in",
     "tensors_only",
 ]
@@ -214,10 +213,3 @@ def fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str,
         OrderedDict((name, tensor) for name, tensor in both if tensor.shape == own[name].shape),
         state,
     )
-
-
-def listed(items: Iterable[str], limit: int = 3) -> str:
-    """The first few of many, for a sentence."""
-    items = list(items)
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return (", ".join(items[:limit]) or "none") + more

@@ -1,13 +1,11 @@
-"""Files of weights: read without running what is in them, written whole or not at all."""
+"""Files of weights, read without running what is in them."""
 
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +14,7 @@ from lambda_det.errors import WeightsError
 from lambda_det.modeling.provenance import check_provenance, initial_weights, wanted_pixels
 from lambda_det.modeling.weight_names import compare, fitting, named_as_in, tensors_only
 
-__all__ = ["load_backbone_weights", "read_checkpoint", "replace_file"]
+__all__ = ["load_backbone_weights", "read_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,24 +43,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__}, not a state dict.")
     return content
-
-
-def replace_file(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it.
-
-    Args:
-        path: in a folder that is there.
-        write: called with a file opened for writing bytes.
-    """
-    draft = f"{path}.tmp"  # in the same folder, since a file moves at once only within a disk
-    try:
-        with open(draft, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave the new name on empty content
-        os.replace(draft, path)
-    finally:
-        Path(draft).unlink(missing_ok=True)
 
 
 def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:

@@ -18,6 +18,11 @@ class Scores(nn.Module):
         return batch["images"]
 
 
+class Opposite(Scores):
+    def forward(self, batch):
+        return -super().forward(batch)
+
+
 def _batches(sizes, classes):
     for size in sizes:
         yield {"images": torch.randn(size, classes), "labels": torch.randint(classes, (size,))}
@@ -26,7 +31,7 @@ def _batches(sizes, classes):
 @pytest.mark.parametrize("classes", [3, 10])
 def test_counts_are_exact_in_batches_of_any_size(classes):
     batches = list(_batches((7, 1, 4), classes))
-    accuracy = evaluate_accuracy(Scores().train(), batches, FLOAT32)
+    accuracy = evaluate_accuracy({"raw": Scores().train()}, batches, FLOAT32)["raw"]
     first = in_five = loss = 0
     for batch in batches:
         for scores, label in zip(batch["images"], batch["labels"], strict=True):
@@ -42,4 +47,16 @@ def test_counts_are_exact_in_batches_of_any_size(classes):
 
 def test_nothing_to_evaluate_on():
     with pytest.raises(DataError, match=r"DATA\.VAL"):
-        evaluate_accuracy(Scores(), [], FLOAT32)
+        evaluate_accuracy({"raw": Scores()}, [], FLOAT32)
+
+
+def test_several_models_see_every_image_once():
+    batches = list(_batches((7, 4), 6))
+    read = []
+    loader = (read.append(len(batch["labels"])) or batch for batch in batches)
+    models = {"raw": Scores(), "averaged": Opposite()}
+    both = evaluate_accuracy(models, loader, FLOAT32)
+    assert read == [7, 4]
+    for name, model in models.items():
+        assert both[name] == evaluate_accuracy({name: model}, batches, FLOAT32)[name]
+    assert both["raw"] != both["averaged"]

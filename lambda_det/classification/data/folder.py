@@ -11,8 +11,7 @@ import torch
 
 from lambda_det.classification.data.decode import decode_image
 from lambda_det.classification.data.names import PackedNames
-from lambda_det.classification.data.source import listed
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, listed
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 

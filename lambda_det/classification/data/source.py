@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, listed
 
 
 class Source(Protocol):
@@ -67,9 +67,3 @@ def check_same_classes(
         f"The classes of {where} and {elsewhere} differ: "
         f"{' and '.join(differences) or 'they have another order'}; give both the same classes."
     )
-
-
-def listed(names: Sequence[str], limit: int = 3) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from lambda_det.classification.data.randomness import Purpose, generator
 from lambda_det.classification.data.source import Source, check_same_classes
 from lambda_det.errors import DataError
+from lambda_det.files import replace_text
 
 
 class Subset:
@@ -121,10 +121,7 @@ def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[n
 
 def write_list(path: str | Path, names: Iterable[str]) -> None:
     """Write names to a text file, one on each line; a file of that name is replaced at once."""
-    partial = Path(f"{path}.partial")
-    with open(partial, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.writelines(f"{name}\n" for name in names)
-    os.replace(partial, path)
+    replace_text(path, "".join(f"{name}\n" for name in names))
 
 
 def read_list(path: str | Path) -> list[str]:
