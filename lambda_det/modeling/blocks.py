@@ -16,6 +16,7 @@ from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
+from lambda_det.modeling import residual
 
 Norm = str | Callable[[int], nn.Module]
 
@@ -193,16 +194,22 @@ class Bottleneck(CNNBlockBase):
             out = F.relu_(self.norm2(out))
         else:
             out = self.conv2(out)
+        kept = self.drop is None or not self.training
+        unmasked = mask is None or self.se is None
+        if kept and unmasked and residual.covers(self.conv3, self.se, out.device):
+            out = nn.Conv2d.forward(self.conv3, out)  # without its norm
+            return residual.finish(out, self._shortcut(x, mask), self.conv3.norm, self.se)
         out = self.conv3(out)
         if self.se is not None:
             out = self.se(out, subsample_mask(mask, self.stride))
         if self.drop is not None:
             out = self.drop(out)
-        if self.shortcut is not None:
-            if self.pool_shortcut:
-                x = mean_pool(x, self.stride, mask)
-            x = self.shortcut(x)
-        return F.relu_(out + x)
+        return F.relu_(out + self._shortcut(x, mask))
+
+    def _shortcut(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        if self.shortcut is None:
+            return x
+        return self.shortcut(mean_pool(x, self.stride, mask) if self.pool_shortcut else x)
 
 
 def zero_last_norm(conv: Conv2d) -> None:

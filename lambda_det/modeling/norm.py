@@ -9,7 +9,12 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["SyncBatchNorm2d", "convert_sync_norms"]
+__all__ = [
+    "SyncBatchNorm2d",
+    "convert_sync_norms",
+    "join_processes",
+    "move_running_statistics",
+]
 
 _PER_CHANNEL = (0, 2, 3)
 
@@ -18,19 +23,30 @@ def _over_channels(vector: Tensor) -> Tensor:
     return vector.reshape(1, -1, 1, 1)
 
 
-def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean [C], biased variance [C] and number of values per channel [] over all processes.
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [C], biased variance [C] and number of values per channel [] of this process's x."""
+    count = x.new_full((), x.numel() // x.shape[1])
+    if x.numel() == 0:
+        return (*x.new_zeros(2, x.shape[1]), count)
+    var, mean = torch.var_mean(x, _PER_CHANNEL, correction=0)
+    return mean, var, count
 
-    Each process takes its own mean and variance in two passes; they are joined by count as Chan,
-    Golub and LeVeque (1983) do, so that no difference of large squares is formed anywhere.
+
+def join_processes(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics of all processes' values taken together, by one collective call.
+
+    They are joined by count as Chan, Golub and LeVeque (1983) do, so that no difference of large
+    squares is formed anywhere.
+
+    Args:
+        mean: [C], of this process.
+        var: [C], biased.
+        count: values per channel [], which may be 0.
     """
-    channels = x.shape[1]
-    local = x.new_zeros(2 * channels + 1)
-    if x.numel() > 0:
-        var, mean = torch.var_mean(x, _PER_CHANNEL, correction=0)
-        local = torch.cat([mean, var, mean.new_full((1,), x.numel() // channels)])
+    channels = len(mean)
+    local = torch.cat([mean, var, count[None]])
     # A sum of rows that are zero elsewhere is an all-gather that every backend knows
-    table = local.new_zeros(comm.get_world_size(), local.numel())
+    table = local.new_zeros(comm.get_world_size(), len(local))
     table[comm.get_rank()] = local
     dist.all_reduce(table)
     means, variances, counts = table.split([channels, channels, 1], dim=1)  # [processes, C or 1]
@@ -41,13 +57,30 @@ def _global_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, var, count
 
 
+@torch.no_grad()
+def move_running_statistics(
+    norm: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor, count: Tensor
+) -> None:
+    """Move them by what was seen, without waiting for the device; not at all by an empty batch."""
+    seen = count.clamp(max=1)
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked += seen.to(norm.num_batches_tracked.dtype)
+    if norm.momentum is None:
+        factor = seen / norm.num_batches_tracked.clamp(min=1)
+    else:
+        factor = seen * norm.momentum
+    unbiased = var * (count / (count - 1).clamp(min=1))
+    norm.running_mean += factor * (mean - norm.running_mean)
+    norm.running_var += factor * (unbiased - norm.running_var)
+
+
 class _SyncBatchNorm(torch.autograd.Function):
     """Normalise with statistics over all processes; both passes hold one collective call."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean, var, count = _global_statistics(wide)
+        mean, var, count = join_processes(*_statistics(wide))
         inv_std = torch.rsqrt(var + eps)
         y = (wide - _over_channels(mean)) * _over_channels(inv_std)
         if weight is not None:
@@ -99,7 +132,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         if by_batch and comm.get_world_size() > 1:
             y, mean, var, count = _SyncBatchNorm.apply(input, self.weight, self.bias, self.eps)
             if self.training and self.running_mean is not None:
-                self._update_running_statistics(mean, var, count)
+                move_running_statistics(self, mean, var, count)
             return y
         if input.numel() == 0:
             if self.weight is None:
@@ -108,19 +141,6 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             y = input * _over_channels(self.weight) + _over_channels(self.bias)
             return y.to(input.dtype)
         return super().forward(input)
-
-    @torch.no_grad()
-    def _update_running_statistics(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Move the running statistics by what was seen, without waiting for the device."""
-        seen = count.clamp(max=1)
-        self.num_batches_tracked += seen.to(self.num_batches_tracked.dtype)
-        if self.momentum is None:
-            factor = seen / self.num_batches_tracked.clamp(min=1)
-        else:
-            factor = seen * self.momentum
-        unbiased = var * (count / (count - 1).clamp(min=1))
-        self.running_mean += factor * (mean - self.running_mean)
-        self.running_var += factor * (unbiased - self.running_var)
 
 
 def convert_sync_norms(model: nn.Module, device: str | torch.device) -> nn.Module:
