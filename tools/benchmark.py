@@ -4,35 +4,58 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# The profiler counts allocations here; its notes about devices it can't find are of no use.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 from lambda_det.errors import exit_status
-from tools.benchmarks import data, local
+from tools.benchmarks import (
+    attention_networks,
+    data,
+    families,
+    layer,
+    local,
+    networks,
+    placement,
+    size,
+)
+from tools.benchmarks.options import parse_preset
 
-PRESETS = {"local": local, "data": data}
+PRESETS = {
+    "local": local,
+    "layer": layer,
+    "attention": attention_networks,
+    "placement": placement,
+    "networks": networks,
+    "families": families,
+    "size": size,
+    "data": data,
+}
+
+EXAMPLES = """Everything a preset can be told: tools/benchmark.py --preset NAME --help
+
+examples:
+  tools/benchmark.py --preset layer --small
+  tools/benchmark.py --preset networks --device cuda --dtype bfloat16 --channels-last --json n.json
+  tools/benchmark.py --preset size --plot size.png
+"""
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--preset", choices=PRESETS, default="local", help="what to measure (%(default)s)"
-    )
-    parser.add_argument("--runs", type=int, default=5, help="of each, after one more (%(default)s)")
-    for name, module in PRESETS.items():
-        summary, _, _ = module.__doc__.partition("\n\n")
-        module.add_arguments(parser.add_argument_group(f"--preset {name}", summary))
-    args = parser.parse_args(argv)
-    if args.runs < 1:
-        parser.error(f"--runs is {args.runs}; give 1 or more")
-    return args
+    """The options of the one preset that is asked for, and ``preset`` itself."""
+    return parse_preset(argv, PRESETS, default="local", description=__doc__, epilog=EXAMPLES)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    return exit_status(lambda: PRESETS[args.preset].run(args))
+    def work() -> None:
+        args = parse_args(argv)
+        PRESETS[args.preset].run(args)
+
+    return exit_status(work)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,5 @@
-"""What tools/benchmark.py measures: a module for each preset, with add_arguments and run."""
+"""What tools/benchmark.py measures.
+
+A module for each preset, with add_arguments and run: local, layer, attention_networks, placement,
+networks, families, size, data. What they share: options, measure, memory, machine, report, plot.
+"""

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import cv2
@@ -29,7 +26,10 @@ from lambda_det.classification.config import get_classification_config
 from lambda_det.classification.data.decode import decode_image
 from lambda_det.classification.data.folder import image_files
 from lambda_det.classification.data.transforms import TrainTransform
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import DataError
+from tools.benchmarks.machine import describe_machine, machine_line
+from tools.benchmarks.measure import take_turns
+from tools.benchmarks.report import quartiles, write_json
 
 SIZE = 224
 IMAGES = 64
@@ -39,28 +39,27 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Pipeline = Callable[[bytes, int], object]
 
 
-def add_arguments(parser: argparse._ArgumentGroup) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--small", action="store_true", help="a quarter of the images")
     parser.add_argument(
         "--images",
         metavar="FOLDER",
         help=f"take {IMAGES} images, spread evenly over a folder, instead of making some",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures of all rounds, too")
 
 
 def run(args: argparse.Namespace) -> None:
     """Print one row per pipeline, and write the JSON file if there is to be one."""
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        raise ConfigError(f"--json {args.json} lies in no folder; make the folder first.")
+    rounds = args.runs or (3 if args.small else 5)
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
-    files = read_files(args.images) if args.images else make_files()
+    count = IMAGES // 4 if args.small else IMAGES
+    files = read_files(args.images, count) if args.images else make_files(count)
     pixels = [decode_image(data, name).shape for name, data in files.items()]
-    rates = measure(pipelines(), list(files.values()), args.runs)
+    rates = measure(pipelines(), list(files.values()), rounds)
     figures = {
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in _LIBRARIES},
+        "preset": args.preset,
+        "machine": describe_machine(torch.device("cpu"), _LIBRARIES),
         "images": args.images or "made on the spot",
         "count": len(files),
         "mean_kilobytes": float(np.mean([len(data) for data in files.values()]) / 1e3),
@@ -68,16 +67,17 @@ def run(args: argparse.Namespace) -> None:
         "size": SIZE,
         "pipelines": {name: summary(values, rates[BASE]) for name, values in rates.items()},
     }
+    print(machine_line(figures["machine"]))
     print(
         f"{figures['count']} images ({figures['images']}) of {figures['mean_kilobytes']:.0f} kB and"
-        f" {figures['mean_pixels'] / 1e6:.2f} million pixels, to {SIZE}x{SIZE}; {args.runs} rounds"
+        f" {figures['mean_pixels'] / 1e6:.2f} million pixels, to {SIZE}x{SIZE}; {rounds} rounds"
     )
     print(table(figures["pipelines"]))
     if args.json:
-        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
+        write_json(args.json, figures)
 
 
-_LIBRARIES = ("pillow", "simplejpeg", "opencv-python-headless", "torch", "torchvision", "timm")
+_LIBRARIES = ("pillow", "simplejpeg", "opencv-python-headless", "torchvision", "timm")
 BASE = "decode: Pillow"
 
 
@@ -150,22 +150,20 @@ def measure(
 ) -> dict[str, np.ndarray]:
     """Images per second of each pipeline, in each round after one more."""
     seconds: dict[str, list[float]] = {name: [] for name in compared}
-    for turn in range(rounds + 1):
-        for name, pipeline in compared.items():
-            start = time.process_time()
-            for number, data in enumerate(files):
-                pipeline(data, turn * len(files) + number)
-            if turn > 0:
-                seconds[name].append(time.process_time() - start)
+    for turn, name in take_turns(list(compared), rounds + 1):
+        start = time.process_time()
+        for number, data in enumerate(files):
+            compared[name](data, turn * len(files) + number)
+        if turn > 0:
+            seconds[name].append(time.process_time() - start)
     return {name: len(files) / np.array(values) for name, values in seconds.items()}
 
 
 def summary(rates: np.ndarray, base: np.ndarray) -> dict[str, list[float]]:
     """Lower quartile, median and upper quartile of the rates and of their ratios to the base."""
-    quartiles = (25, 50, 75)
     return {
-        "images_per_second": np.percentile(rates, quartiles).tolist(),
-        "ratio": np.percentile(rates / base, quartiles).tolist(),
+        "images_per_second": quartiles(rates),
+        "ratio": quartiles(rates / base),
         "rounds": rates.tolist(),
     }
 
@@ -186,21 +184,21 @@ def table(summaries: dict[str, dict[str, list[float]]]) -> str:
     return tabulate(rows, ["", "ratio", "images per second"], tablefmt="github")
 
 
-def read_files(folder: str) -> dict[str, bytes]:
-    """Up to IMAGES files of a folder, spread evenly over it, by path."""
+def read_files(folder: str, count: int) -> dict[str, bytes]:
+    """Up to ``count`` files of a folder, spread evenly over it, by path."""
     paths = sorted(str(Path(folder, name)) for name in image_files(folder))
     if not paths:
         raise DataError(f"{folder} holds no images; name another folder with --images.")
-    chosen = np.unique(np.linspace(0, len(paths) - 1, IMAGES).round().astype(int))
+    chosen = np.unique(np.linspace(0, len(paths) - 1, count).round().astype(int))
     return {paths[index]: Path(paths[index]).read_bytes() for index in chosen}
 
 
-def make_files() -> dict[str, bytes]:
+def make_files(count: int) -> dict[str, bytes]:
     """JPEGs of the size of ImageNet's: 500 pixels long and about 90 kB each."""
     rng = np.random.default_rng(0)
     sizes = [(500, 375), (375, 500), (500, 333), (500, 400)]
     return {
-        f"image {number}": _make_file(*sizes[number % len(sizes)], rng) for number in range(IMAGES)
+        f"image {number}": _make_file(*sizes[number % len(sizes)], rng) for number in range(count)
     }
 
 

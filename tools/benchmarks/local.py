@@ -1,19 +1,24 @@
-"""The implementations of the local position output, compared with each other on this machine.
+"""The implementations of the local position output, compared with each other.
 
-They take turns, so that a machine that slows down slows all of them; printed are ratios of the
-medians to the first one's, forward / forward and backward.
+Without the projections and norms of the layer: queries, values and embedding go in as they are, of
+the dtype that is asked for.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
-import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from lambda_det.layers import IMPLEMENTATIONS, local_position_output
+from lambda_det.layers.local import check_implementation
+from tools.benchmarks.measure import BOTH, FORWARD, Case, Group
+from tools.benchmarks.options import DTYPES, add_common, setting_of
+from tools.benchmarks.session import run_groups
 
 # batch, side of the map (height, width), value depth, side of the scope; k=16, h=4, u=1
 SIZES = [
@@ -26,65 +31,74 @@ SIZES = [
     (1, (64, 64), 64, 7),
     (1, (64, 64), 64, 23),
 ]
+SMALL = [SIZES[1], SIZES[4], SIZES[5], SIZES[7]]
 
 
-def add_arguments(parser: argparse._ArgumentGroup) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    parser.add_argument("--implementations", nargs="+", default=list(IMPLEMENTATIONS))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, channels_last=False)
+    add_implementations(parser)
 
 
-def measure(
-    size: tuple, names: list[str], runs: int, device: str
-) -> dict[str, tuple[float, float]]:
-    """Median seconds forward, and forward and backward, of each implementation at one size."""
+def add_implementations(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--implementations",
+        nargs="+",
+        metavar="NAME",
+        default=None,
+        help=f"of auto, {', '.join(IMPLEMENTATIONS)} (all but auto; --small: without the slowest)",
+    )
+
+
+def implementations(args: argparse.Namespace) -> list[str]:
+    """The names asked for, each once.
+
+    Raises:
+        ConfigError: if there is no such implementation.
+    """
+    names = args.implementations
+    if names is None:
+        slow = ("depthwise", "dense") if args.small else ()
+        names = [name for name in IMPLEMENTATIONS if name not in slow]
+    for name in names:
+        check_implementation(name)
+    return list(dict.fromkeys(names))
+
+
+def run(args: argparse.Namespace) -> None:
+    """One group per size; ratios are to the first implementation."""
+    names, setting = implementations(args), setting_of(args)
+    dtype = DTYPES[args.dtype]
+    groups = [
+        Group(
+            title_of(size),
+            [Case(name, partial(make, size, name, dtype)) for name in names],
+            (FORWARD, BOTH),
+            base=names[0],
+            about={"size": size},
+        )
+        for size in (SMALL if args.small else SIZES)
+    ]
+    # Autocast has nothing to do here, since there are no projections
+    run_groups(args, replace(setting, autocast=False), groups)
+
+
+def title_of(size: tuple) -> str:
+    batch, (height, width), value_depth, scope = size
+    return f"batch {batch}, map {height}x{width}, value depth {value_depth}, scope {scope}x{scope}"
+
+
+def make(
+    size: tuple, implementation: str, dtype: torch.dtype
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """The sum as a function of queries, values and embedding, which all want gradients."""
     batch, (height, width), value_depth, scope = size
 
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, requires_grad=True)
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape).to(dtype).requires_grad_()
 
     inputs = (
         draw(batch, height, width, 4, 16),
         draw(batch, height, width, value_depth, 1),
         draw(16, 1, scope, scope),
     )
-    grad = torch.randn(batch, height, width, 4, value_depth, device=device)
-
-    def now() -> float:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for run in range(runs + 1):
-        for name in names:
-            start = now()
-            output = local_position_output(*inputs, name)
-            middle = now()
-            torch.autograd.grad(output, inputs, grad)
-            if run > 0:  # the first one allocates, and may compile
-                times[name].append((middle - start, now() - start))
-    return {
-        name: tuple(statistics.median(column) for column in zip(*pairs, strict=True))
-        for name, pairs in times.items()
-    }
-
-
-def run(args: argparse.Namespace) -> None:
-    """Print one row per size."""
-    names, runs, device = args.implementations, args.runs, args.device
-    threads = torch.get_num_threads()
-    print(f"{device}, {platform.machine()}, {threads} threads, torch {torch.__version__}")
-    header = ["batch, map, value depth, scope", f"{names[0]}, ms", *names[1:]]
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header))
-    for size in SIZES:
-        batch, (height, width), value_depth, scope = size
-        medians = measure(size, names, runs, device)
-        base = medians[names[0]]
-        cells = [f"{base[0] * 1e3:.1f} / {base[1] * 1e3:.1f}"]
-        for name in names[1:]:
-            cells.append(
-                " / ".join(f"{t / b:.2f}" for t, b in zip(medians[name], base, strict=True))
-            )
-        label = f"{batch}, {height}x{width}, {value_depth}, {scope}"
-        print("| " + " | ".join([label, *cells]) + " |", flush=True)
+    return partial(local_position_output, implementation=implementation), inputs

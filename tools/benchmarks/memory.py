@@ -1,0 +1,177 @@
+"""How much memory a piece of work takes: counted exactly, limited, and by where it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._profiler import _EventType
+from torch.autograd.profiler import profile
+
+try:
+    import resource
+except ImportError:  # on Windows; there is no limit then
+    resource = None
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int:
+    """The most bytes of tensors that ``work`` has at once, beyond those alive before it.
+
+    On a GPU it is what the allocator says, on the CPU the sum of the allocator's own events, so it
+    is exact and nothing of other parts of the process is in it. Memory that a library takes
+    elsewhere than from PyTorch's allocator is not counted. It slows the work down; no time should
+    be taken of it.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(profile_memory=True) as profiler:
+        work()
+    alive: dict[int, int] = {}
+    now = peak = 0
+    for address, size in _allocations(profiler.kineto_results.experimental_event_tree()):
+        if size > 0:
+            alive[address] = size
+            now += size
+            peak = max(peak, now)
+        else:  # what was allocated before the profile, and is freed now, makes no room
+            now -= alive.pop(address, 0)
+    return peak
+
+
+def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
+    """Addresses and bytes, negative where memory is freed, in the order of time."""
+    found, waiting = [], list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    return [(address, size) for _, address, size in sorted(found, key=lambda event: event[0])]
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of some tensors, each storage once."""
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def available_memory() -> int | None:
+    """Bytes that a process can take before the system must end one; None where it is not known."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        found.append(int(line.split()[1]) * 1024)
+    for limit, used in _CGROUPS:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number
+            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return int(0.9 * max(min(found), 0)) if found else None
+
+
+_CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+@contextlib.contextmanager
+def limited_memory(limit: int | None) -> Iterator[None]:
+    """Let the process take at most ``limit`` bytes more; then an allocation fails, no process ends.
+
+    The system counts what is reserved, not what is written to, so that it acts in time. Without
+    /proc (outside Linux) there is no limit.
+    """
+    reserved = _reserved_bytes()
+    if limit is None or reserved is None:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = reserved + limit
+    if before[0] != resource.RLIM_INFINITY:
+        wanted = min(wanted, before[0])
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _reserved_bytes() -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("VmData:") and resource is not None:
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ended, on a GPU or the CPU."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and any(
+        words in said for words in ("can't allocate memory", "not enough memory", "out of memory")
+    )
+
+
+def kept_for_backward(
+    work: Callable[[], object], places: Mapping[nn.Module, str], elsewhere: str
+) -> dict[str, int]:
+    """Bytes that a forward pass keeps for the backward pass, by where they are first kept.
+
+    Parameters and buffers of ``places``' modules, which are there anyway, don't count. A storage
+    counts once, however many operators keep it.
+
+    Args:
+        work: the forward pass; what it returns is held until all is counted.
+        places: the name of the place that a module is; those of one name are added up.
+        elsewhere: the name for what is kept outside of them.
+    """
+    own = {
+        tensor.untyped_storage().data_ptr()
+        for module in places
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    names = [elsewhere]
+    kept = dict.fromkeys((*places.values(), elsewhere), 0)
+    seen: set[int] = set()
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept[names[-1]] += storage.nbytes()
+        return tensor
+
+    hooks = []
+    for module, name in places.items():
+        hooks.append(module.register_forward_pre_hook(lambda m, x, name=name: names.append(name)))
+        hooks.append(module.register_forward_hook(lambda m, x, y: names.pop() and None))
+    held = None
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            held = work()
+        return kept
+    finally:
+        del held
+        for hook in hooks:
+            hook.remove()
