@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+# Before anything imports Triton: without a GPU its interpreter runs the kernels.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(autouse=True)
 def fixed_seeds():

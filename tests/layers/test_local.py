@@ -33,6 +33,7 @@ NAMES = [
     if name == "compiled"
     else name
     for name in IMPLEMENTATIONS
+    if name != "fused"  # which takes few shapes: test_fused.py
 ]
 OWN_BACKWARD = NAMES[:2]  # query_first and the kernel
 DEVICES = [

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.functional import without_autocast
-from lambda_det.layers.local import compiled
+from lambda_det.layers.local import compiled, fused
 from lambda_det.layers.local.convolution import conv_output, depthwise_output
 from lambda_det.layers.local.dense import dense_output
 from lambda_det.layers.local.query_first import query_first_output
@@ -19,6 +19,7 @@ __all__ = ["IMPLEMENTATIONS", "check_implementation", "choose", "local_position_
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "query_first": query_first_output,
     "compiled": compiled.compiled_output,
+    "fused": fused.fused_output,
     "conv": conv_output,
     "depthwise": depthwise_output,
     "dense": dense_output,
@@ -37,6 +38,7 @@ def check_implementation(name: str) -> None:
 # Those that cannot run everywhere, with what says why
 _UNSUPPORTED: dict[str, Callable[[Tensor, Tensor, Tensor], str | None]] = {
     "compiled": compiled.unsupported,
+    "fused": fused.unsupported,
 }
 
 # Up to so many positions the dense einsum is faster than query_first, forward and backward
@@ -46,6 +48,8 @@ DENSE_POSITIONS = 200
 
 def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
+
+    The fused kernels are never taken: they have not run on a GPU yet.
 
     Args:
         queries: [b, H, W, h, k].
