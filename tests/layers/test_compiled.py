@@ -1,5 +1,7 @@
 """The CPU kernel: every path through its tiles, the layouts it takes and gives, its building."""
 
+import ctypes
+import itertools
 import os
 import stat
 import subprocess
@@ -94,6 +96,186 @@ def test_any_number_of_threads(threads):
         torch.testing.assert_close(a, b)
 
 
+FENCED = """
+import ctypes, mmap, random, sys
+import torch
+from lambda_det.layers.local import compiled, local_position_output
+
+PAGE, libc = mmap.PAGESIZE, ctypes.CDLL(None)
+
+def fenced(tensor, at_end):
+    "The tensor in a copy of its storage that ends, or begins, at a page that nobody may touch."
+    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    used = storage.numel() * storage.element_size()
+    room = -(-used // PAGE) * PAGE
+    area = mmap.mmap(-1, room + 2 * PAGE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(area))
+    for page in (address, address + PAGE + room):
+        assert libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0) == 0
+    offset = PAGE + (room - used if at_end else 0)
+    copy = torch.frombuffer(area, dtype=tensor.dtype, count=storage.numel(), offset=offset)
+    return copy.copy_(storage).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+call = compiled._call
+
+@torch.no_grad()
+def fenced_call(name, dtype, *arguments):
+    pairs = [(x, fenced(x, at_end)) if isinstance(x, torch.Tensor) else (x, x) for x in arguments]
+    call(name, dtype, *(copy for _, copy in pairs))
+    own = {x.data_ptr() for x in inputs}  # which autograd watches, and the kernel only reads
+    for tensor, copy in pairs:
+        if copy is not tensor and 0 not in tensor.stride() and tensor.data_ptr() not in own:
+            tensor.copy_(copy)
+
+compiled._call = fenced_call
+random.seed(0)
+torch.manual_seed(0)
+for at_end in (True, False):
+    for _ in range(25):
+        draw = random.randint
+        b, y, x, h, k, v, u = (draw(1, n) for n in (2, 6, 40, 6, 18, 40, 2))
+        dtype = random.choice([torch.float32, torch.float64])
+        inputs = [torch.randn(b, y, x, h, k), torch.randn(b, y, x, v, u)]
+        inputs.append(torch.randn(k, u, 2 * draw(0, 4) + 1, 2 * draw(0, 12) + 1))
+        inputs = [t.to(dtype).requires_grad_() for t in inputs]
+        if draw(0, 1):  # a map per channel
+            inputs[0] = inputs[0].permute(0, 3, 4, 1, 2).contiguous().permute(0, 3, 4, 1, 2)
+        results = []
+        for name in ("compiled", "query_first"):
+            output = local_position_output(*inputs, name)
+            loss = (output * torch.linspace(-1, 1, output.numel()).view(output.shape)).sum()
+            results.append([output, *torch.autograd.grad(loss, inputs)])
+        for got, want in zip(*results):
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+print("kept within its buffers")
+"""
+
+
+@needs_kernel
+def test_it_keeps_within_its_buffers():
+    """Whole vectors are read and written: none may reach beyond what the tensors hold."""
+    run = subprocess.run(  # a process of its own, since a touch of the fence ends it
+        [sys.executable, "-X", "faulthandler", "-c", FENCED],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert "kept within" in run.stdout
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_and_gradient_in_any_layout(dtype):
+    """The embedding and the gradient too: F.pad keeps a channels-last layout, the kernel has one.
+
+    With v = 16 nothing is padded, so that only .contiguous() lays the gradient out.
+    """
+    orders = ((0, 1, 2, 3), (1, 0, 3, 2), (3, 2, 1, 0), (1, 2, 0, 3), (2, 0, 3, 1))
+    for order, of_values in itertools.product(orders, ((3, 0, 2, 1, 4), (0, 1, 3, 2, 4))):
+        inputs = (
+            _tensor((2, 5, 6, 3, 16), (4, 2, 0, 3, 1), dtype),
+            _tensor((2, 5, 6, 16, 2), of_values, dtype),
+            _tensor((16, 2, 3, 5), order, dtype),
+        )
+        grad = _tensor((2, 5, 6, 3, 16), (4, 3, 2, 1, 0), dtype).detach()
+        results = []
+        for name in ("compiled", "dense"):
+            output = local_position_output(*inputs, name)
+            results.append([output, *torch.autograd.grad(output, inputs, grad)])
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        one = local_position_output(*inputs, "compiled").sum()  # whose gradient has strides of 0
+        torch.autograd.grad(one, inputs)
+
+
+@needs_kernel
+def test_threads_share_nothing_on_a_larger_map():
+    """Large enough for the threads to run at the same time, also where one is the default."""
+    inputs = [torch.randn(1, 64, 40, 4, 16), torch.randn(1, 64, 40, 32, 2)]
+    inputs = [x.requires_grad_() for x in (*inputs, torch.randn(16, 2, 9, 9))]
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, *[4] * 10):
+            torch.set_num_threads(threads)
+            output = local_position_output(*inputs, "compiled")
+            loss = (output * torch.linspace(-1, 1, output.numel()).view(output.shape)).sum()
+            results.append([output, *torch.autograd.grad(loss, inputs)])
+    finally:
+        torch.set_num_threads(before)
+    for one, first, *others in zip(*results, strict=True):
+        assert all(torch.equal(first, other) for other in others)
+        torch.testing.assert_close(one, first, rtol=1e-3, atol=1e-3)
+
+
+INPUTS = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)]
+CHANNELS_LAST, MAPS = (0, 1, 2, 3, 4), (0, 3, 4, 1, 2)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_queries", [CHANNELS_LAST, MAPS])
+@pytest.mark.parametrize("of_values", [CHANNELS_LAST, MAPS])
+def test_results_are_laid_out_as_the_inputs(of_queries, of_values, dtype):
+    """Output and gradient of the queries as the queries, that of the values as the values.
+
+    A layer's own output does not show it: the sum with the content output takes that one's layout.
+    """
+    shapes = ((2, 5, 6, 3, 4), (2, 5, 6, 7, 2), (4, 2, 3, 5))
+    orders = (of_queries, of_values, (1, 2, 0, 3))
+    inputs = [_tensor(*x, dtype) for x in zip(shapes, orders, strict=True)]
+    output = local_position_output(*inputs, "compiled")
+    grad = _tensor(output.shape, (4, 3, 2, 1, 0), dtype).detach()
+    grads = torch.autograd.grad(output, inputs, grad)
+    for result, order in zip(
+        (output, *grads[:2]), (of_queries, of_queries, of_values), strict=True
+    ):
+        assert result.permute(order).is_contiguous()
+    assert grads[2].is_contiguous()
+    # What torch.compile is told about shapes, dtypes and strides is what comes
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(compiled.compiled_output, tuple(inputs), test_utils=checks)
+    plain = tuple(x.detach() for x in (grad, *inputs))
+    torch.library.opcheck(compiled._compiled_backward, plain, test_utils=checks)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_kernel_gets_float32_at_least_and_no_more_than_it_needs(dtype, monkeypatch):
+    seen, call = set(), compiled._call
+
+    def watched(name, dtype, *arguments):
+        seen.update([dtype, *(x.dtype for x in arguments if isinstance(x, torch.Tensor))])
+        call(name, dtype, *arguments)
+
+    monkeypatch.setattr(compiled, "_call", watched)
+    inputs = [x.to(dtype).requires_grad_() for x in INPUTS]
+    torch.autograd.grad(local_position_output(*inputs, "compiled").sum(), inputs)
+    assert seen == {dtype if dtype == torch.float64 else torch.float32}
+
+
+SIZES = {  # of queries, values, embedding
+    "another batch": ((4, 5, 6, 2, 3), (1, 5, 6, 4, 1), (3, 1, 3, 3)),
+    "another map": ((1, 9, 6, 2, 3), (1, 5, 6, 4, 1), (3, 1, 3, 3)),
+    "another query depth": ((1, 5, 6, 2, 8), (1, 5, 6, 4, 1), (3, 1, 3, 3)),
+    "another intra-depth": ((1, 5, 6, 2, 3), (1, 5, 6, 4, 2), (3, 1, 3, 3)),
+    "an even scope": ((1, 5, 6, 2, 3), (1, 5, 6, 4, 1), (3, 1, 3, 4)),
+    "no columns": ((1, 5, 0, 2, 3), (1, 5, 0, 4, 1), (3, 1, 3, 3)),
+    "no heads": ((1, 5, 6, 0, 3), (1, 5, 6, 4, 1), (3, 1, 3, 3)),
+    "no value depth": ((1, 5, 6, 2, 3), (1, 5, 6, 0, 1), (3, 1, 3, 3)),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_sizes_that_do_not_fit_are_refused(sizes, monkeypatch):
+    """Rather than read from beyond the tensors."""
+    monkeypatch.setattr(compiled, "_call", lambda *_, **__: pytest.fail("the kernel was called"))
+    with pytest.raises(ValueError, match="do not fit together"):
+        local_position_output(*(torch.zeros(size) for size in sizes), "compiled")
+
+
 def test_another_device_is_refused_in_words():
     inputs = [torch.zeros(1, 3, 3, 1, 2), torch.zeros(1, 3, 3, 2, 1), torch.zeros(2, 1, 3, 3)]
     with pytest.raises(ConfigError, match=r"'compiled'.*CPU.*meta"):
@@ -114,9 +296,6 @@ def _script(path: Path, text: str) -> str:
     path.write_text("#!/bin/sh\n" + text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
-
-
-INPUTS = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)]
 
 
 @needs_kernel
@@ -172,3 +351,88 @@ def test_without_a_working_compiler_auto_takes_another_form(kind, fresh, monkeyp
     with pytest.raises(ConfigError, match="'compiled'") as raised:
         local_position_output(*INPUTS, "compiled")
     assert compiler in str(raised.value) or "g++" in str(raised.value)
+
+
+@needs_kernel
+def test_it_runs_on_the_threads_of_pytorch(fresh):
+    """It calls OpenMP, and brings no library of its own for that."""
+    assert compiled.unsupported(*INPUTS) is None
+    (library,) = (fresh / "cache" / "lambda_det").iterdir()
+    content = library.read_bytes()
+    assert b"libgomp" not in content and b"libomp" not in content
+    assert b"GOMP_parallel" in content or b"__kmpc_fork_call" in content
+
+
+def test_the_words_of_the_compiler_are_in_the_log(fresh, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", _script(fresh / "fails", "echo such an old compiler >&2; exit 1"))
+    with caplog.at_level("DEBUG", "lambda_det"):
+        assert compiled.unsupported(*INPUTS)
+    assert "such an old compiler" in caplog.text
+
+
+class _Machine:
+    """A processor and a compiler for it, in place of compiled._run."""
+
+    def __init__(self):
+        self.processor, self.folder = "old", None
+
+    def __call__(self, command):
+        if self.folder is not None:
+            assert not list(self.folder.glob("*.so"))
+        if "-dM" in command:
+            return self.processor if "-march=native" in command else "any"
+        assert not list(Path(command[command.index("-o") + 1]).parent.glob("position_output*"))
+        Path(command[command.index("-o") + 1]).write_text(self.processor)
+        return ""
+
+
+@pytest.fixture
+def machine(fresh, monkeypatch):
+    machine = _Machine()
+    monkeypatch.setattr(compiled, "_run", machine)
+    return machine
+
+
+def test_another_source_flag_or_processor_is_another_kernel(machine, fresh, monkeypatch):
+    """A change of the file, or a home shared by two machines, must not bring the wrong code."""
+    built = [compiled._build("g++"), compiled._build("g++")]
+    assert built[0] == built[1]
+    machine.processor = "new"
+    built.append(compiled._build("g++"))
+    monkeypatch.setattr(compiled, "_COMPILE", [*compiled._COMPILE, "-O1"])
+    built.append(compiled._build("g++"))
+    source = fresh / "other.cpp"
+    source.write_text("// changed")
+    monkeypatch.setattr(compiled, "_SOURCE", source)
+    built.append(compiled._build("g++"))
+    assert len(set(built)) == 4
+    assert [x.read_text() for x in built] == ["old", "old", "new", "new", "new"]
+
+
+def test_a_kernel_appears_whole_or_not_at_all(machine, fresh, monkeypatch):
+    """Nothing lies under the final name while the compiler and the linker write."""
+    machine.folder = fresh / "cache" / "lambda_det"
+    moved, replace = [], compiled.os.replace
+    monkeypatch.setattr(compiled.os, "replace", lambda *x: moved.append(x) or replace(*x))
+    library = compiled._build("g++")
+    ((origin, target),) = moved
+    assert target == library and library.parent == machine.folder
+    # Within one file system, so that the renaming is one step
+    assert machine.folder in Path(origin).parents
+    assert list(machine.folder.iterdir()) == [library]
+
+
+def test_messages_of_the_compiler_in_another_encoding(fresh, monkeypatch):
+    script = _script(fresh / "fails", "printf 'na\\357ve \\377' >&2; exit 1")
+    monkeypatch.setenv("CXX", script)
+    assert "no kernel" in compiled.unsupported(*INPUTS)
+
+
+def test_without_a_home(fresh, monkeypatch):
+    def home():  # as for a user that the machine does not know, with HOME unset
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    local_position_output(*INPUTS)
+    assert not isinstance(compiled._library(), ctypes.CDLL)

@@ -225,9 +225,9 @@ def test_a_layer_keeps_the_layout_of_its_input(memory_format, name):
     assert x.grad.is_contiguous(memory_format=memory_format)
 
 
-def _choice(height, width, scope):
+def _choice(height, width, scope_y, scope_x=None):
     inputs = (torch.zeros(1, height, width, 1, 2), torch.zeros(1, height, width, 2, 1))
-    return choose(*inputs, torch.zeros(2, 1, scope, scope))
+    return choose(*inputs, torch.zeros(2, 1, scope_y, scope_x or scope_y))
 
 
 def test_auto_takes_the_kernel_where_there_is_one(monkeypatch):
@@ -252,3 +252,22 @@ def test_auto_without_the_kernel(monkeypatch):
 def test_unknown_implementation_is_named():
     with pytest.raises(ConfigError, match=r"'fastest'.*query_first"):
         local_position_output(*_inputs(SIZES["one position"]), "fastest")
+
+
+def test_the_bounds_of_the_dense_form(monkeypatch):
+    """Up to 200 positions, and only if the scope reaches across both ways."""
+    monkeypatch.setattr(compiled, "_missing", lambda: "there is none")
+    assert _choice(10, 20, 10, 20) == "dense"
+    for sizes in ((3, 67, 5, 133), (10, 20, 9, 39), (10, 20, 19, 19)):
+        assert _choice(*sizes) == "query_first", sizes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_leaves_the_dtype_of_the_queries(name):
+    """The projections have decided it; products in 16 bits again would lose digits."""
+    inputs = [torch.randn(1, 6, 7, 2, 4), torch.randn(1, 6, 7, 3, 1), torch.randn(4, 1, 3, 5)]
+    expected = local_position_output(*inputs, name)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = local_position_output(*inputs, name)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output, expected)

@@ -52,7 +52,13 @@ def _cache_folder() -> Path:
 
 def _run(command: list[str]) -> str:
     return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=300,
+        stdin=subprocess.DEVNULL,
     ).stdout
 
 
@@ -82,7 +88,7 @@ def _library() -> ctypes.CDLL | str:
         return "there is no g++ to compile its kernel (CXX names another compiler)"
     try:
         return ctypes.CDLL(str(_build(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home: RuntimeError
         details = getattr(error, "stderr", None) or error
         _logger.debug("Compiling %s: %s", _SOURCE, details)
         return f"{compiler} made no kernel that can be loaded here"
@@ -113,6 +119,18 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
     batch, height, width, heads, k = queries.shape
     v, u = values.shape[3:]
     scope_y, scope_x = embedding.shape[2:]
+    # The kernel gets pointers: what does not fit together would be read beyond its end
+    if (
+        values.shape[:3] != queries.shape[:3]
+        or embedding.shape[:2] != (k, u)
+        or scope_y % 2 + scope_x % 2 != 2
+        or min(height, width, heads, v) < 1
+    ):
+        raise ValueError(
+            f"Queries {list(queries.shape)}, values {list(values.shape)} and embedding "
+            f"{list(embedding.shape)} do not fit together; they must be [b, H, W, h, k], "
+            "[b, H, W, v, u] and [k, u, r_y, r_x] with odd r_y and r_x."
+        )
     itemsize = torch.finfo(_work_dtype(queries)).bits // 8
     short, long = _SHORT // itemsize, _LONG // itemsize
     rp = _padded(scope_x, short)
