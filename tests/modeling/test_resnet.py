@@ -5,11 +5,12 @@ import torch
 from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import FPN
 from torch import nn
+from torch.nn import functional as F
 
 import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.blocks import Bottleneck, SqueezeExcitation
+from lambda_det.modeling.blocks import Bottleneck, SqueezeExcitation, average
 from lambda_det.modeling.resnet import LambdaResNet, image_area
 from lambda_det.modeling.specs import get_spec
 
@@ -301,3 +302,18 @@ def test_dropout_stands_before_the_last_layer(name):
     assert 0.6 < (seen[0] == 0).double().mean() < 1 and (seen[1] != 0).double().mean() > 0.4
     with pytest.raises(ConfigError, match="DROPOUT"):
         lambda_det.create_classifier(name, 3, dropout=1.5)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("stride, size", [(2, (7, 6)), (2, (1, 1)), (1, (5, 4)), (2, (8, 3))])
+def test_pooling_keeps_nothing_for_the_backward_pass(stride, size, memory_format):
+    x = torch.randn(2, 5, *size).double().to(memory_format=memory_format).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = average(x, stride)
+    expected = F.avg_pool2d(x, 3, stride, padding=1)
+    assert not kept
+    assert torch.equal(y, expected) and y.stride() == expected.stride()
+    grad = torch.randn_like(y)
+    (got,), (want,) = (torch.autograd.grad(z, x, grad) for z in (y, expected))
+    assert torch.equal(got, want) and got.stride() == want.stride()
