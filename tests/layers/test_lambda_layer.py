@@ -220,7 +220,7 @@ def test_parameter_names_and_shapes_are_a_file_format():
     }
 
 
-@pytest.mark.parametrize("implementation", ["query_first", "conv", "depthwise", "dense"])
+@pytest.mark.parametrize("implementation", ["auto", "query_first", "conv", "depthwise", "dense"])
 def test_channels_last_and_autocast(implementation):
     layer = LambdaLayer(32, scope=7, implementation=implementation).eval()
     x = torch.randn(2, 32, 9, 7)

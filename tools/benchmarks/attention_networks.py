@@ -22,6 +22,7 @@ from tools.benchmarks.networks import add_image_size, image_size
 from tools.benchmarks.options import add_common, setting_of
 from tools.benchmarks.session import run_groups
 
+IMAGE_SIZE, SMALL_IMAGE_SIZE = 224, 160
 HEADS = 8
 BASE = "lambda layer"
 
@@ -47,13 +48,13 @@ ATTENTION: dict[str, tuple[Callable[[int, tuple[int, int]], nn.Module], str, str
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, batch="128 on a GPU, 8 on the CPU; --small: 1")
-    add_image_size(parser, "224")
+    add_image_size(parser, f"{IMAGE_SIZE}; --small: {SMALL_IMAGE_SIZE}")
 
 
 def run(args: argparse.Namespace) -> None:
     """One group; ratios are to the lambda layer of the paper's defaults."""
     setting = setting_of(args)
-    side = image_size(args, 224)
+    side = image_size(args, SMALL_IMAGE_SIZE if args.small else IMAGE_SIZE)
     default = 128 if setting.device.type == "cuda" else 8
     batch = args.batch or (1 if args.small else default)
     cases = []

@@ -45,7 +45,8 @@ def add_implementations(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         default=None,
-        help=f"of auto, {', '.join(IMPLEMENTATIONS)} (all but auto; --small: without the slowest)",
+        help=f"of auto, {', '.join(IMPLEMENTATIONS)} (all of the device; --small: without the "
+        "slowest)",
     )
 
 
@@ -57,8 +58,10 @@ def implementations(args: argparse.Namespace) -> list[str]:
     """
     names = args.implementations
     if names is None:
-        slow = ("depthwise", "dense") if args.small else ()
-        names = [name for name in IMPLEMENTATIONS if name not in slow]
+        left_out = ["compiled" if args.device.startswith("cuda") else "fused"]  # its kernels
+        if args.small:
+            left_out += ["depthwise", "dense"]
+        names = [name for name in IMPLEMENTATIONS if name not in left_out]
     for name in names:
         check_implementation(name)
     return list(dict.fromkeys(names))

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -62,10 +63,10 @@ def _run(command: list[str]) -> str:
     ).stdout
 
 
-def _build(compiler: str) -> Path:
+def _build(compiler: list[str]) -> Path:
     """Compile for this processor, or take what an earlier process has compiled."""
     # The compiler's macros tell its version and every instruction set it would use here
-    macros = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
+    macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
     key = hashlib.sha256("\0".join([*_COMPILE, macros, _SOURCE.read_text("utf-8")]).encode())
     library = _cache_folder() / f"position_output_{key.hexdigest()[:16]}.so"
     if library.exists():
@@ -74,8 +75,8 @@ def _build(compiler: str) -> Path:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         parts = [str(Path(folder, name)) for name in ("kernel.o", "kernel.so")]
-        _run([compiler, *_COMPILE, str(_SOURCE), "-o", parts[0]])
-        _run([compiler, "-shared", parts[0], "-o", parts[1]])
+        _run([*compiler, *_COMPILE, str(_SOURCE), "-o", parts[0]])
+        _run([*compiler, "-shared", parts[0], "-o", parts[1]])
         os.replace(parts[1], library)  # other processes see all of it or nothing
     return library
 
@@ -83,15 +84,15 @@ def _build(compiler: str) -> Path:
 @functools.cache
 def _library() -> ctypes.CDLL | str:
     """The kernel, or the reason why there is none."""
-    compiler = shutil.which(os.environ.get("CXX") or "g++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX") or "g++")  # perhaps "ccache g++"
+    if not compiler or shutil.which(compiler[0]) is None:
         return "there is no g++ to compile its kernel (CXX names another compiler)"
     try:
         return ctypes.CDLL(str(_build(compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home: RuntimeError
         details = getattr(error, "stderr", None) or error
-        _logger.debug("Compiling %s: %s", _SOURCE, details)
-        return f"{compiler} made no kernel that can be loaded here"
+        _logger.warning("No kernel of the lambda layer for this processor: %s", details)
+        return f"{shlex.join(compiler)} made no kernel that can be loaded here"
 
 
 @torch.compiler.assume_constant_result  # so that torch.compile does not look into the building
