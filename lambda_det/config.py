@@ -27,7 +27,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.HEADS = 0
     _C.MODEL.LAMBDA_RESNET.INTRA_DEPTH = 0
     _C.MODEL.LAMBDA_RESNET.SCOPE = 0
-    # How the local position output is computed: "auto", "query_first", "conv", "depthwise", "dense"
+    # How the local position output is computed: "auto" or a name of docs/layer.md
     _C.MODEL.LAMBDA_RESNET.IMPLEMENTATION = "auto"
     # Probability of dropping the residual branch in the last stage; earlier stages less (App. E.2)
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0

@@ -153,7 +153,7 @@ def append_summary(path: Path, row: Mapping[str, Any]) -> None:
     if not set(row) <= set(head):  # the first, or a resumed run evaluates on more
         head += [name for name in row if name not in head]
         _write_summary(path, head, rows)
-    with path.open("a", newline="") as file:
+    with path.open("a", newline="", encoding="utf-8") as file:
         csv.DictWriter(file, head, restval="").writerow(row)
 
 
@@ -171,7 +171,7 @@ def _read_summary(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     """Head and rows, without a last row that was cut off by a kill."""
     if not path.exists():
         return [], []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         head = list(reader.fieldnames or [])
         rows = [row for row in reader if row.get("step") and row.get(head[-1]) is not None]

@@ -155,7 +155,7 @@ def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
     if not saved.exists():
         return
     try:
-        before = dict(leaves(yaml.safe_load(saved.read_text())))
+        before = dict(leaves(yaml.safe_load(saved.read_text("utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
         raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
     # through YAML as the other was, so that tuples and lists are the same
@@ -180,7 +180,7 @@ def cut_metrics(folder: str, first_iteration: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8").splitlines():
         try:
             iteration = json.loads(line)["iteration"]
         except (ValueError, KeyError, TypeError):

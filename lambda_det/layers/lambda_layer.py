@@ -18,6 +18,7 @@ from lambda_det.layers.functional import (
     position_output,
     without_autocast,
 )
+from lambda_det.layers.hooks import is_watched
 from lambda_det.layers.local import check_implementation, local_position_output
 from lambda_det.layers.position import RelativePosition, dense_embedding
 
@@ -179,7 +180,7 @@ class LambdaLayer(nn.Module):
         queries = _split(self.query_norm(queries), self.heads, self.query_depth)
         values = _split(self.value_norm(values), self.groups, self.value_depth, self.intra_depth)
         if self.query_softmax:
-            queries = queries.softmax(dim=-1)
+            queries = queries.softmax(dim=-1).to(values.dtype)  # autocast gives float32 on CUDA
         if valid is not None:
             values = values * valid[:, 0, :, :, None, None, None].to(values.dtype)
         if keys is not None:
@@ -203,11 +204,16 @@ class LambdaLayer(nn.Module):
         """Queries, keys (if there are any) and values as maps, by one convolution over all rows.
 
         Three would read the input three times and add up three gradients of it
-        (docs/performance.md).
+        (docs/performance.md). They are called where they are more than convolutions: pruning and
+        spectral norm work by hooks, adapters by modules of their own.
         """
         projections = [self.query_proj, self.value_proj]
         if self.key_proj is not None:
             projections.append(self.key_proj)
+        plain = all(type(conv) is nn.Conv2d and conv.bias is None for conv in projections)
+        if not plain or is_watched(*projections):
+            keys = None if self.key_proj is None else self.key_proj(x)
+            return self.query_proj(x), keys, self.value_proj(x)
         maps = nn.functional.conv2d(x, torch.cat([conv.weight for conv in projections]))
         queries, values, *keys = maps.split([conv.out_channels for conv in projections], dim=1)
         return queries, keys[0] if keys else None, values

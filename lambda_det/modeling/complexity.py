@@ -70,10 +70,8 @@ def measure(model: nn.Module, image_size: int) -> Complexity:
             counts[index] += output.numel() * linear.in_features
 
     def count_lambda(layer: LambdaLayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        projections = (layer.query_proj, layer.key_proj, layer.value_proj)  # not called one by one
-        per_position = sum(conv.weight.numel() for conv in projections if conv is not None)
         for index, count in enumerate(lambda_multiply_adds(layer, *output.shape[-2:])):
-            counts[index] += output.shape[-2:].numel() * per_position + count
+            counts[index] += count
 
     counters = {nn.Conv2d: count_conv, nn.Linear: count_linear, LambdaLayer: count_lambda}
     hooks = [

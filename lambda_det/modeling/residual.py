@@ -18,8 +18,8 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.modules import module as torch_module
 
+from lambda_det.layers.hooks import is_watched
 from lambda_det.modeling.norm import (
     SyncBatchNorm2d,
     join_processes,
@@ -49,28 +49,12 @@ def covers(conv: nn.Module, se: nn.Module | None, device: torch.device) -> bool:
     norm = getattr(conv, "norm", None)
     if type(conv) is not Conv2d or conv.activation is not None or type(norm) not in _NORMS:
         return False
+    if type(norm) is FrozenBatchNorm2d and se is None and torch.is_grad_enabled():
+        return False  # its plain form keeps y alone
     if type(norm) is nn.SyncBatchNorm and norm.training and dist.is_initialized():
         return False  # it says itself that it has no CPU form
     parts = [conv, norm] if se is None else [conv, norm, *se.modules()]
-    return not any(map(_is_watched, parts)) and not _everything_is_watched()
-
-
-def _is_watched(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
-def _everything_is_watched() -> bool:
-    return bool(
-        torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-    )
+    return not is_watched(*parts)
 
 
 def plain(c: Tensor, shortcut: Tensor, norm: nn.Module, se: nn.Module | None) -> Tensor:

@@ -315,3 +315,22 @@ def test_global_embedding_on_a_smaller_map_is_its_middle():
     position = RelativePosition(2, map_size=(4, 5))
     assert position(4, 5) is position.embedding
     assert torch.equal(position(3, 2), position.embedding[:, :, 1:-1, 3:-3])
+
+
+@pytest.mark.parametrize("name", ["query_proj", "key_proj", "value_proj"])
+def test_watched_or_changed_projections_are_called(name):
+    """Pruning and spectral norm make the weight in a hook; adapters take the module's place."""
+    layer = LambdaLayer(8, query_depth=4, heads=2, scope=3).double().eval()
+    x = torch.randn(1, 8, 5, 4).double()
+    expected = layer(x)
+    seen = []
+    hook = getattr(layer, name).register_forward_hook(lambda module, x, y: seen.append(y) or -y)
+    changed = layer(x)
+    assert len(seen) == 1 and not torch.allclose(changed, expected)
+    hook.remove()
+    torch.testing.assert_close(layer(x), expected)
+    getattr(layer, name).bias = nn.Parameter(torch.ones_like(seen[0][0, :, 0, 0]))
+    if name != "key_proj":  # the softmax takes a constant away
+        assert not torch.allclose(layer(x), expected)
+    setattr(layer, name, nn.Sequential(getattr(layer, name), nn.Tanh()))
+    assert not torch.allclose(layer(x), expected)

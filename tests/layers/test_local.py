@@ -271,3 +271,12 @@ def test_autocast_leaves_the_dtype_of_the_queries(name):
         output = local_position_output(*inputs, name)
     assert output.dtype == torch.float32
     torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch(name):
+    inputs = [torch.randn(0, 4, 5, 2, 3), torch.randn(0, 4, 5, 3, 1), torch.randn(3, 1, 3, 3)]
+    inputs = [x.requires_grad_() for x in inputs]
+    output = local_position_output(*inputs, name)
+    assert output.shape == (0, 4, 5, 2, 3)
+    assert all((g == 0).all() for g in torch.autograd.grad(output.sum(), inputs))

@@ -317,3 +317,25 @@ def test_pooling_keeps_nothing_for_the_backward_pass(stride, size, memory_format
     grad = torch.randn_like(y)
     (got,), (want,) = (torch.autograd.grad(z, x, grad) for z in (y, expected))
     assert torch.equal(got, want) and got.stride() == want.stride()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_traced_network_can_be_saved(tmp_path):
+    model = _awake(_small()).eval()
+    x = torch.randn(1, 3, 64, 64)
+    torch.jit.trace(model, x, strict=False).save(tmp_path / "traced.pt")
+    traced = torch.jit.load(tmp_path / "traced.pt")(x)
+    for name, feature in model(x).items():
+        torch.testing.assert_close(traced[name], feature)
+
+
+def test_a_strided_lambda_block_compiles_without_graph_break():
+    options = {"bottleneck_channels": 8, "stride": 2, "lambda_options": {"scope": 3}}
+    block = Bottleneck(16, 32, **options)
+    x = torch.randn(2, 16, 7, 6).requires_grad_()
+    whole = torch.compile(block, backend="aot_eager", fullgraph=True)
+    got, want = whole(x), block(x)
+    torch.testing.assert_close(got, want)
+    grad = torch.randn_like(want)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, grad)[0] for y in (got, want)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile
 
 try:
@@ -49,6 +48,8 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
 
 def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
     """Addresses and bytes, negative where memory is freed, in the order of time."""
+    from torch._C._profiler import _EventType  # private, so nothing else shall depend on it
+
     found, waiting = [], list(roots)
     while waiting:
         event = waiting.pop()
@@ -129,7 +130,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     said = str(error).lower()
     return isinstance(error, RuntimeError) and any(
-        words in said for words in ("can't allocate memory", "not enough memory", "out of memory")
+        words in said
+        for words in ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
     )
 
 

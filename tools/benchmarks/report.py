@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from lambda_det.files import replace_text
 from tools.benchmarks.measure import Group, Result
 
 QUARTILES = (25, 50, 75)
@@ -136,7 +137,4 @@ def _megabytes(count: int | None) -> str:
 
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
     """Write the file in one go, so that an interrupted run leaves a whole one."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n")
-    part.replace(path)
+    replace_text(path, json.dumps(content, indent=2) + "\n")

@@ -5,11 +5,12 @@
 // Scores exist for one row of the scope and one tile of queries at a time, so that they stay in the
 // first-level cache. Offsets that lead out of the map cost nothing: rows are skipped and columns
 // cut. Every product below is one call of multiply(). Compiled by compiled.py for the machine that
-// runs it; plain C functions, without PyTorch's headers, so that this takes a second or two.
+// runs it; plain C functions, without PyTorch's headers, so that this takes two seconds or three.
 //
 // Layouts, all dense ("p": padded with zeros to whole vectors, see compiled.py):
 //     queries [b, H, W, h, k]   values [b, u, H, W, vp]   transposed values [b, u, H, vp, Wp]
-//     embedding [u, r_y, k, rp]   transposed embedding [u, r_y, r_x, kp]   gradient [b, H, W, h, vp]
+//     embedding [u, r_y, k, rp]   transposed embedding [u, r_y, r_x, kp]
+//     gradient of the output [b, H, W, h, vp]
 // The output is [b, H, W, h, v] in any layout.
 
 #include <algorithm>
@@ -42,7 +43,7 @@ struct Sizes {
   long rp, kp, vp, wp;
 };
 
-// C[R, columns] (+)= A[R, steps] B[steps, columns] for R rows and N vectors of columns, in registers.
+// C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers.
 template <typename T, int lanes, int R, int N>
 inline __attribute__((always_inline)) void block(
     long steps, const T *a, long a_row, long a_step, const T *b, long b_step, T *c, long c_row,
@@ -100,7 +101,7 @@ struct Strides {
   long image, y, x, group, channel;
 };
 
-// Copies from one layout to another. In small blocks, because one of them may jump at every channel.
+// Copies from one layout to another, in small blocks, as one of them may jump at every channel.
 template <typename T>
 void lay_out(const long *shape, const T *from, const Strides &f, T *to, const Strides &t,
              int threads) {

@@ -77,6 +77,8 @@ def _build(compiler: list[str]) -> Path:
         parts = [str(Path(folder, name)) for name in ("kernel.o", "kernel.so")]
         _run([*compiler, *_COMPILE, str(_SOURCE), "-o", parts[0]])
         _run([*compiler, "-shared", parts[0], "-o", parts[1]])
+        with open(parts[1], "rb") as file:
+            os.fsync(file.fileno())  # half a library would end every process that loads it
         os.replace(parts[1], library)  # other processes see all of it or nothing
     return library
 
@@ -84,15 +86,17 @@ def _build(compiler: list[str]) -> Path:
 @functools.cache
 def _library() -> ctypes.CDLL | str:
     """The kernel, or the reason why there is none."""
-    compiler = shlex.split(os.environ.get("CXX") or "g++")  # perhaps "ccache g++"
-    if not compiler or shutil.which(compiler[0]) is None:
-        return "there is no g++ to compile its kernel (CXX names another compiler)"
+    named = os.environ.get("CXX") or "g++"
     try:
+        compiler = shlex.split(named)  # perhaps "ccache g++"
+        if shutil.which(compiler[0]) is None:
+            return "there is no g++ to compile its kernel (CXX names another compiler)"
         return ctypes.CDLL(str(_build(compiler)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no home: RuntimeError
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        # RuntimeError: there is no home; ValueError: CXX has an open quote
         details = getattr(error, "stderr", None) or error
         _logger.warning("No kernel of the lambda layer for this processor: %s", details)
-        return f"{shlex.join(compiler)} made no kernel that can be loaded here"
+        return f"{named} made no kernel that can be loaded here"
 
 
 @torch.compiler.assume_constant_result  # so that torch.compile does not look into the building

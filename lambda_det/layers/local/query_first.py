@@ -65,7 +65,7 @@ def _chunks(batch: int, tiling: Tiling, tiles: int) -> Iterator[Chunk]:
     """Cut the [batch, rows, columns] grid of tiles into boxes of at most ``tiles`` tiles."""
     columns = min(tiling.columns, max(tiles, 1))
     rows = min(tiling.rows, max(tiles // tiling.columns, 1))
-    images = min(batch, max(tiles // (tiling.columns * tiling.rows), 1))
+    images = max(min(batch, tiles // (tiling.columns * tiling.rows)), 1)
     for b in range(0, batch, images):
         for row in range(0, tiling.rows, rows):
             for column in range(0, tiling.columns, columns):
@@ -174,7 +174,9 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     )
     limit = CHUNK_NUMEL.get(queries.device.type, CHUNK_NUMEL["cuda"]) // per_tile
     chunks = list(_chunks(batch, tiling, limit))
-    largest = math.prod(part.stop - part.start for part in chunks[0])
+    largest = max(
+        (math.prod(part.stop - part.start for part in chunk) for chunk in chunks[:1]), default=0
+    )
     scores = _Scores(largest, heads, tiling, embedding)
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
