@@ -244,6 +244,12 @@ def test_size(run, monkeypatch):
     assert "| together" in captured.out
 
 
+def test_size_at_chosen_sizes(run, monkeypatch):
+    monkeypatch.setattr(size, "NETWORKS", ("lambda_resnet26",))
+    _, content, _ = run("--preset", "size", "--image-sizes", "32")
+    assert [group["image_size"] for group in content["groups"]] == [32, 32]
+
+
 def test_kept_memory_that_does_not_fit_is_said(monkeypatch):
     setting = size.Setting(torch.device("cpu"))
 
@@ -302,6 +308,7 @@ def test_help_has_a_line_for_each_preset(capsys):
         (["--implementations", "none"], "none"),
         (["--preset", "networks", "--implementations", "none"], "none"),
         (["--preset", "size", "--implementations", "none"], "none"),
+        (["--preset", "size", "--image-sizes", "256", "16"], "--image-sizes"),
         (["--preset", "networks", "--image-size", "16"], "--image-size is 16"),
         (["--preset", "networks", "--batch", "0"], "--batch is 0"),
         (["--memory-limit", "0"], "--memory-limit is 0"),

@@ -102,6 +102,8 @@ def limited_memory(limit: int | None) -> Iterator[None]:
     if limit is None or reserved is None:
         yield
         return
+    # Others may have taken memory since the limit was set
+    limit = min(limit, available_memory() or limit)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = reserved + limit
     if before[0] != resource.RLIM_INFINITY:

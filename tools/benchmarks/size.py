@@ -18,6 +18,7 @@ from tabulate import tabulate
 from torch import nn
 
 from lambda_det import create_backbone
+from lambda_det.errors import ConfigError
 from lambda_det.layers import IMPLEMENTATIONS
 from lambda_det.layers.local import check_implementation
 from tools.benchmarks import layer, networks, plot
@@ -38,6 +39,13 @@ ELSEWHERE = "elsewhere"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     parser.add_argument(
+        "--image-sizes",
+        nargs="+",
+        type=int,
+        metavar="SIDE",
+        help="of layers and networks (256 to 2048; --small: networks 256 and 384)",
+    )
+    parser.add_argument(
         "--implementations",
         nargs="+",
         metavar="NAME",
@@ -51,8 +59,10 @@ def run(args: argparse.Namespace) -> None:
     setting = setting_of(args)
     for name in args.implementations:
         check_implementation(name)
-    layer_sizes = SMALL_LAYER_SIZES if args.small else LAYER_SIZES
-    network_sizes = SMALL_NETWORK_SIZES if args.small else NETWORK_SIZES
+    layer_sizes = args.image_sizes or (SMALL_LAYER_SIZES if args.small else LAYER_SIZES)
+    network_sizes = args.image_sizes or (SMALL_NETWORK_SIZES if args.small else NETWORK_SIZES)
+    if min(layer_sizes) < 32:
+        raise ConfigError(f"--image-sizes has {min(layer_sizes)}; give 32 or more.")
     groups = [layer_group(side, args.implementations) for side in layer_sizes]
     groups += [network_group(side) for side in network_sizes]
 
