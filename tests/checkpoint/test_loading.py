@@ -118,7 +118,7 @@ FAILS = {
              "'epoch' in it is a int"),
     "namespace": (lambda n: {"model": n.state_dict(), "args": argparse.Namespace(a=1)}, "w.pth",
                   "refused"),
-    "safetensors": (lambda n: b"\x40\0\0\0\0\0\0\0{}", "w.safetensors", "not in the format"),
+    "safetensors": (lambda n: b"\x40\0\0\0\0\0\0\0{}", "w.safetensors", "format|no checkpoint"),
     "another wrapper": (lambda n: {"model": _prefixed(n.state_dict(), "encoder.q.")}, "w.pth",
                         "stem.conv1.weight"),
     "twice": (lambda n: {"model": {**n.state_dict(), **_prefixed(n.state_dict(), "module.")}},
