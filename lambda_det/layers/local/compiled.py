@@ -23,7 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.layout import empty_like_queries, empty_like_values
+from lambda_det.layers.local.layout import (
+    empty_like_queries,
+    empty_like_values,
+    gradients_like,
+    output_like,
+    save_inputs,
+)
 
 _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("compiled.cpp")
@@ -188,6 +194,7 @@ def _pad_last(x: Tensor, size: int) -> Tensor:
     return F.pad(x, (0, size - x.shape[-1])).contiguous()
 
 
+# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
 @torch.library.custom_op(
     "lambda_det::compiled",
     mutates_args=(),
@@ -216,9 +223,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     return output.to(queries.dtype)
 
 
-@compiled_output.register_fake
-def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    return empty_like_queries(queries, values.shape[3])
+compiled_output.register_fake(output_like)
 
 
 @torch.library.custom_op(
@@ -269,21 +274,11 @@ def _compiled_backward(
     )
 
 
-@_compiled_backward.register_fake
-def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
-    return (
-        empty_like_queries(queries, queries.shape[-1]),
-        empty_like_values(values),
-        torch.empty_like(embedding, memory_format=torch.contiguous_format),
-    )
-
-
-def _setup_context(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+_compiled_backward.register_fake(gradients_like)
 
 
 def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _compiled_backward(grad, *ctx.saved_tensors)
 
 
-compiled_output.register_autograd(_backward, setup_context=_setup_context)
+compiled_output.register_autograd(_backward, setup_context=save_inputs)

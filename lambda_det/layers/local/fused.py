@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.layout import empty_like_queries, empty_like_values
+from lambda_det.layers.local.layout import (
+    empty_like_queries,
+    empty_like_values,
+    output_like,
+    save_inputs,
+)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUERY_DEPTHS = (8, 16, 32)
@@ -208,9 +213,7 @@ def fused_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     return output
 
 
-@fused_output.register_fake
-def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    return empty_like_queries(queries, values.shape[3])
+fused_output.register_fake(output_like)
 
 
 @torch.library.custom_op(
@@ -296,10 +299,6 @@ def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     return empty_like_values(values)
 
 
-def _setup_context(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     need_queries, need_values, need_embedding = ctx.needs_input_grad
     grad_queries = grad_values = grad_embedding = None
@@ -310,4 +309,4 @@ def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor |
     return grad_queries, grad_values, grad_embedding
 
 
-fused_output.register_autograd(_backward, setup_context=_setup_context)
+fused_output.register_autograd(_backward, setup_context=save_inputs)

@@ -25,7 +25,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.functional import without_autocast
-from lambda_det.layers.local.layout import empty_like_queries, empty_like_values
+from lambda_det.layers.local.layout import (
+    empty_like_queries,
+    empty_like_values,
+    gradients_like,
+    output_like,
+    save_inputs,
+)
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
@@ -205,9 +211,7 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
         return _untile(output, empty_like_queries(queries, values.shape[3]))
 
 
-@query_first_output.register_fake
-def _(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    return empty_like_queries(queries, values.shape[3])
+query_first_output.register_fake(output_like)
 
 
 @torch.library.custom_op(
@@ -253,21 +257,11 @@ def _query_first_backward(
         )
 
 
-@_query_first_backward.register_fake
-def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
-    return (
-        empty_like_queries(queries, queries.shape[-1]),
-        empty_like_values(values),
-        torch.empty_like(embedding, memory_format=torch.contiguous_format),
-    )
-
-
-def _setup_context(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+_query_first_backward.register_fake(gradients_like)
 
 
 def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _query_first_backward(grad, *ctx.saved_tensors)
 
 
-query_first_output.register_autograd(_backward, setup_context=_setup_context)
+query_first_output.register_autograd(_backward, setup_context=save_inputs)
