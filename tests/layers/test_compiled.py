@@ -63,6 +63,16 @@ def test_equals_the_other_forms_on_random_sizes(layout, dtype, tolerance):
 
 
 @needs_kernel
+def test_values_that_need_no_copy_are_read_in_place(monkeypatch):
+    values, copied = torch.randn(2, 5, 6, 16, 1), []
+    monkeypatch.setattr(compiled, "_windows", lambda *tensors: copied.append(tensors))
+    inputs = (torch.randn(2, 5, 6, 3, 4), values, torch.randn(4, 1, 3, 5))
+    output = local_position_output(*inputs, "compiled")
+    assert not copied
+    torch.testing.assert_close(output, local_position_output(*inputs, "dense"))
+
+
+@needs_kernel
 @pytest.mark.parametrize("threads", [1, 3])
 def test_any_number_of_threads(threads):
     inputs = [torch.randn(2, 7, 9, 2, 3), torch.randn(2, 7, 9, 4, 1), torch.randn(3, 1, 5, 5)]

@@ -27,17 +27,21 @@ IMAGE_SIZE, SMALL_IMAGE_SIZE = 1024, 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, batch="1")
     add_image_size(parser, f"{IMAGE_SIZE}; --small: {SMALL_IMAGE_SIZE}")
+    add_auto(parser, "lambda layers")
+    parser.add_argument(
+        "--checkpoint-activations",
+        action="store_true",
+        help="also a LambdaResNet that keeps only each block's input for the backward pass",
+    )
+
+
+def add_auto(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--implementations",
         nargs="+",
         metavar="NAME",
         default=["auto"],
-        help=f"of the lambda layers: of auto, {', '.join(IMPLEMENTATIONS)} (auto)",
-    )
-    parser.add_argument(
-        "--checkpoint-activations",
-        action="store_true",
-        help="also a LambdaResNet that keeps only each block's input for the backward pass",
+        help=f"of the {what}: of auto, {', '.join(IMPLEMENTATIONS)} (auto)",
     )
 
 

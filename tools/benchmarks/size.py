@@ -19,7 +19,6 @@ from torch import nn
 
 from lambda_det import create_backbone
 from lambda_det.errors import ConfigError
-from lambda_det.layers import IMPLEMENTATIONS
 from lambda_det.layers.local import check_implementation
 from tools.benchmarks import layer, networks, plot
 from tools.benchmarks.measure import BOTH, Case, Group, Result, Setting, Subject, attempt
@@ -45,13 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIDE",
         help="of layers and networks (256 to 2048; --small: networks 256 and 384)",
     )
-    parser.add_argument(
-        "--implementations",
-        nargs="+",
-        metavar="NAME",
-        default=["auto"],
-        help=f"of the layer alone: of auto, {', '.join(IMPLEMENTATIONS)} (auto)",
-    )
+    networks.add_auto(parser, "layer alone")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -207,8 +207,10 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     pass cannot itself be differentiated.
     """
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
-    planes = torch.zeros((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=dtype)
-    _windows(planes[..., : sizes.v], values)
+    planes = values.permute(0, 4, 1, 2, 3)  # [b, u, H, W, v], often what is needed already
+    if values.dtype != dtype or sizes.vp != sizes.v or not planes.is_contiguous():
+        planes = torch.zeros((*planes.shape[:-1], sizes.vp), dtype=dtype)
+        _windows(planes[..., : sizes.v], values)
     output = empty_like_queries(queries, sizes.v, dtype)
     _call(
         "forward",
