@@ -20,6 +20,7 @@ from lambda_det.layers.functional import (
 )
 from lambda_det.layers.hooks import is_watched
 from lambda_det.layers.local import check_implementation, local_position_output
+from lambda_det.layers.local.dilation import grid_size, spread
 from lambda_det.layers.position import RelativePosition, dense_embedding
 
 
@@ -68,6 +69,7 @@ class LambdaLayer(nn.Module):
         heads: int = 4,
         intra_depth: int = 1,
         scope: int | tuple[int, int] | None = 23,
+        dilation: int = 1,
         map_size: tuple[int, int] | None = None,
         sequence: bool = False,
         content: bool = True,
@@ -113,6 +115,7 @@ class LambdaLayer(nn.Module):
         self.key_norm, self.query_softmax = key_norm, query_softmax
         self.multi_head = multi_head
         self.groups = heads if multi_head else 1  # of heads that share keys, values and embeddings
+        self.dilation = dilation
         self.implementation = implementation
 
         make_norm = _NORMS.get(norm) if isinstance(norm, str) else norm
@@ -144,6 +147,7 @@ class LambdaLayer(nn.Module):
             )
         if position is not None:
             _check_shared(position, query_depth, intra_depth, heads if multi_head else None)
+        _check_dilation(dilation, position)
         self.position = position
         self.reset_parameters()
 
@@ -241,12 +245,15 @@ class LambdaLayer(nn.Module):
                     output = masked_content_output(*flat, contexts, self.key_norm)
             output = output.unflatten(1, (height, width))
         if self.position is not None:
-            embedding = self.position(height, width)
+            embedding = self.position(*grid_size(height, width, self.dilation))
             if self.multi_head:
                 embedding = embedding[group]
             if contexts is None:
-                position = local_position_output(queries, values, embedding, self.implementation)
+                position = local_position_output(
+                    queries, values, embedding, self.implementation, dilation=self.dilation
+                )
             else:
+                embedding = spread(embedding, self.dilation)
                 dense = dense_embedding(embedding, height, width) * contexts[:, :, None, None]
                 position = position_output(queries.flatten(1, 2), values.flatten(1, 2), dense)
                 position = position.unflatten(1, (height, width))
@@ -256,7 +263,8 @@ class LambdaLayer(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"query_depth={self.query_depth}, heads={self.heads}, intra_depth={self.intra_depth}, "
-            f"key_norm={self.key_norm}, implementation={self.implementation}"
+            f"dilation={self.dilation}, key_norm={self.key_norm}, "
+            f"implementation={self.implementation}"
         )
 
 
@@ -280,6 +288,15 @@ def _check_shared(
             f"The shared position embedding has the leading sizes {found}, but this lambda layer "
             f"needs {expected}; share only between layers of equal query_depth, intra_depth and "
             "heads."
+        )
+
+
+def _check_dilation(dilation: int, position: RelativePosition | None) -> None:
+    is_global = position is not None and position.map_size is not None
+    if dilation < 1 or (dilation > 1 and is_global):
+        raise ConfigError(
+            f"The dilation of a lambda layer is {dilation}; it must be at least 1, and 1 for a "
+            "global map, which has every offset already."
         )
 
 

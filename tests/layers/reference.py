@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def local_position_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+def local_position_output(
+    queries: Tensor, values: Tensor, embedding: Tensor, dilation: int = 1
+) -> Tensor:
     """[b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x] give [b, H, W, h, v]."""
     batch, height, width, heads, _ = queries.shape
     scope_y, scope_x = embedding.shape[-2:]
@@ -16,7 +18,10 @@ def local_position_output(queries: Tensor, values: Tensor, embedding: Tensor) ->
             output = queries.new_zeros(batch, heads, values.shape[3])
             for context_y in range(height):
                 for context_x in range(width):
-                    dy, dx = context_y - y + scope_y // 2, context_x - x + scope_x // 2
+                    if (context_y - y) % dilation or (context_x - x) % dilation:
+                        continue
+                    dy = (context_y - y) // dilation + scope_y // 2
+                    dx = (context_x - x) // dilation + scope_x // 2
                     if 0 <= dy < scope_y and 0 <= dx < scope_x:
                         lambda_n = (
                             embedding[:, :, dy, dx] @ values[:, context_y, context_x].mT

@@ -17,6 +17,9 @@ VARIANTS = {
     "global": {"scope": None, "map_size": (6, 8)},
     "global, same size": {"scope": None, "map_size": (5, 6)},
     "wide scope": {"scope": (3, 7)},
+    "dilated": {"dilation": 2},
+    "dilated beyond the map": {"dilation": 6, "scope": 3},
+    "dilated, intra-depth, multi-head": {"dilation": 3, "intra_depth": 2, "multi_head": True},
     "intra-depth": {"intra_depth": 3},
     "one head": {"heads": 1},
     "multi-head": {"multi_head": True},
@@ -71,7 +74,10 @@ def _by_definition(layer, x, mask=None):
             embedding = embedding[group] if layer.multi_head else embedding
             if mask.all():
                 position = reference.local_position_output(
-                    q.unflatten(1, (height, width)), v.unflatten(1, (height, width)), embedding
+                    q.unflatten(1, (height, width)),
+                    v.unflatten(1, (height, width)),
+                    embedding,
+                    layer.dilation,
                 ).flatten(1, 2)
             else:  # one query at a time, with the values outside its context set to 0
                 position = torch.stack(
@@ -80,6 +86,7 @@ def _by_definition(layer, x, mask=None):
                             q.unflatten(1, (height, width)),
                             (v * mask[:, n, :, None, None]).unflatten(1, (height, width)),
                             embedding,
+                            layer.dilation,
                         ).flatten(1, 2)[:, n]
                         for n in range(positions)
                     ],
@@ -293,6 +300,8 @@ def test_whole_layer_compiles(implementation):
         ({"map_size": (4, 4)}, "scope=None"),
         ({"scope": None, "content": False}, "no output"),
         ({"implementation": "triton"}, "triton"),
+        ({"dilation": 0}, "dilation.*0"),
+        ({"dilation": 2, "scope": None, "map_size": (4, 4)}, "dilation.*global"),
     ],
 )
 def test_bad_options_are_named(options, sentence):

@@ -68,6 +68,25 @@ def test_equals_definition_forward_and_backward(name, size):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["auto", *NAMES])
+@pytest.mark.parametrize("dilation", [2, 3, 8])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+def test_dilated_equals_definition_forward_and_backward(name, dilation, size):
+    inputs = _inputs(size)
+    expected = reference.local_position_output(*inputs, dilation)
+    output = local_position_output(*inputs, name, dilation=dilation)
+    assert output.shape == expected.shape
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(expected)
+    for got, want in zip(
+        torch.autograd.grad(output, inputs, grad),
+        # In a grid of one position no offset but 0 may be in the reference's graph
+        torch.autograd.grad(expected, inputs, grad, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_on_random_sizes(name):
     """Sizes nobody chose, against the dense form, which the definition has vouched for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from lambda_det.layers.functional import without_autocast
 from lambda_det.layers.local import compiled, fused
 from lambda_det.layers.local.convolution import conv_output, depthwise_output
 from lambda_det.layers.local.dense import dense_output
+from lambda_det.layers.local.dilation import dilated, grid_size
 from lambda_det.layers.local.query_first import query_first_output
 from lambda_det.layers.position import crop_offsets
 
@@ -66,12 +68,18 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
 
 
 def local_position_output(
-    queries: Tensor, values: Tensor, embedding: Tensor, implementation: str = "auto"
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+    implementation: str = "auto",
+    *,
+    dilation: int = 1,
 ) -> Tensor:
     """Apply every position's own position lambda to its queries.
 
     y[b, n, h, v] = sum over k, u and the offsets r of q[b, n, h, k] E[k, u, r] V[b, n + r, v, u],
-    with values of 0 outside the map (Sections 3.3 and 3.4). All implementations compute this sum;
+    with values of 0 outside the map (Sections 3.3 and 3.4); neighbouring offsets are ``dilation``
+    positions apart. All implementations compute this sum;
     they differ in the order of the summation, in speed and in memory.
 
     Args:
@@ -79,6 +87,7 @@ def local_position_output(
         values: [b, H, W, v, u], of the queries' dtype.
         embedding: [k, u, r_y, r_x] with odd r_y and r_x; it is used in the queries' dtype.
         implementation: "auto" or a key of ``IMPLEMENTATIONS``.
+        dilation: as of a convolution.
 
     Returns:
         [b, H, W, h, v] in the queries' dtype.
@@ -88,6 +97,12 @@ def local_position_output(
     """
     check_implementation(implementation)
     height, width = queries.shape[1:3]
+    if dilation > 1:
+        embedding = crop_offsets(embedding, *grid_size(height, width, dilation))
+        undilated = partial(
+            local_position_output, embedding=embedding, implementation=implementation
+        )
+        return dilated(undilated, queries, values, dilation)
     embedding = crop_offsets(embedding, height, width).to(queries.dtype)
     if implementation == "auto":
         implementation = choose(queries, values, embedding)
