@@ -7,20 +7,42 @@ import argparse
 import sys
 from pathlib import Path
 
-from lambda_det.checkpoint import extract_backbone, read_backbone, save_backbone, verify_backbone
-from lambda_det.engine import load_config
+from lambda_det.checkpoint import (
+    Network,
+    check_target,
+    config_of_run,
+    extract_backbone,
+    find_checkpoint,
+    load_target,
+    network_of_config,
+    read_backbone,
+    save_backbone,
+    says_network,
+    verify_backbone,
+)
 from lambda_det.errors import ConfigError, exit_status
+from lambda_det.modeling.provenance import in_words
 from lambda_det.modeling.weights import read_checkpoint
 
 EXAMPLES = """examples:
-  tools/export_backbone.py output/imagenet/model_best.pth output/backbone.pth
-      the averaged weights, for detectors with Detectron2's default pixel settings
-  tools/export_backbone.py output/imagenet/model_best.pth output/backbone.pth \\
+  %(prog)s output/imagenet/model_best.pth output/backbone.pth
+      the averaged weights of a classifier, for detectors with Detectron2's default pixel settings
+  %(prog)s output/imagenet/model_best.pth output/backbone.pth \\
       --verify-config configs/mask_rcnn_lambdaresnet50_pretrained.yaml
       load them into that detector, too, and compare every tensor and the features
+  %(prog)s output/mask_rcnn output/backbone.safetensors
+      the backbone of a detector, from the last checkpoint of its run
+  %(prog)s output/backbone.pth output/backbone.pkl
+      a backbone file in another form
 
-status: 0; 1 if the file is written but could not be verified, or did not pass; 2 if it could not be
-made
+forms of OUTPUT, each with the same tensors, pixel settings and checksum:
+  .pth          a file of torch.save; Detectron2's own checkpointer loads it
+  .pkl          arrays, as in Detectron2's model zoo; Detectron2's own checkpointer loads it
+  .safetensors  cannot hold a program; Detectron2's own checkpointer does not read it
+All of them are loaded by lambda_det.create_backbone(NAME, weights=OUTPUT) and by MODEL.WEIGHTS
+OUTPUT of tools/train_net.py.
+
+status: 0; 1 if the file is written but did not pass the verification; 2 if it could not be made
 """
 
 
@@ -28,39 +50,53 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", help="of a classifier, or of a detector with FPN")
-    parser.add_argument("output", help="the backbone file, a .pth")
+    parser.add_argument(
+        "checkpoint",
+        help="of a classifier or a detector, with FPN or without; the folder of a run stands for "
+        "its last checkpoint",
+    )
+    parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
     parser.add_argument(
         "--weights", choices=("ema", "model"), help="averaged or raw ones; averaged if there are"
     )
     parser.add_argument(
         "--no-fold",
         action="store_true",
-        help="keep the first convolution as it was trained, for RGB images divided by their std",
+        help="keep a classifier's first convolution as it was trained, for RGB images divided by "
+        "their std",
     )
-    parser.add_argument("--verify-config", metavar="FILE", help="a detector to load the file into")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML configuration that the detector was trained with, which says which network it "
+        "is and for which images; by default the config.yaml beside CHECKPOINT, if there is one",
+    )
+    parser.add_argument(
+        "--verify-config",
+        metavar="FILE",
+        help="a detector to load the file into: YAML, or a LazyConfig (.py), which is run",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
     return parser.parse_args(argv)
 
 
 def export(args: argparse.Namespace) -> int:
-    cfg = None
-    if args.verify_config:
-        cfg = load_config(argparse.Namespace(config_file=args.verify_config, opts=[]))
-    if Path(args.output).resolve() == Path(args.checkpoint).resolve():
+    target = load_target(args.verify_config) if args.verify_config else None
+    path = find_checkpoint(args.checkpoint)
+    if Path(args.output).resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
-    checkpoint = read_checkpoint(args.checkpoint)
+    check_target(args.output, overwrite=args.overwrite)
+    checkpoint = read_checkpoint(path)
     content = extract_backbone(
-        checkpoint, weights=args.weights, fold_input=not args.no_fold, source=args.checkpoint
+        checkpoint,
+        weights=args.weights,
+        fold_input=not args.no_fold,
+        network=None if says_network(checkpoint) else _network(args.config, path),
+        source=path,
     )
     save_backbone(content, args.output, overwrite=args.overwrite)
-    print(describe(args.output))
-    classifier = checkpoint if isinstance(checkpoint.get("recipe"), dict) else None
-    if cfg is None and classifier is None:
-        print("verified: no, since only its configuration says which network it is: name that as")
-        print("--verify-config FILE")
-        return 1
-    report = verify_backbone(args.output, cfg, checkpoint=classifier)
+    print(f"checkpoint: {path}\n{describe(args.output)}")
+    report = verify_backbone(args.output, target, checkpoint=checkpoint)
     where = args.verify_config or "the backbone alone"
     print(f"{'verified' if report.passed else 'FAILED'} in {where}: {report}")
     for offender in report.offenders:
@@ -68,6 +104,16 @@ def export(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
+def _network(config: str | None, checkpoint: str) -> Network | None:
+    file = config or config_of_run(checkpoint)
+    return network_of_config(file) if file else None
+
+
+_KNOWN_FROM = {
+    "recipe": "as its recipe says",
+    "configuration": "as its configuration says",
+    "tensors": "as its tensors look (--config FILE tells for sure)",
+}
 _STATISTICS = {
     "precise": "taken afresh for these weights",
     "running": "running averages, which lag behind the weights; model_best.pth and model_final.pth "
@@ -80,13 +126,12 @@ def describe(path: str) -> str:
     """What is in a backbone file, line by line."""
     content = read_backbone(path)
     meta, tensors = content["meta"], content["model"].values()
-    options = ", ".join(f"{name} {value}" for name, value in (meta["options"] or {}).items())
     accuracy = "; ".join(
         f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         for part, values in meta["accuracy"].items()
     )
     if meta["input_format"] is None:
-        pixels = ["as in the detector's configuration"]
+        pixels = ["not known: those of the configuration that it was trained with"]
     else:
         pixels = [
             f"INPUT.FORMAT {meta['input_format']}",
@@ -95,7 +140,8 @@ def describe(path: str) -> str:
         ]
     rows = {
         "file": path,
-        "model": (meta["model"] or "of a detector") + (f" ({options})" if options else ""),
+        "model": f"{meta['model']}{in_words(meta['options'])}, {_KNOWN_FROM[meta['known_from']]}",
+        "stages": ", ".join(meta["stages"]),
         "weights": "averaged (EMA)" if meta["weights"] == "ema" else "raw",
         "accuracy": accuracy or "not in the checkpoint",
         "statistics": _STATISTICS[meta["statistics"]],

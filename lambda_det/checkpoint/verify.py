@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from detectron2.config import CfgNode
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from lambda_det.checkpoint.backbone_file import read_backbone
+from lambda_det.checkpoint.target import build_target
 from lambda_det.engine.checkpointer import SafeCheckpointer
-from lambda_det.engine.model_check import build_for_trial
-from lambda_det.engine.trainer import DetectionTrainer
-from lambda_det.errors import UserError
+from lambda_det.errors import UserError, WeightsError
 from lambda_det.modeling import create_backbone
+from lambda_det.modeling.provenance import PixelSettings, wanted_pixels
 
 __all__ = ["Report", "verify_backbone"]
 
-TOLERANCE = 1e-4  # of features, relative to their greatest value
+TOLERANCE = 1e-5  # of features, relative to their greatest value
 _SIZE = (96, 128)  # of the image; whole strides, so that nothing is padded
+_UNKNOWN = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])  # Detectron2's default
+_LAYOUT = ("dilation", "multi_grid")
 
 
 @dataclass
@@ -56,99 +59,111 @@ class Report:
 
 
 def verify_backbone(
-    path: str | Path, cfg: CfgNode | None = None, *, checkpoint: Mapping[str, Any] | None = None
+    path: str | Path,
+    target: CfgNode | DictConfig | None = None,
+    *,
+    checkpoint: Mapping[str, Any] | None = None,
 ) -> Report:
     """Load a backbone file and look at every tensor, the pixel settings and the features.
 
-    What loads and what looks share no code but the reading of the file.
+    What loads and what looks share no code but the reading of the file and the networks.
 
     Args:
         path: a file of :func:`lambda_det.checkpoint.save_backbone`.
-        cfg: of the detector to load it into as a training would; None for the backbone alone, with
-            the pixel settings that the file names.
-        checkpoint: of the classifier that the file was made from, to compare features with. They
-            are not compared without it.
+        target: the configuration of the detector to load it into as a training would, of either
+            kind; None for the backbone alone, with the pixel settings that the file names.
+        checkpoint: that the file was made from, to compare features with. They are not compared
+            without it.
 
     Raises:
-        ConfigError: ``cfg`` describes no detector.
+        ConfigError: ``target`` describes no detector.
         WeightsError: the file is no backbone file, or not what was written.
     """
     content = read_backbone(path)
     report = Report()
-    if cfg is None:
-        loaded = _load_alone(path, content, report)
-    else:
-        loaded = _load_into_detector(path, cfg, content, report)
-    if loaded is None:
-        return report
-    backbone, prepare = loaded
-    _compare_tensors(backbone, content["model"], report)
+    network = _alone(path, content) if target is None else _of_detector(path, target, report)
+    _compare_pixels(network.pixels, content["meta"], report)
+    _compare_tensors(network, content["model"], report)
     if checkpoint is not None and report.equal == report.tensors:
-        _compare_features(backbone, prepare, checkpoint, content["meta"]["weights"], report)
+        _compare_features(network, checkpoint, content["meta"], report)
     return report
 
 
-# The network that has the weights, and what makes an RGB image its input
-_Loaded = tuple[nn.Module, Callable[[Tensor], Tensor]]
+@dataclass
+class _Loaded:
+    """A network that has the weights, in evaluation mode.
+
+    Attributes:
+        backbone: without FPN.
+        res5: the last stage, where a detector has it in its heads.
+        pixels: what becomes of an image before it; None where nothing says.
+        prepare: makes an RGB image [3, H, W] its input in float64, as the detector does.
+    """
+
+    backbone: nn.Module
+    res5: nn.Module | None
+    pixels: PixelSettings | None
+    prepare: Callable[[Tensor], Tensor]
+
+    def state(self) -> dict[str, Tensor]:
+        states = dict(self.backbone.state_dict())
+        if self.res5 is not None:
+            states |= {f"res5.{name}": value for name, value in self.res5.state_dict().items()}
+        return states
+
+    def features(self, images: Tensor) -> dict[str, Tensor]:
+        found = dict(self.backbone.double()(images))
+        if self.res5 is not None and "res4" in found:
+            found["res5"] = self.res5.double()(found["res4"])
+        return found
 
 
-def _load_alone(path: str | Path, content: Mapping[str, Any], report: Report) -> _Loaded | None:
+def _alone(path: str | Path, content: Mapping[str, Any]) -> _Loaded:
     meta = content["meta"]
-    if meta["model"] is None:
-        report.offenders.append(
-            f"{path} is of a detector, and does not say of which network: name its configuration"
-        )
-        return None
-    backbone = create_backbone(meta["model"], weights=path, **meta["options"])
-
-    def prepare(image: Tensor) -> Tensor:
-        return _normalised(image, meta["input_format"], meta["pixel_mean"], meta["pixel_std"])
-
-    return backbone.eval(), prepare
+    stages = [name for name in meta["stages"] if name != "stem"]
+    backbone = create_backbone(meta["model"], stages, path, **meta["options"])
+    pixels = wanted_pixels(content)
+    return _Loaded(backbone.eval(), None, pixels, lambda image: _normalised(image, pixels))
 
 
-def _load_into_detector(
-    path: str | Path, cfg: CfgNode, content: Mapping[str, Any], report: Report
-) -> _Loaded:
-    build_for_trial(cfg)  # which has a word for each mistake in the configuration
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE = "cpu"
-    detector = DetectionTrainer.build_model(cfg).eval()
+def _of_detector(path: str | Path, target: CfgNode | DictConfig, report: Report) -> _Loaded:
+    detector, pixels = build_target(target)
     try:
         SafeCheckpointer(detector).load_initial_weights(str(path))
     except UserError as error:
         report.loaded = False
         report.offenders.append(f"it is refused: {error}")
-    _compare_pixels(cfg, content["meta"], report)
     backbone = getattr(detector.backbone, "bottom_up", detector.backbone)
+    res5 = None
+    if not hasattr(backbone, "res5"):
+        res5 = getattr(getattr(detector, "roi_heads", None), "res5", None)
 
     def prepare(image: Tensor) -> Tensor:
-        order = [2, 1, 0] if cfg.INPUT.FORMAT == "BGR" else [0, 1, 2]
+        if not hasattr(detector, "preprocess_image"):  # semantic segmenters
+            return _normalised(image, pixels)
+        order = [2, 1, 0] if pixels.format == "BGR" else [0, 1, 2]
         detector.double()
         return detector.preprocess_image([{"image": image[order]}]).tensor
 
-    return backbone, prepare
+    return _Loaded(backbone, res5, pixels, prepare)
 
 
-def _compare_pixels(cfg: CfgNode, meta: Mapping[str, Any], report: Report) -> None:
-    if meta["input_format"] is None:  # of a detector, whose configuration has them
+def _compare_pixels(here: PixelSettings | None, meta: Mapping[str, Any], report: Report) -> None:
+    if meta["input_format"] is None or here is None:  # not known of this file
         return
-    if meta["input_format"] != cfg.INPUT.FORMAT:
-        report.offenders.append(
-            f"INPUT.FORMAT is {cfg.INPUT.FORMAT}; set it to {meta['input_format']}"
-        )
-    for key in ("PIXEL_MEAN", "PIXEL_STD"):
-        here, wanted = list(cfg.MODEL[key]), list(meta[key.lower()])
-        if not torch.allclose(torch.tensor(here), torch.tensor(wanted), rtol=1e-5, atol=0):
-            report.offenders.append(f"MODEL.{key} is {here}; set it to {wanted}")
+    if meta["input_format"] != here.format:
+        report.offenders.append(f"INPUT.FORMAT is {here.format}; set it to {meta['input_format']}")
+    for key in ("mean", "std"):
+        value, wanted = list(getattr(here, key)), list(meta[f"pixel_{key}"])
+        if not torch.allclose(torch.tensor(value), torch.tensor(wanted), rtol=1e-5, atol=0):
+            report.offenders.append(f"MODEL.PIXEL_{key.upper()} is {value}; set it to {wanted}")
 
 
-def _compare_tensors(backbone: nn.Module, state: Mapping[str, Tensor], report: Report) -> None:
+def _compare_tensors(network: _Loaded, state: Mapping[str, Tensor], report: Report) -> None:
     """By name, on the bits: NaN equals NaN, and 0 is not -0."""
     loaded = {
         name: tensor
-        for name, tensor in backbone.state_dict().items()
+        for name, tensor in network.state().items()
         if not name.endswith("num_batches_tracked")
     }
     report.tensors = len(loaded)
@@ -178,46 +193,99 @@ def _bytes(tensor: Tensor) -> bytes:
 
 @torch.no_grad()
 def _compare_features(
-    backbone: nn.Module,
-    prepare: Callable[[Tensor], Tensor],
-    checkpoint: Mapping[str, Any],
-    weights: str,
-    report: Report,
+    network: _Loaded, checkpoint: Mapping[str, Any], meta: Mapping[str, Any], report: Report
 ) -> None:
-    """In float64, in which nothing but the rounding of folded weights is left to differ."""
+    """In float64, in which nothing but the rounding of folded weights is left to differ.
+
+    That is within the stem, and a hundred layers can make a hundred times as much of it. So the
+    stem's output is a feature, too, and where it is right the later ones are compared from there.
+    """
     generator = torch.Generator().manual_seed(0)
     # Embeddings of the whole map know no larger one
-    largest = checkpoint["recipe"]["options"].get("global_context") or max(_SIZE)
+    largest = meta["options"].get("global_context") or max(_SIZE)
     height, width = (min(side, largest) for side in _SIZE)
     image = torch.randint(0, 256, (3, height, width), generator=generator, dtype=torch.uint8)
-    found = backbone.double()(prepare(image))
-    expected = _classifier_features(checkpoint, weights, image, list(found))
+    found = _with_stem(network.backbone, lambda: network.features(network.prepare(image)))
+    expected = _source_features(network, checkpoint, meta, image, found)
     for name, feature in found.items():
-        greatest = expected[name].abs().max().item()
-        error = (feature - expected[name]).abs().max().item() / (greatest or 1.0)
-        report.errors[name] = error
+        error = report.errors[name] = _difference(feature, expected[name])
         if not error < TOLERANCE:
             report.offenders.append(f"feature {name} differs by {error:.1e} of its greatest value")
 
 
-def _classifier_features(
-    checkpoint: Mapping[str, Any], weights: str, image: Tensor, names: Sequence[str]
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """The greatest one, relative to the greatest value."""
+    return (found - expected).abs().max().item() / (expected.abs().max().item() or 1.0)
+
+
+def _with_stem(
+    backbone: nn.Module,
+    compute: Callable[[], dict[str, Tensor]],
+    instead: Callable[[Tensor], Tensor] = lambda stem: stem,
+) -> dict[str, Tensor]:
+    """Features and the stem's output; the later ones from what ``instead`` makes of that."""
+    stem = []
+
+    def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        stem.append(output)
+        return instead(output)
+
+    handle = backbone.stem.register_forward_hook(hook)
+    features = compute()
+    handle.remove()
+    return {"stem": stem[0], **{name: x for name, x in features.items() if name != "stem"}}
+
+
+def _source_features(
+    network: _Loaded,
+    checkpoint: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    image: Tensor,
+    found: Mapping[str, Tensor],
 ) -> Mapping[str, Tensor]:
-    """What the classifier's backbone makes of an RGB image with its own preprocessing."""
-    recipe = checkpoint["recipe"]
-    state = (checkpoint["ema"] if weights == "ema" else checkpoint)["model"]
-    backbone = create_backbone(recipe["model"], names, **recipe["options"])
-    backbone.load_state_dict({name: state[f"backbone.{name}"] for name in backbone.state_dict()})
+    """What the network of the checkpoint makes of an RGB image, prepared as it was trained.
+
+    From the stem that was ``found``, if it is right.
+    """
+    about = checkpoint.get("recipe", meta)
+    state = checkpoint["ema"] if meta["weights"] == "ema" and "ema" in checkpoint else checkpoint
+    state = {name.replace("_orig_mod.", ""): t for name, t in state.get("model", state).items()}
+    # Strides and dilations leave no trace in tensors, and may be the target's own
+    layout = {key: getattr(network.backbone, "created_as", ("", {}))[1].get(key) for key in _LAYOUT}
+    options = {key: value for key, value in about["options"].items() if key not in _LAYOUT}
+    options |= {key: value for key, value in layout.items() if value is not None}
+    backbone = create_backbone(about["model"], list(found), **options)
+    for name, tensor in backbone.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            tensor.copy_(_ending_in(name, state))
+    pixels = network.pixels
+    if about["input_format"] is not None:
+        keys = ("input_format", "pixel_mean", "pixel_std")
+        pixels = PixelSettings(*(about[key] for key in keys))
     backbone.double().eval()
-    return backbone(
-        _normalised(image, recipe["input_format"], recipe["pixel_mean"], recipe["pixel_std"])
-    )
+
+    def right_or_own(stem: Tensor) -> Tensor:
+        return found["stem"] if _difference(found["stem"], stem) < TOLERANCE else stem
+
+    return _with_stem(backbone, lambda: backbone(_normalised(image, pixels)), right_or_own)
 
 
-def _normalised(
-    image: Tensor, channels: str, mean: Sequence[float], std: Sequence[float]
-) -> Tensor:
+def _ending_in(name: str, state: Mapping[str, Any]) -> Tensor:
+    """The tensor whose name is ``name`` after whatever held the network."""
+    found = [key for key in state if key == name or key.endswith(f".{name}")]
+    if len(found) > 1:  # a last stage of the backbone's own, and one in the heads
+        found = [key for key in found if "roi_heads" not in key]
+    if len(found) != 1:
+        raise WeightsError(f"The checkpoint has {len(found)} tensors that could be {name}.")
+    return torch.as_tensor(state[found[0]])
+
+
+def _normalised(image: Tensor, pixels: PixelSettings | None) -> Tensor:
     """An RGB image [3, H, W] as a batch [1, 3, H, W] in float64."""
-    image = image.double().flip(0) if channels == "BGR" else image.double()
-    mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
+    pixels = pixels or _UNKNOWN
+    image = image.double().flip(0) if pixels.format == "BGR" else image.double()
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64)[:, None, None]
+        for values in (pixels.mean, pixels.std)
+    )
     return ((image - mean) / std)[None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,6 @@ from detectron2.checkpoint.c2_model_loading import (
     align_and_update_state_dicts,
     convert_c2_detectron_names,
 )
-from detectron2.utils.file_io import PathManager
 from torch import Tensor
 
 from lambda_det.errors import WeightsError
@@ -28,6 +26,7 @@ from lambda_det.modeling.provenance import (
 )
 from lambda_det.modeling.weight_names import (
     backbone_prefixes,
+    bare_name,
     compare,
     fitting,
     is_counter,
@@ -39,22 +38,12 @@ from lambda_det.modeling.weights import read_checkpoint
 
 __all__ = ["SafeCheckpointer", "last_checkpoint"]
 
-# What Detectron2's and Caffe2's weight files need; anything else in a pickle may be a program
-_PICKLE_GLOBALS = {
-    ("collections", "OrderedDict"),
-    ("_codecs", "encode"),
-    ("numpy", "dtype"),
-    ("numpy", "ndarray"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-}
-
 # Layers whose shape depends on the number of classes: they start afresh when the classes change
 _CLASS_LAYERS = re.compile(
     r"^(roi_heads\.box_predictor(\.\d+)?\.(cls_score|bbox_pred)"
-    r"|roi_heads\.mask_head\.predictor"
+    r"|roi_heads\.mask_head\.(predictor|coarse_head\.prediction|point_head\.\w+)"
+    r"|roi_heads\.keypoint_head\.score_lowres"
+    r"|sem_seg_head\.predictor"
     r"|head\.cls_score"
     r"|(backbone\.)?linear)\."
 )
@@ -72,11 +61,12 @@ def last_checkpoint(folder: str) -> str:
     return os.path.join(folder, name) if name else ""
 
 
-class _NumpyUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _PICKLE_GLOBALS:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
-        return super().find_class(module, name)
+def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> None:
+    """Let the C4 layout, whose res5 is in its heads, have that of a backbone or classifier."""
+    for name in list(state):
+        head = f"roi_heads.{bare_name(name)}"
+        if head.startswith("roi_heads.res5.") and name not in own and head in own:
+            state.setdefault(head, state.pop(name))
 
 
 class SafeCheckpointer(DetectionCheckpointer):
@@ -165,7 +155,7 @@ class SafeCheckpointer(DetectionCheckpointer):
 
     def _load_file(self, filename: str) -> dict[str, Any]:
         if filename.endswith(".pkl"):
-            return self._load_pickle(filename)
+            return read_checkpoint(filename)
         if filename.endswith(".pyth"):  # of pycls, as Detectron2 has it
             model = self._torch_load(filename).get("model_state", {})
             return {"model": model, "__author__": "pycls", "matching_heuristics": True}
@@ -173,26 +163,6 @@ class SafeCheckpointer(DetectionCheckpointer):
 
     def _torch_load(self, filename: str) -> dict[str, Any]:
         return read_checkpoint(filename)
-
-    def _load_pickle(self, filename: str) -> dict[str, Any]:
-        try:
-            with PathManager.open(filename, "rb") as file:
-                data = _NumpyUnpickler(file, encoding="latin1").load()
-        except OSError:
-            raise
-        except Exception as error:  # a damaged pickle may raise nearly anything
-            raise WeightsError(
-                f"{filename} is refused ({error}): a .pkl of weights may hold arrays, numbers, "
-                "strings and containers of them alone."
-            ) from error
-        if not isinstance(data, dict):
-            raise WeightsError(f"{filename} holds a {type(data).__name__}, not a state dict.")
-        if "model" in data:
-            return data
-        # Caffe2's: detection models keep their tensors under "blobs"
-        blobs = data.get("blobs", data)
-        model = {k: v for k, v in blobs.items() if not k.endswith("_momentum")}
-        return {"model": model, "__author__": "Caffe2", "matching_heuristics": True}
 
     def _load_model(self, checkpoint: dict[str, Any]) -> None:
         wanted = {"trainer", *self.checkpointables} if self._must_hold_training else set()
@@ -214,6 +184,7 @@ class SafeCheckpointer(DetectionCheckpointer):
             # Of several backbones, each must be in the file under its own name
             prefix = prefixes[0] if len(prefixes) == 1 else None
             state = self._named_as_here(own, prefix, weights, checkpoint)
+            _fill_res5_heads(own, state)
             self._check_start({name: own[name] for name in names}, state, prefixes)
             if self._pixels is not None:
                 self._pixels.check(wanted_pixels(checkpoint), self._path)

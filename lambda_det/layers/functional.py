@@ -13,13 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lambda_det.layers.exporting import is_exporting, plain
+
 KeyNorm = Literal["softmax", "l2", "none"]
 KEY_NORMS: tuple[str, ...] = ("softmax", "l2", "none")
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """A context in which autocast leaves the dtypes on the device of ``x`` alone."""
-    if x.is_meta:  # there is no autocast on it, not even to switch off
+    # On meta there is no autocast, not even to switch off; other runtimes have none either
+    if x.is_meta or is_exporting():
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
@@ -61,6 +64,9 @@ def content_lambda(normalized_keys: Tensor, values: Tensor) -> Tensor:
         [b, k, v] in the dtype of the keys.
     """
     values = values.to(normalized_keys.dtype)
+    if is_exporting():  # einsum treats a map of one position in a way of its own
+        keys = plain(normalized_keys.permute(0, 2, 1, 3)).flatten(2)  # [b, k, (m, u)]
+        return torch.bmm(keys, plain(values.permute(0, 1, 3, 2)).flatten(1, 2))
     # In this order the gradient of values that are a map per channel comes out as such
     return torch.einsum("bmvu,bmku->bvk", values, normalized_keys).mT
 
@@ -71,6 +77,8 @@ def apply_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
     The output is laid out as the queries are, channels last or a map per channel, without a copy.
     """
     lambdas = lambdas.to(queries.dtype)
+    if is_exporting():
+        return torch.bmm(queries.flatten(1, 2), lambdas).unflatten(1, (-1, queries.shape[2]))
     if queries.stride(-1) == 1:
         return torch.einsum("bnhk,bkv->bnhv", queries, lambdas)
     maps = torch.matmul(lambdas.mT[:, None], queries.permute(0, 2, 3, 1))  # [b, h, v, n]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers.exporting import plain
 from lambda_det.layers.functional import (
     KEY_NORMS,
     KeyNorm,
@@ -202,7 +203,7 @@ class LambdaLayer(nn.Module):
             for group in range(self.groups)
         ]
         y = outputs[0] if self.groups == 1 else torch.cat(outputs, dim=3)  # [B, H, W, h, v]
-        return y.flatten(3).permute(0, 3, 1, 2)
+        return plain(y.flatten(3).permute(0, 3, 1, 2))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Queries, keys (if there are any) and values as maps, by one convolution over all rows.
@@ -270,12 +271,12 @@ class LambdaLayer(nn.Module):
 
 def _split(x: Tensor, *sizes: int) -> Tensor:
     """View [B, product of sizes, H, W] as [B, H, W, *sizes], dense where x is channels_last."""
-    return x.permute(0, 2, 3, 1).unflatten(-1, sizes)
+    return plain(x.permute(0, 2, 3, 1)).unflatten(-1, sizes)
 
 
 def _group(x: Tensor, group: int) -> Tensor:
     """One group of [B, H, W, groups, ..]. The gradient of a lone one is a view and not a copy."""
-    return x.squeeze(3) if x.shape[3] == 1 else x[:, :, :, group]
+    return x.squeeze(3) if x.shape[3] == 1 else plain(x[:, :, :, group])
 
 
 def _check_shared(

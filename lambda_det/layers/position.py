@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers.exporting import is_exporting
 
 
 class RelativePosition(nn.Module):
@@ -85,7 +86,12 @@ class RelativePosition(nn.Module):
 
 
 def crop_offsets(embedding: Tensor, height: int, width: int) -> Tensor:
-    """Cut [.., r_y, r_x] down to the offsets that occur on a map of height x width."""
+    """Cut [.., r_y, r_x] down to the offsets that occur on a map of height x width.
+
+    In an export they all stay, since the others meet nothing but zeros.
+    """
+    if is_exporting():  # a graph for maps of every size
+        return embedding
     cut_y = max(embedding.shape[-2] // 2 - (height - 1), 0)
     cut_x = max(embedding.shape[-1] // 2 - (width - 1), 0)
     if cut_y == 0 and cut_x == 0:

@@ -3,6 +3,7 @@
 from lambda_det.modeling.build import (
     Classifier,
     build_lambda_resnet_backbone,
+    build_lambda_resnet_deeplab_backbone,
     build_lambda_resnet_fpn_backbone,
     build_retinanet_lambda_resnet_fpn_backbone,
     create_backbone,
@@ -10,13 +11,16 @@ from lambda_det.modeling.build import (
 )
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.resnet import LambdaResNet
+from lambda_det.modeling.roi_heads import LambdaRes5ROIHeads
 from lambda_det.modeling.specs import list_models
 
 __all__ = [
     "Classifier",
+    "LambdaRes5ROIHeads",
     "LambdaResNet",
     "MobileNetV2",
     "build_lambda_resnet_backbone",
+    "build_lambda_resnet_deeplab_backbone",
     "build_lambda_resnet_fpn_backbone",
     "build_retinanet_lambda_resnet_fpn_backbone",
     "create_backbone",

@@ -17,6 +17,7 @@ from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
+from lambda_det.layers.exporting import is_exporting
 from lambda_det.modeling import residual
 
 Norm = str | Callable[[int], nn.Module]
@@ -49,6 +50,7 @@ def conv_norm(
     *,
     norm: Norm,
     stride: int = 1,
+    dilation: int = 1,
     relu: bool = True,
 ) -> Conv2d:
     """A convolution without bias, then norm, then perhaps ReLU; initialised as Detectron2's."""
@@ -57,7 +59,8 @@ def conv_norm(
         out_channels,
         kernel_size,
         stride=stride,
-        padding=kernel_size // 2,
+        padding=kernel_size // 2 * dilation,
+        dilation=dilation,
         bias=False,
         norm=get_norm(norm, out_channels),
         activation=F.relu_ if relu else None,
@@ -130,6 +133,7 @@ class Bottleneck(CNNBlockBase):
         out_channels: channels of the output.
         bottleneck_channels: channels between the 1x1 convolutions.
         stride: 1 or 2, at the 3x3 convolution.
+        dilation: of the 3x3 convolution, or of the lambda layer's position lambdas.
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
         lambda_options: options of the :class:`LambdaLayer`; None for a 3x3 convolution.
         se: whether squeeze-and-excitation follows the last norm.
@@ -145,6 +149,7 @@ class Bottleneck(CNNBlockBase):
         *,
         bottleneck_channels: int,
         stride: int = 1,
+        dilation: int = 1,
         norm: Norm = "BN",
         lambda_options: Mapping[str, Any] | None = None,
         se: bool = False,
@@ -167,12 +172,20 @@ class Bottleneck(CNNBlockBase):
         self.is_lambda = lambda_options is not None
         if lambda_options is not None:
             self.conv2 = LambdaLayer(
-                bottleneck_channels, norm=partial(get_norm, norm), **lambda_options
+                bottleneck_channels,
+                dilation=dilation,
+                norm=partial(get_norm, norm),
+                **lambda_options,
             )
             self.norm2 = get_norm(norm, bottleneck_channels) or nn.Identity()
         else:
             self.conv2 = conv_norm(
-                bottleneck_channels, bottleneck_channels, 3, norm=norm, stride=stride
+                bottleneck_channels,
+                bottleneck_channels,
+                3,
+                norm=norm,
+                stride=stride,
+                dilation=dilation,
             )
         self.conv3 = conv_norm(bottleneck_channels, out_channels, 1, norm=norm, relu=False)
         self.se = SqueezeExcitation(out_channels) if se else None
@@ -254,6 +267,11 @@ def mean_pool(x: Tensor, stride: int, mask: Tensor | None) -> Tensor:
     Positions outside the map or the mask don't count.
     """
     pool = partial(F.avg_pool2d, kernel_size=stride, ceil_mode=True, count_include_pad=False)
+    if is_exporting():  # other runtimes differ on which positions ceil_mode counts
+        inside = x.new_ones((1, 1, *x.shape[2:])) if mask is None else mask.to(x.dtype)
+        edge = (0, stride - 1, 0, stride - 1)
+        sums, counts = (F.avg_pool2d(F.pad(part, edge), stride) for part in (x * inside, inside))
+        return sums / counts.clamp(min=1 / stride**2)
     if mask is None:
         return pool(x)
     inside = mask.to(x.dtype)
@@ -267,4 +285,6 @@ def blank(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def subsample_mask(mask: Tensor | None, stride: int) -> Tensor | None:
     """The mask [B, 1, H, W] of the map after a layer of that stride, of ceil(H / stride) rows."""
+    if mask is not None and is_exporting():  # its size in the terms of a convolution's
+        return F.max_pool2d(mask.float(), 1, stride) > 0
     return None if mask is None else mask[:, :, ::stride, ::stride]

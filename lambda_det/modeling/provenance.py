@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ __all__ = [
     "PixelSettings",
     "check_provenance",
     "checksum",
+    "in_words",
     "initial_weights",
+    "named_network",
     "wanted_pixels",
 ]
 
 AUTHOR = "lambda_det"
-FORMAT = 1  # of the backbone files; a reader refuses those of a later one
+FORMAT = 2  # of the backbone files; a reader refuses those of a later one
+_TENSORS_ALONE = 1  # the format whose checksum leaves out what the file says of them
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,26 @@ def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
     return PixelSettings(*(about[key] for key in keys))
 
 
+def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
+    """The name of the model that a file of weights is of, if it says so, and its options in words.
+
+    Args:
+        content: of a backbone file or of a checkpoint of a classifier.
+    """
+    about = content.get("meta") if content.get("__author__") == AUTHOR else content.get("recipe")
+    name = about.get("model") if isinstance(about, Mapping) else None
+    if not isinstance(name, str):
+        return None, ""
+    return name, in_words(about.get("options"))
+
+
+def in_words(options: Any) -> str:
+    """Options as they stand behind a model's name: " (norm BN, scope 3)"."""
+    if not isinstance(options, Mapping) or not options:
+        return ""
+    return f" ({', '.join(f'{name} {value}' for name, value in options.items())})"
+
+
 def initial_weights(content: Mapping[str, Any]) -> tuple[Any, str]:
     """What to start from: the average (EMA) in the checkpoint of a classifier, if it has one.
 
@@ -118,13 +142,21 @@ def initial_weights(content: Mapping[str, Any]) -> tuple[Any, str]:
     return content.get("model", content), "the weights"
 
 
-def checksum(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values, in the order of the names."""
+def checksum(state: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> str:
+    """SHA-256 of names, types, shapes and values, in the order of the names, and then of ``meta``.
+
+    Args:
+        state: tensors.
+        meta: plain values; "sha256" among them is left out.
+    """
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy())
+    if meta is not None:
+        said = {key: value for key, value in meta.items() if key != "sha256"}
+        digest.update(json.dumps(said, sort_keys=True).encode())
     return digest.hexdigest()
 
 
@@ -134,18 +166,24 @@ def check_provenance(content: Mapping[str, Any], path: str | Path) -> None:
     Files of other authors are not looked at.
 
     Raises:
-        WeightsError: its checksum is not that of its tensors, or its format is a later one.
+        WeightsError: its checksum is not that of its content, or its format is a later one.
     """
     meta = content.get("meta")
     if content.get("__author__") != AUTHOR or not isinstance(meta, Mapping):
         return
-    if meta.get("format") != FORMAT:
+    if meta.get("format") not in (_TENSORS_ALONE, FORMAT):
         raise WeightsError(
-            f"{path} has format {meta.get('format')}, and this lambda_det reads format {FORMAT}: "
+            f"{path} has format {meta.get('format')}, and this lambda_det reads up to {FORMAT}: "
             "export the backbone again with this version, or install that which wrote it."
         )
-    if meta.get("sha256") != checksum(tensors_only(content.get("model"), path)):
+    state = tensors_only(content.get("model"), path)
+    said = None if meta["format"] == _TENSORS_ALONE else meta
+    try:
+        found = checksum(state, said)
+    except TypeError:  # a value that no export writes
+        found = None
+    if meta.get("sha256") != found:
         raise WeightsError(
-            f"{path} is not what was written: the checksum in it is not that of its tensors; "
+            f"{path} is not what was written: the checksum in it is not that of its content; "
             "export the backbone again."
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import RelativePosition
 from lambda_det.modeling.blocks import (
     Bottleneck,
     Norm,
@@ -24,6 +23,7 @@ from lambda_det.modeling.blocks import (
     subsample_mask,
 )
 from lambda_det.modeling.specs import STAGES, ResNetSpec
+from lambda_det.modeling.stages import check_dilation, make_stage, stage_channels
 
 
 class LambdaResNet(ResNet):
@@ -48,6 +48,11 @@ class LambdaResNet(ResNet):
         share_positions: let the lambda layers of a stage share their position embeddings.
         global_context: side of the largest image; the position lambdas then span the whole map of
             such an image instead of a local scope.
+        dilation: by stage, how far apart the positions are that its 3x3 convolutions and the
+            position lambdas look at. A stage of a larger dilation than the one before has stride 1
+            instead of 2: {"res5": 2} gives res5 at stride 16, {"res4": 2, "res5": 4} res4 and res5
+            at stride 8. The weights keep their names and shapes.
+        multi_grid: for each block of res5, the factor of its dilation (DeepLab).
         dropout: probability of dropping a feature before ``linear``.
         lambda_options: options of the lambda layers, over those of the spec.
     """
@@ -66,6 +71,8 @@ class LambdaResNet(ResNet):
         mask_padding: bool = False,
         share_positions: bool = False,
         global_context: int | None = None,
+        dilation: Mapping[str, int] | None = None,
+        multi_grid: Sequence[int] | None = None,
         dropout: float = 0.0,
         **lambda_options: Any,
     ) -> None:
@@ -87,37 +94,33 @@ class LambdaResNet(ResNet):
             stem = ResNetRSStem(in_channels, norm=norm)
         else:
             stem = VanillaStem(in_channels, 64, norm)
-        options = {**spec.layer, **lambda_options}
         side = None if global_context is None else math.ceil(global_context / stem.stride)
+        dilations = check_dilation(spec, dilation, multi_grid)
         stages = []
         channels = stem.out_channels
+        widest = 1
         for index, name in enumerate(STAGES):
-            bottleneck = 64 * 2**index
-            position: RelativePosition | None = None
-            blocks: list[Bottleneck] = []
-            for number in range(1, spec.blocks[index] + 1):
-                stride = 2 if number == 1 and index > 0 else 1
-                layer = None
-                if spec.has_lambda(name, number):
-                    layer = {**options, "position": position}
-                    if side is not None and position is None:
-                        layer["map_size"] = (side, side)
-                block = Bottleneck(
-                    channels,
-                    4 * bottleneck,
-                    bottleneck_channels=bottleneck,
-                    stride=stride,
-                    norm=norm,
-                    lambda_options=layer,
-                    se=name in spec.se_stages,
-                    pooled_shortcut=spec.design == "rs",
-                    stochastic_depth=stochastic_depth * (index + 2) / 5,
-                )
-                if share_positions and layer is not None:
-                    position = block.conv2.position
-                blocks.append(block)
-                channels = 4 * bottleneck
-                side = None if side is None else math.ceil(side / stride)
+            # What a stage gives up in stride it makes up for in dilation
+            stride = 2 if index > 0 and dilations[name] == widest else 1
+            widest = dilations[name]
+            grid = multi_grid if name == "res5" and multi_grid else [1] * spec.blocks[index]
+            sides = None
+            if side is not None:
+                sides = [(side, side), (math.ceil(side / stride),) * 2]
+                side = sides[1][0]
+            blocks = make_stage(
+                spec,
+                name,
+                channels,
+                stride=stride,
+                norm=norm,
+                layer=lambda_options,
+                share_positions=share_positions,
+                map_size=sides,
+                dilation=[widest * step for step in grid],
+                stochastic_depth=stochastic_depth * (index + 2) / 5,
+            )
+            channels = stage_channels(name)
             stages.append(blocks)
         out_features = check_out_features(
             out_features, ("stem", *STAGES, *(["linear"] if num_classes is not None else []))
@@ -197,9 +200,10 @@ def image_area(images: Tensor) -> Tensor:
     """
     nonzero = (images != 0).any(1, keepdim=True)
     nonzero |= ~nonzero.any((2, 3), keepdim=True)  # an image of zeros alone is all image
-    rows = nonzero.any(3, keepdim=True).int().flip(2).cummax(2).values.flip(2)  # 1 to the last row
-    columns = nonzero.any(2, keepdim=True).int().flip(3).cummax(3).values.flip(3)
-    return (rows * columns).bool()
+    # By sums, since ONNX has no cummax
+    rows = nonzero.any(3, keepdim=True).int().flip(2).cumsum(2).flip(2) > 0  # to the last row
+    columns = nonzero.any(2, keepdim=True).int().flip(3).cumsum(3).flip(3) > 0
+    return rows & columns
 
 
 @contextmanager

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from lambda_det.errors import WeightsError
-from lambda_det.modeling.provenance import check_provenance, initial_weights, wanted_pixels
+from lambda_det.modeling.provenance import (
+    PixelSettings,
+    check_provenance,
+    initial_weights,
+    named_network,
+    wanted_pixels,
+)
+from lambda_det.modeling.weight_formats import READERS, read_torch
 from lambda_det.modeling.weight_names import compare, fitting, named_as_in, tensors_only
 
 __all__ = ["load_backbone_weights", "read_checkpoint"]
@@ -20,32 +25,31 @@ logger = logging.getLogger(__name__)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a file of ``torch.save`` that holds tensors and plain values, and run nothing in it.
+    """Read a file of weights and plain values, by its ending, and run nothing in it.
+
+    Args:
+        path: of Detectron2's or Caffe2's pickles with .pkl, safetensors with .safetensors, else of
+            ``torch.save``.
 
     Raises:
         WeightsError: if the file is missing or damaged, or holds anything else.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = READERS.get(Path(path).suffix, read_torch)(path)
     except FileNotFoundError as error:
         raise WeightsError(f"There is no checkpoint file {path}; check the path.") from error
-    except pickle.UnpicklingError as error:
-        # torch's own message advises to switch the protection off
+    except OSError as error:
         raise WeightsError(
-            f"{path} holds more than tensors, numbers, strings and containers of them, or is no "
-            "checkpoint at all; reading it could run a program, so it is refused."
-        ) from error
-    except Exception as error:  # a damaged file may raise nearly anything
-        raise WeightsError(
-            f"{path} cannot be read: it is damaged, was not written to the end, or is not in the "
-            "format of torch.save (.pth); take another checkpoint."
+            f"{path} cannot be read ({error.strerror or error}); check the path and its rights."
         ) from error
     if not isinstance(content, dict):
         raise WeightsError(f"{path} holds a {type(content).__name__}, not a state dict.")
     return content
 
 
-def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
+def load_backbone_weights(
+    backbone: nn.Module, path: str | Path, name: str | None = None
+) -> PixelSettings | None:
     """Load every parameter and running statistic of ``backbone`` from a file.
 
     Args:
@@ -53,6 +57,10 @@ def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
         path: a backbone file, a checkpoint of a classifier, whose averaged weights are taken if it
             has them, or of a detector, or a bare state dict; the names may have any of the prefixes
             of :func:`lambda_det.modeling.weight_names.bare_name`.
+        name: of the model that the backbone is; a file that says it is of another is refused.
+
+    Returns:
+        The images that the weights are for, if the file says so.
 
     Raises:
         WeightsError: if the file cannot be read or is not what it says, or a tensor of the backbone
@@ -60,15 +68,23 @@ def load_backbone_weights(backbone: nn.Module, path: str | Path) -> None:
     """
     content = read_checkpoint(path)
     check_provenance(content, path)
+    there, options = named_network(content)
+    if name is not None and there not in (None, name):
+        raise WeightsError(
+            f"{path} is of {there}{options}, and this is {name}: take the file of a {name}, or "
+            f"make the backbone {there!r}."
+        )
     state, which = initial_weights(content)
     own = backbone.state_dict()
     state = named_as_in(own, "", tensors_only(state, path), path)
     fit = compare(own, state)
     if not fit:
+        said = f" It is of {there}{options}." if there else ""
         raise WeightsError(
             f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
-            "options."
+            f"options.{said}"
         )
     backbone.load_state_dict(fitting(own, state), strict=False)
     pixels = wanted_pixels(content)
     logger.info(f"Loaded {which} of {path}" + (f", for images in {pixels}" if pixels else ""))
+    return pixels

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 import os
+import pickle
+from collections import OrderedDict
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.modeling import FPN
+from safetensors.torch import save_file
 from torch import nn
 
 import lambda_det
 from lambda_det.checkpoint import extract_backbone, read_backbone, save_backbone
 from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import ConfigError, WeightsError
-from tests.checkpoint.toy import MEAN, STD, Detector, classifier_checkpoint, scramble
+from lambda_det.modeling.provenance import PixelSettings, checksum
+from lambda_det.modeling.weights import load_backbone_weights, read_checkpoint
+from tests.checkpoint.toy import Detector, classifier_checkpoint, scramble
 
 OPTIONS = {"scope": 3}
 
@@ -25,60 +34,42 @@ def checkpoint():
     return classifier_checkpoint(**OPTIONS)
 
 
-def _wanted(state):
-    return {
-        name.removeprefix("backbone."): tensor
-        for name, tensor in state.items()
-        if "linear" not in name and "num_batches_tracked" not in name
-    }
+@pytest.fixture(scope="module", params=[".pth", ".pkl", ".safetensors"])
+def form(request):
+    return request.param
 
 
-@pytest.mark.parametrize("weights", [None, "ema", "model"])
-def test_all_tensors_of_the_backbone_and_nothing_else(checkpoint, weights):
-    content = extract_backbone(checkpoint, weights=weights, fold_input=False)
-    source = checkpoint if weights == "model" else checkpoint["ema"]
-    expected = _wanted(source["model"])
-    assert content["model"].keys() == expected.keys()
-    for name, tensor in content["model"].items():
-        assert torch.equal(tensor, expected[name]) and tensor.dtype == torch.float32
-        assert tensor.data_ptr() != expected[name].data_ptr() and tensor.is_contiguous()
-    assert content["meta"]["weights"] == ("model" if weights == "model" else "ema")
-    top1 = 1.0 if weights == "model" else 2.0
-    assert content["meta"]["accuracy"] == {"held_out": {"top1": top1, "top5": top1 + 4}}
-
-
-def test_meta_says_what_a_user_must_know(checkpoint):
-    meta = extract_backbone(checkpoint)["meta"]
-    assert meta["model"] == "lambda_resnet26" and meta["options"] == {"norm": "BN", "scope": 3}
-    assert meta["input_format"] == "BGR" and meta["folded"] is True
-    assert meta["pixel_mean"] == [103.53, 116.28, 123.675] and meta["pixel_std"] == [1.0] * 3
-    assert meta["recipe"] == "SEED: 3\n" and meta["lambda_det"] == lambda_det.__version__
-    meta = extract_backbone(checkpoint, fold_input=False)["meta"]
-    assert meta["input_format"] == "RGB" and meta["folded"] is False
-    assert meta["pixel_mean"] == MEAN and meta["pixel_std"] == STD
-
-
-def test_the_raw_weights_where_there_is_no_average():
-    checkpoint = classifier_checkpoint(ema=False, **OPTIONS)
-    assert extract_backbone(checkpoint)["meta"]["weights"] == "model"
-    with pytest.raises(WeightsError, match=r"run\.pth has no 'ema' weights; it has model"):
-        extract_backbone(checkpoint, weights="ema", source="run.pth")
-    assert extract_backbone(checkpoint)["meta"]["statistics"] == "precise"
-    del checkpoint["results"], checkpoint["statistics"]
-    assert extract_backbone(checkpoint)["meta"]["accuracy"] == {}
-    assert extract_backbone(checkpoint)["meta"]["statistics"] is None
-
-
-def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path):
+@pytest.fixture(scope="module")
+def written(checkpoint, form, tmp_path_factory):
+    """A backbone file, to be looked at, and its content."""
     content = extract_backbone(checkpoint)
-    save_backbone(content, tmp_path / "new" / "b.pth")
-    read = read_backbone(tmp_path / "new" / "b.pth")
-    assert read["meta"] == content["meta"]
-    assert os.listdir(tmp_path / "new") == ["b.pth"]
+    path = tmp_path_factory.mktemp("written") / f"b{form}"
+    save_backbone(content, path)
+    return path, content
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    """To load files into, again and again: making one takes longer."""
+    return lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
+
+
+def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path, form):
+    content = extract_backbone(checkpoint)
+    path = tmp_path / "new" / f"b{form}"
+    save_backbone(content, path)
+    read = read_backbone(path)
+    assert read["meta"] == content["meta"] and read["model"].keys() == content["model"].keys()
+    assert all(
+        torch.equal(tensor, content["model"][name]) for name, tensor in read["model"].items()
+    )
+    assert os.listdir(tmp_path / "new") == [path.name]
     digest = hashlib.sha256()
     for name, tensor in sorted(read["model"].items()):
         digest.update(f"{name} torch.float32 {list(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().tobytes())
+    meta = {key: value for key, value in content["meta"].items() if key != "sha256"}
+    digest.update(json.dumps(meta, sort_keys=True).encode())
     assert digest.hexdigest() == content["meta"]["sha256"]
     assert set(map(type, content["meta"].values())) <= {str, int, float, bool, list, dict}
 
@@ -92,37 +83,87 @@ def test_nothing_is_overwritten_unasked(checkpoint, tmp_path):
     assert path.read_text() == "old"
     save_backbone(content, path, overwrite=True)
     read_backbone(path)
-    with pytest.raises(ConfigError, match=r"ends in \.pth"):
-        save_backbone(content, tmp_path / "b.pkl")
+    with pytest.raises(ConfigError, match=r"ends in one of \.pth, \.pkl, \.safetensors"):
+        save_backbone(content, tmp_path / "b.onnx")
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written"):
         save_backbone(content, tmp_path / "file" / "b.pth")
 
 
 @pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
-def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path, norm):
-    save_backbone(extract_backbone(checkpoint), tmp_path / "b.pth")
-    network = lambda_det.create_backbone("lambda_resnet26", norm=norm, **OPTIONS)
-    detector = nn.ModuleDict({"backbone": FPN(network, ["res4", "res5"], 8)})
-    DetectionCheckpointer(detector).load(str(tmp_path / "b.pth"))
-    loaded, expected = network.state_dict(), torch.load(tmp_path / "b.pth", weights_only=True)
-    for name, tensor in expected["model"].items():
+@pytest.mark.parametrize("form", [".pth", ".pkl"])
+def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path, norm, form):
+    path = tmp_path / f"b{form}"
+    content = extract_backbone(checkpoint)
+    save_backbone(content, path)
+    for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
+        network = lambda_det.create_backbone("lambda_resnet26", norm=norm, **OPTIONS)
+        DetectionCheckpointer(nn.ModuleDict({"backbone": wrap(network)})).load(str(path))
+        _assert_whole(network, content)
+
+
+def _assert_whole(network, content):
+    loaded = network.state_dict()
+    for name, tensor in content["model"].items():
         assert torch.equal(loaded.pop(name), tensor)
     assert all(name.endswith("num_batches_tracked") for name in loaded)
 
 
-def test_it_is_loaded_without_a_configuration(checkpoint, tmp_path):
-    content = extract_backbone(checkpoint)
-    save_backbone(content, tmp_path / "b.pth")
-    path = tmp_path / "b.pth"
-    backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
-    for name, tensor in content["model"].items():
-        assert torch.equal(backbone.state_dict()[name], tensor)
+def test_our_checkpointer_loads_all_of_it(written, form):
+    path, content = written
+    pixels = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+    for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
+        network = lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
+        checkpointer = SafeCheckpointer(nn.ModuleDict({"backbone": wrap(network)}))
+        checkpointer.load_initial_weights(str(path), pixels)
+        _assert_whole(network, content)
+    with pytest.raises(ConfigError, match=rf"b\{form} want other images.*INPUT.FORMAT BGR"):
+        checkpointer.load_initial_weights(str(path), replace(pixels, format="RGB"))
 
 
-@pytest.mark.parametrize("change", ["value", "name", "shape", "format", "author"])
-def test_a_file_that_is_not_what_was_written(checkpoint, tmp_path, change):
-    content = extract_backbone(checkpoint)
+def test_it_is_loaded_without_a_configuration(written, form, caplog):
+    path, content = written
+    with caplog.at_level("INFO"):
+        backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
+    _assert_whole(backbone, content)
+    assert backbone.pixel_settings.by_key() == {
+        "INPUT.FORMAT": "BGR",
+        "MODEL.PIXEL_MEAN": [103.53, 116.28, 123.675],
+        "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
+    }
+    assert str(path) in caplog.text and "INPUT.FORMAT BGR" in caplog.text
+    reference = lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
+    reference.load_state_dict(content["model"], strict=False)
+    images = torch.randn(2, 3, 33, 47)
+    expected, found = reference.eval()(images), backbone.eval()(images)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_file_of_another_model_or_options(written, form):
+    path, _ = written
+    words = rf"b\{form} is of lambda_resnet26 \(norm BN, scope 3\), and this is resnet50"
+    with pytest.raises(WeightsError, match=words), torch.device("meta"):
+        lambda_det.create_backbone("resnet50", weights=path)
+    with pytest.raises(WeightsError, match=r"another shape.*It is of lambda_resnet26.*scope 3"):
+        lambda_det.create_backbone("lambda_resnet26", weights=path)
+
+
+def test_tensors_of_another_author_in_safetensors(tmp_path):
+    """As timm and others write them: no metadata, or some of their own."""
+    source = scramble(lambda_det.create_backbone("lambda_resnet26", **OPTIONS)).state_dict()
+    for metadata in (None, {"format": "pt", "model": "resnet50"}):
+        save_file(source, tmp_path / "b.safetensors", metadata=metadata)
+        path = str(tmp_path / "b.safetensors")
+        backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
+        assert backbone.pixel_settings is None
+        assert all(torch.equal(t, source[name]) for name, t in backbone.state_dict().items())
+    with pytest.raises(WeightsError, match="no backbone file"):
+        read_backbone(path)
+
+
+@pytest.mark.parametrize("change", ["value", "name", "shape", "mean", "format", "author"])
+def test_a_file_that_is_not_what_was_written(written, backbone, tmp_path, change, form):
+    content = copy.deepcopy(written[1])
     state, words = content["model"], "checksum"
     if change == "value":
         state["res5.1.conv3.norm.running_var"][3] += 1e-6
@@ -130,110 +171,105 @@ def test_a_file_that_is_not_what_was_written(checkpoint, tmp_path, change):
         state["res5.9.weight"] = state.pop("res5.1.conv3.weight")
     elif change == "shape":
         state["stem.conv1.weight"] = state["stem.conv1.weight"].flatten()
+    elif change == "mean":
+        content["meta"]["pixel_mean"] = [103.53, 116.28, 123.67]
     elif change == "format":
-        content["meta"]["format"], words = 2, "format 2"
+        content["meta"]["format"], words = 3, "format 3"
     else:
         content["__author__"], words = "x", "no backbone file"
-    path = str(tmp_path / "b.pth")
+    path = str(tmp_path / f"b{form}")
     save_backbone(content, path)
-    with pytest.raises(WeightsError, match=words):
+    with pytest.raises(WeightsError, match=words) as caught:
         read_backbone(path)
+    assert path in str(caught.value) and "export" in str(caught.value)
     if change == "author":
         return
     with pytest.raises(WeightsError, match=words):
-        lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
+        load_backbone_weights(backbone, path)
     with pytest.raises(WeightsError, match=words):
         SafeCheckpointer(Detector()).load_initial_weights(path)
 
 
-def _change(checkpoint, **changes):
-    return {**checkpoint, **changes}
+def test_a_file_of_the_format_before(checkpoint, tmp_path):
+    content = extract_backbone(checkpoint)
+    content["meta"] |= {"format": 1, "sha256": checksum(content["model"])}
+    path = tmp_path / "b.pth"
+    torch.save(content, path)
+    _assert_whole(lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS), content)
+    for read in (read_backbone, lambda path: extract_backbone(content, source=str(path))):
+        with pytest.raises(WeightsError, match=r"b\.pth is of an older lambda_det"):
+            read(path)
+    content["model"]["res2.0.conv1.weight"][0] += 1
+    torch.save(content, path)
+    with pytest.raises(WeightsError, match="checksum"):
+        lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
 
 
-def _state(checkpoint, change):
-    return _change(checkpoint, model=change(dict(checkpoint["model"])))
+@pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1])
+def test_a_file_that_was_not_written_to_the_end(written, backbone, tmp_path, form, kept):
+    path = tmp_path / f"b{form}"
+    data = written[0].read_bytes()
+    path.write_bytes(data[: int(len(data) * kept) if isinstance(kept, float) else kept])
+    for load in (
+        read_backbone,
+        lambda p: load_backbone_weights(backbone, p),
+        lambda p: SafeCheckpointer(Detector()).load_initial_weights(str(p)),
+    ):
+        with pytest.raises(WeightsError) as caught:
+            load(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def _fresh(state):
-    state["backbone.res3.0.conv1.norm.running_mean"] = torch.zeros(128)
-    state["backbone.res3.0.conv1.norm.running_var"] = torch.ones(128) - 1e-5
-    return state
+class _Program:
+    """Runs when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (self.mark,)
 
 
-def _nan(state):
-    return {**state, "backbone.res5.0.conv3.weight": torch.full((2048, 512, 1, 1), torch.nan)}
+@pytest.mark.parametrize("form", [".pth", ".pkl"])
+@pytest.mark.parametrize("place", ["__author__", "model", "meta"])
+def test_a_program_in_a_file_is_not_run(checkpoint, backbone, tmp_path, form, place):
+    mark, path = str(tmp_path / "it-ran"), tmp_path / f"b{form}"
+    content = extract_backbone(checkpoint)
+    if place == "__author__":
+        content = {**content, "__author__": _Program(mark)}
+    else:
+        content[place]["stem.x"] = _Program(mark)
+    with open(path, "wb") as file:
+        torch.save(content, file) if form == ".pth" else pickle.dump(content, file)
+    for load in (
+        read_backbone,
+        lambda p: load_backbone_weights(backbone, p),
+        lambda p: SafeCheckpointer(Detector()).load_initial_weights(str(p)),
+    ):
+        with pytest.raises(WeightsError, match="refused") as caught:
+            load(path)
+        assert str(path) in str(caught.value)
+    assert not os.path.exists(mark)
+    with open(path, "rb") as file:  # which it would be
+        torch.load(file, weights_only=False) if form == ".pth" else pickle.load(file)
+    assert os.path.exists(mark)
 
 
-# fmt: off
-REFUSED = {
-    "distributed": (lambda c: _state(c, lambda s: {f"module.{k}": v for k, v in s.items()}),
-                    "wrapper"),
-    "compiled": (lambda c: _state(c, lambda s: {f"_orig_mod.{k}": v for k, v in s.items()}),
-                 "wrapper"),
-    "no statistics": (lambda c: _state(c, lambda s: {k: s[k] for k in s if "_var" not in k}),
-                      r"stem\.conv1\.norm\.running_var is missing"),
-    "never trained": (lambda c: _state(c, _fresh), r"res3\.0\.conv1\.norm.*never trained"),
-    "nan": (lambda c: _state(c, _nan), r"NaN or infinity in res5\.0\.conv3\.weight"),
-    "another model": (lambda c: _change(c, recipe={**c["recipe"], "model": "lambda_resnet50"}),
-                      "recipe names: .*tensors don't match"),
-    "a smaller model": (lambda c: _change(c, recipe={**c["recipe"], "options": {"scope": 5}}),
-                        "another shape"),
-    "unknown model": (lambda c: _change(c, recipe={**c["recipe"], "model": "resnet51"}),
-                      r"cannot be made here: There is no model named 'resnet51'"),
-    "unknown option": (lambda c: _change(c, recipe={**c["recipe"], "options": {"depth": 3}}),
-                       "cannot be made here"),
-    "half a recipe": (lambda c: _change(c, recipe={"model": "resnet50"}), "lacks options"),
-    "no recipe": (lambda c: {"model": c["model"]}, "no checkpoint of a classifier"),
-    "bare": (lambda c: c["model"], "no 'model' weights"),
-    "no tensors": (lambda c: _change(c, model={"a": 1}), "'a' in it is a int"),
-    "exported": (lambda c: extract_backbone(c), "is a backbone file already"),
-}
-# fmt: on
+@pytest.mark.skipif(torch.__version__ < (2, 6), reason="such files are refused there")
+def test_arrays_and_numbers_of_numpy_in_a_checkpoint_of_others(tmp_path):
+    source = scramble(lambda_det.create_backbone("lambda_resnet26", **OPTIONS)).state_dict()
+    metrics = {"bbox/AP": np.float64(3.5), "seen": np.int64(7), "lrs": np.ones(3, np.float32)}
+    torch.save({"model": OrderedDict(source), "scheduler": metrics}, tmp_path / "m.pth")
+    read = read_checkpoint(tmp_path / "m.pth")
+    assert read["scheduler"]["bbox/AP"] == 3.5 and read["scheduler"]["lrs"].sum() == 3
+    torch.save({"model": source, "f": np.array([_Program("x")], object)}, tmp_path / "o.pth")
+    with pytest.raises(WeightsError, match="refused"):
+        read_checkpoint(tmp_path / "o.pth")
 
 
-@pytest.mark.parametrize("row", REFUSED)
-def test_what_cannot_be_exported(checkpoint, row):
-    make, words = REFUSED[row]
-    with pytest.raises(WeightsError, match=words) as caught:
-        extract_backbone(make({k: v for k, v in checkpoint.items() if k != "ema"}), source="a.pth")
-    assert "a.pth" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_types_and_layouts_of_training_are_not_those_of_the_file(checkpoint):
-    name, norm = "res2.0.conv2.weight", "res2.0.conv2.norm"
-    model = dict(checkpoint["model"])
-    layout = {"memory_format": torch.channels_last}
-    model[f"backbone.{name}"] = model[f"backbone.{name}"].bfloat16().to(**layout)
-    model[f"backbone.{norm}.running_var"] = torch.ones(64)  # beside means that are not 0: trained
-    content = extract_backbone({**checkpoint, "model": model}, weights="model")["model"]
-    assert content[name].dtype == torch.float32 and content[name].is_contiguous()
-    assert torch.equal(content[name], model[f"backbone.{name}"].float())
-
-
-def test_another_input_format_is_not_folded(checkpoint):
-    recipe = {**checkpoint["recipe"], "input_format": "L"}
-    with pytest.raises(WeightsError, match="--no-fold"):
-        extract_backbone({**checkpoint, "recipe": recipe})
-
-
-def test_the_backbone_of_a_detector(tmp_path):
-    source = Detector()
-    content = extract_backbone({"model": source.state_dict(), "trainer": {}})
-    expected = source.backbone.bottom_up.state_dict()
-    assert len(content["model"]) == 10
-    assert all(torch.equal(t, expected[name]) for name, t in content["model"].items())
-    meta = content["meta"]
-    assert meta["pixel_mean"] is None and meta["input_format"] is None and not meta["folded"]
-    save_backbone(content, tmp_path / "b.pth")
-    target = Detector()
-    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "b.pth"))
-    for name, tensor in content["model"].items():
-        assert torch.equal(target.backbone.bottom_up.state_dict()[name], tensor)
-
-
-def test_shared_embeddings_are_kept_under_each_name():
-    checkpoint = classifier_checkpoint(share_positions=True, **OPTIONS)
-    names = [n for n in extract_backbone(checkpoint)["model"] if n.endswith("embedding")]
-    assert len(names) > 1
-    model = lambda_det.create_classifier("lambda_resnet26", share_positions=True, **OPTIONS)
-    assert len(names) == sum(n.endswith("embedding") for n in scramble(model).state_dict())
+def test_files_that_cannot_be_opened(tmp_path, form):
+    with pytest.raises(WeightsError, match=rf"no checkpoint file \S*b\{form}"):
+        read_backbone(tmp_path / f"b{form}")
+    (tmp_path / f"b{form}").mkdir()
+    with pytest.raises(WeightsError, match="cannot be read"):
+        read_backbone(tmp_path / f"b{form}")

@@ -95,3 +95,23 @@ def classifier_checkpoint(
             "held_out": {"raw": {"top1": 1.0, "top5": 5.0}, "ema": {"top1": 2.0, "top5": 6.0}}
         },
     }
+
+
+def in_fpn(state: dict) -> dict:
+    """The tensors of a classifier's backbone as a detector with FPN calls them, beside others."""
+    names = {
+        name.replace("backbone.", "backbone.bottom_up."): tensor
+        for name, tensor in state.items()
+        if "linear" not in name
+    }
+    return {**names, "backbone.fpn_lateral2.weight": torch.ones(1), "pixel_mean": torch.ones(3)}
+
+
+def in_c4(state: dict) -> dict:
+    """Likewise as a detector calls them that has the last stage in its heads."""
+    names = {
+        name.replace("backbone.res5.", "roi_heads.res5."): tensor
+        for name, tensor in state.items()
+        if "linear" not in name
+    }
+    return {**names, "roi_heads.box_predictor.cls_score.weight": torch.ones(1)}

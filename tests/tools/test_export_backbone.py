@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import lambda_det
 from lambda_det.checkpoint import read_backbone
 from tests.checkpoint.test_verify import CONFIG
-from tests.checkpoint.toy import classifier_checkpoint
+from tests.checkpoint.toy import classifier_checkpoint, in_fpn
 from tools import export_backbone as tool
 
 
@@ -74,9 +75,11 @@ def test_nothing_is_overwritten(checkpoint, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["nothing.pth", "b.pth"], "There is no checkpoint file nothing.pth"),
-        (["{run}", "b.txt"], "ends in .pth"),
+        (["{run}", "b.txt"], "ends in one of .pth, .pkl, .safetensors"),
         (["{run}", "b.pth", "--verify-config", "no.yaml"], "There is no config file no.yaml"),
-        (["{bare}", "b.pth"], "no checkpoint of a classifier"),
+        (["{bare}", "b.pth"], "holds no backbone of lambda_det"),
+        (["{run}", "b.pth", "--verify-config", "no.py"], "There is no config file no.py"),
+        (["empty", "b.pth"], "The folder empty has no last_checkpoint"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
@@ -84,6 +87,7 @@ def test_what_cannot_be_done_is_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": {"a": torch.zeros(1)}}, "bare.pth")
+    (tmp_path / "empty").mkdir()
     arguments = [a.format(run=checkpoint, bare="bare.pth") for a in arguments]
     assert tool.main(arguments) == 2
     captured = capsys.readouterr()
@@ -92,12 +96,57 @@ def test_what_cannot_be_done_is_one_sentence(
     assert not (tmp_path / "b.pth").exists()
 
 
-def test_the_backbone_of_a_detector(checkpoint, config, tmp_path, capsys):
+@pytest.mark.parametrize("form", ["pth", "pkl", "safetensors"])
+def test_each_form_of_a_detector_s_run(checkpoint, config, tmp_path, capsys, form):
+    """A run's folder is enough: its last checkpoint, and the configuration beside it."""
+    run = tmp_path / "run"
+    run.mkdir()
     model = torch.load(checkpoint, weights_only=True)["model"]
-    names = {n.replace("backbone.", "backbone.bottom_up."): t for n, t in model.items()}
-    torch.save({"model": names, "trainer": {}}, tmp_path / "detector.pth")
-    source = str(tmp_path / "detector.pth")
-    assert tool.main([source, str(tmp_path / "a.pth")]) == 1
+    torch.save({"model": in_fpn(model), "trainer": {}, "iteration": 3}, run / "model_3.pth")
+    (run / "last_checkpoint").write_text("model_3.pth")
+    (run / "config.yaml").write_text(CONFIG.replace("SCOPE: 3", "SCOPE: 3, MASK_PADDING: True"))
+    path = str(tmp_path / f"b.{form}")
+    assert tool.main([str(run), path]) == 0
     out = capsys.readouterr().out
-    assert "verified: no" in out and "as in the detector's configuration" in out
-    assert tool.main([source, str(tmp_path / "b.pth"), "--verify-config", config]) == 0
+    for words in (
+        f"checkpoint: {run / 'model_3.pth'}",
+        "lambda_resnet26 (norm SyncBN, mask_padding True, scope 3), as its configuration says",
+        "INPUT.FORMAT BGR, MODEL.PIXEL_MEAN [103.53, 116.28, 123.675]",
+        "verified in the backbone alone: 209 of 209",
+    ):
+        assert words in out
+    assert tool.main([str(run), path, "--overwrite", "--verify-config", config]) == 0
+    backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, scope=3)
+    assert torch.equal(backbone.stem.conv1.weight, model["backbone.stem.conv1.weight"])
+
+
+def test_a_detector_of_which_nothing_is_said(checkpoint, config, tmp_path, capsys):
+    model = torch.load(checkpoint, weights_only=True)["model"]
+    source = str(tmp_path / "detector.pth")
+    torch.save(in_fpn(model), source)
+    assert tool.main([source, str(tmp_path / "a.pth")]) == 0
+    out = capsys.readouterr().out
+    assert "as its tensors look" in out and "pixels:     not known" in out
+    assert tool.main([source, str(tmp_path / "b.pth"), "--config", config]) == 0
+    assert "as its configuration says" in capsys.readouterr().out
+    (tmp_path / "wrong.yaml").write_text(CONFIG.replace("SCOPE: 3", "SCOPE: 5"))
+    wrong = ["--config", str(tmp_path / "wrong.yaml")]
+    assert tool.main([source, str(tmp_path / "c.pth"), *wrong]) == 2
+    assert "that its configuration names" in capsys.readouterr().err
+    assert not (tmp_path / "c.pth").exists()
+
+
+def test_one_form_into_another(checkpoint, tmp_path, capsys):
+    paths = [str(tmp_path / f"b.{form}") for form in ("pth", "safetensors", "pkl")]
+    for source, path in zip([checkpoint, *paths], paths, strict=False):
+        assert tool.main([source, path]) == 0
+        assert "verified in the backbone alone" in capsys.readouterr().out
+    contents = [read_backbone(path) for path in paths]
+    assert contents[0]["meta"] == contents[1]["meta"] == contents[2]["meta"]
+
+
+def test_the_help_says_what_goes_in_and_out(capsys):
+    with pytest.raises(SystemExit):
+        tool.main(["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Detectron2's own checkpointer does not read it" in out and "--verify-config" in out

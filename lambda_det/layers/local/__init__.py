@@ -8,11 +8,13 @@ from functools import partial
 from torch import Tensor
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers.exporting import is_exporting
 from lambda_det.layers.functional import without_autocast
 from lambda_det.layers.local import compiled, fused
 from lambda_det.layers.local.convolution import conv_output, depthwise_output
 from lambda_det.layers.local.dense import dense_output
 from lambda_det.layers.local.dilation import dilated, grid_size
+from lambda_det.layers.local.portable import portable_output
 from lambda_det.layers.local.query_first import query_first_output
 from lambda_det.layers.position import crop_offsets
 
@@ -25,6 +27,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "conv": conv_output,
     "depthwise": depthwise_output,
     "dense": dense_output,
+    "portable": portable_output,
 }
 
 
@@ -58,6 +61,8 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
+    if is_exporting():
+        return "portable"
     if compiled.unsupported(queries, values, embedding) is None:
         return "compiled"
     height, width = queries.shape[1:3]
@@ -104,7 +109,7 @@ def local_position_output(
         )
         return dilated(undilated, queries, values, dilation)
     embedding = crop_offsets(embedding, height, width).to(queries.dtype)
-    if implementation == "auto":
+    if implementation == "auto" or is_exporting():
         implementation = choose(queries, values, embedding)
     elif implementation in _UNSUPPORTED:
         reason = _UNSUPPORTED[implementation](queries, values, embedding)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from lambda_det.layers.exporting import first_of, is_exporting, plain
+
 __all__ = ["dilated", "grid_size", "spread"]
 
 
@@ -35,13 +37,13 @@ def dilated(
         [b, H, W, h, v].
     """
     height, width = queries.shape[1:3]
-    # No more grids than rows or columns: the others would be empty
-    steps = min(dilation, height), min(dilation, width)
+    steps = dilation, dilation
+    if not is_exporting():  # no more grids than rows or columns: the others would be empty
+        steps = min(dilation, height), min(dilation, width)
     outputs = position_output(_grids(queries, steps), _grids(values, steps))
-    outputs = outputs.unflatten(0, (-1, *steps)).permute(
-        0, 3, 1, 4, 2, 5, 6
-    )  # [b, H', d, W', d,..]
-    return outputs.flatten(3, 4).flatten(1, 2)[:, :height, :width]
+    outputs = outputs.unflatten(0, (-1, *steps)).permute(0, 3, 1, 4, 2, 5, 6)
+    outputs = plain(outputs).flatten(3, 4).flatten(1, 2)  # of [b, H', d, W', d, ..]
+    return first_of(outputs, height, width)
 
 
 def _grids(x: Tensor, steps: tuple[int, int]) -> Tensor:
@@ -50,7 +52,7 @@ def _grids(x: Tensor, steps: tuple[int, int]) -> Tensor:
     padding = (0, 0, 0, 0, 0, -width % step_x, 0, -height % step_y)
     x = nn.functional.pad(x, padding)
     x = x.unflatten(2, (-1, step_x)).unflatten(1, (-1, step_y))  # [b, H', d_y, W', d_x, ..]
-    return x.permute(0, 2, 4, 1, 3, 5, 6).flatten(0, 2)
+    return plain(x.permute(0, 2, 4, 1, 3, 5, 6)).flatten(0, 2)
 
 
 def spread(embedding: Tensor, dilation: int) -> Tensor:
