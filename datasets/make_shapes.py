@@ -7,18 +7,22 @@ import argparse
 import os
 import sys
 
-from lambda_det.data import make_shapes
+from lambda_det.data import make_panoptic_shapes, make_shapes
 from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:
   python datasets/make_shapes.py
   python datasets/make_shapes.py --root /data --num-train 2000 --size 256
+  python datasets/make_shapes.py --panoptic
 """
 
 
 def make(arguments: argparse.Namespace) -> None:
-    make_shapes(**vars(arguments))
-    print(f"The shapes data set is in {os.path.join(arguments.root, 'shapes')}.")
+    options = vars(arguments)
+    panoptic = options.pop("panoptic")
+    (make_panoptic_shapes if panoptic else make_shapes)(**options)
+    folder = os.path.join(arguments.root, "shapes_panoptic" if panoptic else "shapes")
+    print(f"The shapes data set is in {folder}.")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,6 +40,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--num-val", type=int, default=100, help="validation images (100)")
     parser.add_argument("--size", type=int, default=128, help="side of the images in pixels (128)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another data set (0)")
+    parser.add_argument(
+        "--panoptic",
+        action="store_true",
+        help="shapes_panoptic/ instead: with keypoints, and on patterns that are classes, too",
+    )
     arguments = parser.parse_args(argv)
     return exit_status(lambda: make(arguments))
 

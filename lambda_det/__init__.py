@@ -1,21 +1,32 @@
 """LambdaNetworks (Bello, ICLR 2021) for Detectron2; importing it registers the backbones."""
 
+import sys
 import warnings
 
-try:
-    import detectron2  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "lambda_det needs Detectron2, which is not on PyPI; `python tools/install_detectron2.py` "
-        "in the lambda_det repository installs it."
-    ) from error
+# The doctor has to speak where PyTorch or Detectron2 cannot be imported, and to say that a Python
+# before 3.10, which has no orig_argv, is too old.
+if "lambda_det.doctor" not in getattr(sys, "orig_argv", ["lambda_det.doctor"]):
+    try:
+        import detectron2  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "lambda_det needs Detectron2, which is not on PyPI; in the lambda_det repository "
+            "`python tools/install_detectron2.py` installs it, and `python -m lambda_det.doctor` "
+            "tells what else is missing."
+        ) from error
 
-with warnings.catch_warnings():
-    # Detectron2 scripts some functions as it is imported, which PyTorch by now advises against.
-    warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
-    from lambda_det.config import add_lambda_config
-    from lambda_det.layers import LambdaLayer
-    from lambda_det.modeling import LambdaResNet, create_backbone, create_classifier, list_models
+    with warnings.catch_warnings():
+        # Detectron2 scripts some functions as it is imported, which PyTorch by now advises against.
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
+        from lambda_det.config import add_lambda_config
+        from lambda_det.config_files import detectron2_config, get_config
+        from lambda_det.layers import LambdaLayer
+        from lambda_det.modeling import (
+            LambdaResNet,
+            create_backbone,
+            create_classifier,
+            list_models,
+        )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,5 +35,7 @@ __all__ = [
     "add_lambda_config",
     "create_backbone",
     "create_classifier",
+    "detectron2_config",
+    "get_config",
     "list_models",
 ]

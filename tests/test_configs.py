@@ -24,6 +24,18 @@ PAPER = {
     "mask_rcnn_resnetrs152": "resnet_rs152",
     "mask_rcnn_resnetrs152_se": "resnet_rs152_se",
 }
+# What the other heads have, by the beginnings of their tensors' names
+HEADS = {
+    "cascade_mask_rcnn": ["roi_heads.box_predictor.2.", "roi_heads.mask_head."],
+    "deeplabv3plus": ["sem_seg_head.decoder.res5.", "backbone.res5."],
+    "faster_rcnn": ["roi_heads.box_head."],
+    "keypoint_rcnn": ["roi_heads.keypoint_head."],
+    "mask_rcnn_c4": ["roi_heads.res5.2.", "roi_heads.mask_head."],
+    "mask_rcnn_dc5": ["backbone.res5.", "roi_heads.mask_head."],
+    "panoptic_fpn": ["sem_seg_head.p5.", "roi_heads.mask_head."],
+    "point_rend": ["roi_heads.mask_head.point_head.", "roi_heads.mask_head.coarse_head."],
+    "retinanet": ["head.bbox_subnet.", "backbone.top_block.p7."],
+}
 ALL = sorted(
     str(path.relative_to(CONFIGS))
     for folder in (".", "quick")  # the others hold recipes of classifiers, as do cifar10_*
@@ -71,6 +83,7 @@ def _value(cfg: CfgNode, key: str):
 
 def test_all_of_them_are_here():
     assert {f"{name}.yaml" for name in PAPER} <= set(ALL)
+    assert {f"{name}_lambdaresnet50.yaml" for name in HEADS} <= set(ALL)
     assert any(name.startswith("quick") for name in ALL)
 
 
@@ -81,9 +94,26 @@ def test_it_loads_and_its_detector_is_built(name):
     model = build_for_trial(cfg)
     assert all(parameter.is_meta and parameter.requires_grad for parameter in model.parameters())
     names = set(model.state_dict())
-    lambdas = {n for n in names if n.startswith("backbone.bottom_up.") and "position" in n}
+    lambdas = {n for n in names if n.startswith("backbone.") and "position" in n}
     assert bool(lambdas) == ("lambda" in cfg.MODEL.LAMBDA_RESNET.NAME)
-    assert any(n.startswith("roi_heads.mask_head.") for n in names)
+    for part in HEADS.get(name.removesuffix("_lambdaresnet50.yaml"), ["roi_heads.mask_head."]):
+        assert any(n.startswith(part) for n in names)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_other_heads_keep_the_paper_s_training(head):
+    cfg = _load(f"{head}_lambdaresnet50.yaml")
+    heads_own = {"MODEL.MASK_ON", "SOLVER.BASE_LR", "MODEL.RPN.CONV_DIMS"}
+    figures = {key: value for key, value in FIGURES.items() if key not in heads_own}
+    assert {key: _value(cfg, key) for key in figures} == figures
+    assert (
+        FIGURES["SOLVER.BASE_LR"] / 2 == cfg.SOLVER.BASE_LR
+        if head in ("retinanet", "deeplabv3plus")
+        else FIGURES["SOLVER.BASE_LR"] == cfg.SOLVER.BASE_LR
+    )
+    assert len(cfg.MODEL.RPN.CONV_DIMS) == 2
+    assert Path(cfg.OUTPUT_DIR).name == f"{head}_lambdaresnet50"
+    assert cfg.MODEL.LAMBDA_RESNET.NAME == "lambda_resnet50"
 
 
 @pytest.mark.parametrize("name", PAPER)

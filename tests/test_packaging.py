@@ -16,7 +16,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 # Import names that differ from the distribution's.
-DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "yaml": "pyyaml"}
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "hydra": "hydra-core",
+    "yaml": "pyyaml",
+}
 # Lower packages must not know the higher ones.
 LEVELS = {
     "layers": 0,

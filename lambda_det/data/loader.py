@@ -128,18 +128,32 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> FailingLoader:
     mapper = TolerantMapper(cfg, is_train=True)
     # Detectron2's own reading of the config, for the data sets, the filters and the sampler.
     arguments = build_detection_train_loader.from_config(cfg, mapper=mapper)
-    records = arguments["dataset"]
-    if isinstance(records, list):
-        records = DatasetFromList(records, copy=False)  # one serialised copy for all workers
-    arguments.update(
-        dataset=SkippingDataset(records, mapper, cfg.DATALOADER.MAX_UNREADABLE_IMAGES),
-        mapper=None,
-        total_batch_size=images_per_batch,
-    )
+    arguments["total_batch_size"] = images_per_batch
     if cfg.INPUT.LSJ.ENABLED:
         # All images come out alike, so grouping them would only spoil the shuffle.
         arguments["aspect_ratio_grouping"] = False
-    return FailingLoader(build_detection_train_loader(**arguments))
+    return tolerant_train_loader(**arguments, max_unreadable=cfg.DATALOADER.MAX_UNREADABLE_IMAGES)
+
+
+def tolerant_train_loader(
+    dataset: list[dict[str, Any]] | torchdata.Dataset,
+    *,
+    mapper: Callable[[dict[str, Any]], dict[str, Any]],
+    max_unreadable: int = 20,
+    **options: Any,
+) -> FailingLoader:
+    """The same without a config, for a LazyConfig or a script.
+
+    Args:
+        dataset: the dataset dicts.
+        mapper: raises ``DataError`` for an image that cannot be read, as a ``TolerantMapper`` does.
+        max_unreadable: how many different images may be so.
+        options: of Detectron2's ``build_detection_train_loader``: total_batch_size, ...
+    """
+    if isinstance(dataset, list):
+        dataset = DatasetFromList(dataset, copy=False)  # one serialised copy for all workers
+    dataset = SkippingDataset(dataset, mapper, max_unreadable)
+    return FailingLoader(build_detection_train_loader(dataset=dataset, mapper=None, **options))
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> FailingLoader:
@@ -149,6 +163,24 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> FailingLoader:
     others' would be wrong, and nobody would see it.
     """
     mapper = TolerantMapper(cfg, is_train=False)
+    return tolerant_test_loader(
+        **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
+    )
+
+
+def tolerant_test_loader(
+    dataset: list[dict[str, Any]] | torchdata.Dataset,
+    *,
+    mapper: Callable[[dict[str, Any]], dict[str, Any]],
+    **options: Any,
+) -> FailingLoader:
+    """The same without a config, for a LazyConfig or a script.
+
+    Args:
+        dataset: the dataset dicts.
+        mapper: raises ``DataError`` for an image that cannot be read, as a ``TolerantMapper`` does.
+        options: of Detectron2's ``build_detection_test_loader``: batch_size, num_workers, ...
+    """
     return FailingLoader(
-        build_detection_test_loader(cfg, dataset_name, mapper=_FailureMapper(mapper))
+        build_detection_test_loader(dataset=dataset, mapper=_FailureMapper(mapper), **options)
     )

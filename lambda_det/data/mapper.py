@@ -68,7 +68,7 @@ class TolerantMapper(DatasetMapper):
         except Exception as error:
             # Image libraries raise what they like on a broken file, so it is read once more to
             # tell a fault of the file from one of the program.
-            fault = image_fault(dataset_dict, self.image_format)
+            fault = image_fault(dataset_dict, self.image_format) or _mask_fault(dataset_dict)
             if fault is None:
                 raise
             raise DataError(fault) from error
@@ -114,6 +114,8 @@ class TolerantMapper(DatasetMapper):
                 continue
             if not self.use_keypoint:
                 annotation.pop("keypoints", None)
+            elif self.keypoint_hflip_indices is not None:
+                self._complete_keypoints(annotation, dataset_dict)
             box = _corners(annotation)
             if box is None:
                 self._warn_once(dataset_dict, "without a usable box is left out")
@@ -134,6 +136,15 @@ class TolerantMapper(DatasetMapper):
                 annotation["segmentation"] = mask
             usable.append(annotation)
         return usable
+
+    def _complete_keypoints(self, annotation: dict[str, Any], dataset_dict: dict[str, Any]) -> None:
+        """Detectron2 needs as many keypoints of every object; of visibility 0 they don't count."""
+        values = 3 * len(self.keypoint_hflip_indices)
+        keypoints = annotation.get("keypoints")
+        if keypoints is None or np.size(keypoints) != values:
+            if keypoints:
+                self._warn_once(dataset_dict, "with another number of keypoints is used without")
+            annotation["keypoints"] = [0.0] * values
 
     def _warn_once(self, dataset_dict: dict[str, Any], what: str) -> None:
         if what not in _warned:
@@ -174,6 +185,18 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
             f"but the annotations say {said[0]}x{said[1]}; correct one of them."
         )
     return None
+
+
+def _mask_fault(record: dict[str, Any]) -> str | None:
+    """What is wrong with the semantic mask of a dataset dict whose image is sound."""
+    path = record.get("sem_seg_file_name")
+    if path is None:
+        return None
+    mask_record = {"file_name": path}
+    if "width" in record:
+        mask_record |= {"width": record["width"], "height": record["height"]}
+    fault = image_fault(mask_record, "L")
+    return fault and fault.replace("The image", "The semantic mask", 1)
 
 
 def _corners(annotation: dict[str, Any]) -> list[float] | None:

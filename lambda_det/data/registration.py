@@ -11,6 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.data.checks import check_coco
+from lambda_det.data.checks.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ def register_json_datasets(cfg: CfgNode) -> None:
         names = MetadataCatalog.get(train or test).thing_classes
         cfg.MODEL.ROI_HEADS.NUM_CLASSES = len(names)
         cfg.MODEL.RETINANET.NUM_CLASSES = len(names)
+        if "POINT_HEAD" in cfg.MODEL:  # a key of PointRend
+            cfg.MODEL.POINT_HEAD.NUM_CLASSES = len(names)
         logger.info("The number of classes is now %d, from %s.", len(names), train or test)
 
 
@@ -85,4 +88,16 @@ def _register(cfg: CfgNode, split: str) -> str | None:
     name = f"{stem}_{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     if name not in DatasetCatalog:
         register_coco_instances(name, {"thing_classes": categories}, json_file, images)
+    if cfg.MODEL.KEYPOINT_ON and not MetadataCatalog.get(name).get("keypoint_names"):
+        MetadataCatalog.get(name).set(**_keypoint_names(json_file))
     return name
+
+
+def _keypoint_names(json_file: str) -> dict[str, list]:
+    """The keypoints that a category names, where one does; left and right change in a flip."""
+    for category in read_json(json_file)["categories"]:
+        if names := category.get("keypoints"):
+            flipped = {name: name.replace("left", "right") for name in names}
+            pairs = [(a, b) for a, b in flipped.items() if a != b and b in names]
+            return {"keypoint_names": list(names), "keypoint_flip_map": pairs}
+    return {}

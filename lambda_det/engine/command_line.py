@@ -6,7 +6,7 @@ import argparse
 
 from detectron2.engine import default_argument_parser
 
-__all__ = ["parser", "run_parser"]
+__all__ = ["lazy_parser", "parser", "run_parser"]
 
 _EXAMPLES = """
 Configuration keys follow the flags as KEY VALUE pairs.
@@ -32,6 +32,31 @@ On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1),
   %(prog)s --config-file FILE --num-gpus 8 --num-machines 2 --machine-rank 0 \\
       --dist-url tcp://ADDRESS_OF_THE_FIRST:29500
   torchrun --nproc_per_node 8 %(prog)s --config-file FILE
+"""
+
+_LAZY_EXAMPLES = """
+Loading a LazyConfig runs the Python in it, and in a config.yaml that a run saved: take such files
+from people you trust. Keys of the configuration follow the flags as key=value; +key=value adds one.
+
+On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 GPUs, no GPU:
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.py
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.py --num-gpus 8
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.py train.device=cpu
+
+The paper's batch of 256 images on 8 GPUs, 2 images at a time on each; another network:
+  %(prog)s --config-file FILE --num-gpus 8 train.accumulate_gradients=16
+  %(prog)s --config-file FILE model.backbone.bottom_up.name=lambda_resnet101
+
+On your own data in COCO's format:
+  %(prog)s --config-file FILE --train-json a.json --train-images images/ \\
+      --test-json b.json --test-images images/ train.output_dir=output/mine
+
+Continue after a stop; evaluate the last checkpoint; evaluate some weights:
+  %(prog)s --config-file FILE --resume train.output_dir=output/mine
+  %(prog)s --config-file FILE --eval-only --resume train.output_dir=output/mine
+  %(prog)s --config-file FILE --eval-only train.init_checkpoint=model_final.pth
+
+Several machines and torchrun: as tools/train_net.py --help says.
 """
 
 _HELP = {
@@ -62,13 +87,37 @@ def run_parser(description: str, examples: str) -> argparse.ArgumentParser:
     return result
 
 
+_LAZY_HELP = {
+    "config_file": "LazyConfig, a Python file; it is run",
+    "resume": "continue the run in train.output_dir from its last checkpoint; start it if there is "
+    "none",
+    "eval_only": "evaluate train.init_checkpoint, or with --resume the last checkpoint of "
+    "train.output_dir",
+    "num_gpus": "GPUs to use on this machine, one process each (with train.device=cpu: processes)",
+    "opts": "keys and their values, such as train.output_dir=output/mine",
+}
+
+
 def parser() -> argparse.ArgumentParser:
     """The usual flags, and four that name data in COCO's format."""
     result = run_parser(
         "Train and evaluate a detector described by a configuration file.", _EXAMPLES
     )
-    data = result.add_argument_group("data in COCO's format, instead of DATASETS.TRAIN and .TEST")
+    _add_data_flags(result, "DATASETS.TRAIN and .TEST")
+    return result
+
+
+def lazy_parser() -> argparse.ArgumentParser:
+    """The same flags for a LazyConfig."""
+    result = run_parser("Train and evaluate what a LazyConfig describes.", _LAZY_EXAMPLES)
+    for action in result._actions:
+        action.help = _LAZY_HELP.get(action.dest, action.help)
+    _add_data_flags(result, "those of dataloader.train and .test")
+    return result
+
+
+def _add_data_flags(result: argparse.ArgumentParser, instead_of: str) -> None:
+    data = result.add_argument_group(f"data in COCO's format, instead of {instead_of}")
     for part, use in (("train", "to train on"), ("test", "to evaluate on")):
         data.add_argument(f"--{part}-json", metavar="FILE", help=f"annotations {use}")
         data.add_argument(f"--{part}-images", metavar="DIR", help=f"folder of the images {use}")
-    return result

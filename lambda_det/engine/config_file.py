@@ -13,6 +13,7 @@ import yaml
 from detectron2.config import CfgNode, get_cfg
 
 from lambda_det.config import add_lambda_config
+from lambda_det.engine.projects import add_projects
 from lambda_det.errors import ConfigError
 
 __all__ = ["leaves", "load_config", "read_config"]
@@ -52,15 +53,19 @@ def load_config(args: argparse.Namespace) -> CfgNode:
 def read_config(cfg: CfgNode, file: str | None, opts: Sequence[str] | None) -> None:
     """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
 
+    The keys of DeepLab and PointRend are added where the file or the pairs use them.
+
     Raises:
-        ConfigError: as in :func:`load_config`.
+        ConfigError: as in :func:`load_config`, or such a project is not installed.
     """
-    if file:
-        for key, value in leaves(_load_yaml(file)):
-            _set(cfg, key, value, file)
+    settings = list(leaves(_load_yaml(file))) if file else []
     opts = list(opts or [])
     _check_pairs(opts)
-    for key, value in zip(opts[::2], opts[1::2], strict=True):
+    pairs = list(zip(opts[::2], opts[1::2], strict=True))
+    add_projects(cfg, settings + pairs)
+    for key, value in settings:
+        _set(cfg, key, value, file)
+    for key, value in pairs:
         _set(cfg, key, value, "the command line")
 
 

@@ -13,7 +13,14 @@ from detectron2.utils.colormap import colormap
 from detectron2.utils.video_visualizer import VideoVisualizer
 from detectron2.utils.visualizer import Visualizer
 
-__all__ = ["VideoDrawer", "draw_predictions", "draw_truth", "side_by_side"]
+__all__ = [
+    "VideoDrawer",
+    "captioned",
+    "draw_instances",
+    "draw_predictions",
+    "draw_truth",
+    "side_by_side",
+]
 
 # Of the strip above a picture: its height in pixels, and the size of OpenCV's font
 _CAPTION_HEIGHT = 26
@@ -27,15 +34,17 @@ def draw_predictions(
     instances: Instances,
     class_names: Sequence[str] | None = None,
     scale: float = 1.0,
+    metadata: Metadata | None = None,
 ) -> np.ndarray:
-    """Draw boxes, masks, classes and scores.
+    """Draw boxes, masks, keypoints, classes and scores.
 
     Args:
         image: [H, W, 3] uint8, BGR.
         instances: on the CPU, with ``pred_boxes``, ``pred_classes``, ``scores`` and maybe
-            ``pred_masks`` [N, H, W].
+            ``pred_masks`` [N, H, W] and ``pred_keypoints`` [N, K, 3].
         class_names: of all classes; without them the numbers are drawn.
         scale: the picture is this many times larger than the image.
+        metadata: says which keypoints are joined by lines.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
@@ -46,7 +55,9 @@ def draw_predictions(
         for index, score in zip(classes, instances.scores.tolist(), strict=True)
     ]
     masks = list(instances.pred_masks.numpy()) if instances.has("pred_masks") else None
-    return _overlay(image, instances.pred_boxes.tensor.numpy(), masks, labels, scale)
+    keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
+    boxes = instances.pred_boxes.tensor.numpy()
+    return draw_instances(image, boxes, labels, masks, keypoints, scale, metadata)
 
 
 def draw_truth(
@@ -54,13 +65,14 @@ def draw_truth(
     annotations: Sequence[dict[str, Any]],
     class_names: Sequence[str] | None = None,
     scale: float = 1.0,
+    metadata: Metadata | None = None,
 ) -> np.ndarray:
     """Draw the annotations of a Detectron2 dataset dict; crowds are marked as such.
 
     An annotation without a mask gets its box for one. Arguments and result are otherwise those of
     :func:`draw_predictions`.
     """
-    boxes, masks, labels = [], [], []
+    boxes, masks, labels, keypoints = [], [], [], []
     for annotation in annotations:
         box = BoxMode.convert(annotation["bbox"], annotation["bbox_mode"], BoxMode.XYXY_ABS)
         x0, y0, x1, y1 = box
@@ -68,7 +80,14 @@ def draw_truth(
         masks.append(annotation.get("segmentation") or [[x0, y0, x1, y0, x1, y1, x0, y1]])
         crowd = " (crowd)" if annotation.get("iscrowd") else ""
         labels.append(_name(class_names, annotation["category_id"]) + crowd)
-    return _overlay(image, np.array(boxes).reshape(-1, 4), masks, labels, scale)
+        keypoints.append(np.reshape(annotation.get("keypoints") or [], (-1, 3)))
+    known = max(map(len, keypoints), default=0)
+    # Those of an object that has none are of no visibility, and so are not drawn
+    points = [np.pad(p, ((0, known - len(p)), (0, 0))) for p in keypoints] if known else None
+    boxes = np.array(boxes).reshape(-1, 4)
+    return draw_instances(
+        image, boxes, labels, masks, None if points is None else np.stack(points), scale, metadata
+    )
 
 
 def side_by_side(
@@ -77,19 +96,23 @@ def side_by_side(
     annotations: Sequence[dict[str, Any]],
     class_names: Sequence[str] | None,
     true_class_names: Sequence[str] | None,
+    *,
+    captions: tuple[str, str] = ("predicted", "true"),
+    metadata: Metadata | None = None,
 ) -> np.ndarray:
     """The predictions on the left and the truth on the right, each under a caption.
 
-    Small images are enlarged until the longer side of each half has 512 pixels.
+    Small images are enlarged until the longer side of each half has 512 pixels. The other arguments
+    are those of :func:`draw_predictions` and :func:`draw_truth`.
 
     Returns:
         [height, width, 3] uint8, BGR.
     """
     scale = max(1.0, _PAIR_SIDE / max(image.shape[:2]))
-    left = draw_predictions(image, instances, class_names, scale)
-    right = draw_truth(image, annotations, true_class_names, scale)
+    left = draw_predictions(image, instances, class_names, scale, metadata)
+    right = draw_truth(image, annotations, true_class_names, scale, metadata)
     gap = np.full((left.shape[0] + _CAPTION_HEIGHT, 4, 3), 255, np.uint8)
-    return np.hstack([_captioned(left, "predicted"), gap, _captioned(right, "true")])
+    return np.hstack([captioned(left, captions[0]), gap, captioned(right, captions[1])])
 
 
 class VideoDrawer:
@@ -112,20 +135,46 @@ def _name(class_names: Sequence[str] | None, index: int) -> str:
     return class_names[index] if class_names else str(index)
 
 
-def _overlay(
-    image: np.ndarray, boxes: np.ndarray, masks: list | None, labels: list[str], scale: float
+def draw_instances(
+    image: np.ndarray,
+    boxes: Any,
+    labels: Sequence[str],
+    masks: Any = None,
+    keypoints: Any = None,
+    scale: float = 1.0,
+    metadata: Metadata | None = None,
+    sem_seg: np.ndarray | None = None,
 ) -> np.ndarray:
-    visualizer = Visualizer(image[:, :, ::-1], _metadata(None), scale)
+    """Draw instances over their image, and under them the classes of its pixels, if given.
+
+    Args:
+        image: [H, W, 3] uint8, BGR.
+        boxes: [N, 4], x0, y0, x1, y1.
+        labels: a text for each instance.
+        masks: as Detectron2's ``Visualizer.overlay_instances`` takes them.
+        keypoints: [N, K, 3], x, y and visibility.
+        scale: the picture is this many times larger than the image.
+        metadata: says which keypoints are joined by lines, and names the classes of pixels.
+        sem_seg: [H, W], the class of each pixel.
+
+    Returns:
+        [H * scale, W * scale, 3] uint8, BGR.
+    """
+    metadata = _metadata(None) if metadata is None else metadata
+    visualizer = Visualizer(image[:, :, ::-1], metadata, scale)
+    if sem_seg is not None:
+        visualizer.draw_sem_seg(sem_seg, area_threshold=0, alpha=0.5)
     # A fixed order of colours: the visualiser's own are random, and differ from run to run
     palette = colormap(rgb=True, maximum=1)
     colors = [palette[i % len(palette)] for i in range(len(labels))]
     drawn = visualizer.overlay_instances(
-        boxes=boxes, masks=masks, labels=labels, assigned_colors=colors
+        boxes=boxes, masks=masks, labels=labels, keypoints=keypoints, assigned_colors=colors
     )
     return np.ascontiguousarray(drawn.get_image()[:, :, ::-1])
 
 
-def _captioned(picture: np.ndarray, text: str) -> np.ndarray:
+def captioned(picture: np.ndarray, text: str) -> np.ndarray:
+    """A picture [H, W, 3] under a white strip with a line of text."""
     (text_width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
     missing = max(0, text_width + 12 - picture.shape[1])
     picture = cv2.copyMakeBorder(

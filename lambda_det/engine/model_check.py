@@ -30,6 +30,7 @@ _REGISTRIES = {
     "MODEL.ROI_BOX_HEAD.NAME":       modeling.ROI_BOX_HEAD_REGISTRY,
     "MODEL.ROI_MASK_HEAD.NAME":      modeling.ROI_MASK_HEAD_REGISTRY,
     "MODEL.ROI_KEYPOINT_HEAD.NAME":  modeling.ROI_KEYPOINT_HEAD_REGISTRY,
+    "MODEL.SEM_SEG_HEAD.NAME":       modeling.SEM_SEG_HEADS_REGISTRY,
 }
 # fmt: on
 # detectron2.layers.get_norm keeps its table to itself
@@ -45,6 +46,7 @@ def build_for_trial(cfg: CfgNode) -> nn.Module:
     Raises:
         ConfigError: the configuration describes no model.
     """
+    _check_point_head(cfg)
     try:
         try:
             return _build_on(cfg, "meta")
@@ -55,6 +57,16 @@ def build_for_trial(cfg: CfgNode) -> nn.Module:
         if unknown is None:
             raise
         raise unknown from error
+
+
+def _check_point_head(cfg: CfgNode) -> None:
+    """What PointRend asserts without a word."""
+    head, classes = cfg.MODEL.get("POINT_HEAD"), cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    if cfg.MODEL.ROI_MASK_HEAD.get("POINT_HEAD_ON") and classes != head.NUM_CLASSES:
+        raise ConfigError(
+            f"MODEL.POINT_HEAD.NUM_CLASSES is {head.NUM_CLASSES} and MODEL.ROI_HEADS.NUM_CLASSES "
+            f"{classes}; set both to the same."
+        )
 
 
 def _build_on(cfg: CfgNode, device: str) -> nn.Module:

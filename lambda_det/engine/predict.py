@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from lambda_det.data import class_names, register_json_datasets
 from lambda_det.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.data.predictions import predictions
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
 from lambda_det.engine.drawing import VideoDrawer, draw_predictions, side_by_side
 from lambda_det.engine.launch import check_device
@@ -63,6 +64,11 @@ class Predictor(DefaultPredictor):
         """
         if not 0 <= score_threshold <= 1:
             raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
+        if "instances" not in predictions(cfg):
+            raise ConfigError(
+                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} finds no instances, and "
+                "nothing else is drawn; tools/train_net.py --eval-only measures it."
+            )
         if not os.path.isfile(weights):
             raise WeightsError(f"There is no weights file {weights}; correct the path.")
         check_device(cfg.MODEL.DEVICE, 1)

@@ -18,6 +18,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.files import replace_text
 
 __all__ = [
+    "DETECTION_KEYS",
     "FixedKeys",
     "changed_keys",
     "check_evaluation_folder",
@@ -51,7 +52,7 @@ def _within(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(name + ".") for name in names)
 
 
-_DETECTION = FixedKeys(
+DETECTION_KEYS = FixedKeys(
     names=(
         "MODEL",
         "INPUT.FORMAT",
@@ -74,7 +75,7 @@ _DETECTION = FixedKeys(
 )
 
 
-def check_run_folder(cfg: CfgNode, *, resume: bool, fixed: FixedKeys = _DETECTION) -> None:
+def check_run_folder(cfg: CfgNode, *, resume: bool, fixed: FixedKeys = DETECTION_KEYS) -> None:
     """Refuse to train in the folder of another run; write nothing.
 
     Args:
@@ -155,13 +156,32 @@ def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
     if not saved.exists():
         return
     try:
-        before = dict(leaves(yaml.safe_load(saved.read_text("utf-8"))))
+        before = dict(leaves(_plain(saved.read_text("utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
         raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
     # through YAML as the other was, so that tuples and lists are the same
-    for key, value in leaves(yaml.safe_load(cfg.dump())):
+    for key, value in leaves(_plain(cfg.dump())):
         if key in before and before[key] != value:
             yield key, before[key], value
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads the Python objects in a saved LazyConfig as what they are made of, and makes none."""
+
+
+def _contents(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return f"{tag} {node.value}".strip()
+
+
+_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", _contents)
+
+
+def _plain(text: str) -> Any:
+    return yaml.load(text, _PlainLoader)
 
 
 def save_config(cfg: CfgNode) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import os
 from pathlib import Path
@@ -10,11 +11,9 @@ from pathlib import Path
 from detectron2.config import CfgNode
 from detectron2.utils import comm
 
-from lambda_det.data import check_datasets, register_json_datasets
 from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
-from lambda_det.engine.config_file import load_config
 from lambda_det.engine.launch import launch, on_main_process
-from lambda_det.engine.model_check import build_for_trial, load_for_trial
+from lambda_det.engine.model_check import load_for_trial
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.run_folder import (
     check_evaluation_folder,
@@ -26,37 +25,37 @@ from lambda_det.engine.run_log import start_log
 from lambda_det.engine.scaling import scale_schedule
 from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.modeling.provenance import PixelSettings
 
 __all__ = ["evaluate", "run", "setup", "train"]
 
 logger = logging.getLogger(__name__)
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, trainer: type[DetectionTrainer] = DetectionTrainer) -> None:
     """Train or evaluate as the command line says, in as many processes as it says.
 
     Args:
         args: of :func:`lambda_det.engine.parser`.
+        trainer: says how the configuration is read and what is made of it.
 
     Raises:
         UserError: one sentence to print.
     """
     # Read here as well as in the processes, so that a mistake is told once and at once
-    cfg = load_config(args)
-    launch(_work, args, device=cfg.MODEL.DEVICE)
+    cfg = trainer.load_config(args)
+    launch(functools.partial(_work, trainer=trainer), args, device=cfg.MODEL.DEVICE)
 
 
-def _work(args: argparse.Namespace) -> None:
-    cfg = setup(args)
+def _work(args: argparse.Namespace, trainer: type[DetectionTrainer]) -> None:
+    cfg = setup(args, trainer)
     if args.eval_only:
-        evaluate(cfg, resume=args.resume)
+        evaluate(cfg, resume=args.resume, trainer=trainer)
     else:
-        train(cfg, resume=args.resume)
+        train(cfg, resume=args.resume, trainer=trainer)
     logger.info(describe_run(cfg))
 
 
-def setup(args: argparse.Namespace) -> CfgNode:
+def setup(args: argparse.Namespace, trainer: type[DetectionTrainer] = DetectionTrainer) -> CfgNode:
     """Read the configuration, refuse what cannot work, and make the run folder with its log.
 
     Call it in every process, after they are connected.
@@ -67,37 +66,37 @@ def setup(args: argparse.Namespace) -> CfgNode:
     Raises:
         UserError: before anything is written.
     """
-    cfg = load_config(args)
-    register_json_datasets(cfg)
+    cfg = trainer.load_config(args)
+    trainer.register_data(cfg)
     Precision.from_config(cfg)
     if not args.eval_only:
         scale_schedule(cfg, comm.get_world_size())
-    on_main_process(lambda: _check(cfg, args))
+    on_main_process(lambda: _check(cfg, args, trainer))
     start_log(cfg, args)
     cfg.freeze()
     return cfg
 
 
-def _check(cfg: CfgNode, args: argparse.Namespace) -> None:
+def _check(cfg: CfgNode, args: argparse.Namespace, trainer: type[DetectionTrainer]) -> None:
     if args.eval_only:
         path = _weights_to_evaluate(cfg, args.resume)
         check_evaluation_folder(cfg, path)
-        load_for_trial(build_for_trial(cfg), lambda c: c.load_complete_model(path))
+        load_for_trial(trainer.build_for_trial(cfg), lambda c: c.load_complete_model(path))
     else:
-        check_run_folder(cfg, resume=args.resume)
-        _check_start(cfg, last_checkpoint(cfg.OUTPUT_DIR) if args.resume else "")
+        check_run_folder(cfg, resume=args.resume, fixed=trainer.fixed_keys)
+        _check_start(cfg, last_checkpoint(cfg.OUTPUT_DIR) if args.resume else "", trainer)
     test = args.eval_only or len(cfg.DATASETS.TEST) > 0
-    check_datasets(cfg, train=not args.eval_only, test=test)
+    trainer.check_data(cfg, train=not args.eval_only, test=test)
 
 
-def _check_start(cfg: CfgNode, checkpoint: str) -> None:
+def _check_start(cfg: CfgNode, checkpoint: str, trainer: type[DetectionTrainer]) -> None:
     """Try what DetectionTrainer.resume_or_load will do."""
-    model = build_for_trial(cfg)
+    model = trainer.build_for_trial(cfg)
     if checkpoint:
         load_for_trial(model, lambda c: c.load_everything(checkpoint))
     elif cfg.MODEL.WEIGHTS:
         _check_weights_exist(cfg.MODEL.WEIGHTS)
-        pixels = PixelSettings.from_config(cfg)
+        pixels = trainer.pixel_settings(cfg)
         load_for_trial(model, lambda c: c.load_initial_weights(cfg.MODEL.WEIGHTS, pixels))
 
 
@@ -124,16 +123,20 @@ def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
     return cfg.MODEL.WEIGHTS
 
 
-def train(cfg: CfgNode, *, resume: bool) -> dict | None:
+def train(
+    cfg: CfgNode, *, resume: bool, trainer: type[DetectionTrainer] = DetectionTrainer
+) -> dict | None:
     """Train and evaluate; with ``resume`` from the last checkpoint, if there is one."""
-    trainer = DetectionTrainer(cfg)
-    trainer.resume_or_load(resume=resume)
+    training = trainer(cfg)
+    training.resume_or_load(resume=resume)
     if comm.is_main_process():
         save_config(cfg)
-    return trainer.train()
+    return training.train()
 
 
-def evaluate(cfg: CfgNode, *, resume: bool) -> dict:
+def evaluate(
+    cfg: CfgNode, *, resume: bool, trainer: type[DetectionTrainer] = DetectionTrainer
+) -> dict:
     """Evaluate MODEL.WEIGHTS, or with ``resume`` the last checkpoint of OUTPUT_DIR.
 
     Raises:
@@ -141,10 +144,10 @@ def evaluate(cfg: CfgNode, *, resume: bool) -> dict:
         WeightsError: they are missing or do not hold the whole model.
     """
     path = _weights_to_evaluate(cfg, resume)
-    model = DetectionTrainer.build_model(cfg)
+    model = trainer.build_model(cfg)
     SafeCheckpointer(model, cfg.OUTPUT_DIR).load_complete_model(path)
     if (
         comm.is_main_process() and not Path(cfg.OUTPUT_DIR, "config.yaml").exists()
     ):  # that of a run is kept
         save_config(cfg)
-    return DetectionTrainer.test(cfg, model)
+    return trainer.test(cfg, model)

@@ -210,9 +210,14 @@ def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path, place):
     cfg.MODEL.WEIGHTS = str(tmp_path / "a.pth")
     with pytest.raises(ConfigError, match=r"set MODEL\.PIXEL_STD \[9\.0, 9\.0, 9\.0\] \(now"):
         if place == "trial":
-            _check_start(cfg, "")
+            _check_start(cfg, "", DetectionTrainer)
         else:
-            run = SimpleNamespace(cfg=cfg, checkpointer=SafeCheckpointer(model), start_iter=0)
+            run = SimpleNamespace(
+                cfg=cfg,
+                checkpointer=SafeCheckpointer(model),
+                start_iter=0,
+                pixel_settings=DetectionTrainer.pixel_settings,
+            )
             DetectionTrainer.resume_or_load(run, resume=False)
 
 

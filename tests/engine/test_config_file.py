@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from lambda_det.engine import load_config, parser
@@ -80,3 +82,37 @@ def test_a_bad_pair_is_named(opts, words):
     with pytest.raises(ConfigError) as caught:
         _load(*opts)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("MODEL: {POINT_HEAD: {NUM_CLASSES: 3}}", "MODEL.POINT_HEAD.NUM_CLASSES", 3),
+        ("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}", "MODEL.ROI_MASK_HEAD.NUM_FC", 2),
+        ("SOLVER: {POLY_LR_POWER: 1.0}", "SOLVER.POLY_LR_POWER", 1.0),
+        ("SOLVER: {LR_SCHEDULER_NAME: WarmupPolyLR}", "SOLVER.POLY_LR_POWER", 0.9),
+        (
+            "MODEL: {BACKBONE: {NAME: build_lambda_resnet_deeplab_backbone}}",
+            "MODEL.RESNETS.RES4_DILATION",
+            1,
+        ),
+    ],
+)
+def test_the_keys_of_a_project_come_with_what_needs_them(tmp_path, text, key, value):
+    file = tmp_path / "project.yaml"
+    file.write_text(text + "\n")
+    for arguments in (["--config-file", file], ["--config-file", file, key, value]):
+        node = _load(*arguments)
+        for name in key.split("."):
+            node = node[name]
+        assert node == value
+    assert "POINT_HEAD" not in _load().MODEL and "POLY_LR_POWER" not in _load().SOLVER
+
+
+def test_a_project_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "detectron2.projects.deeplab", None)
+    with pytest.raises(ConfigError, match=r"RES4_DILATION needs detectron2.projects.deeplab"):
+        _load("MODEL.RESNETS.RES4_DILATION", "2")
+    with pytest.raises(ConfigError, match="NAME DeepLabV3PlusHead needs"):
+        _load("MODEL.SEM_SEG_HEAD.NAME", "DeepLabV3PlusHead")
+    assert _load("SOLVER.MAX_ITER", "7").SOLVER.MAX_ITER == 7

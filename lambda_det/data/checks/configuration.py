@@ -10,8 +10,13 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.data.checks.coco import check_coco
-from lambda_det.data.checks.registered import is_coco, registered_files
+from lambda_det.data.checks.registered import (
+    check_segmentation_files,
+    is_coco,
+    registered_files,
+)
 from lambda_det.data.checks.report import BAD_BOX, Report
+from lambda_det.data.checks.truth import check_truth
 from lambda_det.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -45,6 +50,7 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
     if test and not train and not test_names:
         raise ConfigError("DATASETS.TEST names no data set; name one to evaluate on.")
     reports = {name: _check_registered(name) for name in dict.fromkeys(train_names + test_names)}
+    check_truth(cfg, train_names, test_names)
     for name, report in reports.items():
         if report is not None:
             _check_masks(cfg, name, report)
@@ -59,8 +65,10 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
 
 def _check_registered(name: str) -> Report | None:
     """The report on a registered data set, or None where it is not COCO instances."""
-    if name in DatasetCatalog and not is_coco(name):
-        return None
+    if name in DatasetCatalog:
+        check_segmentation_files(name)
+        if not is_coco(name):
+            return None
     json_file, image_root = registered_files(name)
     report = check_coco(json_file, image_root, files="sample")
     logger.info(

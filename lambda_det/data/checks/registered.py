@@ -22,6 +22,18 @@ _GET_SHAPES = (
     "make it with `python datasets/make_shapes.py`, which needs no download, or point the "
     "environment variable DETECTRON2_DATASETS (now {root}) at the folder that holds shapes/"
 )
+_GET_PANOPTIC = (
+    "for the panoptic segments of COCO unpack "
+    "http://images.cocodataset.org/annotations/panoptic_annotations_trainval2017.zip into coco/ "
+    "under the folder that the environment variable DETECTRON2_DATASETS names (now {root}), and "
+    "run datasets/prepare_panoptic_fpn.py of Detectron2, which makes the stuff masks; to try "
+    "without any download, run `python datasets/make_shapes.py --panoptic` and train on "
+    "shapes_panoptic_train or shapes_stuff_train"
+)
+_PANOPTIC_SHAPES = ("shapes_keypoints_", "shapes_panoptic_", "shapes_stuff_")
+_GET_PANOPTIC_SHAPES = _GET_SHAPES.replace("make_shapes.py`", "make_shapes.py --panoptic`").replace(
+    "holds shapes/", "holds shapes_panoptic/"
+)
 
 
 def registered_files(name: str) -> tuple[str, str]:
@@ -46,14 +58,33 @@ def registered_files(name: str) -> tuple[str, str]:
 
 
 def is_coco(name: str) -> bool:
+    """Whether there are instances in COCO's format, maybe among other things."""
     metadata = MetadataCatalog.get(name)
-    return metadata.get("evaluator_type") == "coco" and bool(metadata.get("json_file"))
+    kinds = ("coco", "coco_panoptic_seg")
+    return metadata.get("evaluator_type") in kinds and bool(metadata.get("json_file"))
+
+
+def check_segmentation_files(name: str) -> None:
+    """Whether the semantic and panoptic masks of a registered data set are there.
+
+    Raises:
+        DataError: one of the files or folders is not.
+    """
+    metadata = MetadataCatalog.get(name)
+    for key in ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json"):
+        path = metadata.get(key)
+        if path and not PathManager.exists(path):
+            raise DataError(_how_to_get(name, path))
 
 
 def _how_to_get(name: str, path: str) -> str:
     root = os.path.abspath(os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets")))
     advice = "put the data there or correct the path"
-    if name.startswith("coco_"):
+    if name.startswith("coco_") and "panoptic" in path:
+        advice = _GET_PANOPTIC.format(root=root)
+    elif name.startswith(_PANOPTIC_SHAPES):
+        advice = _GET_PANOPTIC_SHAPES.format(root=root)
+    elif name.startswith(("coco_", "keypoints_coco_")):
         advice = _GET_COCO.format(root=root)
     elif name.startswith("shapes_"):
         advice = _GET_SHAPES.format(root=root)

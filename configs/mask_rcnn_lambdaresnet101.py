@@ -1,0 +1,4 @@
+from .common.mask_rcnn import dataloader, lr_multiplier, model, optimizer, train
+
+model.backbone.bottom_up.name = "lambda_resnet101"
+train.output_dir = "./output/mask_rcnn_lambdaresnet101"

@@ -1,0 +1,4 @@
+from .common.mask_rcnn import dataloader, lr_multiplier, model, optimizer, train
+
+model.backbone.bottom_up.name = "resnet_rs152"
+train.output_dir = "./output/mask_rcnn_resnetrs152"

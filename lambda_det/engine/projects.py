@@ -1,0 +1,94 @@
+"""Detectron2's own projects, whose configuration keys and architectures a file may use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from detectron2.config import CfgNode, get_cfg
+
+from lambda_det.errors import ConfigError
+
+__all__ = ["add_projects"]
+
+
+@dataclass(frozen=True)
+class _Project:
+    """A project: its module, the function that adds its keys, and how values that need it begin."""
+
+    module: str
+    add_config: str
+    values: tuple[str, ...]
+    # Used in sentences and to know the project where it is not installed
+    sections: tuple[str, ...]
+
+
+_PROJECTS = (
+    _Project(
+        "detectron2.projects.deeplab",
+        "add_deeplab_config",
+        ("DeepLabV3", "build_lambda_resnet_deeplab", "build_resnet_deeplab", "WarmupPolyLR"),
+        ("MODEL.RESNETS.RES4_DILATION", "MODEL.RESNETS.RES5_MULTI_GRID", "SOLVER.POLY_LR"),
+    ),
+    _Project(
+        "detectron2.projects.point_rend",
+        "add_pointrend_config",
+        ("PointRend", "ImplicitPointRend", "StandardPointHead"),
+        ("MODEL.POINT_HEAD", "MODEL.IMPLICIT_POINTREND", "MODEL.ROI_MASK_HEAD.POINT_HEAD_ON"),
+    ),
+)
+
+
+def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
+    """Add the keys of the projects that ``settings`` use, and register their architectures.
+
+    A project is used where one of its keys, or a value such as PointRendROIHeads, occurs. Keys that
+    another project adds, too, go with whichever is there.
+
+    Args:
+        cfg: with the keys of Detectron2 and lambda_det.
+        settings: (dotted key, value) of a file and of the command line.
+
+    Raises:
+        ConfigError: the project is not installed.
+    """
+    settings = list(settings)
+    unknown = [key for key, _ in settings if not _has(cfg, key)]
+    for project in _PROJECTS:
+        named = [
+            f"{key} {value}"
+            for key, value in settings
+            if isinstance(value, str) and value.startswith(project.values)
+        ]
+        named += [key for key in unknown if key.startswith(project.sections)]
+        try:
+            module = importlib.import_module(project.module)
+        except ImportError as error:
+            if named:
+                raise ConfigError(
+                    f"{named[0]} needs {project.module}, which this Detectron2 does not have "
+                    f"({error}); install Detectron2 from its repository."
+                ) from error
+            continue
+        if not named:
+            added = get_cfg()
+            _add(module, project, added)
+            named = [key for key in unknown if _has(added, key) and not _has(cfg, key)]
+        if named:
+            _add(module, project, cfg)
+
+
+def _add(module: ModuleType, project: _Project, cfg: CfgNode) -> None:
+    getattr(module, project.add_config)(cfg)
+
+
+def _has(cfg: CfgNode, key: str) -> bool:
+    node: Any = cfg
+    for name in key.split("."):
+        if not isinstance(node, CfgNode) or name not in node:
+            return False
+        node = node[name]
+    return True

@@ -1,0 +1,52 @@
+"""lambda_det.get_config: the shipped configurations by name."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from detectron2.config import CfgNode, instantiate
+
+import lambda_det
+from lambda_det import config_files
+from lambda_det.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def test_a_node_is_fresh_each_time():
+    node = lambda_det.get_config("common/backbone.py").lambda_resnet
+    node.name = "lambda_resnet26"
+    node.norm = "BN"
+    assert isinstance(instantiate(node), lambda_det.LambdaResNet)
+    assert lambda_det.get_config("common/backbone.py").lambda_resnet.name == "lambda_resnet50"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.py"))
+)
+def test_every_python_file_loads(name):
+    assert lambda_det.get_config(name)
+
+
+def test_yaml_files_come_with_our_keys():
+    cfg = lambda_det.get_config("mask_rcnn_lambdaresnet101.yaml")
+    assert isinstance(cfg, CfgNode) and cfg.MODEL.LAMBDA_RESNET.NAME == "lambda_resnet101"
+
+
+def test_an_installed_package_has_them_inside(monkeypatch, tmp_path):
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(config_files, "_PACKAGE", tmp_path)
+    (tmp_path / "configs" / "common" / "backbone.py").write_text("mine = dict(a=1)")
+    assert lambda_det.get_config("common/backbone.py").mine.a == 1
+
+
+def test_detectron2_s_own():
+    assert "model" in lambda_det.detectron2_config("common/models/retinanet.py")
+    assert lambda_det.detectron2_config("COCO-Detection/retinanet_R_50_FPN_1x.yaml").SOLVER
+
+
+def test_a_misspelt_name():
+    with pytest.raises(ConfigError, match=r"did you mean mask_rcnn_lambdaresnet50\.py"):
+        lambda_det.get_config("mask_rcnn_lambdarsnet50.py")
