@@ -1,0 +1,115 @@
+"""From which positions a query of a lambda layer takes its output, in numbers."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lambda_det.layers import LambdaLayer
+from lambda_det.layers.functional import normalize_keys
+from lambda_det.layers.local.dilation import grid_size, spread
+from lambda_det.layers.position import crop_offsets
+
+__all__ = ["Context", "effective_positions"]
+
+
+class Context:
+    r"""What a lambda layer makes of one input: its queries, keys and values, in float64.
+
+    A lambda is a sum over the context, so that each output is a weighted sum of values, with
+    weights that are the same for all |v| channels of a head (Equations 1 and 2, Section 3.3):
+
+        y[n, h, v] = sum over m, u of (content[n, h, m, u] + position[n, h, m, u]) * V[m, v, u]
+        content[n, h, m, u] = sum over k of q[n, h, k] * K[m, k, u], K normalised over m
+        position[n, h, m, u] = sum over k of q[n, h, k] * E[k, u, m - n]
+
+    The weights may be negative and their sum is not 1: they are no attention map, but the exact
+    derivative of the output by the values.
+
+    Args:
+        layer: in the mode of evaluation, whichever it is in; it is not changed.
+        x: its input, [B, dim, H, W].
+        mask: its mask of padding, bool [B, 1, H, W], if it has one.
+
+    Attributes:
+        queries: [B, g, h, k, H, W], where g groups of h heads share keys, values and embeddings.
+        keys: normalised over the positions, [B, g, k, u, H, W]; None without content lambda.
+        values: [B, g, v, u, H, W].
+    """
+
+    def __init__(self, layer: LambdaLayer, x: Tensor, mask: Tensor | None = None) -> None:
+        layer = deepcopy(layer).double().eval()
+        x = x.double()
+        groups, size = layer.groups, x.shape[-2:]
+        with torch.no_grad():
+            queries = layer.query_norm(layer.query_proj(x))
+            values = layer.value_norm(layer.value_proj(x))
+            queries = queries.unflatten(1, (groups, -1, layer.query_depth))
+            self.queries = queries.softmax(dim=3) if layer.query_softmax else queries
+            self.values = values.unflatten(1, (groups, layer.value_depth, layer.intra_depth))
+            self.keys = None
+            if layer.key_proj is not None:
+                keys = layer.key_proj(x).unflatten(1, (groups, layer.query_depth, -1))
+                valid = None if mask is None else mask.flatten(1).repeat_interleave(groups, 0)
+                keys = keys.flatten(0, 1).flatten(3).permute(0, 3, 1, 2)  # [B * g, m, k, u]
+                keys = normalize_keys(keys, layer.key_norm, valid).permute(0, 2, 3, 1)
+                self.keys = keys.unflatten(0, (-1, groups)).unflatten(-1, size)
+            self._offsets = None
+            if layer.position is not None:
+                embedding = layer.position(*grid_size(*size, layer.dilation))
+                embedding = crop_offsets(spread(embedding, layer.dilation), *size)
+                if not layer.multi_head:
+                    embedding = embedding[None]
+                pads = [
+                    side - 1 - have // 2
+                    for side, have in zip(size, embedding.shape[-2:], strict=True)
+                ]
+                # [g, k, u, 2H - 1, 2W - 1], zero outside the scope
+                self._offsets = F.pad(embedding, (pads[1], pads[1], pads[0], pads[0]))
+        self._inside = None if mask is None else mask[:, :, None, None]
+
+    def content_weights(self, y: int, x: int) -> Tensor | None:
+        """The part of the content lambda in the output at (y, x): [B, heads, u, H, W], or None."""
+        if self.keys is None:
+            return None
+        weights = torch.einsum("bghk,bgkuyx->bghuyx", self.queries[..., y, x], self.keys)
+        return self._masked(weights)
+
+    def position_weights(self, y: int, x: int) -> Tensor | None:
+        """The part of the position lambda in the output at (y, x): [B, heads, u, H, W], or None."""
+        if self._offsets is None:
+            return None
+        height, width = self.queries.shape[-2:]
+        embedding = self._offsets[
+            ..., height - 1 - y : 2 * height - 1 - y, width - 1 - x : 2 * width - 1 - x
+        ]
+        weights = torch.einsum("bghk,gkuyx->bghuyx", self.queries[..., y, x], embedding)
+        return self._masked(weights)
+
+    def output(self, weights: Tensor) -> Tensor:
+        """What weights [B, heads, u, H, W] make of the values: [B, heads * v]."""
+        groups = self.values.shape[1]
+        grouped = weights.unflatten(1, (groups, -1))
+        return torch.einsum("bghuyx,bgvuyx->bghv", grouped, self.values).flatten(1)
+
+    def _masked(self, weights: Tensor) -> Tensor:
+        """[B, g, h, u, H, W] as [B, heads, u, H, W], zero where padding is."""
+        weights = weights.flatten(1, 2)
+        return weights if self._inside is None else weights * self._inside[:, 0]
+
+
+def effective_positions(weights: Tensor) -> Tensor:
+    """Over how many positions weights are spread: exp of the entropy of their shares.
+
+    Args:
+        weights: [.., H, W], of any sign.
+
+    Returns:
+        [..], from 1, where one position has all the weight, to H * W, where all have the same.
+    """
+    shares = weights.abs().flatten(-2)
+    shares = shares / shares.sum(-1, keepdim=True)
+    return torch.special.entr(shares).sum(-1).exp()

@@ -1,0 +1,189 @@
+"""What the lambda layers of a network do with an image: embeddings, reach, context, pixels."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from detectron2.config import CfgNode
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lambda_det.errors import ConfigError, listed
+from lambda_det.layers import LambdaLayer
+from lambda_det.visualization import figures
+from lambda_det.visualization.album import Album
+from lambda_det.visualization.context import Context
+from lambda_det.visualization.network import Input, Seen, load_image, load_network, watch
+from lambda_det.visualization.receptive_field import receptive_field
+
+__all__ = ["choose_layers", "draw_layers", "draw_network"]
+
+
+def draw_layers(
+    cfg: CfgNode,
+    image: str | Path,
+    album: Album,
+    *,
+    weights: str | Path | None = None,
+    layers: Sequence[str] = (),
+    position: tuple[float, float] | None = None,
+    draws: int = 8,
+    seed: int = 0,
+) -> list[str]:
+    """Draw what the backbone of a configuration does with an image.
+
+    Args:
+        cfg: of a detector, or with a backbone alone.
+        image: a file.
+        album: gets a picture receptive_field, and for each lambda layer LAYER.embeddings,
+            LAYER.reach and LAYER.context, where it has such.
+        weights: see :func:`lambda_det.visualization.network.load_network`.
+        layers: see :func:`choose_layers`.
+        position: (y, x), a pixel of the file, rows first; its middle if None.
+        draws: see :func:`lambda_det.visualization.receptive_field.receptive_field`.
+        seed: of fresh weights and of the draws.
+
+    Returns:
+        The names of the lambda layers that were drawn.
+
+    Raises:
+        UserError: the network, the weights or the image cannot be had, or a name or position is
+            not there.
+    """
+    torch.manual_seed(seed)
+    network = load_network(cfg, weights)
+    chosen = choose_layers(network, layers)
+    album.check(picture_names(network, chosen))
+    given = load_image(image, cfg, _stride(network))
+    height, width = (side / scale for side, scale in zip(given.size, given.scale, strict=True))
+    if position is None:
+        position = (height // 2, width // 2)
+    if not (0 <= position[0] < height and 0 <= position[1] < width):
+        raise ConfigError(
+            f"The position {position[0]:g} {position[1]:g} (row, column) is not in {image} of "
+            f"{round(height)} rows and {round(width)} columns; choose a pixel of the image."
+        )
+    pixel = tuple((p + 0.5) * scale for p, scale in zip(position, given.scale, strict=True))
+    state = f"weights of {Path(weights).name}" if weights else f"fresh weights, seed {seed}"
+    draw_network(network, given, pixel, album, chosen, state=state, draws=draws, seed=seed)
+    return chosen
+
+
+def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:
+    """The names of lambda layers, in the order of the network.
+
+    Args:
+        network: a backbone, with or without lambda layers.
+        wanted: names, or patterns such as "res4.*"; without any, the last layer of each stage.
+
+    Raises:
+        ConfigError: a name or pattern is that of no lambda layer.
+    """
+    names = [n for n, module in network.named_modules() if isinstance(module, LambdaLayer)]
+    for pattern in wanted:
+        if not fnmatch.filter(names, pattern):
+            there = f"it has {listed(names, 6)}" if names else "it has none"
+            raise ConfigError(f"The network has no lambda layer {pattern!r}; {there}.")
+    if wanted:
+        return [n for n in names if any(fnmatch.fnmatch(n, pattern) for pattern in wanted)]
+    return list({name.split(".")[0]: name for name in names}.values())
+
+
+def picture_names(network: nn.Module, layers: Sequence[str]) -> list[str]:
+    """The pictures that :func:`draw_network` makes."""
+    names = ["receptive_field"]
+    for name in layers:
+        layer = network.get_submodule(name)
+        if layer.position is not None:
+            names.append(f"{name}.embeddings")
+        if layer.key_proj is not None:
+            names.append(f"{name}.reach")
+        names.append(f"{name}.context")
+    return names
+
+
+def draw_network(
+    network: nn.Module,
+    given: Input,
+    pixel: tuple[float, float],
+    album: Album,
+    layers: Sequence[str],
+    *,
+    state: str,
+    draws: int = 8,
+    seed: int = 0,
+) -> None:
+    """Draw a network that gives features by name.
+
+    Args:
+        network: in evaluation mode.
+        given: the image.
+        pixel: (y, x) in ``given.tensor``.
+        album: for the pictures.
+        layers: names of lambda layers in it.
+        state: of the weights, in words for the titles.
+        draws: of random gradients for the receptive fields.
+        seed: of these draws.
+    """
+    image = given.tensor.clone().requires_grad_()
+    with watch(network, list(layers)) as seen:
+        features: dict[str, Tensor] = network(image)
+        maps = {n: f for n, f in features.items() if f.dim() == 4}
+        maps |= {name: seen[name].output for name in layers}
+        fields = {}
+        for name in tqdm(maps, desc="receptive fields", unit="map"):
+            place = _place(maps[name], pixel, given)
+            field = receptive_field(maps[name], image, place, draws=draws, seed=seed)
+            fields[name] = figures.Field(field.cpu().numpy(), place, tuple(maps[name].shape[-2:]))
+    album.add(
+        "receptive_field", figures.receptive_fields(given.picture, fields, pixel, title=state)
+    )
+    for name in tqdm(layers, unit="layer"):
+        _draw_layer(network.get_submodule(name), name, seen[name], given, pixel, album, state)
+
+
+def _draw_layer(
+    layer: LambdaLayer,
+    name: str,
+    seen: Seen,
+    given: Input,
+    pixel: tuple[float, float],
+    album: Album,
+    state: str,
+) -> None:
+    if layer.position is not None:
+        embedding = layer.position.embedding.detach().cpu().double().numpy()
+        picture = figures.embeddings(embedding, f"{name}, {state}", layer.dilation)
+        album.add(f"{name}.embeddings", picture)
+    context = Context(layer, *seen.inputs)
+    y, x = _place(seen.output, pixel, given)
+    if context.keys is not None:
+        keys = context.keys[0].cpu()
+        album.add(
+            f"{name}.reach",
+            figures.content_reach(given.picture, keys, layer.key_norm, f"{name}, {state}"),
+        )
+    parts = {"content": context.content_weights(y, x), "position": context.position_weights(y, x)}
+    parts = {part: weights for part, weights in parts.items() if weights is not None}
+    if len(parts) == 2:
+        parts["sum"] = parts["content"] + parts["position"]
+    norms = {part: float(context.output(weights).norm()) for part, weights in parts.items()}
+    weights = {part: w[0].cpu().numpy() for part, w in parts.items()}
+    album.add(
+        f"{name}.context",
+        figures.context(given.picture, weights, norms, pixel, (y, x), f"{name}, {state}"),
+    )
+
+
+def _place(output: Tensor, pixel: tuple[float, float], given: Input) -> tuple[int, int]:
+    """The position of a map [1, C, H, W] whose cell holds a pixel of the input."""
+    sizes = zip(pixel, output.shape[-2:], given.tensor.shape[-2:], strict=True)
+    return tuple(min(int(p * cells / side), cells - 1) for p, cells, side in sizes)
+
+
+def _stride(network: nn.Module) -> int:
+    """Sides of images become a multiple of the largest stride, so that cells cover them evenly."""
+    return max(spec.stride for spec in network.output_shape().values())

@@ -1,0 +1,129 @@
+"""A backbone with its weights, an image for it, and what its layers see and give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from detectron2.data.detection_utils import read_image
+from detectron2.modeling import build_backbone
+from detectron2.structures import ImageList
+from torch import Tensor, nn
+
+from lambda_det.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.data.mapper import image_fault
+from lambda_det.engine.launch import check_device
+from lambda_det.errors import DataError
+from lambda_det.modeling.norm import convert_sync_norms
+from lambda_det.modeling.provenance import PixelSettings, wanted_pixels
+from lambda_det.modeling.weights import load_backbone_weights, read_checkpoint
+
+__all__ = ["Input", "Seen", "load_image", "load_network", "watch"]
+
+
+def load_network(cfg: CfgNode, weights: str | Path | None = None) -> nn.Module:
+    """Build the backbone of a configuration, without an FPN around it, in evaluation mode.
+
+    Args:
+        cfg: of a detector; MODEL.WEIGHTS is not looked at.
+        weights: a checkpoint of the detector, of a classifier, or of the backbone alone; without
+            it the weights are fresh, by PyTorch's seed.
+
+    Raises:
+        ConfigError: the device is not there, an option cannot work, or the weights are for images
+            of other pixel settings.
+        WeightsError: the weights cannot be read or do not fit.
+    """
+    check_device(cfg.MODEL.DEVICE, 1)
+    backbone = build_backbone(cfg)
+    network = getattr(backbone, "bottom_up", backbone)
+    if weights is not None:
+        PixelSettings.from_config(cfg).check(wanted_pixels(read_checkpoint(weights)), weights)
+        load_backbone_weights(network, weights)
+    network = convert_sync_norms(network, cfg.MODEL.DEVICE).to(cfg.MODEL.DEVICE)
+    # A block that is computed twice would be watched twice
+    if hasattr(network, "checkpoint_activations"):
+        network.checkpoint_activations = False
+    return network.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image as a network gets it.
+
+    Attributes:
+        tensor: [1, C, height, width], normalised and padded.
+        picture: [height, width, 3] uint8, RGB, grey where padding is.
+        size: (height, width) of the image without padding.
+        scale: (y, x), the size over that of the file.
+    """
+
+    tensor: Tensor
+    picture: np.ndarray
+    size: tuple[int, int]
+    scale: tuple[float, float]
+
+
+def load_image(path: str | Path, cfg: CfgNode, divisibility: int = 0) -> Input:
+    """Read an image as a detector does for a test.
+
+    Args:
+        path: of the file.
+        cfg: INPUT.FORMAT, the test sizes and the pixel settings are used.
+        divisibility: the sides become a multiple of this.
+
+    Raises:
+        DataError: the image cannot be read.
+    """
+    fault = image_fault({"file_name": str(path)})
+    if fault is not None:
+        raise DataError(fault)
+    original = read_image(str(path), format="RGB")
+    sizes = cfg.INPUT
+    resize = ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)
+    rgb = resize.get_transform(original).apply_image(original)
+    pixels = torch.from_numpy((rgb if cfg.INPUT.FORMAT == "RGB" else rgb[:, :, ::-1]).copy())
+    mean, std = (
+        torch.tensor(v)[:, None, None] for v in (cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
+    )
+    normalised = (pixels.permute(2, 0, 1).float() - mean) / std
+    tensor = ImageList.from_tensors([normalised], divisibility).tensor
+    picture = np.full((*tensor.shape[-2:], 3), 128, np.uint8)
+    picture[: rgb.shape[0], : rgb.shape[1]] = rgb
+    scale = (rgb.shape[0] / original.shape[0], rgb.shape[1] / original.shape[1])
+    return Input(tensor.to(cfg.MODEL.DEVICE), picture, rgb.shape[:2], scale)
+
+
+@dataclass
+class Seen:
+    """What came into a layer and out of it."""
+
+    inputs: tuple[Tensor | None, ...]
+    output: Tensor
+
+
+@contextmanager
+def watch(network: nn.Module, names: list[str]) -> Iterator[dict[str, Seen]]:
+    """Keep what the named modules are given and give, the first time that each is called."""
+    seen: dict[str, Seen] = {}
+
+    def keep(name: str):
+        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor | None:
+            if name in seen:
+                return None
+            seen[name] = Seen(tuple(i if i is None else i.detach() for i in inputs), output)
+            return output.clone()  # what follows may work in place
+
+        return hook
+
+    hooks = [network.get_submodule(n).register_forward_hook(keep(n)) for n in names]
+    try:
+        yield seen
+    finally:
+        for handle in hooks:
+            handle.remove()

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detectron2.data import DatasetCatalog, MetadataCatalog
+
+from lambda_det import create_backbone
+from lambda_det.data import make_shapes
+from tests.engine.tiny_detector import CONFIG
+from tools import visualize as tool
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def leave_no_trace():
+    before = set(DatasetCatalog)
+    yield
+    for name in set(DatasetCatalog) - before:
+        DatasetCatalog.remove(name)
+        MetadataCatalog.remove(name)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    make_shapes(root, num_train=4, num_val=3, size=64)
+    return root / "shapes"
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path):
+    path = tmp_path / "photo.png"
+    cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    return path
+
+
+def call(command, tmp_path, *words):
+    return tool.main([command, "--output", str(tmp_path / "out"), *map(str, words)])
+
+
+def pictures(tmp_path):
+    return sorted(path.name for path in (tmp_path / "out").glob("*.png"))
+
+
+def data_flags(shapes, part):
+    json_file = shapes / "annotations" / f"instances_{part}.json"
+    flag = "test" if part == "val" else "train"
+    return [f"--{flag}-json", json_file, f"--{flag}-images", shapes / part]
+
+
+def test_samples(shapes, config, tmp_path, capsys):
+    words = ["--config-file", config, *data_flags(shapes, "train"), "--limit", 2, "--tensorboard"]
+    words += ["INPUT.MIN_SIZE_TRAIN", "(64,)"]
+    assert call("samples", tmp_path, *words) == 0
+    assert pictures(tmp_path) == ["sample_000.png", "sample_001.png"]
+    assert "2 pictures in" in capsys.readouterr().out
+    assert len(list((tmp_path / "out").glob("events.out.tfevents.*"))) == 1
+    assert call("samples", tmp_path, *words) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert call("samples", tmp_path, "--overwrite", *words) == 0
+
+
+def test_results(shapes, tmp_path, capsys):
+    truth = json.loads((shapes / "annotations" / "instances_val.json").read_text())
+    keys = ("image_id", "category_id", "bbox")
+    entries = [{**{k: a[k] for k in keys}, "score": 0.8} for a in truth["annotations"]]
+    (tmp_path / "r.json").write_text(json.dumps(entries[1:]))
+    words = ["--results", tmp_path / "r.json", *data_flags(shapes, "val"), "--worst-first"]
+    assert call("results", tmp_path, *words) == 0
+    output = capsys.readouterr().out
+    assert f"{len(entries) - 1} objects found, 1 missed, 0 predictions false" in output
+    missing = truth["annotations"][0]["image_id"]
+    name = next(i["file_name"] for i in truth["images"] if i["id"] == missing)
+    assert pictures(tmp_path)[0] == f"0000_{Path(name).stem}.png" and len(pictures(tmp_path)) == 3
+    words = ["--results", tmp_path / "r.json", "--overwrite", "--score-threshold", 0.9]
+    assert call("results", tmp_path, *words, *data_flags(shapes, "val")) == 0
+    assert f"0 objects found, {len(entries)} missed" in capsys.readouterr().out
+
+
+def test_layers_of_a_model_by_name(photo, tmp_path, capsys):
+    weights = tmp_path / "backbone.pth"
+    torch.save(create_backbone("lambda_resnet26", scope=5).state_dict(), weights)
+    words = ["--model", "lambda_resnet26", "--weights", weights, "--image", photo, "--draws", 1]
+    words += ["--position", 10, 20, "--layer", "res5.0.conv2"]
+    words += ["MODEL.LAMBDA_RESNET.SCOPE", 5, "INPUT.MIN_SIZE_TEST", 64]
+    # KEY VALUE pairs would be taken for layers
+    words.insert(words.index("MODEL.LAMBDA_RESNET.SCOPE"), "--seed")
+    words.insert(words.index("MODEL.LAMBDA_RESNET.SCOPE"), 3)
+    assert call("layers", tmp_path, *words) == 0
+    output = capsys.readouterr().out
+    assert f"Weights: {weights}" in output and "Lambda layers: res5.0.conv2" in output
+    parts = [f"res5.0.conv2.{part}.png" for part in ("context", "embeddings", "reach")]
+    assert pictures(tmp_path) == ["receptive_field.png", *parts]
+
+
+def test_a_network_without_lambda_layers_has_its_receptive_field(config, photo, tmp_path, capsys):
+    words = ["--config-file", config, "--image", photo, "--draws", 1]
+    assert call("layers", tmp_path, *words) == 0
+    output = capsys.readouterr().out
+    assert "Weights: fresh" in output and "no lambda layers; only its receptive field" in output
+    assert pictures(tmp_path) == ["receptive_field.png"]
+
+
+def test_layers_takes_the_last_checkpoint_of_the_run_unless_fresh(config, photo, tmp_path, capsys):
+    (tmp_path / "last_checkpoint").write_text("gone.pth")
+    (tmp_path / "gone.pth").write_text("no checkpoint")
+    words = ["--config-file", config, "--image", photo, "--draws", 1]
+    assert call("layers", tmp_path, *words) == 2
+    assert "gone.pth" in capsys.readouterr().err
+    assert call("layers", tmp_path, *words, "--fresh") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["samples", "--config-file", "none.yaml"], "none.yaml"),
+        (["results", "--results", "r.json"], "--dataset NAME"),
+        (
+            ["results", "--results", "r.json", "--dataset", "a", "--test-json", "b"],
+            "--dataset NAME",
+        ),
+        (["results", "--results", "r.json", "--test-json", "b.json"], "--test-images"),
+        (["layers", "--model", "lambda_resnet51", "--image", "a.png"], "lambda_resnet50"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(words, message, tmp_path, capsys):
+    assert call(words[0], tmp_path, *words[1:]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_works_as_a_command_from_another_folder(tmp_path):
+    result = subprocess.run(
+        [sys.executable, ROOT / "tools" / "visualize.py", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0 and "examples:" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["samples", "results", "layers"])
+def test_each_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        tool.main([command, "--help"])
+    assert f"visualize.py {command}" in capsys.readouterr().out.replace("__main__", "visualize")

@@ -1,0 +1,259 @@
+#!/usr/bin/env python
+"""Draw training samples, results beside the truth, and what lambda layers do; --help shows how."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from detectron2.config import CfgNode
+
+from lambda_det.data import register_json_datasets
+from lambda_det.engine import load_config
+from lambda_det.engine.checkpointer import last_checkpoint
+from lambda_det.errors import ConfigError, exit_status
+from lambda_det.visualization import Album, draw_layers, draw_results, draw_samples
+
+EXAMPLES = """examples:
+  %(prog)s samples --config-file configs/mask_rcnn_lambdaresnet50.yaml --output pictures
+  %(prog)s results --results output/run/inference/coco_instances_results.json \\
+      --dataset coco_2017_val --worst-first --output pictures
+  %(prog)s layers --config-file output/run/config.yaml --image photo.jpg --output pictures
+  %(prog)s SUBCOMMAND --help
+"""
+
+SAMPLES = """Draw training samples after augmentation as the model sees them: boxes, masks,
+keypoints, classes of pixels, and padding. The same seed gives the same pictures."""
+SAMPLES_EXAMPLES = """examples, with configuration keys at the end:
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --limit 20 --output pictures
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml \\
+      --train-json mine.json --train-images mine/ --output pictures INPUT.LSJ.MIN_SCALE 0.5
+"""
+
+RESULTS = """Draw the predictions of a results file (inference/coco_instances_results.json of an
+evaluation) beside the truth, with counts at an intersection over union of 0.5."""
+RESULTS_EXAMPLES = """examples:
+  %(prog)s --results output/run/inference/coco_instances_results.json \\
+      --dataset coco_2017_val --output pictures
+  %(prog)s --results output/mine/inference/coco_instances_results.json \\
+      --test-json mine.json --test-images mine/ --worst-first --output pictures
+"""
+
+LAYERS = """Draw what the lambda layers of a backbone do with an image: the learned position
+embeddings, the positions that the content lambda takes its content from, the weights with which one
+query reads its context, and its effective receptive field over the pixels. A network without lambda
+layers has the last of these."""
+LAYERS_EXAMPLES = """examples, with configuration keys at the end:
+  %(prog)s --config-file output/run/config.yaml --image photo.jpg --output pictures
+      the last checkpoint of the run, the last lambda layer of each stage
+  %(prog)s --config-file output/run/config.yaml --fresh --image photo.jpg --output pictures_fresh
+      the same network before its training
+  %(prog)s --model lambda_resnet50 --weights backbone.pth --image photo.jpg --output pictures \\
+      --layer res5.0.conv2 'res4.*' --position 120 300 INPUT.MIN_SIZE_TEST 640
+"""
+# Of a backbone alone: larger images show no more, and take minutes
+_MODEL_SIZES = {"MIN_SIZE_TEST": 512, "MAX_SIZE_TEST": 800}
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = _describe(argparse.ArgumentParser, __doc__, EXAMPLES)
+    commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
+
+    def add(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+        first = description.split(":")[0].split(" (")[0].replace("\n", " ").rstrip(".")
+        command = _describe(
+            commands.add_parser, description, examples, name=name, help=first[0].lower() + first[1:]
+        )
+        command.add_argument(
+            "--output", metavar="DIR", required=True, help="folder of the pictures"
+        )
+        command.add_argument(
+            "--overwrite", action="store_true", help="replace pictures that are there already"
+        )
+        command.add_argument(
+            "--tensorboard",
+            action="store_true",
+            help="also write the pictures as TensorBoard images, to an event file in DIR",
+        )
+        return command
+
+    samples = add("samples", SAMPLES, SAMPLES_EXAMPLES)
+    samples.add_argument("--config-file", metavar="FILE", required=True, help="of the training")
+    samples.add_argument("--train-json", metavar="FILE", help="annotations, not DATASETS.TRAIN's")
+    samples.add_argument("--train-images", metavar="DIR", help="folder of their images")
+    samples.add_argument("--limit", type=int, default=8, metavar="N", help="samples (%(default)s)")
+    samples.add_argument("--seed", type=int, default=0, metavar="S", help="(default: %(default)s)")
+    samples.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+
+    results = add("results", RESULTS, RESULTS_EXAMPLES)
+    results.add_argument("--results", metavar="FILE", required=True, help="of an evaluation")
+    results.add_argument("--dataset", metavar="NAME", help="the registered data set it evaluated")
+    results.add_argument("--test-json", metavar="FILE", help="or its annotations in COCO's format")
+    results.add_argument("--test-images", metavar="DIR", help="and the folder of their images")
+    results.add_argument(
+        "--score-threshold",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="draw predictions of at least this score (default: %(default)s)",
+    )
+    results.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="images at most (default: %(default)s)"
+    )
+    results.add_argument(
+        "--worst-first",
+        action="store_true",
+        help="begin with the images that have the most missed and false among all",
+    )
+
+    layers = add("layers", LAYERS, LAYERS_EXAMPLES)
+    network = layers.add_mutually_exclusive_group(required=True)
+    network.add_argument("--config-file", metavar="FILE", help="of a detector")
+    network.add_argument(
+        "--model",
+        metavar="NAME",
+        help="a backbone by its name, on images of INPUT.MIN_SIZE_TEST "
+        f"{_MODEL_SIZES['MIN_SIZE_TEST']}",
+    )
+    weights = layers.add_mutually_exclusive_group()
+    weights.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="of the detector or the backbone, if not the last checkpoint of the run that "
+        "--config-file lies in, or MODEL.WEIGHTS",
+    )
+    weights.add_argument(
+        "--fresh",
+        action="store_true",
+        help="random weights, as at the start of a training, when the last norm of a block is 0 "
+        "and features see through the shortcuts alone",
+    )
+    layers.add_argument("--image", metavar="FILE", required=True)
+    layers.add_argument(
+        "--layer",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="lambda layers, by names or patterns (default: the last of each stage)",
+    )
+    layers.add_argument(
+        "--position",
+        nargs=2,
+        type=float,
+        metavar=("Y", "X"),
+        help="row and column of a pixel of the image file (default: its middle)",
+    )
+    layers.add_argument(
+        "--draws",
+        type=int,
+        default=8,
+        metavar="N",
+        help="random gradients for each receptive field (default: %(default)s)",
+    )
+    layers.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of fresh weights and of the draws"
+    )
+    layers.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    return parser.parse_args(argv)
+
+
+def _describe(make, description: str, examples: str, **more) -> argparse.ArgumentParser:
+    return make(
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **more,
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    with Album(
+        args.output, overwrite=args.overwrite, tensorboard=args.tensorboard, group=args.command
+    ) as album:
+        _COMMANDS[args.command](args, album)
+    count = len(album.written)
+    print(f"{'1 picture' if count == 1 else f'{count} pictures'} in {args.output}")
+
+
+def _samples(args: argparse.Namespace, album: Album) -> None:
+    draw_samples(load_config(args), album, limit=args.limit, seed=args.seed)
+
+
+def _results(args: argparse.Namespace, album: Album) -> None:
+    own = args.test_json or args.test_images
+    if bool(own) == bool(args.dataset):
+        raise ConfigError(
+            "Name the data set that was evaluated: either --dataset NAME, or --test-json FILE with "
+            "--test-images DIR."
+        )
+    dataset = args.dataset
+    if own:
+        cfg = load_config(argparse.Namespace(config_file=None, opts=[], **_data_flags(args)))
+        register_json_datasets(cfg)
+        (dataset,) = cfg.DATASETS.TEST
+    counts = draw_results(
+        args.results,
+        dataset,
+        album,
+        score_threshold=args.score_threshold,
+        limit=args.limit,
+        worst_first=args.worst_first,
+    )
+    print(
+        f"{counts.found} objects found, {counts.missed} missed, {counts.false} predictions false "
+        f"at a score of {args.score_threshold:g}"
+    )
+
+
+def _data_flags(args: argparse.Namespace) -> dict[str, str | None]:
+    return {"test_json": args.test_json, "test_images": args.test_images}
+
+
+def _layers(args: argparse.Namespace, album: Album) -> None:
+    cfg = _network_config(args)
+    weights = None if args.fresh else args.weights or _own_weights(args, cfg)
+    print(f"Weights: {weights or 'fresh'}")
+    layers = draw_layers(
+        cfg,
+        args.image,
+        album,
+        weights=weights,
+        layers=args.layer,
+        position=args.position,
+        draws=args.draws,
+        seed=args.seed,
+    )
+    if layers:
+        print(f"Lambda layers: {', '.join(layers)}")
+    else:
+        print("The network has no lambda layers; only its receptive field is drawn.")
+
+
+def _network_config(args: argparse.Namespace) -> CfgNode:
+    if not args.model:
+        return load_config(args)
+    own = ["MODEL.BACKBONE.NAME", "build_lambda_resnet_backbone"]
+    own += ["MODEL.LAMBDA_RESNET.NAME", args.model, "MODEL.DEVICE", "cpu"]
+    for key, value in _MODEL_SIZES.items():
+        own += [f"INPUT.{key}", str(value)]
+    return load_config(argparse.Namespace(config_file=None, opts=own + args.opts))
+
+
+def _own_weights(args: argparse.Namespace, cfg: CfgNode) -> str | None:
+    run = last_checkpoint(os.path.dirname(args.config_file)) if args.config_file else None
+    return run or cfg.MODEL.WEIGHTS or None
+
+
+_COMMANDS = {"samples": _samples, "results": _results, "layers": _layers}
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    return exit_status(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
