@@ -47,7 +47,7 @@ setup(
         "fvcore>=0.1.5.post20221221,<0.1.6",
         "hydra-core>=1.1",
         "iopath>=0.1.9",
-        "matplotlib",
+        "matplotlib>=3.6",
         "omegaconf>=2.1",
         "packaging",
         "pyyaml>=5.1",
@@ -58,6 +58,8 @@ setup(
         "tqdm>4.29.0",
         "yacs>=0.1.8",
     ],
+    # tools/export_model.py writes ONNX with these, and compares what it has written
+    extras_require={"onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"]},
     classifiers=[
         "Programming Language :: Python :: 3",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
