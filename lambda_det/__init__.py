@@ -5,7 +5,8 @@ import warnings
 
 # The doctor has to speak where PyTorch or Detectron2 cannot be imported, and to say that a Python
 # before 3.10, which has no orig_argv, is too old.
-if "lambda_det.doctor" not in getattr(sys, "orig_argv", ["lambda_det.doctor"]):
+_COMMAND = " ".join(getattr(sys, "orig_argv", ["-m lambda_det.doctor"]))
+if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMMAND:
     try:
         import detectron2  # noqa: F401
     except ImportError as error:

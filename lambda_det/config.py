@@ -1,6 +1,13 @@
 """Every configuration key that lambda_det adds to Detectron2's, with its default."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 from detectron2.config import CfgNode as CN
+
+__all__ = ["add_lambda_config", "leaves"]
 
 
 def add_lambda_config(cfg: CN) -> None:
@@ -68,3 +75,12 @@ def add_lambda_config(cfg: CN) -> None:
     # Optimise once in so many batches. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+
+
+def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of all nested settings; an empty section counts as a value."""
+    for name, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

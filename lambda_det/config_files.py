@@ -9,8 +9,9 @@ import detectron2
 from detectron2.config import CfgNode, LazyConfig, get_cfg
 from omegaconf import DictConfig
 
-from lambda_det.config import add_lambda_config
+from lambda_det.config import add_lambda_config, leaves
 from lambda_det.errors import ConfigError
+from lambda_det.projects import add_projects
 
 __all__ = ["detectron2_config", "get_config"]
 
@@ -28,7 +29,7 @@ def get_config(name: str) -> DictConfig | CfgNode:
         A fresh LazyConfig for a .py file, a fresh configuration with all keys for a .yaml file.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is a recipe for classifiers.
     """
     folder = _PACKAGE / "configs"  # where the wheel has them
     return _load(folder if folder.is_dir() else _PACKAGE.parent / "configs", name)
@@ -57,7 +58,16 @@ def _load(folder: Path, name: str) -> DictConfig | CfgNode:
         raise ConfigError(f"There is no configuration {name} in {folder}{hint}")
     if path.suffix != ".yaml":
         return LazyConfig.load(str(path))
+    # What is installed is trusted: Detectron2 computes its RetinaNet's anchors in the file
+    loaded = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
     cfg = get_cfg()
     add_lambda_config(cfg)
-    cfg.merge_from_file(str(path))
+    add_projects(cfg, leaves(loaded))
+    try:
+        cfg.merge_from_other_cfg(CfgNode(loaded))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is no configuration of a detector ({error}); tools/train_imagenet.py reads "
+            "those of classifiers."
+        ) from error
     return cfg

@@ -13,7 +13,6 @@ import importlib.util
 import io
 import os
 import sys
-from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -48,21 +47,13 @@ def register() -> None:
     import detectron2.config.defaults as detectron2_defaults
 
     import lambda_det.data  # noqa: F401
-    from lambda_det.config import add_lambda_config
+    from lambda_det.config import add_lambda_config, leaves
 
     defaults = detectron2_defaults._C
     if "LAMBDA_RESNET" not in defaults.MODEL:
-        known = dict(_leaves(defaults))
+        known = dict(leaves(defaults))
         add_lambda_config(defaults)
-        _warn_of_idle_keys({k: v for k, v in _leaves(defaults) if k not in known})
-
-
-def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+        _warn_of_idle_keys({k: v for k, v in leaves(defaults) if k not in known})
 
 
 def _warn_of_idle_keys(added: dict[str, Any]) -> None:
@@ -70,11 +61,13 @@ def _warn_of_idle_keys(added: dict[str, Any]) -> None:
     from detectron2.config import CfgNode
     from detectron2.utils import comm
 
+    from lambda_det.config import leaves
+
     freeze = CfgNode.freeze
 
     def freeze_and_warn(cfg: CfgNode) -> None:
         freeze(cfg)
-        values = dict(_leaves(cfg))
+        values = dict(leaves(cfg))
         idle = [
             key
             for key, default in added.items()

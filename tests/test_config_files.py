@@ -35,6 +35,16 @@ def test_yaml_files_come_with_our_keys():
     assert isinstance(cfg, CfgNode) and cfg.MODEL.LAMBDA_RESNET.NAME == "lambda_resnet101"
 
 
+@pytest.mark.parametrize("name", sorted(path.name for path in CONFIGS.glob("*.yaml")))
+def test_every_detector_s_yaml_loads(name):
+    assert f"./output/{Path(name).stem}" == lambda_det.get_config(name).OUTPUT_DIR or "base" in name
+
+
+def test_recipes_of_classifiers_are_refused():
+    with pytest.raises(ConfigError, match=r"base\.yaml is no configuration of a detector"):
+        lambda_det.get_config("imagenet/base.yaml")
+
+
 def test_an_installed_package_has_them_inside(monkeypatch, tmp_path):
     shutil.copytree(CONFIGS, tmp_path / "configs")
     monkeypatch.setattr(config_files, "_PACKAGE", tmp_path)

@@ -308,7 +308,11 @@ def test_torchrun(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")  # set by hand, or by some cluster for its own ends
     assert not list(environment_checks.torchrun())
     monkeypatch.setenv("RANK", "0")
-    assert "4 unconnected trainings" in only(environment_checks.torchrun()).problem
+    finding = only(environment_checks.torchrun(), breaks=False)
+    assert "4 unconnected trainings" in finding.problem
+    monkeypatch.setenv("RANK", "1")
+    assert not list(environment_checks.torchrun())  # the first process says it for all
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert not list(environment_checks.torchrun())
 
@@ -404,3 +408,26 @@ def test_it_speaks_in_a_bare_python(tmp_path):
     assert any(f["problem"] == "Detectron2 is not installed." for f in content["findings"])
     # And whoever imports the package is sent to it
     assert "`python -m lambda_det.doctor`" in python("-c", "import lambda_det").stderr
+
+
+@pytest.mark.parametrize(
+    "command, importable",
+    [
+        (["-c", "import lambda_det; lambda_det.LambdaLayer", "--note", "lambda_det.doctor"], True),
+        (["-mlambda_det.doctor", "--help"], False),
+        (["-m", "lambda_det.doctor", "--help"], False),
+    ],
+)
+def test_the_package_is_whole_but_for_the_doctor(command, importable, tmp_path):
+    """Only the doctor starts where PyTorch is broken; all others get every name."""
+    if not importable:
+        (tmp_path / "torch.py").write_text("raise RuntimeError('broken')")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    answer = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, answer.stderr

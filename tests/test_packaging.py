@@ -27,10 +27,17 @@ LEVELS = {
     "layers": 0,
     "modeling": 1,
     "config": 2,
+    "projects": 2,
+    "config_files": 2,
     "data": 2,
     "engine": 3,
     "classification": 3,
     "checkpoint": 3,
+    "export": 4,
+    "visualization": 4,
+    "diagnosis": 4,
+    "run": 5,
+    "doctor": 5,
 }
 
 

@@ -51,7 +51,7 @@ LAYERS_EXAMPLES = """examples, with configuration keys at the end:
   %(prog)s --config-file output/run/config.yaml --fresh --image photo.jpg --output pictures_fresh
       the same network before its training
   %(prog)s --model lambda_resnet50 --weights backbone.pth --image photo.jpg --output pictures \\
-      --layer res5.0.conv2 'res4.*' --position 120 300 INPUT.MIN_SIZE_TEST 640
+      --layer res5.0.conv2 --layer 'res4.*' --position 120 300 INPUT.MIN_SIZE_TEST 640
 """
 # Of a backbone alone: larger images show no more, and take minutes
 _MODEL_SIZES = {"MIN_SIZE_TEST": 512, "MAX_SIZE_TEST": 800}
@@ -60,56 +60,61 @@ _MODEL_SIZES = {"MIN_SIZE_TEST": 512, "MAX_SIZE_TEST": 800}
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = _describe(argparse.ArgumentParser, __doc__, EXAMPLES)
     commands = parser.add_subparsers(dest="command", metavar="SUBCOMMAND", required=True)
-
-    def add(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    for name, (description, examples, add_flags) in _SUBCOMMANDS.items():
         first = description.split(":")[0].split(" (")[0].replace("\n", " ").rstrip(".")
         command = _describe(
             commands.add_parser, description, examples, name=name, help=first[0].lower() + first[1:]
         )
-        command.add_argument(
-            "--output", metavar="DIR", required=True, help="folder of the pictures"
-        )
-        command.add_argument(
-            "--overwrite", action="store_true", help="replace pictures that are there already"
-        )
-        command.add_argument(
-            "--tensorboard",
-            action="store_true",
-            help="also write the pictures as TensorBoard images, to an event file in DIR",
-        )
-        return command
+        _add_common_flags(command)
+        add_flags(command)
+    return parser.parse_args(argv)
 
-    samples = add("samples", SAMPLES, SAMPLES_EXAMPLES)
-    samples.add_argument("--config-file", metavar="FILE", required=True, help="of the training")
-    samples.add_argument("--train-json", metavar="FILE", help="annotations, not DATASETS.TRAIN's")
-    samples.add_argument("--train-images", metavar="DIR", help="folder of their images")
-    samples.add_argument("--limit", type=int, default=8, metavar="N", help="samples (%(default)s)")
-    samples.add_argument("--seed", type=int, default=0, metavar="S", help="(default: %(default)s)")
-    samples.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
 
-    results = add("results", RESULTS, RESULTS_EXAMPLES)
-    results.add_argument("--results", metavar="FILE", required=True, help="of an evaluation")
-    results.add_argument("--dataset", metavar="NAME", help="the registered data set it evaluated")
-    results.add_argument("--test-json", metavar="FILE", help="or its annotations in COCO's format")
-    results.add_argument("--test-images", metavar="DIR", help="and the folder of their images")
-    results.add_argument(
+def _add_common_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--output", metavar="DIR", required=True, help="folder of the pictures")
+    command.add_argument(
+        "--overwrite", action="store_true", help="replace pictures that are there already"
+    )
+    command.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="also write the pictures as TensorBoard images, to an event file in DIR",
+    )
+
+
+def _add_samples_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config-file", metavar="FILE", required=True, help="of the training")
+    command.add_argument("--train-json", metavar="FILE", help="annotations, not DATASETS.TRAIN's")
+    command.add_argument("--train-images", metavar="DIR", help="folder of their images")
+    command.add_argument("--limit", type=int, default=8, metavar="N", help="samples (%(default)s)")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="(default: %(default)s)")
+    command.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+
+
+def _add_results_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--results", metavar="FILE", required=True, help="of an evaluation")
+    command.add_argument("--dataset", metavar="NAME", help="the registered data set it evaluated")
+    command.add_argument("--test-json", metavar="FILE", help="or its annotations in COCO's format")
+    command.add_argument("--test-images", metavar="DIR", help="and the folder of their images")
+    command.add_argument(
         "--score-threshold",
         type=float,
         default=0.5,
         metavar="S",
         help="draw predictions of at least this score (default: %(default)s)",
     )
-    results.add_argument(
+    command.add_argument(
         "--limit", type=int, default=20, metavar="N", help="images at most (default: %(default)s)"
     )
-    results.add_argument(
+    command.add_argument(
         "--worst-first",
         action="store_true",
         help="begin with the images that have the most missed and false among all",
     )
 
-    layers = add("layers", LAYERS, LAYERS_EXAMPLES)
-    network = layers.add_mutually_exclusive_group(required=True)
+
+def _add_layers_flags(command: argparse.ArgumentParser) -> None:
+    network = command.add_mutually_exclusive_group(required=True)
     network.add_argument("--config-file", metavar="FILE", help="of a detector")
     network.add_argument(
         "--model",
@@ -117,7 +122,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="a backbone by its name, on images of INPUT.MIN_SIZE_TEST "
         f"{_MODEL_SIZES['MIN_SIZE_TEST']}",
     )
-    weights = layers.add_mutually_exclusive_group()
+    weights = command.add_mutually_exclusive_group()
     weights.add_argument(
         "--weights",
         metavar="FILE",
@@ -130,33 +135,40 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="random weights, as at the start of a training, when the last norm of a block is 0 "
         "and features see through the shortcuts alone",
     )
-    layers.add_argument("--image", metavar="FILE", required=True)
-    layers.add_argument(
+    command.add_argument("--image", metavar="FILE", required=True)
+    command.add_argument(
         "--layer",
-        nargs="+",
+        action="append",
         default=[],
         metavar="NAME",
-        help="lambda layers, by names or patterns (default: the last of each stage)",
+        help="a lambda layer, or several by a pattern; may be given again (default: the last of "
+        "each stage)",
     )
-    layers.add_argument(
+    command.add_argument(
         "--position",
         nargs=2,
         type=float,
         metavar=("Y", "X"),
         help="row and column of a pixel of the image file (default: its middle)",
     )
-    layers.add_argument(
+    command.add_argument(
         "--draws",
         type=int,
         default=8,
         metavar="N",
         help="random gradients for each receptive field (default: %(default)s)",
     )
-    layers.add_argument(
+    command.add_argument(
         "--seed", type=int, default=0, metavar="S", help="of fresh weights and of the draws"
     )
-    layers.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
-    return parser.parse_args(argv)
+    command.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+
+
+_SUBCOMMANDS = {
+    "samples": (SAMPLES, SAMPLES_EXAMPLES, _add_samples_flags),
+    "results": (RESULTS, RESULTS_EXAMPLES, _add_results_flags),
+    "layers": (LAYERS, LAYERS_EXAMPLES, _add_layers_flags),
+}
 
 
 def _describe(make, description: str, examples: str, **more) -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from lambda_det.config import add_lambda_config
-from lambda_det.engine.config_file import leaves
+from lambda_det.config import leaves
 from lambda_det.errors import ConfigError, UserError, WeightsError, listed
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.provenance import PixelSettings

@@ -18,6 +18,8 @@ _PREDICTIONS = {
 _TRUTH = {
     "sem_seg": ("semantic",),
     "cityscapes_sem_seg": (),  # needs cityscapesscripts
+    "cityscapes_panoptic_seg": (),
+    "ade20k_panoptic_seg": (),  # without the files that the COCO form of the truth needs
     "coco_panoptic_seg": ("instances", "semantic", "panoptic"),
 }
 

@@ -62,13 +62,14 @@ def cuda() -> Iterator[Finding]:
 
 def torchrun() -> Iterator[Finding]:
     count = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and count != "1":
+    if os.environ.get("RANK") == "0" and count != "1":  # said once
         yield Finding(
             f"This process is one of {count} that torchrun (or the like) has started: RANK and "
             "WORLD_SIZE are set. Detectron2's launch() does not notice: a script that calls it is "
             f"{count} unconnected trainings that write into one folder.",
             f"Start such a script without torchrun, with --num-gpus {count}. lambda_det's own "
             "tools/train_net.py works both ways. If no torchrun is running: unset RANK WORLD_SIZE",
+            breaks=False,  # only for such scripts
         )
 
 

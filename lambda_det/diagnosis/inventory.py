@@ -130,10 +130,10 @@ def _masks() -> str:
 
 
 def _compiled_kernel() -> str:
-    importlib.import_module("torch")
+    torch = importlib.import_module("torch")
     from lambda_det.layers.local import compiled
 
-    reason = compiled._missing()
+    reason = compiled.unsupported(*[torch.zeros(1)] * 3)
     return f"no: {reason}" if reason else "built for this processor, and loads"
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 from detectron2.config import CfgNode, get_cfg
 
-from lambda_det.config import add_lambda_config
-from lambda_det.engine.projects import add_projects
+from lambda_det.config import add_lambda_config, leaves
 from lambda_det.errors import ConfigError
+from lambda_det.projects import add_projects
 
-__all__ = ["leaves", "load_config", "read_config"]
+__all__ = ["load_config", "read_config"]
 
 _DATA_FLAGS = {
     "train_json": "DATASETS.TRAIN_JSON",
@@ -107,15 +107,6 @@ def _near_files(file: str) -> list[str]:
         if folder.is_dir():
             found.update({p.name: p for p in sorted(folder.glob("**/*.yaml"))[:1000]})
     return [str(found[n]) for n in difflib.get_close_matches(Path(file).name, found, n=2)]
-
-
-def leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of all nested settings; an empty section counts as a value."""
-    for name, value in node.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _all_keys(node: CfgNode, prefix: str = "") -> Iterator[str]:

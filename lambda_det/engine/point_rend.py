@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from detectron2.structures import Instances
 from torch import Tensor, nn
 
@@ -15,11 +13,14 @@ def bear_empty_batches(model: nn.Module) -> None:
 
     Detectron2's fails there, as it joins an empty list of labels.
     """
-    project = sys.modules.get("detectron2.projects.point_rend")
-    if project is None:  # so there is no such head in the model
-        return
+    for module in model.modules():
+        # By name: the project is a part of Detectron2, and its repository has it for itself, too
+        if type(module).__name__ == "PointRendMaskHead":
+            module.__class__ = _bearing(type(module))
 
-    class _PointRendMaskHead(project.PointRendMaskHead):
+
+def _bearing(head: type[nn.Module]) -> type[nn.Module]:
+    class _PointRendMaskHead(head):
         def _sample_train_points(
             self, coarse_mask: Tensor, instances: list[Instances]
         ) -> tuple[Tensor, Tensor]:
@@ -28,6 +29,4 @@ def bear_empty_batches(model: nn.Module) -> None:
                 return coarse_mask.new_zeros(0, points, 2), coarse_mask.new_zeros(0, points)
             return super()._sample_train_points(coarse_mask, instances)
 
-    for module in model.modules():
-        if type(module) is project.PointRendMaskHead:
-            module.__class__ = _PointRendMaskHead
+    return _PointRendMaskHead

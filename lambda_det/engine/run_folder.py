@@ -13,7 +13,7 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.engine.checkpointer import last_checkpoint
-from lambda_det.engine.config_file import leaves
+from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
 from lambda_det.files import replace_text
 

@@ -39,6 +39,12 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
                 "MODEL.RESNETS.RES5_DILATION is of no use to LambdaRes5ROIHeads, whose res5 sees "
                 "single regions; set it to 1."
             )
+        for switch in ("CHECKPOINT_ACTIVATIONS", "MASK_PADDING"):
+            if options[switch]:
+                raise ConfigError(
+                    f"MODEL.LAMBDA_RESNET.{switch} does not reach the res5 of LambdaRes5ROIHeads, "
+                    "on the regions; set it to False."
+                )
         blocks = make_stage(
             spec,
             "res5",

@@ -96,3 +96,11 @@ def test_what_cannot_be_is_refused(section, key, value, words):
         cfg.MODEL.RPN.IN_FEATURES = ["res4"]
     with pytest.raises(ConfigError, match=words):
         build_model(cfg)
+
+
+@pytest.mark.parametrize("switch", ["CHECKPOINT_ACTIVATIONS", "MASK_PADDING"])
+def test_switches_that_do_not_reach_the_regions_are_refused(switch):
+    cfg = _cfg()
+    cfg.MODEL.LAMBDA_RESNET[switch] = True
+    with pytest.raises(ConfigError, match=rf"{switch} does not reach the res5"):
+        build_model(cfg)
