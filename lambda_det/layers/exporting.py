@@ -24,9 +24,10 @@ def is_exporting() -> bool:
 
 
 def plain(x: Tensor) -> Tensor:
-    """In an export a dense copy, else ``x``: operators look at sizes to tell how a view is laid out.
+    """In an export a dense copy, else ``x``.
 
-    Where they do, a graph holds only for maps of more than one row, column or position.
+    Operators look at the sizes of a view to tell how it is laid out, and then the graph holds only
+    for maps of more than one row, column or position.
     """
     return x.clone(memory_format=torch.contiguous_format) if is_exporting() else x
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.exporting import first_of
+from lambda_det.layers.exporting import first_of, plain
 
 TILE = 8  # queries along each side of a tile
 
@@ -24,13 +24,13 @@ def portable_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     tiles = F.pad(queries, (0, 0, 0, 0, 0, TILE - 1, 0, TILE - 1))
     tiles = tiles.unfold(1, TILE, TILE).unfold(2, TILE, TILE)  # [b, rows, columns, h, k, y, x]
     grid = tiles.shape[:3]
-    tiles = tiles.permute(0, 1, 2, 3, 6, 5, 4).flatten(3, 5).flatten(0, 2)
+    tiles = plain(tiles.permute(0, 1, 2, 3, 6, 5, 4)).flatten(3, 5).flatten(0, 2)
     scores = _scores_in_windows(tiles, embedding)
 
     edges = (scope_x // 2, scope_x // 2 + TILE - 1, scope_y // 2, scope_y // 2 + TILE - 1)
     windows = F.pad(values.permute(0, 3, 4, 1, 2), edges)  # [b, v, u, H', W']
     windows = windows.unfold(3, scope_y + TILE - 1, TILE).unfold(4, scope_x + TILE - 1, TILE)
-    windows = windows.permute(0, 3, 4, 2, 5, 6, 1)  # [b, rows, columns, u, wy, wx, v]
+    windows = plain(windows.permute(0, 3, 4, 2, 5, 6, 1))  # [b, rows, columns, u, wy, wx, v]
 
     output = torch.bmm(scores, windows.flatten(3, 5).flatten(0, 2))  # [tiles, (h, x, y), v]
     output = output.reshape(*grid, heads, TILE, TILE, values.shape[3]).permute(0, 1, 5, 2, 4, 3, 6)

@@ -1,0 +1,16 @@
+"""Trained networks as files that other runtimes load: TorchScript, torch.export and ONNX."""
+
+from lambda_det.export.formats import FORMATS, Format, format_of
+from lambda_det.export.networks import Network, backbone_network, detector_network
+from lambda_det.export.session import Report, export_network
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Network",
+    "Report",
+    "backbone_network",
+    "detector_network",
+    "export_network",
+    "format_of",
+]

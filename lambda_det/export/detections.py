@@ -1,0 +1,176 @@
+"""Detectron2's box selection in a form that torch.export can hold.
+
+Where Detectron2 asks whether anything has to be left out, and then leaves it out, these leave out
+what there is; where it takes lengths as numbers of Python, they stay sizes of the graph. What they
+compute is the same: the tool that exports compares them with the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torchvision
+from detectron2.modeling import anchor_generator, poolers
+from detectron2.modeling.proposal_generator import rpn
+from detectron2.modeling.roi_heads import fast_rcnn
+from detectron2.structures import Boxes, Instances
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.layers.exporting import plain
+
+__all__ = ["exportable_detections"]
+
+_WITH_LENGTHS = (
+    "detectron2.modeling.roi_heads.fast_rcnn",
+    "detectron2.modeling.roi_heads.mask_head",
+    "detectron2.modeling.poolers",
+    "detectron2.structures.instances",
+)
+
+
+@contextmanager
+def exportable_detections() -> Iterator[None]:
+    """Let Detectron2's detectors run in the form of this module."""
+    with ExitStack() as stack:
+        for module in _WITH_LENGTHS:
+            stack.enter_context(mock.patch(f"{module}.len", lambda x: x.__len__(), create=True))
+        for where, name, replacement in (
+            (F, "batch_norm", _batch_norm(F.batch_norm)),
+            (anchor_generator, "_create_grid_offsets", _create_grid_offsets),
+            (rpn.StandardRPNHead, "forward", _rpn_head(rpn.StandardRPNHead.forward)),
+            (rpn, "find_top_rpn_proposals", _find_top_rpn_proposals),
+            (fast_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
+            (Boxes, "__init__", _boxes_of),
+            (poolers, "convert_boxes_to_pooler_format", _convert_boxes_to_pooler_format),
+        ):
+            stack.enter_context(mock.patch.object(where, name, replacement))
+        yield
+
+
+def _batch_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Written out for boxes, of which the operator asks whether there are any."""
+
+    def batch_norm(
+        x: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if isinstance(x.shape[0], int):
+            return original(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        scale = weight * torch.rsqrt(running_var + eps)
+        shift = bias - running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+    return batch_norm
+
+
+def _create_grid_offsets(
+    size: list[int], stride: int, offset: float, target_device_tensor: Tensor
+) -> tuple[Tensor, Tensor]:
+    height, width = size
+    index = torch.arange(height * width, device=target_device_tensor.device)
+    x, y = index % width, index.div(width, rounding_mode="floor")
+    return (x + offset) * stride, (y + offset) * stride
+
+
+def _rpn_head(forward: Callable[..., tuple[list[Tensor], ...]]) -> Callable[..., Any]:
+    """The same maps with their channels last in memory, as the RPN then reads them."""
+
+    def channels_last(head: nn.Module, features: list[Tensor]) -> tuple[list[Tensor], ...]:
+        maps = forward(head, features)
+        return tuple([plain(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for x in y] for y in maps)
+
+    return channels_last
+
+
+def _nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float, most: int) -> Tensor:
+    """``batched_nms`` of the best ``most`` (-1 for all), by moving groups apart."""
+    boxes = boxes.float()
+    span = torch.cat([boxes.flatten(), boxes.new_zeros(1)]).max() + 1  # of none, too
+    boxes = boxes + (groups.to(boxes) * span)[:, None]
+    # torchvision tells torch.export that two boxes at least are left: two that touch no other
+    # come last
+    apart = boxes.new_tensor([[-2.0, -2.0, -1.0, -1.0], [-4.0, -4.0, -3.0, -3.0]])
+    lowest = scores.new_full((2,), -torch.inf)
+    kept = torchvision.ops.nms(torch.cat([boxes, apart]), torch.cat([scores, lowest]), threshold)
+    wanted = kept < scores.shape[0]
+    if most >= 0:
+        wanted = wanted & (torch.arange(kept.shape[0], device=kept.device) < most)
+    return kept[wanted]
+
+
+def _find_top_rpn_proposals(
+    proposals: list[Tensor],
+    pred_objectness_logits: list[Tensor],
+    image_sizes: list[tuple[int, int]],
+    nms_thresh: float,
+    pre_nms_topk: int,
+    post_nms_topk: int,
+    min_box_size: float,
+    training: bool,
+) -> list[Instances]:
+    boxes, scores, levels = [], [], []
+    for level, (boxes_i, logits) in enumerate(zip(proposals, pred_objectness_logits, strict=True)):
+        count = torch.sym_min(logits.shape[1], pre_nms_topk)
+        logits, index = logits[0].topk(count)
+        boxes.append(boxes_i[0][index])
+        scores.append(logits)
+        levels.append(torch.full_like(index, level))
+    boxes, scores, levels = torch.cat(boxes), torch.cat(scores), torch.cat(levels)
+    finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores)
+    boxes = _clip(boxes, image_sizes[0])
+    kept = finite & Boxes(boxes).nonempty(threshold=min_box_size)
+    boxes, scores, levels = boxes[kept], scores[kept], levels[kept]
+    kept = _nms(boxes, scores, levels, nms_thresh, post_nms_topk)
+    result = Instances(image_sizes[0])
+    result.proposal_boxes = Boxes(boxes[kept])
+    result.objectness_logits = scores[kept]
+    return [result]
+
+
+def _fast_rcnn_inference(
+    boxes: list[Tensor],
+    scores: list[Tensor],
+    image_shapes: list[tuple[int, int]],
+    score_thresh: float,
+    nms_thresh: float,
+    topk_per_image: int,
+) -> tuple[list[Instances], list[Tensor]]:
+    boxes, scores = boxes[0], scores[0]
+    finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
+    wanted = (scores[:, :-1] > score_thresh) & finite[:, None]
+    index, classes = wanted.nonzero().unbind(1)
+    boxes = boxes.unflatten(1, (-1, 4))
+    boxes = boxes[index, 0] if boxes.shape[1] == 1 else boxes[index, classes]
+    boxes, scores = _clip(boxes, image_shapes[0]), scores[index, classes]
+    kept = _nms(boxes, scores, classes, nms_thresh, topk_per_image)
+    result = Instances(image_shapes[0])
+    result.pred_boxes = Boxes(boxes[kept])
+    result.scores = scores[kept]
+    result.pred_classes = classes[kept]
+    return [result], [index[kept]]
+
+
+def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:
+    boxes.tensor = tensor.float()  # without asking whether there are any
+
+
+def _clip(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
+    height, width = image_size
+    x, y = boxes[:, 0::2].clamp(0, width), boxes[:, 1::2].clamp(0, height)
+    return torch.stack([x, y], dim=2).flatten(1)
+
+
+def _convert_boxes_to_pooler_format(box_lists: list[Boxes]) -> Tensor:
+    boxes = box_lists[0].tensor
+    return torch.cat([torch.zeros_like(boxes[:, :1]), boxes], dim=1)

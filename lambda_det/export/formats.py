@@ -1,0 +1,212 @@
+"""The formats: how a network is written in each, and how the file runs when it is read again."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from detectron2.export.torchscript_patch import patch_builtin_len
+from detectron2.modeling.meta_arch import GeneralizedRCNN
+from detectron2.modeling.roi_heads import CascadeROIHeads
+from torch import Tensor
+from torch.fx.experimental import _config
+
+from lambda_det.errors import ConfigError
+from lambda_det.export.detections import exportable_detections
+from lambda_det.export.networks import Network
+from lambda_det.layers.exporting import exporting
+
+__all__ = ["FORMATS", "OPSET", "Format", "format_of"]
+
+OPSET = 18  # of ONNX; the one that torch.onnx writes without converting versions
+Runner = Callable[[Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes:
+        name: as people call it.
+        suffix: of its files.
+        refuse: says why a network can't be written in it, or None.
+        write: writes a network, for an example of its input, to a path.
+        read: a function from the input to the outputs by name, out of a file and their names.
+    """
+
+    name: str
+    suffix: str
+    refuse: Callable[[Network], str | None]
+    write: Callable[[Network, Tensor, Path], None]
+    read: Callable[[Path, list[str], torch.device], Runner]
+
+
+def format_of(path: str | Path) -> Format:
+    """The format that a file's suffix names.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    suffix = Path(path).suffix
+    if suffix not in FORMATS:
+        known = ", ".join(f"{key} ({value.name})" for key, value in FORMATS.items())
+        raise ConfigError(f"{path} says no format by its ending; end it in one of {known}.")
+    return FORMATS[suffix]
+
+
+def _write_torchscript(network: Network, example: Tensor, path: Path) -> None:
+    with torch.no_grad(), warnings.catch_warnings(), patch_builtin_len():
+        warnings.simplefilter("ignore")  # of every number that is a constant now, meant or not
+        traced = torch.jit.trace(network.module, example, strict=False, check_trace=False)
+        torch.jit.save(traced, str(path))
+
+
+def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Runner:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit", FutureWarning)
+        return torch.jit.load(str(path), map_location=device)
+
+
+def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
+    """The graph for inputs of every height, width and number of images."""
+    dim = torch.export.Dim
+    if network.detector:
+        sizes = {1: dim("height", min=1), 2: dim("width", min=1)}
+    else:
+        sizes = {0: dim("batch", min=1), 2: dim("height", min=1), 3: dim("width", min=1)}
+    with (
+        torch.no_grad(),
+        _any_size(),
+        exporting(),
+        exportable_detections() if network.detector else nullcontext(),
+    ):
+        return torch.export.export(
+            network.module, (example,), dynamic_shapes=(sizes,), strict=False
+        )
+
+
+def _any_size() -> AbstractContextManager:
+    """Let no graph be only for sizes other than 1 where the example's was another."""
+    return _config.patch(backed_size_oblivious=True)
+
+
+def _write_torch_export(network: Network, example: Tensor, path: Path) -> None:
+    torch.export.save(_program(network, example), str(path))
+
+
+def _read_torch_export(path: Path, names: list[str], device: torch.device) -> Runner:
+    return torch.export.load(str(path)).module()
+
+
+def _write_onnx(network: Network, example: Tensor, path: Path) -> None:
+    program = _program(network, example)
+    with torch.no_grad():
+        names = list(network.original(example))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            program,
+            f=str(path),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=names,
+            external_data=False,
+            verbose=False,
+        )
+    _name_sizes(path, ("batch", "", "height", "width"))
+
+
+def _name_sizes(path: Path, names: tuple[str, ...]) -> None:
+    """Call the sizes of the input, and what is computed from them, by names instead of s77."""
+    import onnx
+
+    model = onnx.load(path)
+    (images,) = model.graph.input
+    sizes = [dim.dim_param for dim in images.type.tensor_type.shape.dim]
+    words = {symbol: name for symbol, name in zip(sizes, names, strict=True) if symbol}
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(
+                    r"\w+", lambda found: words.get(found[0], found[0]), dim.dim_param
+                )
+    onnx.save(model, path)
+
+
+def _read_onnx(path: Path, names: list[str], device: torch.device) -> Runner:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        outputs = session.run(names, {images.name: x.cpu().numpy()})
+        return {name: torch.from_numpy(y) for name, y in zip(names, outputs, strict=True)}
+
+    return run
+
+
+def _refuse_torchscript(network: Network) -> str | None:
+    return None
+
+
+def _holds_any_size() -> bool:
+    return hasattr(_config, "backed_size_oblivious")
+
+
+def _refuse_torch_export(network: Network) -> str | None:
+    if not _holds_any_size():
+        return (
+            f"PyTorch {torch.__version__} can only hold one graph for maps of more than one tile "
+            "and another for smaller ones; use PyTorch 2.7 or newer, or TorchScript (.ts)"
+        )
+    if network.detector and not isinstance(network.module.model, GeneralizedRCNN):
+        return (
+            "the number of candidates that this detector sorts depends on the image, which "
+            "torch.export can't hold; take TorchScript (.ts), or the backbone alone"
+        )
+    heads = network.module.model.roi_heads if network.detector else None
+    if isinstance(heads, CascadeROIHeads) or getattr(heads, "keypoint_on", False):
+        return (
+            "Detectron2's cascade and keypoint heads take the number of boxes on an image out of "
+            "the graph; take TorchScript (.ts), or the backbone alone"
+        )
+    return None
+
+
+def _refuse_onnx(network: Network) -> str | None:
+    if network.detector:
+        return (
+            "Detectron2's selection of boxes has no ONNX form that was compared with it; export "
+            "the backbone alone, or the detector as TorchScript (.ts) or torch.export (.pt2)"
+        )
+    missing = [
+        name
+        for name in ("onnx", "onnxscript", "onnxruntime")
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        return (
+            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
+            "`pip install onnx onnxscript onnxruntime` installs all it needs"
+        )
+    return _refuse_torch_export(network)
+
+
+FORMATS: dict[str, Format] = {
+    made.suffix: made
+    for made in (
+        Format("TorchScript", ".ts", _refuse_torchscript, _write_torchscript, _read_torchscript),
+        Format(
+            "torch.export", ".pt2", _refuse_torch_export, _write_torch_export, _read_torch_export
+        ),
+        Format("ONNX", ".onnx", _refuse_onnx, _write_onnx, _read_onnx),
+    )
+}

@@ -1,0 +1,175 @@
+"""What is exported: a backbone or a detector as a function of one tensor, beside its original."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from detectron2.layers import NaiveSyncBatchNorm
+from detectron2.modeling import Backbone
+from detectron2.modeling.meta_arch import GeneralizedRCNN
+from detectron2.modeling.meta_arch.dense_detector import DenseDetector
+from detectron2.structures import ImageList, Instances
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.errors import ConfigError
+from lambda_det.layers import LambdaLayer
+
+__all__ = ["Network", "backbone_network", "detector_network", "fields"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network to export.
+
+    Attributes:
+        module: maps the input to a dict of tensors, in operators that a graph can hold.
+        original: computes the same as people run it, to compare with.
+        detector: whether the input is one image [3, H, W] of ``pixels``, and the output the
+            detections on it; else it is a batch [B, 3, H, W] of images normalised already.
+        pixels: what the input holds, for those who will feed it.
+        features: of a detector, the maps that it detects on.
+    """
+
+    module: nn.Module
+    original: Callable[[Tensor], dict[str, Tensor]]
+    detector: bool
+    pixels: Mapping[str, Any] = field(default_factory=dict)
+    features: Callable[[Tensor], dict[str, Tensor]] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+
+def backbone_network(backbone: Backbone, pixels: Mapping[str, Any] | None = None) -> Network:
+    """A backbone: images [B, 3, H, W], normalised, to features by name.
+
+    Raises:
+        ConfigError: a part of it cannot be exported.
+    """
+    check_exportable(backbone)
+    return Network(backbone.eval(), backbone, detector=False, pixels=pixels or {})
+
+
+def detector_network(model: nn.Module, pixels: Mapping[str, Any] | None = None) -> Network:
+    """A detector: one image [3, H, W] of float32 pixels 0 to 255 to its detections.
+
+    The output has the fields of Detectron2's ``Instances``, boxes in pixels of the input, and masks
+    as probabilities [N, 1, side, side] within their box. ``detector_postprocess`` takes them to the
+    size of an image.
+
+    Raises:
+        ConfigError: it is no detector of boxes, or a part of it cannot be exported.
+    """
+    check_exportable(model)
+    graph = DetectorGraph(model.eval())
+
+    def original(image: Tensor) -> dict[str, Tensor]:
+        images = model.preprocess_image([{"image": image}])
+        return fields(graph.detect(images))
+
+    def features(image: Tensor) -> dict[str, Tensor]:
+        return model.backbone(model.preprocess_image([{"image": image}]).tensor)
+
+    return Network(graph, original, detector=True, pixels=pixels or {}, features=features)
+
+
+def check_exportable(model: nn.Module) -> None:
+    """Refuse what no graph would carry, or would carry wrong.
+
+    Raises:
+        ConfigError: names the part and the reason.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, NaiveSyncBatchNorm) and module.training:
+            module.eval()
+        if not isinstance(module, LambdaLayer) or module.position is None:
+            continue
+        if module.position.map_size is not None:
+            raise ConfigError(
+                f"{name} has global position embeddings, which hold for maps of up to "
+                f"{module.position.map_size[0]}x{module.position.map_size[1]} positions, and an "
+                "exported graph would not notice a larger one; export a network with a local scope."
+            )
+
+
+def fields(instances: Instances) -> dict[str, Tensor]:
+    """The tensors of ``instances`` by name; boxes as [N, 4]."""
+    return {
+        name: getattr(value, "tensor", value)
+        for name, value in sorted(instances.get_fields().items())
+    }
+
+
+class DetectorGraph(nn.Module):
+    """A detector of Detectron2 on one image, without resizing and without pasting masks.
+
+    Args:
+        model: in evaluation mode.
+
+    Raises:
+        ConfigError: how it predicts is not known.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        # Only those classes themselves: a derived one, such as PanopticFPN, does more
+        plain = type(model).inference is GeneralizedRCNN.inference if _is_rcnn(model) else True
+        if not (plain and (_is_rcnn(model) or isinstance(model, DenseDetector))):
+            raise ConfigError(
+                f"{type(model).__name__} does not predict boxes as GeneralizedRCNN or a "
+                "DenseDetector does, and can't be exported whole; export its backbone instead."
+            )
+        if _is_rcnn(model) and model.proposal_generator is None:
+            raise ConfigError(
+                "The detector takes its proposals from a file and can't be exported whole; export "
+                "its backbone instead."
+            )
+        if model.backbone.padding_constraints.get("square_size", 0) > 0:
+            raise ConfigError(
+                "The backbone wants square images, which an exported detector doesn't make of "
+                "them; export the backbone instead."
+            )
+        if any(_is_point_rend(module) for module in model.modules()):
+            raise ConfigError(
+                "PointRend refines masks in a loop that ends early when nothing is detected, and a "
+                "graph would hold only one of both ways; export the backbone instead."
+            )
+        self.model = model
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Map one image [3, H, W] to its detections, by field."""
+        model = self.model
+        divisor = model.backbone.size_divisibility
+        height, width = image.shape[1:]
+        pixels = (image - model.pixel_mean) / model.pixel_std
+        if divisor > 1:
+            # By arithmetic on sizes: ImageList.from_tensors goes through tensors of them
+            after_y = (height + divisor - 1) // divisor * divisor - height
+            after_x = (width + divisor - 1) // divisor * divisor - width
+            pixels = F.pad(pixels, (0, after_x, 0, after_y))
+        return fields(self.detect(ImageList(pixels[None], [(height, width)])))
+
+    def detect(self, images: ImageList) -> Instances:
+        """Detections on a batch of one."""
+        model = self.model
+        features = model.backbone(images.tensor)
+        if _is_rcnn(model):
+            proposals, _ = model.proposal_generator(images, features, None)
+            return model.roi_heads(images, features, proposals, None)[0][0]
+        features = [features[name] for name in model.head_in_features]
+        return model.forward_inference(images, features, model.head(features))[0]
+
+
+def _is_point_rend(module: nn.Module) -> bool:
+    project = sys.modules.get("detectron2.projects.point_rend")  # else there is none
+    return project is not None and isinstance(module, project.PointRendMaskHead)
+
+
+def _is_rcnn(model: nn.Module) -> bool:
+    return isinstance(model, GeneralizedRCNN)

@@ -1,0 +1,290 @@
+"""An export from beginning to end: written, read again, compared, and only then given its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lambda_det.errors import ConfigError
+from lambda_det.export.formats import OPSET, Runner, format_of
+from lambda_det.export.networks import Network
+from lambda_det.files import replace_text
+from lambda_det.layers.exporting import exporting
+
+__all__ = ["SIZES", "TOLERANCE", "Comparison", "Report", "export_network"]
+
+# Heights and widths: ordinary, odd, smaller than a scope of 23 in the last maps, and lying
+SIZES = ((256, 320), (193, 161), (64, 96), (71, 250))
+TOLERANCE = 1e-4  # of the greatest value of an output; float32 sums in another order
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One input's outputs beside the original's.
+
+    Attributes:
+        shape: of the input.
+        errors: by output, greatest difference over the greatest value (at least 1).
+        detections: on the image; None for a backbone.
+        seconds: of the file, and of the original.
+        fault: why the outputs cannot even be compared.
+        ties: whether scores that are equal but for rounding come in another order; compared is then
+            with the original on the file's own features, which are the original's.
+    """
+
+    shape: tuple[int, ...]
+    errors: dict[str, float] = field(default_factory=dict)
+    detections: int | None = None
+    seconds: tuple[float, float] = (0.0, 0.0)
+    fault: str | None = None
+    ties: bool = False
+
+    @property
+    def passed(self) -> bool:
+        # Not "greater than the tolerance", which NaN is not
+        return self.fault is None and all(e <= TOLERANCE for e in self.errors.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of an export.
+
+    Attributes:
+        path: the file, which is there only if all comparisons passed.
+        seconds: that the export took.
+        size: of the file in bytes.
+    """
+
+    path: Path
+    seconds: float
+    size: int
+    comparisons: list[Comparison]
+
+    @property
+    def passed(self) -> bool:
+        return all(comparison.passed for comparison in self.comparisons)
+
+    def errors(self) -> dict[str, float]:
+        """The greatest error by output."""
+        greatest: dict[str, float] = {}
+        for comparison in self.comparisons:
+            for name, error in comparison.errors.items():
+                # max() would drop a NaN that comes second
+                greatest[name] = max(greatest.get(name, 0.0), error, key=_badness)
+        return greatest
+
+
+def _badness(error: float) -> float:
+    return error if error == error else float("inf")
+
+
+def export_network(
+    network: Network,
+    output: str | Path,
+    *,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    images: Sequence[Tensor] = (),
+    overwrite: bool = False,
+) -> Report:
+    """Export a network, and compare the file, read afresh, with the original.
+
+    ``output`` is written only if all agree; beside it comes ``output.json`` with what a user of the
+    file has to know.
+
+    Args:
+        network: what to export.
+        output: its suffix says the format, see :data:`lambda_det.export.FORMATS`.
+        sizes: heights and widths to compare on.
+        images: pictures [3, H, W] of pixels 0 to 255 to fill these sizes with, else patterns.
+        overwrite: replace files that are there.
+
+    Raises:
+        ConfigError: the file is there or cannot be written, or the network cannot be exported.
+    """
+    output, form = Path(output), format_of(output)
+    sidecar = output.with_name(output.name + ".json")
+    check_output(output, overwrite)
+    reason = form.refuse(network)
+    if reason is not None:
+        raise ConfigError(f"{form.name} is not possible: {reason}.")
+    draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
+    try:
+        start = time.perf_counter()
+        try:
+            form.write(network, example(network, images), draft)
+        except RuntimeError as error:  # and all that the exporters derive from it
+            raise ConfigError(
+                f"{form.name} cannot hold this network ({_first_line(error)}); take another format "
+                "or the backbone alone."
+            ) from error
+        seconds = time.perf_counter() - start
+        inputs = list(comparison_inputs(network, sizes, images))
+        with torch.no_grad():
+            names = list(network.original(inputs[0]))
+        runner = form.read(draft, names, network.device)
+        comparisons = [compare(network, runner, x) for x in inputs]
+        report = Report(output, seconds, draft.stat().st_size, comparisons)
+        if report.passed:
+            os.replace(draft, output)
+            replace_text(sidecar, json.dumps(describe(network, report), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return report
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Raise ConfigError where ``output`` or what comes beside it cannot be written."""
+    if not output.parent.is_dir():
+        raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
+    for path in (output, output.with_name(output.name + ".json")):
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; give another name.")
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} is there already; add --overwrite to replace it.")
+
+
+def example(network: Network, images: Sequence[Tensor]) -> Tensor:
+    """The input that the graph is recorded on: two images, or one for a detector."""
+    # Two tiles and more in the last map, and no two sizes alike that need not be
+    pictures = [fill(network, (288, 352), source, seed=0) for source in images or [None]]
+    if not network.detector:
+        return torch.stack([pictures[0], pictures[0].flip(2)])
+    if len(pictures) == 1:
+        return pictures[0]
+    with torch.no_grad():  # where most is found, most is recorded
+        return max(pictures, key=lambda picture: len(network.original(picture)["scores"]))
+
+
+def comparison_inputs(
+    network: Network, sizes: Iterable[tuple[int, int]], images: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """An input of every size; a detector also gets a blank image, with nothing to detect."""
+    for index, size in enumerate(sizes):
+        source = images[index % len(images)] if images else None
+        picture = fill(network, size, source, seed=index + 1)
+        if network.detector:
+            yield picture
+        else:
+            yield torch.stack([picture] + [picture.flip(1)] * (index % 2))
+    if network.detector:
+        yield torch.zeros(3, *sizes[0], device=network.device)
+
+
+def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: int) -> Tensor:
+    """A picture [3, H, W] of that size, as the network takes it."""
+    if source is None:
+        generator = torch.Generator().manual_seed(seed)
+        source = torch.rand(3, 12, 12, generator=generator) * 255  # blobs, as photographs have them
+    picture = torch.nn.functional.interpolate(
+        source[None].float(), size, mode="bilinear", align_corners=False
+    )[0]
+    if not network.detector:
+        picture = (picture - 127) / 58
+    return picture.to(network.device)
+
+
+def compare(network: Network, runner: Runner, x: Tensor) -> Comparison:
+    """Run file and original on an input."""
+    shape = tuple(x.shape)
+    with torch.no_grad():
+        network.original(x.clone())  # without what a first run costs
+        start = time.perf_counter()
+        expected = network.original(x.clone())
+        middle = time.perf_counter()
+        try:
+            runner(x.clone())
+            again = time.perf_counter()
+            found = runner(x.clone())
+        except Exception as error:  # each runtime has its own
+            return Comparison(shape, fault=_first_line(error))
+        seconds = (time.perf_counter() - again, middle - start)
+        count = len(expected["scores"]) if network.detector else None
+        errors, fault = differences(found, expected)
+        made = Comparison(shape, errors, count, seconds, fault)
+        if made.passed or network.features is None:
+            return made
+        tied = but_for_ties(network, found, x, seconds)
+        return tied if tied.passed else made
+
+
+def but_for_ties(
+    network: Network, found: dict[str, Tensor], x: Tensor, seconds: tuple[float, float]
+) -> Comparison:
+    """Compare with the original as it is in the graph, whose features must be the original's.
+
+    A detector that has learned little, or sees a blank image, ranks boxes by rounding errors.
+    """
+    maps = network.features(x)
+    with exporting():
+        errors, fault = differences(network.features(x), maps)
+        alike = Comparison(tuple(x.shape), errors, fault=fault)
+        if not alike.passed:
+            return alike
+        expected = network.original(x.clone())
+    errors, fault = differences(found, expected)
+    return Comparison(tuple(x.shape), errors, len(expected["scores"]), seconds, fault, ties=True)
+
+
+def differences(
+    found: dict[str, Tensor], expected: dict[str, Tensor]
+) -> tuple[dict[str, float], str | None]:
+    """The errors by output, and why the outputs cannot be compared if they cannot."""
+    wrong = [
+        f"{name} is {list(found[name].shape) if name in found else 'missing'} instead of "
+        f"{list(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name not in found or found[name].shape != tensor.shape
+    ]
+    if wrong:
+        return {}, "; ".join(wrong)
+    return {name: error_of(found[name], tensor) for name, tensor in expected.items()}, None
+
+
+def error_of(found: Tensor, expected: Tensor) -> float:
+    """Greatest difference, over the greatest value expected if that is above 1."""
+    if expected.numel() == 0:
+        return 0.0
+    found, expected = found.double().cpu(), expected.double().cpu()
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    last = lines[-1] if lines[0].startswith("The following operation failed") else lines[0]
+    return f"{type(error).__name__}: {last}"[:300]
+
+
+def describe(network: Network, report: Report) -> dict:
+    """What a user of the file has to know, for the JSON file beside it."""
+    form = format_of(report.path)
+    first = report.comparisons[0]
+    return {
+        "format": form.name,
+        "opset": OPSET if form.name == "ONNX" else None,
+        "torch": torch.__version__,
+        "input": (
+            "one image [3, H, W], float32 pixels 0 to 255"
+            if network.detector
+            else "images [B, 3, H, W], float32, normalised: (pixels - pixel_mean) / pixel_std"
+        ),
+        "dtype": "float32",
+        "device": str(network.device),
+        # where the operator stands that leaves out boxes that others cover
+        "import_first": "torchvision" if network.detector else None,
+        "outputs": list(first.errors),
+        **network.pixels,
+        "compared": [
+            {"input": list(c.shape), "detections": c.detections, "errors": c.errors}
+            for c in report.comparisons
+        ],
+        "tolerance": TOLERANCE,
+    }

@@ -1,0 +1,89 @@
+"""Networks to export out of names, configurations and weights; pictures to compare them on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from detectron2.data.detection_utils import read_image
+from torch import Tensor
+
+from lambda_det.engine.checkpointer import SafeCheckpointer
+from lambda_det.engine.launch import check_device
+from lambda_det.engine.predict import find_weights
+from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.errors import DataError
+from lambda_det.export.networks import Network, backbone_network, detector_network
+from lambda_det.modeling import create_backbone
+from lambda_det.modeling.weights import read_checkpoint
+
+__all__ = ["named_backbone", "network_of_config", "read_images"]
+
+
+def named_backbone(name: str, weights: str) -> Network:
+    """The backbone of that name with the weights of a file.
+
+    Raises:
+        ConfigError: there is no such model.
+        WeightsError: the file cannot be read or does not fit.
+    """
+    backbone = create_backbone(name, weights=weights)
+    meta = read_checkpoint(weights).get("meta")
+    wanted = {"input_format", "pixel_mean", "pixel_std"}
+    pixels = {k: v for k, v in meta.items() if k in wanted} if isinstance(meta, dict) else {}
+    return backbone_network(backbone, {"model": name, "weights": weights, **pixels})
+
+
+def network_of_config(
+    cfg: CfgNode, config_file: str, weights: str | None, backbone_only: bool
+) -> Network:
+    """The detector of a configuration, or its backbone with FPN, with weights.
+
+    Args:
+        cfg: out of ``config_file``.
+        weights: a checkpoint of the whole detector; None for the last of the run, if
+            ``config_file`` is in the folder of one, else MODEL.WEIGHTS.
+
+    Raises:
+        ConfigError: the device is not there, or the network cannot be exported.
+        WeightsError: there are no weights, or they do not fit.
+    """
+    check_device(cfg.MODEL.DEVICE, 1)
+    weights = find_weights(cfg, config_file, weights)
+    cfg = cfg.clone()
+    cfg.defrost()
+    model = DetectionTrainer.build_model(cfg).eval()
+    SafeCheckpointer(model).load_complete_model(weights)
+    pixels: dict[str, Any] = {
+        "config": config_file,
+        "weights": weights,
+        "input_format": cfg.INPUT.FORMAT,
+        "pixel_mean": list(cfg.MODEL.PIXEL_MEAN),
+        "pixel_std": list(cfg.MODEL.PIXEL_STD),
+        "min_size_test": cfg.INPUT.MIN_SIZE_TEST,
+        "max_size_test": cfg.INPUT.MAX_SIZE_TEST,
+    }
+    if backbone_only:
+        pixels["size_divisibility"] = model.backbone.size_divisibility
+        return backbone_network(model.backbone, pixels)
+    return detector_network(model, pixels)
+
+
+def read_images(files: Iterable[str]) -> list[Tensor]:
+    """Pictures [3, H, W], BGR.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    images = []
+    for file in files:
+        try:
+            image = np.ascontiguousarray(read_image(file, format="BGR"))
+        except Exception as error:  # PIL raises nearly anything for a damaged file
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"The image {file} cannot be read ({reason}).") from error
+        images.append(torch.from_numpy(image).permute(2, 0, 1).float())
+    return images

@@ -1,0 +1,166 @@
+"""A backbone in every format: right at sizes that it was not recorded on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lambda_det.errors import ConfigError
+from lambda_det.export import FORMATS, backbone_network, export_network
+from lambda_det.export import formats as formats_module
+from lambda_det.layers import IMPLEMENTATIONS
+from lambda_det.layers.local.portable import portable_output
+from lambda_det.modeling import LambdaResNet, create_backbone
+from lambda_det.modeling.specs import ALL, ResNetSpec
+from tests.export.conftest import needs_any_size
+from tests.export.tiny import scramble
+
+# Smaller than the scope and than a tile, odd, lying; res5 of 288 has more than one tile
+SIZES = ((64, 64), (33, 97), (288, 130))
+
+
+def network(**options):
+    options.setdefault("scope", None if "global_context" in options else 7)
+    spec = ResNetSpec((1, 1, 1, 1), lambda_blocks={"res5": ALL}, se_stages=("res2",))
+    options = {"out_features": ("res2", "res5"), **options}
+    return backbone_network(scramble(LambdaResNet(spec, **options)))
+
+
+def needs(suffix):
+    if suffix == ".onnx":
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            pytest.importorskip(name)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [
+        (".ts", {}),
+        (".ts", {"mask_padding": True}),
+        pytest.param(".pt2", {"mask_padding": True}, marks=needs_any_size),
+        pytest.param(".onnx", {"mask_padding": True}, marks=needs_any_size),
+    ],
+)
+def test_every_format_at_many_sizes(suffix, options, tmp_path):
+    needs(suffix)
+    made = network(**options)
+    path = tmp_path / f"backbone{suffix}"
+    report = export_network(made, path, sizes=SIZES)
+    assert report.passed and path.exists()
+    assert [c.shape for c in report.comparisons] == [
+        (1, 3, 64, 64),
+        (2, 3, 33, 97),
+        (1, 3, 288, 130),
+    ]
+    assert set(report.errors()) == {"res2", "res5"} and max(report.errors().values()) < 1e-5
+
+    # Not by the package's own comparison, on sizes that it did not use, with padding
+    run = FORMATS[suffix].read(path, ["res2", "res5"], torch.device("cpu"))
+    for shape in ((3, 3, 40, 41), (1, 3, 257, 70), (1, 3, 32, 32), (2, 3, 9, 1)):
+        x = torch.randn(shape)
+        x[0, :, -5:] = 0
+        expected, found = made.module(x), run(x)
+        for name in ("res2", "res5"):
+            scale = float(expected[name].abs().max())
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=2e-5 * scale)
+    about = json.loads((tmp_path / f"backbone{suffix}.json").read_text())
+    assert about["format"] == FORMATS[suffix].name and about["outputs"] == ["res2", "res5"]
+    assert about["opset"] == (18 if suffix == ".onnx" else None)
+    assert about["compared"][1]["input"] == [2, 3, 33, 97]
+    if suffix == ".onnx":
+        import onnxruntime
+
+        (images,) = onnxruntime.InferenceSession(str(path)).get_inputs()
+        assert images.shape == ["batch", 3, "height", "width"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dilation": {"res5": 2}}, {"intra_depth": 2}, {"multi_head": True}, {"content": False}],
+    ids=str,
+)
+def test_options_of_the_layer(options, tmp_path):
+    assert export_network(network(**options), tmp_path / "b.ts", sizes=SIZES[:2]).passed
+
+
+def test_another_family(tmp_path):
+    made = backbone_network(scramble(create_backbone("mobilenet_v2_lambda")))
+    assert export_network(made, tmp_path / "b.ts", sizes=SIZES[:2]).passed
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda y: {k: v * 1.001 for k, v in y.items()}, None),
+        (lambda y: {k: v * float("nan") for k, v in y.items()}, None),
+        (lambda y: {k: v[..., 1:] for k, v in y.items()}, "instead of"),
+        (lambda y: {"res2": y["res2"]}, "res5 is missing"),
+    ],
+    ids=["values", "nan", "shape", "missing"],
+)
+def test_a_file_that_computes_something_else_does_not_get_its_name(
+    damage, word, tmp_path, monkeypatch
+):
+    form = FORMATS[".ts"]
+
+    def read(*arguments):
+        run = form.read(*arguments)
+        return lambda x: damage(run(x))
+
+    broken = formats_module.Format(form.name, form.suffix, form.refuse, form.write, read)
+    monkeypatch.setitem(FORMATS, ".ts", broken)
+    report = export_network(network(), tmp_path / "b.ts", sizes=SIZES[:1])
+    assert not report.passed and not list(tmp_path.iterdir())
+    if word:
+        assert word in report.comparisons[0].fault
+
+
+def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
+    """A crop of the embedding that is a constant of the trace: right for that map alone."""
+
+    def for_this_map(queries, values, embedding):
+        cut = max(47 // 2 - (int(queries.shape[1]) - 1), 0)
+        return portable_output(queries, values, embedding[..., cut : 47 - cut, :])
+
+    monkeypatch.setitem(IMPLEMENTATIONS, "portable", for_this_map)
+    report = export_network(network(scope=47), tmp_path / "b.ts", sizes=((288, 352), (480, 416)))
+    assert report.comparisons[0].passed
+    assert not report.passed and not list(tmp_path.iterdir())
+
+
+def test_what_is_there_stays(tmp_path):
+    path = tmp_path / "b.ts"
+    path.write_text("old")
+    with pytest.raises(ConfigError, match="--overwrite"):
+        export_network(network(), path)
+    assert path.read_text() == "old"
+    assert export_network(network(), path, sizes=SIZES[:1], overwrite=True).passed
+    assert path.read_bytes() != b"old"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("b.txt", "says no format"), ("b", "says no format"), ("no/b.ts", "There is no folder")],
+)
+def test_names_that_cannot_be(name, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        export_network(network(), tmp_path / name)
+
+
+def test_global_positions_are_refused():
+    with pytest.raises(ConfigError, match=r"res5\.0\.conv2 has global position embeddings.*16x16"):
+        network(global_context=256)
+
+
+def test_missing_runtimes_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="onnx, onnxscript, onnxruntime are not installed"):
+        export_network(network(), tmp_path / "b.onnx")
+
+
+def test_an_old_pytorch_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats_module, "_holds_any_size", lambda: False)
+    with pytest.raises(ConfigError, match=r"PyTorch 2\.7 or newer"):
+        export_network(network(), tmp_path / "b.pt2")

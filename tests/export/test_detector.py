@@ -1,0 +1,204 @@
+"""Whole detectors: the same detections from the file, whatever the size and however many."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from argparse import Namespace
+
+import pytest
+import torch
+from detectron2.modeling import build_model
+from torch import nn
+
+from lambda_det.engine import load_config
+from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.errors import ConfigError
+from lambda_det.export import FORMATS, detector_network, export_network
+from lambda_det.export.detections import exportable_detections
+from lambda_det.export.networks import Network
+from lambda_det.export.session import compare
+from lambda_det.layers.exporting import exporting, is_exporting
+from tests.engine.tiny_detector import tiny_config
+from tests.export.conftest import needs_any_size
+from tests.export.tiny import lambda_detector_config, scramble
+from tests.heads.tiny import CONFIGS, HEADS
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return scramble(build_model(lambda_detector_config()))
+
+
+needs_time = pytest.mark.skipif(
+    "LAMBDA_DET_SLOW" not in os.environ, reason="set LAMBDA_DET_SLOW=1 for tests of minutes"
+)
+
+
+def head(name: str):
+    """The detector of a shipped configuration, made small, that finds something everywhere."""
+    small = HEADS[name]
+    arguments = Namespace(config_file=str(CONFIGS / f"{small.config}.yaml"), opts=small.opts())
+    cfg = load_config(arguments).clone()
+    cfg.defrost()
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.2
+    torch.manual_seed(0)
+    return scramble(DetectionTrainer.build_model(cfg))
+
+
+@pytest.mark.parametrize(
+    "suffix", [".ts", pytest.param(".pt2", marks=[needs_any_size, needs_time])]
+)
+def test_a_mask_rcnn(model, suffix, tmp_path):
+    path = tmp_path / f"detector{suffix}"
+    report = export_network(detector_network(model), path, sizes=((64, 96), (45, 70)))
+    assert report.passed, report.comparisons
+    assert set(report.errors()) == {"pred_boxes", "pred_classes", "pred_masks", "scores"}
+
+    run = FORMATS[suffix].read(path, [], torch.device("cpu"))
+    counts = set()
+    for height, width in ((33, 64), (97, 130), (128, 64)):
+        image = torch.rand(3, height, width) * 255
+        (expected,) = model.inference([{"image": image}], do_postprocess=False)
+        found = run(image)
+        counts.add(len(expected))
+        assert len(found["scores"]) == len(expected)
+        torch.testing.assert_close(
+            found["pred_boxes"], expected.pred_boxes.tensor, rtol=1e-4, atol=1e-2
+        )
+        torch.testing.assert_close(found["scores"], expected.scores, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found["pred_masks"], expected.pred_masks, rtol=1e-4, atol=1e-4)
+        assert torch.equal(found["pred_classes"], expected.pred_classes)
+    assert max(counts) > 1, counts
+
+
+@needs_any_size
+def test_none_and_one_detection(model, tmp_path, monkeypatch):
+    """The threshold is a part of the graph: exports in which hardly anything is above it."""
+    image = torch.rand(3, 64, 96) * 255
+    (expected,) = model.inference([{"image": image}], do_postprocess=False)
+    scores = expected.scores.sort(descending=True).values
+    for threshold, count in ((0.999999, 0), (float(scores[:2].mean()), 1)):
+        monkeypatch.setattr(model.roi_heads.box_predictor, "test_score_thresh", threshold)
+        path = tmp_path / f"{count}.ts"
+        assert export_network(detector_network(model), path, sizes=((64, 96),)).passed
+        found = FORMATS[".ts"].read(path, [], torch.device("cpu"))(image)
+        assert len(found["scores"]) == len(found["pred_masks"]) == count
+
+
+def test_the_choice_of_boxes_is_detectron2s(model):
+    """Boxes of no size, NaN, ties and more than are wanted, without any export."""
+    from detectron2.modeling.roi_heads.fast_rcnn import fast_rcnn_inference
+
+    from lambda_det.export.detections import _fast_rcnn_inference
+
+    for count in (0, 1, 40):
+        boxes = torch.rand(count, 3, 4) * 60 - 5
+        boxes[..., 2:] += boxes[..., :2]
+        scores = torch.rand(count, 4)
+        if count > 2:
+            boxes[1, 0, 0], scores[2, 1] = float("nan"), float("inf")
+        arguments = ([boxes.flatten(1)], [scores], [(50, 40)], 0.3, 0.5, 20)
+        (expected,), (index,) = fast_rcnn_inference(*arguments)
+        (found,), (found_index,) = _fast_rcnn_inference(*arguments)
+        assert torch.equal(found.pred_boxes.tensor, expected.pred_boxes.tensor)
+        assert torch.equal(found.scores, expected.scores)
+        if count < 2:  # Detectron2 counts without the rows that it leaves out, which nothing uses
+            assert torch.equal(found_index, index)
+        assert torch.equal(found.pred_classes, expected.pred_classes)
+
+
+@pytest.mark.parametrize("name", ["faster_rcnn", "c4", "dc5"])
+def test_what_torch_export_records_is_what_detectron2_computes(name):
+    """The heads that it carries, in the form of the graph, without recording it."""
+    network = detector_network(head(name))
+    most = 0
+    for size in ((64, 96), (45, 70), (20, 20)):
+        image = torch.rand(3, *size) * 255
+        expected = network.original(image)
+        with exporting(), exportable_detections():
+            found = network.module(image)
+        assert set(found) == set(expected)
+        for field, tensor in expected.items():
+            torch.testing.assert_close(found[field], tensor, rtol=1e-4, atol=1e-3)
+        most = max(most, len(expected["scores"]))
+    assert most > 1
+
+
+@needs_any_size
+@pytest.mark.parametrize("name", ["cascade_mask_rcnn", "keypoint_rcnn"])
+def test_other_heads_in_torchscript_alone(name, tmp_path):
+    network = detector_network(head(name))
+    with pytest.raises(ConfigError, match="cascade and keypoint heads"):
+        export_network(network, tmp_path / "d.pt2")
+    report = export_network(network, tmp_path / "d.ts", sizes=((45, 70),))
+    assert report.passed and any(c.detections for c in report.comparisons)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("panoptic_fpn", "PanopticFPN does not predict boxes"),
+        ("deeplab", "SemanticSegmentor does not predict boxes"),
+        ("point_rend", "PointRend refines masks in a loop"),
+    ],
+)
+def test_heads_that_no_graph_holds_are_refused(name, words):
+    with pytest.raises(ConfigError, match=words):
+        detector_network(head(name))
+
+
+def test_an_exporter_that_fails_says_so_in_one_sentence(model, tmp_path, monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("Could not guard\nlong")
+
+    form = dataclasses.replace(FORMATS[".ts"], write=fails)
+    monkeypatch.setitem(FORMATS, ".ts", form)
+    with pytest.raises(ConfigError, match=r"TorchScript cannot hold this network \(.*not guard\)"):
+        export_network(detector_network(model), tmp_path / "d.ts")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_refused(model, tmp_path):
+    with pytest.raises(ConfigError, match="no ONNX form"):
+        export_network(detector_network(model), tmp_path / "d.onnx")
+    cfg = tiny_config()
+    cfg.MODEL.META_ARCHITECTURE = "PanopticFPN"
+    cfg.MODEL.SEM_SEG_HEAD.NORM = ""
+    with pytest.raises(ConfigError, match=r"PanopticFPN .* export its backbone instead"):
+        detector_network(build_model(cfg))
+
+
+def test_a_retinanet(tmp_path):
+    cfg = lambda_detector_config()
+    cfg.MODEL.META_ARCHITECTURE = "RetinaNet"
+    cfg.MODEL.BACKBONE.NAME = "build_retinanet_lambda_resnet_fpn_backbone"
+    cfg.MODEL.RETINANET.NUM_CLASSES, cfg.MODEL.RETINANET.NUM_CONVS = 3, 1
+    cfg.MODEL.RETINANET.SCORE_THRESH_TEST = 0.009  # of the prior 0.01
+    cfg.MODEL.FPN.IN_FEATURES = ["res3", "res4", "res5"]
+    torch.manual_seed(0)
+    made = detector_network(scramble(build_model(cfg)))
+    report = export_network(made, tmp_path / "r.ts", sizes=((64, 96), (45, 70)))
+    assert report.passed, report.comparisons
+    assert any(c.detections for c in report.comparisons)
+    with pytest.raises(ConfigError, match="the number of candidates"):
+        export_network(made, tmp_path / "r.pt2")
+
+
+@pytest.mark.parametrize("broken", ["nothing", "order", "features"])
+def test_ties_are_no_fault_and_nothing_else_is_excused(broken):
+    """The original ranks two boxes of one score otherwise than the graph does."""
+    boxes = torch.tensor([[0.0, 0.0, 9.0, 9.0], [20.0, 20.0, 50.0, 50.0]])
+
+    def original(x):
+        found = boxes if is_exporting() else boxes.flip(0)
+        return {"pred_boxes": found, "scores": torch.full((2,), 0.5)}
+
+    def features(x):
+        return {"p2": x + is_exporting() * (broken == "features")}
+
+    network = Network(nn.Identity(), original, detector=True, features=features)
+    outputs = {"pred_boxes": boxes + (broken == "order"), "scores": torch.full((2,), 0.5)}
+    made = compare(network, lambda x: outputs, torch.zeros(3, 8, 8))
+    assert made.passed == made.ties == (broken == "nothing")

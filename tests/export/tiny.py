@@ -1,0 +1,42 @@
+"""Small networks of weights that make every part count, and that detect something."""
+
+from __future__ import annotations
+
+import torch
+from detectron2.config import CfgNode
+from torch import nn
+
+from tests.engine.tiny_detector import tiny_config
+
+# A fresh detector's scores are all alike; norms at the end of a block start at 0
+OPTIONS = """\
+MODEL:
+  BACKBONE: {NAME: build_lambda_resnet_fpn_backbone}
+  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 7}
+  RPN: {PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
+  ROI_HEADS: {SCORE_THRESH_TEST: 0.3}
+"""
+
+
+@torch.no_grad()
+def scramble(network: nn.Module) -> nn.Module:
+    """Give norms and predictors values that nothing has at the start."""
+    generator = torch.Generator().manual_seed(0)
+    for name, module in network.named_modules():
+        if getattr(module, "running_var", None) is not None:
+            for tensor, low, high in (
+                (module.running_var, 0.5, 2),
+                (module.running_mean, -0.5, 0.5),
+                (module.weight, 0.5, 1),
+                (module.bias, -0.5, 0.5),
+            ):
+                tensor.uniform_(low, high, generator=generator)
+        if name.rpartition(".")[2] in ("cls_score", "objectness_logits"):
+            module.weight.normal_(std=0.1, generator=generator)
+    return network.eval()
+
+
+def lambda_detector_config() -> CfgNode:
+    cfg = tiny_config()
+    cfg.merge_from_other_cfg(CfgNode.load_cfg(OPTIONS))
+    return cfg

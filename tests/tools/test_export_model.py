@@ -1,0 +1,82 @@
+"""tools/export_model.py: one line from a checkpoint to a file that was compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lambda_det.modeling import create_backbone
+from tests.engine.tiny_detector import save_run
+from tests.export.tiny import scramble
+from tools import export_model as tool
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "backbone.pth"
+    torch.save({"model": scramble(create_backbone("mobilenet_v2_lambda")).state_dict()}, path)
+    return str(path)
+
+
+def test_a_backbone_by_name(weights, tmp_path, capsys):
+    path = tmp_path / "b.ts"
+    named = ["--model", "mobilenet_v2_lambda", "--weights", weights, "--sizes", "64x64,33x70"]
+    assert tool.main([str(path), *named]) == 0
+    out = capsys.readouterr().out
+    assert f"verified: {path}" in out and "2x3x33x70: error" in out and "  res5: " in out
+    assert path.exists() and (tmp_path / "b.ts.json").exists()
+    assert tool.main([str(path), *named]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def test_a_detector_and_its_backbone(tmp_path, capsys):
+    config, _ = save_run(tmp_path / "run")
+    for name, extra in (("d.ts", []), ("b.ts", ["--backbone-only"])):
+        path = str(tmp_path / name)
+        arguments = [path, "--config-file", str(config), *extra, "--sizes", "64x96"]
+        assert tool.main([*arguments, "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "1.0"]) == 0
+        out = capsys.readouterr().out
+        assert ("note: nothing was detected" in out) == (not extra)
+        assert (tmp_path / f"{name}.json").exists()
+
+
+def test_a_failure_says_so(weights, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
+    named = ["--model", "mobilenet_v2_lambda", "--weights", weights, "--sizes", "64x64"]
+    assert tool.main([str(tmp_path / "b.ts"), *named]) == 1
+    assert "FAILED: it does not compute" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["b.txt", "--model", "mobilenet_v2_lambda", "--weights", "{w}"], "says no format"),
+        (["b.ts", "--model", "mobilenet", "--weights", "{w}"], "no model named 'mobilenet'"),
+        (["b.ts", "--model", "lambda_resnet26", "--weights", "no.pth"], "no checkpoint file"),
+        (["b.ts", "--config-file", "no.yaml"], "There is no config file no.yaml"),
+        (
+            ["b.ts", "--model", "mobilenet_v2", "--weights", "{w}", "--images", "no.jpg"],
+            "no.jpg cannot be read",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    weights, arguments, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert tool.main([a.format(w=weights) for a in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and words in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["b.ts"], ["b.ts", "--model", "x"], ["b.ts", "--config-file", "c", "--sizes", "64"]],
+)
+def test_a_wrong_command_line(arguments):
+    with pytest.raises(SystemExit, match="2"):
+        tool.main(arguments)

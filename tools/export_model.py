@@ -1,0 +1,134 @@
+#!/usr/bin/env python
+"""Write a trained backbone or detector as TorchScript, torch.export or ONNX, and check the file."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from lambda_det.engine import load_config
+from lambda_det.errors import exit_status
+from lambda_det.export import FORMATS, Report, export_network
+from lambda_det.export.session import SIZES
+from lambda_det.export.sources import named_backbone, network_of_config, read_images
+
+EXAMPLES = """
+The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX.
+
+A backbone by its name, and the backbone of a detector, with features by name:
+  %(prog)s backbone.onnx --model lambda_resnet50 --weights backbone.pth
+  %(prog)s backbone.onnx --config-file output/run/config.yaml --backbone-only
+
+A whole detector (TorchScript, torch.export), compared on photographs; the config.yaml of a run's
+folder brings the run's last checkpoint with it:
+  %(prog)s detector.ts --images photo.jpg street.jpg --config-file output/run/config.yaml
+  %(prog)s detector.pt2 --config-file configs/mask_rcnn_lambdaresnet50.yaml \\
+      --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
+
+The file is read again and compared with the model on several sizes. Only if all agree does OUTPUT
+get its name, with OUTPUT.json beside it: input, pixel settings, outputs, sizes, versions.
+
+status: 0; 1 if the file did not compute the same and was removed; 2 if it could not be made
+"""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", help=f"file to write, ending in {', '.join(FORMATS)}")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config-file", metavar="FILE", help="of the detector")
+    source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
+    parser.add_argument(
+        "--weights", metavar="FILE", help="checkpoint, if not the last one of the config's run"
+    )
+    parser.add_argument(
+        "--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        default=SIZES,
+        metavar="HxW,..",
+        help="to compare on (default: " + ",".join(f"{h}x{w}" for h, w in SIZES) + ")",
+    )
+    parser.add_argument(
+        "--images", nargs="+", default=(), metavar="FILE", help="photographs to compare on"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
+    parser.add_argument("opts", nargs="*", help="configuration keys and values")
+    args = parser.parse_intermixed_args(argv)
+    if args.model and not args.weights:
+        parser.error("--model goes with --weights")
+    if args.model and (args.backbone_only or args.opts):
+        parser.error("--backbone-only and configuration keys go with --config-file")
+    return args
+
+
+def _sizes(text: str) -> list[tuple[int, int]]:
+    sizes = []
+    for word in text.split(","):
+        height, _, width = word.partition("x")
+        if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+            raise argparse.ArgumentTypeError(f"{word!r} is no size such as 480x640, height first")
+        sizes.append((int(height), int(width)))
+    return sizes
+
+
+def run(args: argparse.Namespace) -> int:
+    images = read_images(args.images)
+    if args.model:
+        network = named_backbone(args.model, args.weights)
+    else:
+        cfg = load_config(args)
+        network = network_of_config(cfg, args.config_file, args.weights, args.backbone_only)
+    report = export_network(
+        network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
+    )
+    print(describe(report))
+    return 0 if report.passed else 1
+
+
+def describe(report: Report) -> str:
+    """What came of it, a line for each input and each output."""
+    lines = [f"written in {report.seconds:.0f} s: {report.size / 1e6:.1f} MB"]
+    for made in report.comparisons:
+        name = "x".join(map(str, made.shape))
+        found = "" if made.detections is None else f", {made.detections} detections"
+        if made.fault is not None:
+            lines.append(f"  {name}{found}: FAILED, {made.fault}")
+            continue
+        error = max(made.errors.values(), default=0.0)
+        here, original = (seconds * 1000 for seconds in made.seconds)
+        lines.append(
+            f"  {name}{found}: error {error:.1e}; {here:.0f} ms, the model itself {original:.0f} ms"
+            + (" (among equal scores in another order)" if made.ties else "")
+            + ("" if made.passed else " FAILED")
+        )
+    lines.append("greatest error of each output, over its greatest value:")
+    lines += [f"  {name}: {error:.1e}" for name, error in report.errors().items()]
+    if any(c.detections is not None for c in report.comparisons) and not any(
+        c.detections for c in report.comparisons
+    ):
+        lines.append(
+            "note: nothing was detected on any of them, so that little was compared; give "
+            "photographs with --images FILE"
+        )
+    lines.append(
+        f"verified: {report.path}"
+        if report.passed
+        else f"FAILED: it does not compute what the model does, and {report.path} was not written"
+    )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    return exit_status(lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
