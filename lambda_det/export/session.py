@@ -244,6 +244,11 @@ def differences(
         for name, tensor in expected.items()
         if name not in found or found[name].shape != tensor.shape
     ]
+    wrong += [
+        f"{name} of the original holds NaN or infinity"
+        for name, tensor in expected.items()
+        if not tensor.isfinite().all()
+    ]
     if wrong:
         return {}, "; ".join(wrong)
     return {name: error_of(found[name], tensor) for name, tensor in expected.items()}, None

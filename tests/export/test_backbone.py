@@ -6,10 +6,13 @@ import json
 
 import pytest
 import torch
+from torch import nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.export import FORMATS, backbone_network, export_network
 from lambda_det.export import formats as formats_module
+from lambda_det.export.networks import Network
+from lambda_det.export.session import compare
 from lambda_det.layers import IMPLEMENTATIONS
 from lambda_det.layers.local.portable import portable_output
 from lambda_det.modeling import LambdaResNet, create_backbone
@@ -164,3 +167,11 @@ def test_an_old_pytorch_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(formats_module, "_holds_any_size", lambda: False)
     with pytest.raises(ConfigError, match=r"PyTorch 2\.7 or newer"):
         export_network(network(), tmp_path / "b.pt2")
+
+
+def test_an_original_without_finite_values_is_named():
+    def broken(x):
+        return {"res5": x * float("nan")}
+
+    made = compare(Network(nn.Identity(), broken, detector=False), broken, torch.zeros(1, 3, 8, 8))
+    assert made.fault == "res5 of the original holds NaN or infinity"
