@@ -8,10 +8,14 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import numpy as np
 import pytest
 import torch
+from detectron2.data import DatasetCatalog, MetadataCatalog
 
 # Before anything imports Triton: without a GPU its interpreter runs the kernels.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Before any test: the data sets that it registers stay.
+import lambda_det  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +24,17 @@ def fixed_seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def catalogs_as_they_were():
+    """The data sets that a test registers are forgotten after it."""
+    before = set(DatasetCatalog)
+    yield
+    for name in set(DatasetCatalog) - before:
+        DatasetCatalog.remove(name)
+        if name in MetadataCatalog:
+            MetadataCatalog.remove(name)
 
 
 @pytest.fixture(autouse=True)

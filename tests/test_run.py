@@ -14,6 +14,7 @@ import pytest
 from detectron2.config import CfgNode, defaults, get_cfg
 
 from lambda_det import run
+from lambda_det.config import leaves
 from lambda_det.data import make_shapes
 from tests.engine.tiny_detector import CONFIG
 
@@ -187,10 +188,10 @@ def test_aware_script_keeps_what_it_sets(here, tmp_path):
 
 
 def test_defaults_of_detectron2_stay(here, tmp_path):
-    before = dict(run._leaves(get_cfg()))
+    before = dict(leaves(get_cfg()))
     (tmp_path / "nothing.py").write_text("")
     here("nothing.py")
-    after = dict(run._leaves(get_cfg()))
+    after = dict(leaves(get_cfg()))
     assert before.items() <= after.items()
     assert {"MODEL.LAMBDA_RESNET.NAME", "INPUT.LSJ.SIZE"} <= after.keys() - before.keys()
     defaults._C.MODEL.LAMBDA_RESNET.SCOPE = 9

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lambda_det.checkpoint import (
     Network,
     check_target,
     config_of_run,
+    export_backbone,
     extract_backbone,
     find_checkpoint,
     load_target,
     network_of_config,
-    read_backbone,
-    save_backbone,
     says_network,
-    verify_backbone,
 )
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.modeling.provenance import in_words
@@ -42,7 +42,10 @@ forms of OUTPUT, each with the same tensors, pixel settings and checksum:
 All of them are loaded by lambda_det.create_backbone(NAME, weights=OUTPUT) and by MODEL.WEIGHTS
 OUTPUT of tools/train_net.py.
 
-status: 0; 1 if the file is written but did not pass the verification; 2 if it could not be made
+The file is written under another name and verified; only if it passes does OUTPUT get its name, and
+with --overwrite the old file stays until then.
+
+status: 0; 1 if the file did not pass the verification and was removed; 2 if it could not be made
 """
 
 
@@ -68,15 +71,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML configuration that the detector was trained with, which says which network it "
-        "is and for which images; by default the config.yaml beside CHECKPOINT, if there is one",
+        help="configuration that the detector was trained with, which says which network it is and "
+        "for which images: YAML, or a LazyConfig (.py), which is run; by default the config.yaml "
+        "beside CHECKPOINT, if there is one",
     )
     parser.add_argument(
         "--verify-config",
         metavar="FILE",
-        help="a detector to load the file into: YAML, or a LazyConfig (.py), which is run",
+        help="a detector to load the file into: YAML, or a LazyConfig (.py, or the config.yaml of "
+        "its run), which is run",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace OUTPUT if it is there and the new file passes",
+    )
     return parser.parse_args(argv)
 
 
@@ -94,13 +103,16 @@ def export(args: argparse.Namespace) -> int:
         network=None if says_network(checkpoint) else _network(args.config, path),
         source=path,
     )
-    save_backbone(content, args.output, overwrite=args.overwrite)
-    print(f"checkpoint: {path}\n{describe(args.output)}")
-    report = verify_backbone(args.output, target, checkpoint=checkpoint)
+    report = export_backbone(
+        content, args.output, target, checkpoint=checkpoint, overwrite=args.overwrite
+    )
+    print(f"checkpoint: {path}\n{describe(content, args.output)}")
     where = args.verify_config or "the backbone alone"
     print(f"{'verified' if report.passed else 'FAILED'} in {where}: {report}")
     for offender in report.offenders:
         print(f"  {offender}")
+    if not report.passed:
+        print(f"{args.output} was not written")
     return 0 if report.passed else 1
 
 
@@ -122,9 +134,8 @@ _STATISTICS = {
 }
 
 
-def describe(path: str) -> str:
+def describe(content: Mapping[str, Any], path: str) -> str:
     """What is in a backbone file, line by line."""
-    content = read_backbone(path)
     meta, tensors = content["meta"], content["model"].values()
     accuracy = "; ".join(
         f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())

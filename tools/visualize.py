@@ -10,9 +10,12 @@ import sys
 
 from detectron2.config import CfgNode
 
+from lambda_det.checkpoint import find_checkpoint
 from lambda_det.data import register_json_datasets
 from lambda_det.engine import load_config
 from lambda_det.engine.checkpointer import last_checkpoint
+from lambda_det.engine.lazy_file import load_config_of_either_kind
+from lambda_det.engine.lazy_words import words_of
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.visualization import Album, draw_layers, draw_results, draw_samples
 
@@ -55,6 +58,9 @@ LAYERS_EXAMPLES = """examples, with configuration keys at the end:
 """
 # Of a backbone alone: larger images show no more, and take minutes
 _MODEL_SIZES = {"MIN_SIZE_TEST": 512, "MAX_SIZE_TEST": 800}
+_KINDS = ": YAML, or a LazyConfig, which is run"
+_OPTS = "configuration keys and values; for a LazyConfig key=value"
+_PIXEL_KEYS = {"INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -83,12 +89,17 @@ def _add_common_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _add_samples_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--config-file", metavar="FILE", required=True, help="of the training")
+    command.add_argument(
+        "--config-file",
+        metavar="FILE",
+        required=True,
+        help=f"of the training{_KINDS}",
+    )
     command.add_argument("--train-json", metavar="FILE", help="annotations, not DATASETS.TRAIN's")
     command.add_argument("--train-images", metavar="DIR", help="folder of their images")
     command.add_argument("--limit", type=int, default=8, metavar="N", help="samples (%(default)s)")
     command.add_argument("--seed", type=int, default=0, metavar="S", help="(default: %(default)s)")
-    command.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    command.add_argument("opts", nargs=argparse.REMAINDER, help=_OPTS)
 
 
 def _add_results_flags(command: argparse.ArgumentParser) -> None:
@@ -115,7 +126,7 @@ def _add_results_flags(command: argparse.ArgumentParser) -> None:
 
 def _add_layers_flags(command: argparse.ArgumentParser) -> None:
     network = command.add_mutually_exclusive_group(required=True)
-    network.add_argument("--config-file", metavar="FILE", help="of a detector")
+    network.add_argument("--config-file", metavar="FILE", help=f"of a detector{_KINDS}")
     network.add_argument(
         "--model",
         metavar="NAME",
@@ -127,7 +138,8 @@ def _add_layers_flags(command: argparse.ArgumentParser) -> None:
         "--weights",
         metavar="FILE",
         help="of the detector or the backbone, if not the last checkpoint of the run that "
-        "--config-file lies in, or MODEL.WEIGHTS",
+        "--config-file lies in, or MODEL.WEIGHTS; with --model the pixel settings are "
+        "those that the file says",
     )
     weights.add_argument(
         "--fresh",
@@ -161,7 +173,7 @@ def _add_layers_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--seed", type=int, default=0, metavar="S", help="of fresh weights and of the draws"
     )
-    command.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    command.add_argument("opts", nargs=argparse.REMAINDER, help=_OPTS)
 
 
 _SUBCOMMANDS = {
@@ -190,7 +202,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _samples(args: argparse.Namespace, album: Album) -> None:
-    draw_samples(load_config(args), album, limit=args.limit, seed=args.seed)
+    cfg = load_config_of_either_kind(args)
+    with words_of(cfg):
+        draw_samples(cfg, album, limit=args.limit, seed=args.seed)
 
 
 def _results(args: argparse.Namespace, album: Album) -> None:
@@ -227,16 +241,19 @@ def _layers(args: argparse.Namespace, album: Album) -> None:
     cfg = _network_config(args)
     weights = None if args.fresh else args.weights or _own_weights(args, cfg)
     print(f"Weights: {weights or 'fresh'}")
-    layers = draw_layers(
-        cfg,
-        args.image,
-        album,
-        weights=weights,
-        layers=args.layer,
-        position=args.position,
-        draws=args.draws,
-        seed=args.seed,
-    )
+    with words_of(cfg):
+        layers = draw_layers(
+            cfg,
+            args.image,
+            album,
+            weights=weights,
+            # Without a detector's configuration the file knows best, if nothing else is said
+            file_pixels=bool(args.model) and not _PIXEL_KEYS & set(args.opts[::2]),
+            layers=args.layer,
+            position=args.position,
+            draws=args.draws,
+            seed=args.seed,
+        )
     if layers:
         print(f"Lambda layers: {', '.join(layers)}")
     else:
@@ -245,7 +262,7 @@ def _layers(args: argparse.Namespace, album: Album) -> None:
 
 def _network_config(args: argparse.Namespace) -> CfgNode:
     if not args.model:
-        return load_config(args)
+        return load_config_of_either_kind(args)
     own = ["MODEL.BACKBONE.NAME", "build_lambda_resnet_backbone"]
     own += ["MODEL.LAMBDA_RESNET.NAME", args.model, "MODEL.DEVICE", "cpu"]
     for key, value in _MODEL_SIZES.items():
@@ -254,8 +271,10 @@ def _network_config(args: argparse.Namespace) -> CfgNode:
 
 
 def _own_weights(args: argparse.Namespace, cfg: CfgNode) -> str | None:
-    run = last_checkpoint(os.path.dirname(args.config_file)) if args.config_file else None
-    return run or cfg.MODEL.WEIGHTS or None
+    folder = os.path.dirname(args.config_file) if args.config_file else None
+    if folder is not None and last_checkpoint(folder):
+        return find_checkpoint(folder or ".")  # which has a word on one that is not there
+    return cfg.MODEL.WEIGHTS or None
 
 
 _COMMANDS = {"samples": _samples, "results": _results, "layers": _layers}

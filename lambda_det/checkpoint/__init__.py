@@ -1,6 +1,7 @@
 """Backbone files: made from a checkpoint, written, read, and verified in a detector."""
 
 from lambda_det.checkpoint.backbone_file import check_target, read_backbone, save_backbone
+from lambda_det.checkpoint.export import export_backbone
 from lambda_det.checkpoint.extract import extract_backbone, says_network
 from lambda_det.checkpoint.network import Network, network_of_config
 from lambda_det.checkpoint.run import config_of_run, find_checkpoint
@@ -12,6 +13,7 @@ __all__ = [
     "Report",
     "check_target",
     "config_of_run",
+    "export_backbone",
     "extract_backbone",
     "find_checkpoint",
     "load_target",

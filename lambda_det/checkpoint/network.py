@@ -16,8 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from lambda_det.config import add_lambda_config
-from lambda_det.config import leaves
+from lambda_det.config import add_lambda_config, leaves
+from lambda_det.engine.lazy_config import dump_lazy
+from lambda_det.engine.lazy_file import load_lazy_file
+from lambda_det.engine.lazy_yaml import is_lazy, read_plain
 from lambda_det.errors import ConfigError, UserError, WeightsError, listed
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.provenance import PixelSettings
@@ -62,7 +64,8 @@ class Network:
 def network_of_config(file: str | Path) -> Network | None:
     """The network that a run's configuration names, a YAML file of either kind.
 
-    No more than plain data is read, and nothing of it is run.
+    Of such a file no more than plain data is read, and nothing of it is run. A LazyConfig in Python
+    is a program, and is run.
 
     Returns:
         None where the file leaves open which network it is, as with a builder of one's own.
@@ -71,9 +74,10 @@ def network_of_config(file: str | Path) -> Network | None:
         ConfigError: the file cannot be read, or its backbone is not one of lambda_det.
     """
     try:
-        lazy = yaml.load(Path(file).read_text("utf-8"), _WithoutObjects)  # a SafeLoader
-        loaded = lazy
-        if not _is_lazy(lazy):
+        program = Path(file).suffix == ".py"
+        text = dump_lazy(load_lazy_file(file)) if program else Path(file).read_text("utf-8")
+        loaded = read_plain(text)
+        if not program and not is_lazy(loaded):
             # Not by our own loader, which refuses the keys of projects that it doesn't know
             loaded = CfgNode.load_yaml_with_base(str(file), allow_unsafe=False)
         if not isinstance(loaded, dict):
@@ -83,23 +87,12 @@ def network_of_config(file: str | Path) -> Network | None:
             f"{file}, which should say which network the checkpoint is of, cannot be read as a "
             f"configuration ({' '.join(str(error).split())}); name another one by --config."
         ) from error
-    if _is_lazy(loaded):
+    if is_lazy(loaded):
         return _network_of_lazy(_resolved(loaded, file)["model"], file)
     values = dict(leaves(loaded))
     if "MODEL.BACKBONE.NAME" in values:
         return _network_of_yacs(values, file)
     return None
-
-
-class _WithoutObjects(yaml.SafeLoader):
-    """Reads None for Python objects, of which a LazyConfig's file has some, and makes none."""
-
-
-_WithoutObjects.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
-
-
-def _is_lazy(loaded: Any) -> bool:
-    return isinstance(loaded, dict) and isinstance(loaded.get("model"), dict)
 
 
 def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> Network | None:

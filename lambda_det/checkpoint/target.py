@@ -6,11 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from detectron2.config import CfgNode, LazyConfig, instantiate
+from detectron2.config import CfgNode, instantiate
 from omegaconf import DictConfig
 from torch import nn
 
 from lambda_det.engine.config_file import load_config
+from lambda_det.engine.lazy_file import load_lazy_file
+from lambda_det.engine.lazy_yaml import is_lazy_file
 from lambda_det.engine.model_check import build_for_trial
 from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError
@@ -20,23 +22,15 @@ __all__ = ["build_target", "load_target"]
 
 
 def load_target(file: str | Path) -> CfgNode | DictConfig:
-    """Read a detector's configuration: a YAML file, or a LazyConfig, which is a program.
+    """Read a detector's configuration: YAML, or a LazyConfig, saved or as the program that it is.
 
     Raises:
         ConfigError: it is not there, or describes no model.
     """
-    if Path(file).suffix != ".py":
+    if not is_lazy_file(file):
         return load_config(argparse.Namespace(config_file=str(file), opts=[]))
-    if not Path(file).is_file():
-        raise ConfigError(f"There is no config file {file}; check the path.")
-    try:
-        loaded = LazyConfig.load(str(file))
-    except Exception as error:  # it is a program, which may raise anything
-        raise ConfigError(
-            f"{file} cannot be read as a LazyConfig ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}); mend it, or name another one."
-        ) from error
-    if not isinstance(loaded, DictConfig) or "model" not in loaded:
+    loaded = load_lazy_file(file)
+    if "model" not in loaded:
         raise ConfigError(f"{file} has no `model`; name the LazyConfig of a detector.")
     return loaded
 

@@ -35,8 +35,9 @@ On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1),
 """
 
 _LAZY_EXAMPLES = """
-Loading a LazyConfig runs the Python in it, and in a config.yaml that a run saved: take such files
-from people you trust. Keys of the configuration follow the flags as key=value; +key=value adds one.
+Loading a LazyConfig runs the Python in it; the config.yaml that a run saved runs nothing as it is
+read, but what its _target_ name is called then: take either from people you trust. Keys of the
+configuration follow the flags as key=value; +key=value adds one.
 
 On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 GPUs, no GPU:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.py
@@ -88,7 +89,7 @@ def run_parser(description: str, examples: str) -> argparse.ArgumentParser:
 
 
 _LAZY_HELP = {
-    "config_file": "LazyConfig, a Python file; it is run",
+    "config_file": "LazyConfig: a Python file, which is run, or the config.yaml of its run",
     "resume": "continue the run in train.output_dir from its last checkpoint; start it if there is "
     "none",
     "eval_only": "evaluate train.init_checkpoint, or with --resume the last checkpoint of "

@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from detectron2.config import LazyConfig
+from detectron2.config import CfgNode, LazyConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lambda_det.engine.config_file import load_config
 from lambda_det.engine.lazy_config import KEYS, OTHER_TRAIN_KEYS, LazyRun, first_line
+from lambda_det.engine.lazy_yaml import is_lazy_file, read_saved
 from lambda_det.errors import ConfigError, UserError
 
-__all__ = ["load_lazy_config", "unused_train_keys"]
+__all__ = ["load_config_of_either_kind", "load_lazy_config", "load_lazy_file", "unused_train_keys"]
 
 _DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 
@@ -32,7 +34,9 @@ def load_lazy_config(args: argparse.Namespace) -> LazyRun:
         ConfigError: the file is missing, fails or is no such configuration, or a key or value
             cannot be.
     """
-    lazy = _load(args.config_file)
+    if not args.config_file:
+        raise ConfigError("There is no config file; --config-file names one.")
+    lazy = load_lazy_file(args.config_file)
     for key, value in _overrides(args.opts or []):
         _check_key(lazy, key.lstrip("+"), added=key.startswith("+"))
         try:
@@ -45,14 +49,22 @@ def load_lazy_config(args: argparse.Namespace) -> LazyRun:
     return LazyRun.of(lazy)
 
 
-def _load(file: str) -> DictConfig:
-    if not file or not Path(file).is_file():
-        folder = Path(file or "configs/").parent
-        near = difflib.get_close_matches(Path(file).name, [p.name for p in folder.glob("*.py")], 2)
-        hint = f"; in {folder} there is {' and '.join(near)}" if near else ""
-        raise ConfigError(f"There is no config file {file!r}{hint}; --config-file names one.")
+def load_lazy_file(file: str | Path) -> DictConfig:
+    """A LazyConfig as its file has it: Python, which is run, or YAML, of which nothing is.
+
+    Raises:
+        ConfigError: it is missing, fails or holds something else.
+    """
+    file = Path(file)
+    if not file.is_file():
+        near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], 2)
+        hint = f"; in {file.parent} there is {' and '.join(near)}." if near else "; check the path."
+        raise ConfigError(f"There is no config file {file}{hint}")
     try:
-        lazy = LazyConfig.load(file)
+        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
+            lazy = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
+        else:
+            lazy = LazyConfig.load(str(file))
     except UserError:
         raise
     except Exception as error:  # it is a program, and may raise anything
@@ -62,6 +74,18 @@ def _load(file: str) -> DictConfig:
     if not isinstance(lazy, DictConfig):
         raise ConfigError(f"{file} holds no mapping, and so no LazyConfig.")
     return lazy
+
+
+def load_config_of_either_kind(args: argparse.Namespace) -> CfgNode:
+    """What --config-file describes, which is YAML or a LazyConfig; its content says which.
+
+    Returns:
+        A :class:`LazyRun` for a LazyConfig.
+
+    Raises:
+        ConfigError: as :func:`load_lazy_config` or :func:`lambda_det.engine.load_config` do.
+    """
+    return load_lazy_config(args) if is_lazy_file(args.config_file) else load_config(args)
 
 
 def _overrides(opts: list[str]) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from detectron2.config import instantiate
+from detectron2.config import CfgNode, instantiate
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset, print_csv_format
 from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det import data
 from lambda_det.engine.lazy_config import LazyRun
 from lambda_det.engine.lazy_file import load_lazy_config, unused_train_keys
-from lambda_det.engine.lazy_words import lazy_words
+from lambda_det.engine.lazy_words import lazy_words, own_words
 from lambda_det.engine.loop import distribute
 from lambda_det.engine.run_folder import FixedKeys
 from lambda_det.engine.scaling import images_per_batch
@@ -35,7 +35,7 @@ from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.provenance import PixelSettings
 
-__all__ = ["LazyTrainer", "run_lazy"]
+__all__ = ["LazyTrainer", "run_lazy", "trainer_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,11 @@ def run_lazy(args: argparse.Namespace) -> None:
     """
     with lazy_words():
         run(args, LazyTrainer)
+
+
+def trainer_of(cfg: CfgNode) -> type[DetectionTrainer]:
+    """Which makes the parts that a configuration of either kind describes."""
+    return LazyTrainer if isinstance(cfg, LazyRun) else DetectionTrainer
 
 
 class LazyTrainer(DetectionTrainer):
@@ -85,7 +90,8 @@ class LazyTrainer(DetectionTrainer):
 
     @classmethod
     def load_config(cls, args: argparse.Namespace) -> LazyRun:
-        return load_lazy_config(args)
+        with own_words():
+            return load_lazy_config(args)
 
     @classmethod
     def register_data(cls, cfg: LazyRun) -> None:
@@ -117,6 +123,12 @@ class LazyTrainer(DetectionTrainer):
     @classmethod
     def make_model(cls, cfg: LazyRun) -> nn.Module:
         return _made(cfg.lazy.model, "model")
+
+    @classmethod
+    def build_backbone(cls, cfg: LazyRun) -> nn.Module:
+        if "backbone" not in cfg.lazy.model:
+            raise ConfigError("The configuration has no model.backbone; name that of a detector.")
+        return _made(cfg.lazy.model.backbone, "model.backbone")
 
     @classmethod
     def distribute(cls, cfg: LazyRun, model: nn.Module) -> nn.Module:

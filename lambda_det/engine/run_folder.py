@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from detectron2.config import CfgNode
 
-from lambda_det.engine.checkpointer import last_checkpoint
 from lambda_det.config import leaves
+from lambda_det.engine.checkpointer import last_checkpoint
+from lambda_det.engine.lazy_yaml import read_plain
 from lambda_det.errors import ConfigError
 from lambda_det.files import replace_text
 
@@ -156,32 +157,13 @@ def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
     if not saved.exists():
         return
     try:
-        before = dict(leaves(_plain(saved.read_text("utf-8"))))
+        before = dict(leaves(read_plain(saved.read_text("utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
         raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
     # through YAML as the other was, so that tuples and lists are the same
-    for key, value in leaves(_plain(cfg.dump())):
+    for key, value in leaves(read_plain(cfg.dump())):
         if key in before and before[key] != value:
             yield key, before[key], value
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """Reads the Python objects in a saved LazyConfig as what they are made of, and makes none."""
-
-
-def _contents(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return f"{tag} {node.value}".strip()
-
-
-_PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", _contents)
-
-
-def _plain(text: str) -> Any:
-    return yaml.load(text, _PlainLoader)
 
 
 def save_config(cfg: CfgNode) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer, HookBase, TrainerBase, hooks
 from detectron2.evaluation import DatasetEvaluator, verify_results
-from detectron2.modeling import build_model
+from detectron2.modeling import build_backbone, build_model
 from detectron2.utils import comm
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
@@ -106,6 +106,11 @@ class DetectionTrainer(DefaultTrainer):
     def make_model(cls, cfg: CfgNode) -> nn.Module:
         """The model as it is described."""
         return build_model(cfg)
+
+    @classmethod
+    def build_backbone(cls, cfg: CfgNode) -> nn.Module:
+        """Of the model alone, with an FPN if it has one."""
+        return build_backbone(cfg)
 
     @classmethod
     def distribute(cls, cfg: CfgNode, model: nn.Module) -> nn.Module:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from detectron2.config import CfgNode
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lambda_det.engine.lazy_config import LazyRun
 from lambda_det.errors import ConfigError, listed
 from lambda_det.layers import LambdaLayer
 from lambda_det.visualization import figures
@@ -21,6 +24,8 @@ from lambda_det.visualization.receptive_field import receptive_field
 
 __all__ = ["choose_layers", "draw_layers", "draw_network"]
 
+logger = logging.getLogger(__name__)
+
 
 def draw_layers(
     cfg: CfgNode,
@@ -28,6 +33,7 @@ def draw_layers(
     album: Album,
     *,
     weights: str | Path | None = None,
+    file_pixels: bool = False,
     layers: Sequence[str] = (),
     position: tuple[float, float] | None = None,
     draws: int = 8,
@@ -36,11 +42,11 @@ def draw_layers(
     """Draw what the backbone of a configuration does with an image.
 
     Args:
-        cfg: of a detector, or with a backbone alone.
+        cfg: of a detector, from YAML or a LazyConfig, or with a backbone alone.
         image: a file.
         album: gets a picture receptive_field, and for each lambda layer LAYER.embeddings,
             LAYER.reach and LAYER.context, where it has such.
-        weights: see :func:`lambda_det.visualization.network.load_network`.
+        weights, file_pixels: see :func:`lambda_det.visualization.network.load_network`.
         layers: see :func:`choose_layers`.
         position: (y, x), a pixel of the file, rows first; its middle if None.
         draws: see :func:`lambda_det.visualization.receptive_field.receptive_field`.
@@ -54,10 +60,10 @@ def draw_layers(
             not there.
     """
     torch.manual_seed(seed)
-    network = load_network(cfg, weights)
+    network, pixels = load_network(cfg, weights, file_pixels=file_pixels)
     chosen = choose_layers(network, layers)
     album.check(picture_names(network, chosen))
-    given = load_image(image, cfg, _stride(network))
+    given = load_image(image, cfg, pixels, _stride(network))
     height, width = (side / scale for side, scale in zip(given.size, given.scale, strict=True))
     if position is None:
         position = (height // 2, width // 2)
@@ -69,7 +75,19 @@ def draw_layers(
     pixel = tuple((p + 0.5) * scale for p, scale in zip(position, given.scale, strict=True))
     state = f"weights of {Path(weights).name}" if weights else f"fresh weights, seed {seed}"
     draw_network(network, given, pixel, album, chosen, state=state, draws=draws, seed=seed)
+    if _last_stage_in_heads(cfg):
+        logger.warning(
+            "The last stage of this detector, roi_heads.res5, works on regions of interest and not "
+            "on the image: its layers are not drawn."
+        )
     return chosen
+
+
+def _last_stage_in_heads(cfg: CfgNode) -> bool:
+    """As in the C4 layout."""
+    if isinstance(cfg, LazyRun):
+        return OmegaConf.select(cfg.lazy, "model.roi_heads.res5") is not None
+    return cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads"
 
 
 def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from detectron2.utils.env import seed_all_rng
 from torch import nn
 from tqdm import tqdm
 
-from lambda_det.data import build_train_loader, check_datasets, register_json_datasets
 from lambda_det.engine.drawing import captioned, draw_instances
-from lambda_det.engine.model_check import build_for_trial
+from lambda_det.engine.lazy_trainer import trainer_of
 from lambda_det.errors import ConfigError
 from lambda_det.visualization.album import Album
 
@@ -38,7 +38,7 @@ def draw_samples(cfg: CfgNode, album: Album, *, limit: int = 8, seed: int = 0) -
     loader workers or batches of several images draws its random numbers in another order.
 
     Args:
-        cfg: of the training; not changed.
+        cfg: of the training, from YAML or a LazyConfig; not changed.
         album: gets the pictures sample_000, sample_001, ...
         limit: how many.
         seed: of the order of the images and of their augmentation.
@@ -53,14 +53,16 @@ def draw_samples(cfg: CfgNode, album: Album, *, limit: int = 8, seed: int = 0) -
     cfg = cfg.clone()
     cfg.defrost()
     cfg.DATALOADER.NUM_WORKERS = 0
-    register_json_datasets(cfg)
-    check_datasets(cfg, train=True, test=False)
-    metadata = MetadataCatalog.get(cfg.DATASETS.TRAIN[0])
-    backbone = getattr(build_for_trial(cfg), "backbone", None)
+    cfg.SOLVER.IMS_PER_BATCH = cfg.SOLVER.ACCUMULATE_GRADIENTS = 1
+    trainer = trainer_of(cfg)
+    trainer.register_data(cfg)
+    trainer.check_data(cfg, train=True, test=False)
+    # A loader of another project may name its data in another way
+    metadata = MetadataCatalog.get(cfg.DATASETS.TRAIN[0]) if cfg.DATASETS.TRAIN else Metadata()
+    backbone = getattr(trainer.build_for_trial(cfg), "backbone", None)
     seed_all_rng(seed)
-    loader = iter(build_train_loader(cfg, 1))
-    for name in tqdm(names, unit="sample"):
-        (sample,) = next(loader)
+    samples = itertools.chain.from_iterable(trainer.build_train_loader(cfg))
+    for name, sample in zip(tqdm(names, unit="sample"), samples, strict=False):
         album.add(name, draw_sample(sample, cfg.INPUT.FORMAT, metadata, backbone))
 
 

@@ -9,8 +9,9 @@ from detectron2.config import LazyConfig, get_cfg
 import lambda_det
 from lambda_det.checkpoint import config_of_run, extract_backbone, find_checkpoint
 from lambda_det.checkpoint.network import identify, network_of_config
+from lambda_det.engine.lazy_config import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
-from tests.checkpoint.test_verify import detector_config
+from tests.checkpoint.test_verify import LAZY, detector_config
 from tests.checkpoint.toy import classifier_checkpoint, in_fpn
 
 
@@ -183,6 +184,18 @@ def test_configurations_that_cannot_say_it(tmp_path, row):
         network_of_config(tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match=r"nothing\.yaml, which should say"):
         network_of_config(tmp_path / "nothing.yaml")
+
+
+def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
+    (tmp_path / "lazy.py").write_text(LAZY)
+    (tmp_path / "config.yaml").write_text(dump_lazy(LazyConfig.load(str(tmp_path / "lazy.py"))))
+    network = network_of_config(tmp_path / "lazy.py")
+    assert network == network_of_config(tmp_path / "config.yaml")
+    assert (network.model, network.options) == ("lambda_resnet26", {"scope": 3, "norm": "BN"})
+    assert network.pixels.mean == [103.53, 116.28, 123.675]
+    (tmp_path / "lazy.py").write_text("model = 1 / 0")
+    with pytest.raises(ConfigError, match=r"lazy\.py fails as it is loaded: ZeroDivisionError"):
+        network_of_config(tmp_path / "lazy.py")
 
 
 def test_configurations_that_leave_it_open(tmp_path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from detectron2.config import CfgNode, get_cfg
-from detectron2.data import DatasetCatalog, MetadataCatalog
 from PIL import Image
 
 from lambda_det.config import add_lambda_config
@@ -87,12 +86,6 @@ def cfg() -> CfgNode:
 
 
 @pytest.fixture(autouse=True)
-def _leave_no_trace() -> Iterator[None]:
-    """Forget the data sets that a test registers, and the warnings that were given once."""
-    before = set(DatasetCatalog)
+def _not_yet_warned() -> None:
+    """Forget the warnings that were given once."""
     mapper._warned.clear()
-    yield
-    for name in set(DatasetCatalog) - before:
-        DatasetCatalog.remove(name)
-        if name in MetadataCatalog:
-            MetadataCatalog.remove(name)

@@ -99,3 +99,9 @@ def test_class_names_of_nothing_known(cfg):
     assert "not_registered" not in MetadataCatalog
     cfg.DATASETS.TEST = ("shapes_val",)
     assert class_names(cfg) == ["circle", "rectangle", "triangle"]
+
+
+@pytest.mark.parametrize("_", range(2))
+def test_the_data_sets_of_a_test_are_forgotten_after_it(_):
+    """So says tests/conftest.py; the second time the name would be taken."""
+    DatasetCatalog.register("for_one_test", lambda: [])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from detectron2.config import LazyCall, LazyConfig, instantiate
-from omegaconf import DictConfig
+from detectron2.layers import ShapeSpec
+from detectron2.modeling.backbone.regnet import SimpleStem
+from omegaconf import DictConfig, OmegaConf
 
 import lambda_det
 from lambda_det.data import make_shapes
-from lambda_det.engine import LazyTrainer, load_lazy_config
+from lambda_det.engine import LazyTrainer, lazy_parser, load_lazy_config, run_lazy
 from lambda_det.engine.lazy_config import LazyRun, dump_lazy
 from lambda_det.engine.lazy_words import lazy_words, translated
+from lambda_det.engine.lazy_yaml import read_saved
 from lambda_det.engine.run_folder import changed_keys
 from lambda_det.errors import ConfigError, DataError, WeightsError
 
@@ -144,6 +148,8 @@ def test_an_unreadable_image_is_replaced_or_ends_the_run_in_words(shapes):
         ("OUTPUT_DIR here holds", "train.output_dir here holds"),
         ("SOLVER.AMP.ENABLED False.", "train.amp.enabled=False."),
         ("MY_OUTPUT_DIR and OUTPUT_DIRS", "MY_OUTPUT_DIR and OUTPUT_DIRS"),
+        *[(text, text) for text in ("a/SEED/b", "SEED/b", "a/SEED", "'SEED'", '"SEED"', "SEED.py")],
+        ("set SEED.", "set train.seed."),
         (
             "DATASETS.TRAIN_JSON, DATASETS.TRAIN names",
             "dataloader.train_json, dataloader.train.dataset.names names",
@@ -157,6 +163,55 @@ def test_sentences_name_the_keys_of_a_lazyconfig(sentence, words):
 def test_an_error_keeps_its_class():
     with pytest.raises(WeightsError, match=r"^train\.init_checkpoint x"), lazy_words():
         raise WeightsError("MODEL.WEIGHTS x")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config-file", "nope/SEED/x.py"], "There is no config file nope/SEED/x.py"),
+        (["--config-file", str(CONFIG), "MODEL.DEVICE", "cpu"], "'MODEL.DEVICE' is not key=value"),
+        (
+            ["--config-file", str(CONFIG.with_suffix(".yaml"))],
+            "(YAML files of keys like SOLVER.MAX_ITER are for tools/train_net.py)",
+        ),
+    ],
+)
+def test_what_the_user_wrote_is_not_translated(words, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        run_lazy(lazy_parser().parse_args(words))
+
+
+def test_a_saved_file_runs_nothing_as_it_is_read(tmp_path):
+    file, marker = tmp_path / "config.yaml", tmp_path / "ran"
+    text = f"a: 1\nb: !!python/object/apply:os.mkdir ['{marker}']\n"
+    file.write_text(text)
+    words = r"config\.yaml is refused: its line 2 holds 'python/object/apply:os\.mkdir'"
+    with pytest.raises(ConfigError, match=words):
+        loaded(file=file)
+    assert not marker.exists()
+    for tag in ("name:os.nowhere", "name:os.mkdir", "module:this", "object/new:os.mkdir []"):
+        file.write_text(f"a: !!python/{tag}\n")
+        with pytest.raises(ConfigError, match="is refused"):
+            loaded(file=file)
+    file.write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+        loaded(file=file)
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match="holds no mapping"):
+        loaded(file=file)
+
+
+def test_the_objects_of_a_saved_file(tmp_path):
+    """As LazyConfig.save of Detectron2 writes them, of its own Mask R-CNN and RegNet."""
+    shape, stem = ShapeSpec(channels=8, height=7), SimpleStem
+    node = LazyCall(sorted)(key=1)
+    lazy = DictConfig({"a": shape, "b": stem, "c": node}, flags={"allow_objects": True})
+    LazyConfig.save(lazy, str(tmp_path / "config.yaml"))
+    with (tmp_path / "config.yaml").open("a") as file:
+        file.write("d: !!python/tuple [1, 2]\n")
+    read = read_saved(tmp_path / "config.yaml")
+    assert (read["a"], read["b"], read["d"]) == (shape, stem, (1, 2))
+    assert OmegaConf.create(read, flags={"allow_objects": True}).a == shape
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -58,7 +60,12 @@ def test_a_file_that_does_not_fit_the_detector(checkpoint, config, tmp_path, cap
     lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("FAILED"))
     assert "  INPUT.FORMAT is BGR; set it to RGB" in lines[start:]
-    assert path.exists()
+    assert lines[-1] == f"{path} was not written"
+    assert not path.exists() and list(tmp_path.iterdir()) == [Path(config)]
+    path.write_text("old")
+    wrong = ["--overwrite", "--no-fold", "--verify-config", config]
+    assert tool.main([checkpoint, str(path), *wrong]) == 1
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
 
 
 def test_nothing_is_overwritten(checkpoint, tmp_path, capsys):

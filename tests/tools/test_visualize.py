@@ -10,23 +10,20 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.config import LazyConfig
 
 from lambda_det import create_backbone
+from lambda_det.checkpoint import extract_backbone, save_backbone
 from lambda_det.data import make_shapes
+from lambda_det.engine.lazy_config import dump_lazy
+from lambda_det.visualization import figures
+from tests.checkpoint.test_verify import C4
+from tests.checkpoint.toy import classifier_checkpoint
 from tests.engine.tiny_detector import CONFIG
+from tests.tools.test_lazyconfig_train_net import CONFIG as LAZY
 from tools import visualize as tool
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def leave_no_trace():
-    before = set(DatasetCatalog)
-    yield
-    for name in set(DatasetCatalog) - before:
-        DatasetCatalog.remove(name)
-        MetadataCatalog.remove(name)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +116,76 @@ def test_a_network_without_lambda_layers_has_its_receptive_field(config, photo, 
 
 def test_layers_takes_the_last_checkpoint_of_the_run_unless_fresh(config, photo, tmp_path, capsys):
     (tmp_path / "last_checkpoint").write_text("gone.pth")
-    (tmp_path / "gone.pth").write_text("no checkpoint")
     words = ["--config-file", config, "--image", photo, "--draws", 1]
+    assert call("layers", tmp_path, *words) == 2
+    assert "names gone.pth, which is not there: name a file" in capsys.readouterr().err
+    (tmp_path / "gone.pth").write_text("no checkpoint")
     assert call("layers", tmp_path, *words) == 2
     assert "gone.pth" in capsys.readouterr().err
     assert call("layers", tmp_path, *words, "--fresh") == 0
+
+
+def test_a_lazyconfig_and_what_its_run_saves(shapes, photo, tmp_path, capsys, monkeypatch):
+    """Images of layers come at the size of the configuration's tests."""
+    program, saved = tmp_path / "mine.py", tmp_path / "run" / "config.yaml"
+    program.write_text(LAZY)
+    saved.parent.mkdir()
+    saved.write_text(dump_lazy(LazyConfig.load(str(program))))
+    drawn, sizes = [], []
+    monkeypatch.setattr(
+        figures,
+        "receptive_fields",
+        lambda picture, *_, **__: sizes.append(picture.shape) or np.zeros((8, 8, 3), np.uint8),
+    )
+    for file in (program, saved):
+        words = ["--config-file", file, "--overwrite", "--limit", 2, *data_flags(shapes, "train")]
+        assert call("samples", tmp_path, *words, "dataloader.image_size=96") == 0
+        assert "2 pictures in" in capsys.readouterr().out
+        drawn.append([path.read_bytes() for path in (tmp_path / "out").glob("sample_*.png")])
+        words = ["--config-file", file, "--overwrite", "--image", photo, "--draws", 1]
+        assert call("layers", tmp_path, *words, "dataloader.image_size=32") == 0
+        output = capsys.readouterr().out
+        assert "Weights: fresh\nLambda layers: res4.1.conv2, res5.1.conv2" in output
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 2
+    assert sizes == [(32, 32, 3)] * 2
+    words = ["--config-file", program, "--image", photo, "model.backbone.bottom_up.scope=6"]
+    assert call("layers", tmp_path, "--overwrite", *words) == 2
+    assert "odd" in capsys.readouterr().err
+    words = ["--config-file", program, *data_flags(shapes, "train")[:2], "train.device=cpu"]
+    assert call("samples", tmp_path, "--overwrite", *words) == 2
+    assert "dataloader.train_images" in capsys.readouterr().err
+    (tmp_path / "mine.py").write_text(LAZY + "model = dict(a=1)\n")
+    words = ["--config-file", program, "--image", photo]
+    assert call("layers", tmp_path, "--overwrite", *words) == 2
+    assert "no model.backbone" in capsys.readouterr().err
+
+
+def test_a_backbone_by_name_gets_the_images_that_its_file_says(photo, tmp_path, capsys):
+    weights = tmp_path / "backbone.pth"
+    content = extract_backbone(classifier_checkpoint(scope=3), fold_input=False)
+    save_backbone(content, weights)
+    words = ["--model", "lambda_resnet26", "--weights", weights, "--image", photo, "--draws", 1]
+    words += ["--layer", "res4.1.conv2"]
+    keys = ["MODEL.LAMBDA_RESNET.SCOPE", 3, "INPUT.MIN_SIZE_TEST", 64]
+    assert call("layers", tmp_path, *words, *keys) == 0
+    capsys.readouterr()
+    # Said by the user, they must be those of the file
+    keys += ["INPUT.FORMAT", "BGR"]
+    assert call("layers", tmp_path, "--overwrite", *words, *keys) == 2
+    assert "set INPUT.FORMAT RGB (now BGR)" in capsys.readouterr().err
+
+
+def test_a_last_stage_in_the_heads_is_said_not_to_be_drawn(photo, tmp_path, caplog):
+    config = tmp_path / "c4.yaml"
+    config.write_text(C4)
+    words = ["--config-file", config, "--fresh", "--image", photo, "--draws", 1]
+    words += ["MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 64]
+    assert call("layers", tmp_path, *words) == 0
+    assert "roi_heads.res5, works on regions of interest" in caplog.text
+    assert not any(name.startswith("res5") for name in pictures(tmp_path))
+    caplog.clear()
+    words += ["MODEL.ROI_HEADS.NAME", "StandardROIHeads"]
+    assert call("layers", tmp_path, "--overwrite", *words) == 0 and not caplog.text
 
 
 @pytest.mark.parametrize(

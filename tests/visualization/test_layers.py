@@ -8,6 +8,7 @@ from detectron2.config import CfgNode, get_cfg
 
 from lambda_det import LambdaLayer, add_lambda_config, create_backbone
 from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.modeling.provenance import PixelSettings
 from lambda_det.visualization import Album, draw_layers, figures
 from lambda_det.visualization.layers import choose_layers, draw_network, picture_names
 from lambda_det.visualization.network import Input, load_image, load_network, watch
@@ -130,7 +131,7 @@ def test_what_was_given_is_kept_from_work_in_place_that_follows():
 def test_images_come_as_a_detector_gets_them(image):
     cfg = backbone_config()
     cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD = [1.0, 2.0, 3.0], [2.0, 4.0, 8.0]
-    given = load_image(image, cfg, 32)
+    given = load_image(image, cfg, PixelSettings.from_config(cfg), 32)
     assert given.tensor.shape == (1, 3, 64, 96) and given.picture.shape == (64, 96, 3)
     assert given.size == (64, 80) and given.scale == (2, 2)
     bgr = given.picture[:64, :80, ::-1].astype(np.float32)
@@ -138,7 +139,7 @@ def test_images_come_as_a_detector_gets_them(image):
     torch.testing.assert_close(given.tensor[0, :, :, :80], expected)
     assert not given.tensor[0, :, :, 80:].any() and (given.picture[:, 80:] == 128).all()
     cfg.INPUT.FORMAT = "RGB"
-    rgb = load_image(image, cfg).tensor[0]
+    rgb = load_image(image, cfg, PixelSettings.from_config(cfg)).tensor[0]
     torch.testing.assert_close(rgb[0] * 2 + 1, expected[2] * 8 + 3)
 
 
@@ -149,7 +150,7 @@ def test_weights_are_those_of_the_file(tmp_path):
     path = tmp_path / "detector.pth"
     state = {f"backbone.bottom_up.{k}": v for k, v in trained.state_dict().items()}
     torch.save({"model": state}, path)
-    loaded = load_network(cfg, path)
+    loaded, _ = load_network(cfg, path)
     assert not loaded.training
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, trained.state_dict()[name])
@@ -161,13 +162,15 @@ def test_weights_are_those_of_the_file(tmp_path):
     torch.save({"model": state, "recipe": meta}, path)
     with pytest.raises(ConfigError, match=r"INPUT\.FORMAT RGB"):
         load_network(cfg, path)
+    assert load_network(cfg)[1] == PixelSettings.from_config(cfg)
+    assert load_network(cfg, path, file_pixels=True)[1] == PixelSettings(*meta.values())
 
 
 def test_an_fpn_around_the_network_is_left_out():
     cfg = backbone_config(SCOPE=5)
     cfg.MODEL.BACKBONE.NAME = "build_lambda_resnet_fpn_backbone"
     cfg.MODEL.FPN.IN_FEATURES = ["res4", "res5"]
-    assert list(load_network(cfg).output_shape()) == ["res2", "res3", "res4", "res5"]
+    assert list(load_network(cfg)[0].output_shape()) == ["res2", "res3", "res4", "res5"]
 
 
 def test_the_field_is_at_the_position_of_the_file(image, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 
@@ -17,15 +16,6 @@ from lambda_det.visualization.samples import draw_sample
 from tests.engine.tiny_detector import tiny_config
 
 GREY = 128
-
-
-@pytest.fixture(autouse=True)
-def leave_no_trace():
-    before = set(DatasetCatalog)
-    yield
-    for name in set(DatasetCatalog) - before:
-        DatasetCatalog.remove(name)
-        MetadataCatalog.remove(name)
 
 
 @pytest.fixture
