@@ -97,6 +97,9 @@ def describe(report: Report) -> str:
     for made in report.comparisons:
         name = "x".join(map(str, made.shape))
         found = "" if made.detections is None else f", {made.detections} detections"
+        if made.undecided:
+            lines.append(f"  {name}{found}: not compared, the model itself ranks them by rounding")
+            continue
         if made.fault is not None:
             lines.append(f"  {name}{found}: FAILED, {made.fault}")
             continue
@@ -104,7 +107,6 @@ def describe(report: Report) -> str:
         here, original = (seconds * 1000 for seconds in made.seconds)
         lines.append(
             f"  {name}{found}: error {error:.1e}; {here:.0f} ms, the model itself {original:.0f} ms"
-            + (" (among equal scores in another order)" if made.ties else "")
             + ("" if made.passed else " FAILED")
         )
     lines.append("greatest error of each output, over its greatest value:")
