@@ -135,8 +135,8 @@ MODEL.SEM_SEG_HEAD.ASPP_DILATIONS [2,4,6]
     "c4": Head(
         "mask_rcnn_c4_lambdaresnet50",
         "shapes",
-        # Hardly more than nothing: it bears no learning rate that suits a backbone from scratch,
-        # with Detectron2's own res5 in its heads no more than with this one
+        # Hardly more than nothing, for a reason not found (docs/results.md); with Detectron2's own
+        # res5 in the heads it goes the same way
         {"bbox/AP": 1.0, "segm/AP": 1.0},
         _WITHOUT_FPN
         + """
