@@ -50,6 +50,11 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
         return 130
 
 
+def reason(error: BaseException) -> str:
+    """What an error of another library says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def listed(items: Iterable[str], limit: int = 3) -> str:
     """The first few of many, for a sentence."""
     items = list(items)

@@ -64,6 +64,8 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
             if isinstance(value, str) and value.startswith(project.values)
         ]
         named += [key for key in unknown if key.startswith(project.sections)]
+        if not (named or unknown):
+            continue
         try:
             module = importlib.import_module(project.module)
         except ImportError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 import lambda_det
 from lambda_det.checkpoint.folding import fold_normalisation
 from lambda_det.checkpoint.network import Network, fits, identify
-from lambda_det.errors import ConfigError, WeightsError, listed
+from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.modeling import Classifier, create_backbone, create_classifier
 from lambda_det.modeling.provenance import (
     AUTHOR,
@@ -175,7 +175,7 @@ def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> tuple[Network,
             model = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
     except (ConfigError, TypeError) as error:  # an option that is not there any more
         raise WeightsError(
-            f"{source} is of a model that cannot be made here: {' '.join(str(error).split())}"
+            f"{source} is of a model that cannot be made here: {reason(error)}"
         ) from error
     pixels = wanted_pixels({"recipe": recipe})
     return Network(recipe["model"], recipe["options"], pixels, "recipe"), model

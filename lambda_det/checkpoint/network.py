@@ -20,7 +20,7 @@ from lambda_det.config import add_lambda_config, leaves
 from lambda_det.engine.lazy_config import dump_lazy
 from lambda_det.engine.lazy_file import load_lazy_file
 from lambda_det.engine.lazy_yaml import is_lazy, read_plain
-from lambda_det.errors import ConfigError, UserError, WeightsError, listed
+from lambda_det.errors import ConfigError, UserError, WeightsError, listed, reason
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.provenance import PixelSettings
 from lambda_det.modeling.specs import SPECS, STAGES, MobileNetSpec, ResNetSpec
@@ -85,7 +85,7 @@ def network_of_config(file: str | Path) -> Network | None:
     except _UNREADABLE as error:
         raise ConfigError(
             f"{file}, which should say which network the checkpoint is of, cannot be read as a "
-            f"configuration ({' '.join(str(error).split())}); name another one by --config."
+            f"configuration ({reason(error)}); name another one by --config."
         ) from error
     if is_lazy(loaded):
         return _network_of_lazy(_resolved(loaded, file)["model"], file)
@@ -145,7 +145,7 @@ def _resolved(loaded: dict[str, Any], file: str | Path) -> dict[str, Any]:
         return OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"{file} refers to what is not in it ({' '.join(str(error).split())}); name another "
+            f"{file} refers to what is not in it ({reason(error)}); name another "
             "configuration by --config."
         ) from error
 

@@ -15,7 +15,7 @@ from lambda_det.engine.lazy_file import load_lazy_file
 from lambda_det.engine.lazy_yaml import is_lazy_file
 from lambda_det.engine.model_check import build_for_trial
 from lambda_det.engine.trainer import DetectionTrainer
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, reason
 from lambda_det.modeling.provenance import PixelSettings
 
 __all__ = ["build_target", "load_target"]
@@ -52,7 +52,7 @@ def build_target(target: CfgNode | DictConfig) -> tuple[nn.Module, PixelSettings
     except Exception as error:  # from within whatever it names
         raise ConfigError(
             f"The `model` of the LazyConfig cannot be made ({type(error).__name__}: "
-            f"{' '.join(str(error).split())}); mend it, or name another one."
+            f"{reason(error)}); mend it, or name another one."
         ) from error
     if not isinstance(getattr(detector, "backbone", None), nn.Module):
         raise ConfigError(

@@ -15,7 +15,7 @@ from detectron2.data import transforms as T
 from detectron2.structures import BitMasks, BoxMode, PolygonMasks
 
 from lambda_det.data.jitter import build_augmentation
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, reason
 
 logger = logging.getLogger(__name__)
 
@@ -172,10 +172,9 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
     except FileNotFoundError:
         return f"The image {path} does not exist; put it there or take it out of the annotations."
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         return (
-            f"The image {path} cannot be read ({reason}); fetch it again or take it out of the "
-            "annotations."
+            f"The image {path} cannot be read ({reason(error)}); fetch it again or take it "
+            "out of the annotations."
         )
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))

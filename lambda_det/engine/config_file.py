@@ -13,7 +13,7 @@ import yaml
 from detectron2.config import CfgNode, get_cfg
 
 from lambda_det.config import add_lambda_config, leaves
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, reason
 from lambda_det.projects import add_projects
 
 __all__ = ["load_config", "read_config"]
@@ -86,8 +86,7 @@ def _load_yaml(file: str) -> dict[str, Any]:
             "and no Python objects."
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        detail = " ".join(str(error).split())
-        raise ConfigError(f"{file} or its _BASE_ is not valid YAML: {detail}") from error
+        raise ConfigError(f"{file} or its _BASE_ is not valid YAML: {reason(error)}") from error
     except (TypeError, AttributeError, AssertionError):
         loaded = None
     if not isinstance(loaded, dict):

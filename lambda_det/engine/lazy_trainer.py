@@ -32,7 +32,7 @@ from lambda_det.engine.run_folder import FixedKeys
 from lambda_det.engine.scaling import images_per_batch
 from lambda_det.engine.setup import run
 from lambda_det.engine.trainer import DetectionTrainer
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, reason
 from lambda_det.modeling.provenance import PixelSettings
 
 __all__ = ["LazyTrainer", "run_lazy", "trainer_of"]
@@ -209,9 +209,7 @@ def _made(node: DictConfig | ListConfig, name: str) -> Any:
     try:
         return instantiate(node)
     except (OmegaConfBaseException, ImportError, AssertionError) as error:
-        raise ConfigError(
-            f"{name} cannot be made: {' '.join(str(error).split()) or type(error).__name__}."
-        ) from error
+        raise ConfigError(f"{name} cannot be made: {reason(error)}.") from error
     except TypeError as error:
         if not re.search(r"unexpected keyword|multiple values|required .*argument", str(error)):
             raise

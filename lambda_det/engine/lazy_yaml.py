@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from detectron2.layers import ShapeSpec
 
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, reason
 
 __all__ = ["is_lazy", "is_lazy_file", "read_plain", "read_saved"]
 
@@ -87,8 +87,7 @@ def read_saved(file: str | Path) -> Any:
         ) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{file} cannot be read as YAML ({' '.join(str(error).split())}); mend it, or name "
-            "another file."
+            f"{file} cannot be read as YAML ({reason(error)}); mend it, or name another file."
         ) from error
 
 

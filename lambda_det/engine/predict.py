@@ -25,7 +25,7 @@ from lambda_det.engine.drawing import VideoDrawer, draw_predictions, side_by_sid
 from lambda_det.engine.launch import check_device
 from lambda_det.engine.planning import Picture, plan_dataset, plan_files
 from lambda_det.engine.trainer import DetectionTrainer
-from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
+from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
 
 __all__ = [
     "Picture",
@@ -181,8 +181,7 @@ def _draw_image(predictor: Predictor, picture: Picture) -> int:
     try:
         image = np.ascontiguousarray(read_image(str(picture.source), format="BGR"))
     except Exception as error:  # PIL raises nearly anything for a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"The image {picture.source} cannot be read ({reason}).") from error
+        raise DataError(f"The image {picture.source} cannot be read ({reason(error)}).") from error
     instances = predictor(image)
     if picture.annotations is None:
         drawn = draw_predictions(image, instances, predictor.class_names)

@@ -15,7 +15,7 @@ from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.engine.launch import check_device
 from lambda_det.engine.predict import find_weights
 from lambda_det.engine.trainer import DetectionTrainer
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.weights import read_checkpoint
@@ -83,7 +83,6 @@ def read_images(files: Iterable[str]) -> list[Tensor]:
         try:
             image = np.ascontiguousarray(read_image(file, format="BGR"))
         except Exception as error:  # PIL raises nearly anything for a damaged file
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"The image {file} cannot be read ({reason}).") from error
+            raise DataError(f"The image {file} cannot be read ({reason(error)}).") from error
         images.append(torch.from_numpy(image).permute(2, 0, 1).float())
     return images

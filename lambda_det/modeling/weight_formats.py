@@ -23,7 +23,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from lambda_det.errors import WeightsError
+from lambda_det.errors import WeightsError, reason
 
 __all__ = ["READERS", "WRITERS", "read_pickle", "read_safetensors", "read_torch"]
 
@@ -102,9 +102,8 @@ def read_pickle(path: str | Path) -> Any:
     try:
         data = _NumpyUnpickler(content, encoding="latin1").load()
     except Exception as error:  # a damaged pickle may raise nearly anything
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise WeightsError(
-            f"{path} is refused ({reason}): a .pkl of "
+            f"{path} is refused ({reason(error)}): a .pkl of "
             "weights may hold arrays, numbers, strings and containers of them alone, and be whole."
         ) from error
     if not isinstance(data, dict) or "model" in data:
@@ -129,10 +128,9 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
         texts = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         about = json.loads(texts[_ABOUT]) if _ABOUT in texts else {}
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
         raise WeightsError(
-            f"{path} cannot be read as safetensors ({reason}): it is damaged, was not written to "
-            "the end, or is in another format; take another copy."
+            f"{path} cannot be read as safetensors ({reason(error)}): it is damaged, was not "
+            "written to the end, or is in another format; take another copy."
         ) from error
     if not isinstance(about, dict):
         raise WeightsError(f"{path} has metadata {_ABOUT!r} of another kind; export it again.")

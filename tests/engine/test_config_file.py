@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
+from detectron2.config import get_cfg
 
+from lambda_det import projects
 from lambda_det.engine import load_config, parser
 from lambda_det.errors import ConfigError
 
@@ -116,3 +118,10 @@ def test_a_project_that_is_not_installed_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="NAME DeepLabV3PlusHead needs"):
         _load("MODEL.SEM_SEG_HEAD.NAME", "DeepLabV3PlusHead")
     assert _load("SOLVER.MAX_ITER", "7").SOLVER.MAX_ITER == 7
+
+
+def test_projects_stay_unimported_where_nothing_asks_for_them(monkeypatch):
+    imported = []
+    monkeypatch.setattr(projects.importlib, "import_module", imported.append)
+    projects.add_projects(get_cfg(), [("SOLVER.MAX_ITER", 5), ("MODEL.DEVICE", "cpu")])
+    assert not imported

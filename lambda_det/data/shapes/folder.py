@@ -22,7 +22,7 @@ def write_dataset(
     root: str | os.PathLike,
     name: str,
     manifest: dict[str, int],
-    write_split: Callable[[str, str, int], None],
+    write_split: Callable[[str, str, int, int, int], None],
 ) -> None:
     """Write ``root/name`` with its manifest, unless it is there already.
 
@@ -30,7 +30,8 @@ def write_dataset(
         root: folder that data sets live in.
         name: of the new folder in it.
         manifest: the format, num_train, num_val, size and seed.
-        write_split: called with the folder to write into, the split and its number of images.
+        write_split: called with the folder to write into, the split, its number of images, size and
+            seed.
 
     Raises:
         ConfigError: a number that cannot work.
@@ -58,7 +59,7 @@ def write_dataset(
         made = os.path.join(workplace, name)
         os.makedirs(os.path.join(made, "annotations"))
         for split, count in zip(SPLITS, counts, strict=True):
-            write_split(made, split, count)
+            write_split(made, split, count, manifest["size"], manifest["seed"])
         write_json(os.path.join(made, "manifest.json"), manifest)
         try:
             os.rename(made, folder)

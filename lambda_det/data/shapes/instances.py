@@ -54,12 +54,7 @@ def make_shapes(
         "size": size,
         "seed": seed,
     }
-    write_dataset(
-        root,
-        "shapes",
-        manifest,
-        lambda folder, split, count: _write_split(folder, split, count, size, seed),
-    )
+    write_dataset(root, "shapes", manifest, _write_split)
 
 
 def register_shapes(root: str | os.PathLike) -> None:

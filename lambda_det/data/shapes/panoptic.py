@@ -76,12 +76,7 @@ def make_panoptic_shapes(
         "size": size,
         "seed": seed,
     }
-    write_dataset(
-        root,
-        _NAME,
-        manifest,
-        lambda folder, split, count: _write_split(folder, split, count, size, seed),
-    )
+    write_dataset(root, _NAME, manifest, _write_split)
 
 
 def register_panoptic_shapes(root: str | os.PathLike) -> None:
