@@ -2,12 +2,16 @@
 
 The text of each is one sentence that names the file, key or value and says what to do about it. The
 command lines print that sentence and end with status 2; only other exceptions show a stack trace.
+A run that a scheduler stopped ends with a status of its own, so that a script can start it again.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+
+
+PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command again would carry on
 
 
 class UserError(Exception):
@@ -30,6 +34,10 @@ class NonFiniteLossError(UserError, FloatingPointError):
     """The loss became NaN or infinite, and the run stopped before the weights were touched."""
 
 
+class Preempted(Exception):
+    """The run was told to stop from outside, has saved all that it had, and can be resumed."""
+
+
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:
     """Do the work of a command line and return the status to end with.
 
@@ -38,13 +46,17 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
         interrupted: what to say after Ctrl-C.
 
     Returns:
-        The status of ``work``; 2 after a UserError, whose sentence is printed; 130 after Ctrl-C.
+        The status of ``work``; 2 after a UserError and ``PREEMPTED_STATUS`` after a ``Preempted``,
+        whose sentences are printed; 130 after Ctrl-C.
     """
     try:
         return work() or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        return PREEMPTED_STATUS
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from torch.utils.data import Dataset
 
-from lambda_det.classification.data.randomness import Purpose, generator
 from lambda_det.classification.data.source import Source
+from lambda_det.data.randomness import Purpose, generator
 from lambda_det.data.unreadable import UnreadableImages
 from lambda_det.errors import DataError
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import Sampler
 
-from lambda_det.classification.data.randomness import Purpose, generator
+from lambda_det.data.randomness import Purpose, generator
 
 
 class EpochSampler(Sampler):

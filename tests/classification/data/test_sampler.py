@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from lambda_det.classification.data.randomness import Purpose, generator
 from lambda_det.classification.data.sampler import EpochSampler
+from lambda_det.data.randomness import Purpose, generator
 
 
 def stream(count, size=10, seed=0, start=0, rank=0, world_size=1):
