@@ -66,6 +66,9 @@ def add_lambda_config(cfg: CN) -> None:
     # An image that cannot be read is named, counted and replaced by the next one; when more than
     # this many different images could not be read, training stops.
     _C.DATALOADER.MAX_UNREADABLE_IMAGES = 20
+    # Seconds to wait for a batch of images before the workers are taken to hang, as they do on a
+    # network drive that does not answer; 0 for ever
+    _C.DATALOADER.TIMEOUT = 600
 
     # ---------------------------------------------------------------------------------------------
     # Solver. SOLVER.AMP.ENABLED is Detectron2's own.
@@ -75,6 +78,12 @@ def add_lambda_config(cfg: CN) -> None:
     # Optimise once in so many batches. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+
+    # ---------------------------------------------------------------------------------------------
+    # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the
+    # first there is of mask AP, box AP, keypoint AP, mean IoU and panoptic quality
+    # ---------------------------------------------------------------------------------------------
+    _C.TEST.BEST_METRIC = ""
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

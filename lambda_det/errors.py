@@ -7,9 +7,9 @@ A run that a scheduler stopped ends with a status of its own, so that a script c
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
-
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command again would carry on
 
@@ -30,8 +30,16 @@ class WeightsError(UserError):
     """A checkpoint is missing, unreadable, unsafe to read, or does not fit the model."""
 
 
+class DiskError(UserError):
+    """A file of a run cannot be written: the disk is full, read-only or broken."""
+
+
 class NonFiniteLossError(UserError, FloatingPointError):
     """The loss became NaN or infinite, and the run stopped before the weights were touched."""
+
+
+class LostProcessError(UserError):
+    """Another process of the run is gone; whoever ended it, or it itself, knows why."""
 
 
 class Preempted(Exception):
@@ -65,6 +73,11 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
 def reason(error: BaseException) -> str:
     """What an error of another library says, in one line; its kind where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def printable(text: str | os.PathLike) -> str:
+    """A file's name in one line that every terminal and log can show, odd letters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
 def listed(items: Iterable[str], limit: int = 3) -> str:

@@ -8,11 +8,12 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import numpy as np
 import pytest
 import torch
-from detectron2.data import DatasetCatalog, MetadataCatalog
 
-# Before anything imports Triton: without a GPU its interpreter runs the kernels.
+# Before anything imports Triton, as Detectron2 may: without a GPU its interpreter runs the kernels.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from detectron2.data import DatasetCatalog, MetadataCatalog
 
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401

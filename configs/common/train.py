@@ -13,6 +13,8 @@ train = {
     },
     "checkpointer": {"period": 1000, "max_to_keep": 5},  # the period is not scaled
     "eval_period": 10000,
+    # Whose best checkpoint is kept as model_best.pth; "" for the first of segm/AP, bbox/AP, ...
+    "best_metric": "",
     "log_period": 20,
     "device": "cuda",
     "seed": -1,
@@ -24,4 +26,12 @@ train = {
     # with 16 batches each are the paper's run. 0 means that nothing is scaled.
     "reference_world_size": 128,
     "accumulate_gradients": 1,
+    # "value" clips each number of a gradient, "norm" the gradient of each parameter (as in
+    # Detectron2), "full_model" the norm of all gradients together
+    "clip_gradients": {
+        "enabled": False,
+        "clip_type": "full_model",
+        "clip_value": 1.0,
+        "norm_type": 2.0,
+    },
 }

@@ -28,6 +28,9 @@ Without a GPU; without data, to see how fast a machine is:
   %(prog)s --config-file FILE MODEL.DEVICE cpu
   %(prog)s --config-file FILE --synthetic-data
 
+Find the layer that a loss of NaN comes from, after the run has stopped with one (slower):
+  %(prog)s --config-file FILE --resume --debug-numerics OUTPUT_DIR output/mine
+
 Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --resume OUTPUT_DIR output/mine
   %(prog)s --config-file FILE --eval-only --resume OUTPUT_DIR output/mine
@@ -67,4 +70,6 @@ def load_recipe(args: argparse.Namespace) -> CfgNode:
     if args.synthetic_data:
         cfg.DATA.FORMAT = "synthetic"
         cfg.DATA.PSEUDO_LABELS = cfg.DATA.PSEUDO_IMAGES = ""
+    if args.debug_numerics:
+        cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
     return cfg

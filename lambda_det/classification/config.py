@@ -80,6 +80,8 @@ def get_classification_config() -> CN:
     _C.DATALOADER = CN()
     # Loader processes for each training process
     _C.DATALOADER.NUM_WORKERS = 8
+    # Seconds to wait for a batch of images before these are taken to hang; 0 for ever
+    _C.DATALOADER.TIMEOUT = 600
 
     # ---------------------------------------------------------------------------------------------
     # Solver
@@ -113,6 +115,13 @@ def get_classification_config() -> CN:
     # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))
     # after n steps; 0 for none
     _C.SOLVER.EMA_DECAY = 0.0
+    # "value" clips each number of a gradient, "norm" the gradient of each parameter (as in
+    # Detectron2), "full_model" the norm of all gradients together
+    _C.SOLVER.CLIP_GRADIENTS = CN()
+    _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
+    _C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "full_model"
+    _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
+    _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
     _C.SOLVER.AMP = CN()
     _C.SOLVER.AMP.ENABLED = True
     # "bfloat16", or "float16" (with loss scaling, CUDA only)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
-import re
-import shutil
 import time
-from pathlib import Path
 
 from detectron2.engine import HookBase
-from detectron2.utils import comm
 from detectron2.utils.events import EventWriter, get_event_storage
 
 from lambda_det.classification.evaluator import Evaluator
+from lambda_det.engine.loop import checkpoint_name
 from lambda_det.engine.memory import peak_memory
 
 __all__ = ["Averaging", "Checkpoints", "ProgressPrinter", "Throughput"]
-
-_NUMBERED = re.compile(r"model_(\d{7,})\.pth")
 
 
 class Averaging(HookBase):
@@ -55,7 +49,7 @@ class ProgressPrinter(EventWriter):
     def write(self) -> None:
         storage = get_event_storage()
         trainer, step = self._trainer, storage.iter + 1
-        if step > trainer.max_iter or "total_loss" not in storage.histories():
+        if step > trainer.max_iter or "images_per_second" not in storage.histories():
             return  # Detectron2 writes once more when all is done, or when nothing was
         done = step - trainer.start_iter
         # Evaluations so far count as well, and so in proportion those to come
@@ -79,19 +73,16 @@ class ProgressPrinter(EventWriter):
 class Checkpoints(HookBase):
     """Saves every so many steps, after each evaluation and at the end.
 
-    The newest few are kept, ``model_best.pth`` is the best of all evaluations, and
-    ``model_final.pth`` the last.
+    ``model_best.pth`` is the best of all evaluations, and ``model_final.pth`` the last.
     """
 
-    def __init__(self, period: int, kept: int, evaluator: Evaluator) -> None:
+    def __init__(self, period: int, evaluator: Evaluator) -> None:
         """
         Args:
             period: steps between two checkpoints.
-            kept: numbered files that stay.
             evaluator: the hook that ran before this one.
         """
         self._period = period
-        self._kept = kept
         self._evaluator = evaluator
 
     def after_step(self) -> None:
@@ -101,34 +92,7 @@ class Checkpoints(HookBase):
         final = step >= trainer.max_iter
         if not (evaluated or final or step % self._period == 0):
             return
-        trainer.collect_random_states()  # of all processes
-        if not comm.is_main_process():
-            return
-        name = "model_final" if final else f"model_{trainer.iter:07d}"
+        name = "model_final" if final else checkpoint_name(trainer.iter)
         trainer.save_checkpoint(name)
-        folder = Path(trainer.cfg.OUTPUT_DIR)
         if evaluated and self._evaluator.best_step == step:
-            _link(folder / f"{name}.pth", folder / "model_best.pth")
-        for path in _numbered(folder, trainer.iter)[: -self._kept]:
-            path.unlink()
-
-
-def _numbered(folder: Path, last: int) -> list[Path]:
-    """Checkpoints up to that iteration, oldest first.
-
-    Later ones are there when somebody went back to an older one; they are not ours to remove.
-    """
-    matches = ((path, _NUMBERED.fullmatch(path.name)) for path in folder.iterdir())
-    steps = {path: int(match[1]) for path, match in matches if match}
-    return sorted((path for path, step in steps.items() if step <= last), key=steps.get)
-
-
-def _link(path: Path, link: Path) -> None:
-    """Give a file a second name, in place of what had it; a copy where that cannot be."""
-    draft = link.with_name(link.name + ".tmp")
-    draft.unlink(missing_ok=True)
-    try:
-        os.link(path, draft)
-    except OSError:
-        shutil.copyfile(path, draft)
-    os.replace(draft, link)
+            trainer.checkpointer.link(name, "model_best")

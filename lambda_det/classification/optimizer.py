@@ -10,6 +10,7 @@ from detectron2.solver.build import get_default_optimizer_params
 from torch import nn
 
 from lambda_det.classification.schedule import peak_learning_rate
+from lambda_det.engine.clipping import add_clipping
 from lambda_det.errors import ConfigError
 
 __all__ = ["build_optimizer"]
@@ -43,7 +44,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
     """The optimiser of ``cfg`` over all parameters of ``model`` that are trained.
 
     Raises:
-        ConfigError: SOLVER.OPTIMIZER is unknown, or SOLVER.NESTEROV has no momentum.
+        ConfigError: SOLVER.OPTIMIZER is unknown, SOLVER.NESTEROV has no momentum, or
+            SOLVER.CLIP_GRADIENTS cannot be.
     """
     solver = cfg.SOLVER
     if solver.OPTIMIZER not in _OPTIMIZERS:
@@ -58,4 +60,4 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
         weight_decay=solver.WEIGHT_DECAY,
         weight_decay_norm=solver.WEIGHT_DECAY_NORM,
     )
-    return _OPTIMIZERS[solver.OPTIMIZER](groups, cfg)
+    return add_clipping(cfg, _OPTIMIZERS[solver.OPTIMIZER](groups, cfg))

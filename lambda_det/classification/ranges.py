@@ -53,6 +53,7 @@ _RANGES: dict[Callable[[Any], bool], tuple[str, ...]] = {
     ),
     _not_negative: (
         "DATALOADER.NUM_WORKERS",
+        "DATALOADER.TIMEOUT",
         "SEED",
         "SOLVER.BASE_LR",
         "SOLVER.MOMENTUM",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,8 +32,9 @@ from lambda_det.classification.optimizer import build_optimizer
 from lambda_det.classification.ranges import check_ranges
 from lambda_det.classification.schedule import EpochSchedule, plan_training
 from lambda_det.classification.trainer import ClassificationTrainer, evaluate_model
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.engine.checkpointer import SafeCheckpointer, newest_good
 from lambda_det.engine.launch import launch, on_main_process
+from lambda_det.engine.loop import checkpoint_to_resume
 from lambda_det.engine.model_check import load_for_trial
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.run_folder import (
@@ -43,6 +45,7 @@ from lambda_det.engine.run_folder import (
     save_config,
 )
 from lambda_det.engine.run_log import start_log
+from lambda_det.engine.saving import disk_errors_in_words
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling.provenance import wanted_pixels
 from lambda_det.modeling.weights import read_checkpoint
@@ -71,6 +74,7 @@ _FIXED = FixedKeys(
         "SOLVER.AMP",
         "SOLVER.CHECKPOINTS_KEPT",
         "SOLVER.CHECKPOINT_PERIOD",
+        "SOLVER.CLIP_GRADIENTS",
         "SOLVER.EPOCHS",
     ),
 )
@@ -101,7 +105,8 @@ def _work(args: argparse.Namespace) -> None:
     if args.eval_only:
         _evaluate(cfg, sources, resume=args.resume)
     else:
-        _train(cfg, sources, resume=args.resume)
+        with disk_errors_in_words(cfg.OUTPUT_DIR):
+            _train(cfg, sources, resume=args.resume, debug=args.debug_numerics)
         logger.info(describe_run(cfg))
 
 
@@ -117,7 +122,7 @@ def _check(cfg: CfgNode, sources: Sources, args: argparse.Namespace) -> None:
     TestTransform(cfg)
     model = _build_for_trial(cfg, sources)
     if args.eval_only:
-        path = _weights_to_evaluate(cfg, args.resume)
+        path = _weights_to_evaluate(cfg, args.resume, newest_good)
         check_evaluation_folder(cfg, path)
         load_for_trial(model.classifier, lambda c: c.load_complete_model(path))
         _check_recipe(path, cfg, sources.train)
@@ -128,7 +133,7 @@ def _check(cfg: CfgNode, sources: Sources, args: argparse.Namespace) -> None:
     build_optimizer(cfg, model)
     _check_statistics(cfg, plan.forward)
     check_run_folder(cfg, resume=args.resume, fixed=_FIXED)
-    checkpoint = last_checkpoint(cfg.OUTPUT_DIR) if args.resume else ""
+    checkpoint = newest_good(cfg.OUTPUT_DIR) if args.resume else ""
     if checkpoint:
         load_for_trial(model.classifier, lambda c: c.load_everything(checkpoint))
         _check_recipe(checkpoint, cfg, sources.train)
@@ -179,8 +184,8 @@ def _check_recipe(path: str, cfg: CfgNode, source: Source) -> None:
             )
 
 
-def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
-    path = last_checkpoint(cfg.OUTPUT_DIR) if resume else cfg.MODEL.WEIGHTS
+def _weights_to_evaluate(cfg: CfgNode, resume: bool, newest: Callable[[str], str]) -> str:
+    path = newest(cfg.OUTPUT_DIR) if resume else cfg.MODEL.WEIGHTS
     if path:
         return path
     if resume:
@@ -198,8 +203,10 @@ def _held_out_list(cfg: CfgNode) -> Path:
     return Path(cfg.OUTPUT_DIR, "held_out.txt")
 
 
-def _train(cfg: CfgNode, sources: Sources, *, resume: bool) -> None:
+def _train(cfg: CfgNode, sources: Sources, *, resume: bool, debug: bool) -> None:
     trainer = ClassificationTrainer(cfg, sources)
+    if debug:
+        trainer.debug_numerics()
     trainer.resume_or_load(resume)
     if comm.is_main_process():
         save_config(cfg)
@@ -210,7 +217,7 @@ def _train(cfg: CfgNode, sources: Sources, *, resume: bool) -> None:
 
 
 def _evaluate(cfg: CfgNode, sources: Sources, *, resume: bool) -> None:
-    path = _weights_to_evaluate(cfg, resume)
+    path = _weights_to_evaluate(cfg, resume, checkpoint_to_resume)
     model = build_classifier(cfg, len(sources.train.classes))
     SafeCheckpointer(model.classifier).load_complete_model(path)
     models = {RAW: model}

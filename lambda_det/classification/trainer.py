@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import torch
 from detectron2.config import CfgNode
 from detectron2.engine import hooks
 from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
-from torch import Tensor, nn
+from torch import nn
 
 import lambda_det
 from lambda_det.classification.data import (
@@ -35,18 +36,17 @@ from lambda_det.classification.model import (
 from lambda_det.classification.optimizer import build_optimizer
 from lambda_det.classification.schedule import EpochSchedule, plan_training
 from lambda_det.classification.statistics import estimate_statistics
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
-from lambda_det.engine.hooks import RunWriter
-from lambda_det.engine.loop import distribute, run_steps
+from lambda_det.engine.checkpointer import SafeCheckpointer
+from lambda_det.engine.hooks import Histories, RunWriter
+from lambda_det.engine.loop import checkpoint_to_resume, distribute, last_saved, run_steps
+from lambda_det.engine.milestones import STATISTICS_SEED
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.step import StepTrainer
-from lambda_det.errors import DataError, WeightsError
+from lambda_det.errors import DataError
 
 __all__ = ["ClassificationTrainer", "evaluate_model"]
 
 logger = logging.getLogger(__name__)
-
-_STATISTICS_SEED = 1_000_003  # apart from the seeds of training, which are small
 
 
 class ClassificationTrainer(StepTrainer):
@@ -80,48 +80,48 @@ class ClassificationTrainer(StepTrainer):
             self.average = ExponentialAverage(
                 self.classifier.classifier, self.averaged.classifier, cfg.SOLVER.EMA_DECAY
             )
+        state = {"trainer": weakref.proxy(self)}
+        if self.average:
+            state["ema"] = self.average
+        self.checkpointer = SafeCheckpointer(
+            self.classifier.classifier,
+            cfg.OUTPUT_DIR,
+            keep=cfg.SOLVER.CHECKPOINTS_KEPT,
+            **state,
+        )
         super().__init__(
             network,
             (),  # the loader is made when it is known where it begins
             build_optimizer(cfg, self.classifier),
             precision=Precision.from_config(cfg),
             accumulate=cfg.SOLVER.ACCUMULATE_GRADIENTS,
-            last_checkpoint=lambda: last_checkpoint(cfg.OUTPUT_DIR),
-            cures="A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS or bfloat16",
+            seed=cfg.SEED,
+            last_checkpoint=functools.partial(last_saved, self.checkpointer),
+            cures="SOLVER.CLIP_GRADIENTS, a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS or "
+            "bfloat16",
+            names_of=lambda batch: [sources.train.name(i) for i in batch["indices"].tolist()],
         )
         self.start_iter = 0
         self.max_iter = self.plan.steps
         self.scheduler = LRMultiplier(self.optimizer, EpochSchedule(cfg), self.plan.steps)
-        state = {"trainer": weakref.proxy(self)}
-        if self.average:
-            state["ema"] = self.average
-        self.checkpointer = SafeCheckpointer(self.classifier.classifier, cfg.OUTPUT_DIR, **state)
-        self._random_states: list[dict[str, Tensor]] = []
         self.evaluator = Evaluator(self.evaluate, self.plan.eval_steps, cfg.TEST.PATIENCE)
         self.register_hooks(self._build_hooks())
 
     def _build_hooks(self) -> list[hooks.HookBase]:
         cfg = self.cfg
-        checkpoints = Checkpoints(
-            cfg.SOLVER.CHECKPOINT_PERIOD, cfg.SOLVER.CHECKPOINTS_KEPT, self.evaluator
-        )
+        checkpoints = Checkpoints(cfg.SOLVER.CHECKPOINT_PERIOD, self.evaluator)
         return [
             hooks.IterationTimer(),
             Throughput(self.plan.batch),
             hooks.LRScheduler(),
+            Histories(),
             *([Averaging()] if self.average else []),
             self.evaluator,
             checkpoints,
-            *(
-                [
-                    RunWriter(
-                        cfg.OUTPUT_DIR,
-                        printer=ProgressPrinter(weakref.proxy(self)),
-                        period=cfg.LOG_PERIOD,
-                    )
-                ]
-                if comm.is_main_process()
-                else []
+            RunWriter(
+                cfg.OUTPUT_DIR,
+                printer=ProgressPrinter(weakref.proxy(self)),
+                period=cfg.LOG_PERIOD,
             ),
         ]
 
@@ -129,12 +129,16 @@ class ClassificationTrainer(StepTrainer):
         """Continue from the last checkpoint, or begin with MODEL.WEIGHTS, or from scratch.
 
         Raises:
-            WeightsError: the file cannot be read or does not fit, or not every process sees it.
+            WeightsError: no checkpoint is whole, it does not fit, or not every process sees it.
         """
-        path = last_checkpoint(self.cfg.OUTPUT_DIR) if resume else ""
+        path = checkpoint_to_resume(self.cfg.OUTPUT_DIR) if resume else ""
         if path:
             self.checkpointer.load_everything(path)
             self.start_iter = self.iter + 1
+            if self.evaluator.best_step == self.start_iter:
+                # The run may have been killed before this checkpoint got its second name
+                self.checkpointer.link(Path(path).stem, "model_best")
+                self.checkpointer.wait()
             logger.info(f"Continuing {path} after step {self.start_iter}")
         elif resume:
             logger.info(f"--resume: {self.cfg.OUTPUT_DIR} holds no checkpoint, so this starts")
@@ -144,12 +148,6 @@ class ClassificationTrainer(StepTrainer):
             self.checkpointer.load_initial_weights(self.cfg.MODEL.WEIGHTS, pixel_settings(self.cfg))
             if self.average:
                 self.average.average.load_state_dict(self.classifier.classifier.state_dict())
-        starts = comm.all_gather(self.start_iter)
-        if len(set(starts)) > 1:
-            raise WeightsError(
-                f"Not every process finds the checkpoint in {self.cfg.OUTPUT_DIR} (they would "
-                f"begin at steps {starts}); give all machines the same folder."
-            )
 
     def train(self) -> Results:
         """Run from ``start_iter`` to ``max_iter``.
@@ -159,6 +157,7 @@ class ClassificationTrainer(StepTrainer):
 
         Raises:
             NonFiniteLossError: see :class:`StepTrainer`.
+            Preempted: a scheduler's signal ended the run; see :func:`run_steps`.
         """
         if self.start_iter >= self.max_iter:
             logger.info(f"The run has its {self.max_iter} steps already; SOLVER.EPOCHS sets more")
@@ -172,6 +171,7 @@ class ClassificationTrainer(StepTrainer):
         )
         logger.info(self._describe_schedule())
         run_steps(self)
+        self.log_skipped_steps()
         return self.evaluator.results
 
     def _describe_schedule(self) -> str:
@@ -205,7 +205,7 @@ class ClassificationTrainer(StepTrainer):
             self.sources.train,
             batch_size=self.plan.forward,
             start=(self.iter + 1) * self.plan.batch,
-            seed=self.cfg.SEED + _STATISTICS_SEED,
+            seed=self.cfg.SEED + STATISTICS_SEED,
         )
         count = math.ceil(batches / comm.get_world_size())
         estimate_statistics(models, loader, count, self.precision)
@@ -240,16 +240,8 @@ class ClassificationTrainer(StepTrainer):
             },
         )
 
-    def collect_random_states(self) -> None:
-        """Gather the generators of all processes, for the next checkpoint; they drive dropout."""
-        state = {"cpu": torch.get_rng_state()}
-        if self.precision.device == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state()
-        self._random_states = comm.gather(state)
-
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        state["random_states"] = self._random_states
         state["images"] = self.plan.images
         return state
 
@@ -262,17 +254,11 @@ class ClassificationTrainer(StepTrainer):
                 "DATA.PSEUDO_LABELS), or give another OUTPUT_DIR."
             )
         super().load_state_dict(state_dict)
-        states = state_dict.get("random_states", [])
-        if len(states) != comm.get_world_size():
-            logger.info(
-                f"The run had {len(states)} process(es) and has {comm.get_world_size()} now: "
-                "dropout and stochastic depth draw other numbers than they would have"
+        if "random_states" in state_dict:
+            logger.warning(
+                "The checkpoint is of an earlier version: dropout and stochastic depth draw other "
+                "numbers from here on, and the smoothed values of the log start anew"
             )
-            return
-        own = states[comm.get_rank()]
-        torch.set_rng_state(own["cpu"])
-        if self.precision.device == "cuda" and "cuda" in own:
-            torch.cuda.set_rng_state(own["cuda"])
 
 
 def evaluate_model(

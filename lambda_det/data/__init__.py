@@ -5,6 +5,7 @@ import os
 from lambda_det.data.checks import Problem, Report, check_coco, check_datasets
 from lambda_det.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.data.loader import (
+    TrainLoader,
     build_test_loader,
     build_train_loader,
     tolerant_test_loader,
@@ -23,6 +24,7 @@ __all__ = [
     "Problem",
     "Report",
     "TolerantMapper",
+    "TrainLoader",
     "build_augmentation",
     "build_test_loader",
     "build_train_loader",

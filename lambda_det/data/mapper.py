@@ -6,16 +6,17 @@ import logging
 from typing import Any
 
 import numpy as np
-import pycocotools.mask as mask_util
-import shapely
 import torch
-from detectron2.config import CfgNode
+from detectron2.config import CfgNode, configurable
 from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 from detectron2.structures import BitMasks, BoxMode, PolygonMasks
 
+from lambda_det.data.image_files import image_fault, label_fault, mask_fault, no_file
 from lambda_det.data.jitter import build_augmentation
-from lambda_det.errors import DataError, reason
+from lambda_det.data.masks import usable_polygons, usable_runs, without_crossings
+from lambda_det.data.predictions import predictions
+from lambda_det.errors import DataError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +31,37 @@ class TolerantMapper(DatasetMapper):
       that has no mask, among others that have, takes its box for it. A warning says so, once in
       a process for each kind.
     - An image that cannot be read, or is not of the size in the annotation file, is a ``DataError``
-      that names the file.
+      that names the file; so is a semantic mask with labels that the model has no class for.
 
     Made from a config, it takes its augmentations from
     :func:`lambda_det.data.build_augmentation`.
     """
 
+    @configurable
+    def __init__(
+        self,
+        *args: Any,
+        semantic_classes: int | None = None,
+        ignored_label: int = 255,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Args:
+            args: of Detectron2's ``DatasetMapper``.
+            semantic_classes: the semantic masks to train on hold labels below this; None if any.
+            ignored_label: and this one, of pixels that do not count.
+            kwargs: as ``args``.
+        """
+        super().__init__(*args, **kwargs)
+        self.semantic_classes = semantic_classes
+        self.ignored_label = ignored_label
+
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
         arguments = super().from_config(cfg, is_train)
+        if "semantic" in predictions(cfg):
+            arguments["semantic_classes"] = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
+            arguments["ignored_label"] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
         augmentations = build_augmentation(cfg, is_train)
         if is_train and cfg.INPUT.LSJ.ENABLED:
             arguments["augmentations"] = augmentations
@@ -63,15 +86,29 @@ class TolerantMapper(DatasetMapper):
         """
         if self.is_train:
             dataset_dict = {"annotations": [], **dataset_dict}
+        for key in ("file_name", "sem_seg_file_name"):
+            # To open a pipe would wait for ever.
+            if fault := no_file(dataset_dict.get(key)):
+                raise DataError(fault)
         try:
-            return super().__call__(dataset_dict)
+            sample = super().__call__(dataset_dict)
         except Exception as error:
             # Image libraries raise what they like on a broken file, so it is read once more to
             # tell a fault of the file from one of the program.
-            fault = image_fault(dataset_dict, self.image_format) or _mask_fault(dataset_dict)
+            fault = image_fault(dataset_dict, self.image_format) or mask_fault(dataset_dict)
             if fault is None:
                 raise
             raise DataError(fault) from error
+        if self.is_train and "sem_seg" in sample and self.semantic_classes is not None:
+            fault = label_fault(
+                dataset_dict["sem_seg_file_name"],
+                sample["sem_seg"].numpy(),
+                self.semantic_classes,
+                self.ignored_label,
+            )
+            if fault:
+                raise DataError(fault)
+        return sample
 
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
@@ -125,7 +162,8 @@ class TolerantMapper(DatasetMapper):
             elif not annotation.get("segmentation"):
                 # One box among masks would leave the whole image without a loss on masks, or
                 # without the object; the box is the mask's best guess, and often a fair one.
-                x0, y0, x1, y1 = box
+                sides = 2 * (dataset_dict["width"], dataset_dict["height"])
+                x0, y0, x1, y1 = np.clip(box, 0, sides).tolist()
                 annotation["segmentation"] = [[x0, y0, x1, y0, x1, y1, x0, y1]]
                 self._warn_once(dataset_dict, "without a mask takes its box for it")
             else:
@@ -151,51 +189,12 @@ class TolerantMapper(DatasetMapper):
             _warned.add(what)
             logger.warning(
                 "%s: an annotation %s (said once; tools/check_dataset.py lists them all).",
-                dataset_dict["file_name"],
+                printable(dataset_dict["file_name"]),
                 what,
             )
 
 
 _warned: set[str] = set()
-
-
-def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:
-    """Read the image of a dataset dict and say in one sentence what is wrong with it.
-
-    Args:
-        record: with "file_name" and, where the size is to be checked, "width" and "height".
-        image_format: as in ``INPUT.FORMAT``.
-    """
-    path = record["file_name"]
-    try:
-        image = detection_utils.read_image(path, format=image_format)
-    except FileNotFoundError:
-        return f"The image {path} does not exist; put it there or take it out of the annotations."
-    except Exception as error:
-        return (
-            f"The image {path} cannot be read ({reason(error)}); fetch it again or take it "
-            "out of the annotations."
-        )
-    height, width = image.shape[:2]
-    said = (record.get("width", width), record.get("height", height))
-    if said != (width, height):
-        return (
-            f"The image {path} is {width}x{height} (width x height, turned as its EXIF data say), "
-            f"but the annotations say {said[0]}x{said[1]}; correct one of them."
-        )
-    return None
-
-
-def _mask_fault(record: dict[str, Any]) -> str | None:
-    """What is wrong with the semantic mask of a dataset dict whose image is sound."""
-    path = record.get("sem_seg_file_name")
-    if path is None:
-        return None
-    mask_record = {"file_name": path}
-    if "width" in record:
-        mask_record |= {"width": record["width"], "height": record["height"]}
-    fault = image_fault(mask_record, "L")
-    return fault and fault.replace("The image", "The semantic mask", 1)
 
 
 def _corners(annotation: dict[str, Any]) -> list[float] | None:
@@ -204,7 +203,7 @@ def _corners(annotation: dict[str, Any]) -> list[float] | None:
         box = BoxMode.convert(
             [float(v) for v in annotation["bbox"]], annotation["bbox_mode"], BoxMode.XYXY_ABS
         )
-    except (KeyError, TypeError, ValueError, AssertionError):
+    except (KeyError, TypeError, ValueError, OverflowError, AssertionError):
         return None
     x0, y0, x1, y1 = box
     usable = np.isfinite(box).all() and x1 > x0 and y1 > y0
@@ -215,54 +214,13 @@ def _usable_mask(
     segmentation: Any, record: dict[str, Any]
 ) -> list[np.ndarray] | dict[str, Any] | None:
     """The valid polygons, or a compressed run-length mask of the image's size, or None."""
+    height, width = record["height"], record["width"]
     if isinstance(segmentation, dict):
-        return usable_runs(segmentation, record["height"], record["width"])
+        return usable_runs(segmentation, height, width)
     if not isinstance(segmentation, list):
         return None
-    polygons = [np.asarray(p, dtype=float).reshape(-1, 2) for p in segmentation if is_polygon(p)]
-    return [part.reshape(-1) for points in polygons for part in _without_crossings(points)] or None
-
-
-def _without_crossings(points: np.ndarray) -> list[np.ndarray]:
-    """A polygon [points, 2] that crosses or touches itself as several that do not.
-
-    fvcore's crop would keep only one lobe of such a polygon: drawn around panoptic masks, one in
-    five is of this kind, and one in fifty would lose more than a tenth of its area.
-    """
-    outline = shapely.Polygon(points)
-    if outline.is_valid:
-        return [points]
-    parts = shapely.get_parts(shapely.get_parts(shapely.make_valid(outline)))
-    return [
-        shapely.get_coordinates(part.exterior)[:-1]
-        for part in parts
-        if isinstance(part, shapely.Polygon)
-    ]
-
-
-def is_polygon(points: Any) -> bool:
-    """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three finite points."""
-    try:
-        # The sum is finite only if all numbers are, and is taken far faster than a look at each.
-        return len(points) >= 6 and len(points) % 2 == 0 and bool(np.isfinite(float(sum(points))))
-    except (TypeError, ValueError):
-        return False
-
-
-def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
-    """COCO's run-length mask in compressed form, or None where it is not a mask of that size."""
-    try:
-        if list(segmentation["size"]) != [height, width]:
-            return None
-        counts = segmentation["counts"]
-        if isinstance(counts, list):
-            if sum(counts) != height * width or min(counts) < 0:
-                return None
-            segmentation = mask_util.frPyObjects(segmentation, height, width)
-        mask_util.decode(segmentation)
-    except Exception:  # pycocotools has no error class of its own
-        return None
-    return segmentation
+    polygons = [p.reshape(-1, 2) for p in usable_polygons(segmentation, height, width)]
+    return [part.reshape(-1) for points in polygons for part in without_crossings(points)] or None
 
 
 def _no_masks(mask_format: str, image_shape: tuple[int, int]) -> PolygonMasks | BitMasks:

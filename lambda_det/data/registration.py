@@ -85,7 +85,7 @@ def _register(cfg: CfgNode, split: str) -> str | None:
     stem = os.path.splitext(os.path.basename(json_file))[0]
     # The categories are part of the name: a changed file is another data set to the catalogue.
     identity = "\n".join([json_file, images, *categories])
-    name = f"{stem}_{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
+    name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
         register_coco_instances(name, {"thing_classes": categories}, json_file, images)
     if cfg.MODEL.KEYPOINT_ON and not MetadataCatalog.get(name).get("keypoint_names"):
@@ -97,6 +97,11 @@ def _keypoint_names(json_file: str) -> dict[str, list]:
     """The keypoints that a category names, where one does; left and right change in a flip."""
     for category in read_json(json_file)["categories"]:
         if names := category.get("keypoints"):
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise DataError(
+                    f"{json_file}: the keypoints of category {category['name']!r} are not a list "
+                    "of names; correct or remove them."
+                )
             flipped = {name: name.replace("left", "right") for name in names}
             pairs = [(a, b) for a, b in flipped.items() if a != b and b in names]
             return {"keypoint_names": list(names), "keypoint_flip_map": pairs}

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.checkpoint.c2_model_loading import (
     align_and_update_state_dicts,
     convert_c2_detectron_names,
 )
 from torch import Tensor
 
+from lambda_det.engine.background import SavingCheckpointer
+from lambda_det.engine.checkpoint_files import last_checkpoint, newest_good
 from lambda_det.errors import WeightsError
-from lambda_det.files import replace_file
 from lambda_det.modeling.provenance import (
     PixelSettings,
     check_provenance,
@@ -36,7 +35,7 @@ from lambda_det.modeling.weight_names import (
 )
 from lambda_det.modeling.weights import read_checkpoint
 
-__all__ = ["SafeCheckpointer", "last_checkpoint"]
+__all__ = ["SafeCheckpointer", "last_checkpoint", "newest_good"]
 
 # Layers whose shape depends on the number of classes: they start afresh when the classes change
 _CLASS_LAYERS = re.compile(
@@ -51,16 +50,6 @@ _CLASS_LAYERS = re.compile(
 _PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
 
 
-def last_checkpoint(folder: str) -> str:
-    """Path of the newest checkpoint of a run folder; "" where there is none."""
-    try:
-        with open(os.path.join(folder, "last_checkpoint")) as file:
-            name = file.read().strip()
-    except OSError:
-        return ""
-    return os.path.join(folder, name) if name else ""
-
-
 def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> None:
     """Let the C4 layout, whose res5 is in its heads, have that of a backbone or classifier."""
     for name in list(state):
@@ -69,36 +58,21 @@ def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> Non
             state.setdefault(head, state.pop(name))
 
 
-class SafeCheckpointer(DetectionCheckpointer):
-    """Detectron2's checkpointer with three promises.
+class SafeCheckpointer(SavingCheckpointer):
+    """Detectron2's checkpointer with four promises.
 
     Files may hold tensors, arrays, numbers, strings and containers of them; Detectron2 unpickles
     whatever is there, which runs programs hidden in a file. Weights that do not fit are an error,
-    and leave the model as it was, where Detectron2 warns and goes on with random ones. And a crash
-    while a checkpoint is written leaves the one before it, and the pointer to that.
+    and leave the model as it was, where Detectron2 warns and goes on with random ones. A crash at
+    any moment of saving leaves a whole checkpoint, and the pointer to one. And saving goes on
+    beside the training: ``save`` returns when the state is copied.
     """
-
-    def save(self, name: str, **kwargs: Any) -> None:
-        """Write model, training state and ``kwargs`` to NAME.pth, then point last_checkpoint to it.
-
-        Does nothing without a folder, or on any process but the first.
-        """
-        if not self.save_dir or not self.save_to_disk:
-            return
-        states = {key: item.state_dict() for key, item in self.checkpointables.items()}
-        content = {"model": self.model.state_dict(), **states, **kwargs}
-        path = os.path.join(self.save_dir, f"{name}.pth")
-        self.logger.info(f"Saving checkpoint to {path}")
-        replace_file(path, lambda file: torch.save(content, file))
-        self.tag_last_checkpoint(f"{name}.pth")
-
-    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        """Write the name of the newest checkpoint to last_checkpoint."""
-        path = os.path.join(self.save_dir, "last_checkpoint")
-        replace_file(path, lambda file: file.write(last_filename_basename.encode()))
 
     def load_everything(self, path: str) -> dict[str, Any]:
         """Load the model and the training state; every tensor of the model must be there.
+
+        The pointer of the run's folder names the file from then on, since one that it named before
+        may be damaged.
 
         Raises:
             WeightsError: the file is missing, unreadable, unsafe, or lacks something; model and
@@ -106,7 +80,13 @@ class SafeCheckpointer(DetectionCheckpointer):
         """
         self._must_be_complete = True
         self._must_hold_training = True
-        return self._load(path, None)
+        rest = self._load(path, None)
+        folder, name = os.path.split(os.path.abspath(path))
+        named = os.path.basename(last_checkpoint(folder))
+        own = self.save_dir and folder == os.path.abspath(self.save_dir)
+        if own and self.save_to_disk and named != name:
+            self.tag_last_checkpoint(name)
+        return rest
 
     def load_complete_model(self, path: str) -> None:
         """Load the model alone; every tensor of it must be there.
@@ -142,6 +122,7 @@ class SafeCheckpointer(DetectionCheckpointer):
 
     def _load(self, path: str, checkpointables: list[str] | None) -> dict[str, Any]:
         self._path = path
+        self.wait()  # it may be the file that is being written
         try:
             return self.load(path, checkpointables)
         except (OSError, AssertionError) as error:

@@ -23,6 +23,9 @@ On your own data in COCO's format:
   %(prog)s --config-file FILE --train-json a.json --train-images images/ \\
       --test-json b.json --test-images images/ OUTPUT_DIR output/mine
 
+Find the layer that a loss of NaN comes from, after the run has stopped with one (slower):
+  %(prog)s --config-file FILE --resume --debug-numerics OUTPUT_DIR output/mine
+
 Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --resume OUTPUT_DIR output/mine
   %(prog)s --config-file FILE --eval-only --resume OUTPUT_DIR output/mine
@@ -57,7 +60,12 @@ Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --eval-only --resume train.output_dir=output/mine
   %(prog)s --config-file FILE --eval-only train.init_checkpoint=model_final.pth
 
-Several machines and torchrun: as tools/train_net.py --help says.
+Several machines, torchrun and --debug-numerics: as tools/train_net.py --help says.
+"""
+
+_STATUS = """
+Exit status: 0 when all is done; 2 after an error, which is one sentence; 75 when SIGTERM or SIGUSR1
+of a scheduler stopped a training, which saved all and goes on with --resume; 130 after Ctrl-C.
 """
 
 _HELP = {
@@ -80,11 +88,17 @@ def run_parser(description: str, examples: str) -> argparse.ArgumentParser:
         description: one sentence.
         examples: shown after the flags; ``%(prog)s`` is the program.
     """
-    result = default_argument_parser(epilog=examples)
+    result = default_argument_parser(epilog=examples + _STATUS)
     result.description = description
     result.set_defaults(dist_url="auto")
     for action in result._actions:
         action.help = _HELP.get(action.dest, action.help)
+    result.add_argument(
+        "--debug-numerics",
+        action="store_true",
+        help="stop at the first layer whose output or gradient is NaN or infinite, and name it; "
+        "training is slower",
+    )
     return result
 
 

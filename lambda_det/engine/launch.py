@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import os
+import functools
 import socket
-import sys
-import time
 from collections.abc import Callable
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from detectron2.utils import comm
 
+from lambda_det.engine.connection import run_connected
+from lambda_det.engine.processes import run_together
+from lambda_det.engine.torchrun import join_torchrun, started_by_torchrun
 from lambda_det.errors import ConfigError, UserError
 
-__all__ = ["check_device", "launch", "on_main_process", "started_by_torchrun"]
-
-_TIMEOUT = timedelta(minutes=30)
-_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-
-
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun (or the like) has started already."""
-    return all(name in os.environ for name in _TORCHRUN_VARIABLES)
+__all__ = ["check_device", "launch", "on_main_process"]
 
 
 def check_device(device: str, num_gpus: int) -> torch.device:
@@ -83,12 +72,15 @@ def launch(
         args: num_gpus, num_machines, machine_rank and dist_url are used.
         device: MODEL.DEVICE.
 
+    Under torchrun a restarted attempt goes on where the one before it was, as with --resume.
+
     Raises:
         ConfigError: the flags contradict each other, the device or the address.
-        UserError: what ``main`` raised in one of the processes.
+        UserError: what ``main`` raised in one of the processes, or that one of them was killed.
+        Preempted: ``main`` raised it, after a signal that came to this process or to those.
     """
     if started_by_torchrun():
-        _join_torchrun(main, args, device)
+        join_torchrun(main, args, lambda count: check_device(device, count).type)
         return
     kind = check_device(device, args.num_gpus).type
     _check_machines(args)
@@ -97,19 +89,11 @@ def launch(
         main(args)
         return
     url = f"tcp://127.0.0.1:{_free_port()}" if args.dist_url == "auto" else args.dist_url
-    errors = mp.get_context("spawn").SimpleQueue()
-    try:
-        mp.start_processes(
-            _spawned,
-            args=(main, args, kind, world_size, url, errors),
-            nprocs=args.num_gpus,
-            start_method="spawn",
-        )
-    except (mp.ProcessExitedException, mp.ProcessRaisedException):
-        # The second when another process noticed first that one had gone
-        if errors.empty():
-            raise
-        raise errors.get() from None
+    first = args.machine_rank * args.num_gpus
+    run_together(
+        functools.partial(_spawned, main=main, args=args, kind=kind, url=url),
+        [f"Process {first + index} of {world_size}" for index in range(args.num_gpus)],
+    )
 
 
 def _check_machines(args: argparse.Namespace) -> None:
@@ -131,60 +115,10 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _spawned(local_rank, main, args, kind, world_size, url, errors) -> None:
+def _spawned(local_rank: int, main, args, kind: str, url: str) -> None:
     rank = args.machine_rank * args.num_gpus + local_rank
-    try:
-        _run_connected(main, args, kind, rank, world_size, local_rank, args.num_gpus, url)
-    except UserError as error:
-        errors.put(error)  # for the parent, who says it once
-        sys.exit(2)
-    # The work is done. In an orderly end a thread of PyTorch's may still abort the process, and the
-    # parent would take that for a failure.
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _join_torchrun(main, args, device) -> None:
-    rank, world_size, local_rank, local_size = (int(os.environ[v]) for v in _TORCHRUN_VARIABLES)
-    try:
-        if args.num_gpus > 1 or args.num_machines > 1:
-            raise ConfigError(
-                f"torchrun has started {world_size} processes already: leave out --num-gpus and "
-                "--num-machines, or start without torchrun."
-            )
-        kind = check_device(device, local_size).type
-        _run_connected(main, args, kind, rank, world_size, local_rank, local_size, "env://")
-    except UserError:
-        if rank > 0:
-            # Mostly all processes have the same to say. torchrun ends the others soon after the
-            # first has spoken, so that only an error of this process alone gets past this line.
-            time.sleep(10)
-        raise
-
-
-def _run_connected(main, args, kind, rank, world_size, local_rank, local_size, url) -> None:
-    if kind == "cuda":
-        torch.cuda.set_device(local_rank)
-    try:
-        dist.init_process_group(
-            "nccl" if kind == "cuda" else "gloo",
-            init_method=url,
-            rank=rank,
-            world_size=world_size,
-            timeout=_TIMEOUT,
-        )
-    except (RuntimeError, ValueError) as error:  # DistNetworkError is a RuntimeError
-        raise ConfigError(
-            f"The processes could not be connected over {url} ({str(error).splitlines()[0]}): is "
-            "the port free, and the address that of the machine of rank 0?"
-        ) from error
-    comm.create_local_process_group(local_size)
-    comm.synchronize()
-    main(args)
-    # Not after an error: the others may be in a collective call, and this would wait for them
-    dist.destroy_process_group()
+    world_size = args.num_gpus * args.num_machines
+    run_connected(lambda: main(args), kind, rank, world_size, local_rank, args.num_gpus, url)
 
 
 def on_main_process(check: Callable[[], None]) -> None:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det import data
+from lambda_det.engine.clipping import add_clipping
 from lambda_det.engine.lazy_config import LazyRun
 from lambda_det.engine.lazy_file import load_lazy_config, unused_train_keys
 from lambda_det.engine.lazy_words import lazy_words, own_words
@@ -72,6 +73,7 @@ class LazyTrainer(DetectionTrainer):
             "dataloader.train.mapper.image_format",
             "dataloader.train.total_batch_size",
             "train.reference_world_size",
+            "train.seed",
         ),
         but_not=(
             "model.backbone.bottom_up.checkpoint_activations",
@@ -142,7 +144,7 @@ class LazyTrainer(DetectionTrainer):
         if "lr" in lazy.optimizer:
             lazy.optimizer.lr = cfg.SOLVER.BASE_LR
         lazy.optimizer.params.model = model
-        return _made(lazy.optimizer, "optimizer")
+        return add_clipping(cfg, _made(lazy.optimizer, "optimizer"))
 
     @classmethod
     def build_lr_scheduler(cls, cfg: LazyRun, optimizer: Optimizer) -> LRScheduler:

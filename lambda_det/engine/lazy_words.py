@@ -17,6 +17,7 @@ _NAMES = {
     **KEYS,
     "DATASETS.TRAIN": "dataloader.train.dataset.names",
     "DATASETS.TEST": "dataloader.test.dataset.names",
+    "SOLVER.CLIP_GRADIENTS": "train.clip_gradients",
     "SOLVER.WARMUP_ITERS": "lr_multiplier.warmup_length",
     "CHECKPOINT_ACTIVATIONS": "checkpoint_activations",
 }

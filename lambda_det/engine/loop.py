@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+
 import torch
 from detectron2.engine import TrainerBase
 from detectron2.utils import comm
@@ -10,9 +14,17 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from lambda_det.engine.checkpoint_files import last_checkpoint, newest_good
+from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.engine.hooks import RunWriter
+from lambda_det.engine.launch import on_main_process
+from lambda_det.engine.preemption import listening
+from lambda_det.engine.saving import disk_errors_in_words
+from lambda_det.errors import Preempted, UserError, WeightsError
 
-__all__ = ["distribute", "run_steps"]
+__all__ = ["checkpoint_name", "checkpoint_to_resume", "distribute", "last_saved", "run_steps"]
+
+logger = logging.getLogger(__name__)
 
 
 def run_steps(trainer: TrainerBase) -> None:
@@ -21,23 +33,93 @@ def run_steps(trainer: TrainerBase) -> None:
     A hook may lower ``max_iter`` to end early. Not TrainerBase.train: after an error that would
     print its stack trace a second time, and run the final evaluation if it happened in the last
     step.
+
+    Args:
+        trainer: with ``checkpointer``, ``save_checkpoint`` and ``stop_signal``.
+
+    Raises:
+        Preempted: a scheduler's signal ended the run; what it did is saved.
+        UserError: a checkpoint could not be written.
     """
     trainer.iter = trainer.start_iter
-    with EventStorage(trainer.start_iter) as trainer.storage:
-        trainer.before_train()
+    folder = trainer.checkpointer.save_dir
+    with (
+        listening(),
+        disk_errors_in_words(folder),
+        EventStorage(trainer.start_iter) as trainer.storage,
+    ):
+        trainer.checkpointer.warn_of_little_space()
         try:
+            trainer.before_train()
             while trainer.iter < trainer.max_iter:
                 trainer.before_step()
                 trainer.run_step()
                 trainer.after_step()
+                trainer.checkpointer.check()
+                if trainer.stop_signal and trainer.iter + 1 < trainer.max_iter:
+                    logger.info("Told to stop: saving a checkpoint")
+                    trainer.save_checkpoint(checkpoint_name(trainer.iter))
+                    raise Preempted(trainer.stop_signal)
                 trainer.iter += 1
+            trainer.iter = trainer.max_iter
+            trainer.after_train()
+        except Preempted as stop:
+            trainer.checkpointer.wait()
+            _record(trainer)
+            # The first argument is the signal's number until here
+            raise Preempted(_last_words(stop.args[0], trainer.iter + 1, folder)) from stop
         except BaseException:
-            for hook in trainer._hooks:
-                if isinstance(hook, RunWriter):
-                    hook.after_train()  # what led to the error should be on record
+            last_saved(trainer.checkpointer)  # a good one is not lost over another's error
+            _record(trainer)
             raise
-        trainer.iter = trainer.max_iter
-        trainer.after_train()
+        trainer.checkpointer.wait()
+
+
+def checkpoint_name(iteration: int) -> str:
+    """Of the checkpoint after that iteration, counted from 0, without its ending."""
+    return f"model_{iteration:07d}"
+
+
+def last_saved(checkpointer: SafeCheckpointer) -> str:
+    """The last good checkpoint of a run, for the report of an error; "" where there is none.
+
+    One that is being written is waited for. If it fails, that is only logged.
+    """
+    try:
+        checkpointer.wait()
+    except UserError as error:
+        logger.error(str(error))
+    return last_checkpoint(checkpointer.save_dir)
+
+
+def checkpoint_to_resume(folder: str) -> str:
+    """The newest whole checkpoint of a run folder, the same on all processes; "" where is none.
+
+    Raises:
+        WeightsError: there are checkpoints and none is whole, or not every process sees the file.
+    """
+    found: list[str] = []
+    on_main_process(lambda: found.append(newest_good(folder)))
+    path = comm.all_gather(found)[0][0]
+    if path and not all(comm.all_gather(os.path.isfile(path))):
+        raise WeightsError(
+            f"Not every process finds the checkpoint {path}; give all machines the same folder."
+        )
+    return path
+
+
+def _record(trainer: TrainerBase) -> None:
+    """What led to the end should be on record."""
+    for hook in trainer._hooks:
+        if isinstance(hook, RunWriter):
+            hook.after_train()
+
+
+def _last_words(number: int, steps: int, folder: str) -> str:
+    return (
+        f"Stopped by {signal.Signals(number).name} after step {steps}; {last_checkpoint(folder)} "
+        "holds all of it: the same command with --resume continues."
+    )
 
 
 def distribute(

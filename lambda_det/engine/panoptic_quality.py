@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,9 @@ from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from PIL import Image
+
+from lambda_det.data.checks.coco_format import read_entries, read_json
+from lambda_det.errors import DataError
 
 __all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]
 
@@ -129,10 +131,17 @@ class PanopticQualityEvaluator(DatasetEvaluator):
     def __init__(self, dataset_name: str) -> None:
         metadata = MetadataCatalog.get(dataset_name)
         self._root = metadata.panoptic_root
-        with PathManager.open(metadata.panoptic_json, "r", encoding="utf-8") as file:
-            content = json.load(file)
-        self._truth = {entry["image_id"]: entry for entry in content["annotations"]}
-        self._is_thing = {entry["id"]: bool(entry["isthing"]) for entry in content["categories"]}
+        self._file = metadata.panoptic_json
+        content = read_json(self._file)
+        keys = ("image_id", "file_name", "segments_info")
+        self._truth = {
+            entry["image_id"]: entry
+            for entry in read_entries(self._file, content, "annotations", keys)
+        }
+        self._is_thing = {
+            entry["id"]: bool(entry["isthing"])
+            for entry in read_entries(self._file, content, "categories", ("id", "isthing"))
+        }
         self._dataset_ids = {
             isthing: {number: i for i, number in ids.items()}
             for isthing, ids in (
@@ -155,7 +164,12 @@ class PanopticQualityEvaluator(DatasetEvaluator):
                 }
                 for s in segments
             ]
-            entry = self._truth[image["image_id"]]
+            entry = self._truth.get(image["image_id"])
+            if entry is None:
+                raise DataError(
+                    f"{self._file} has no segments of image {image['image_id']!r}; add them, or "
+                    "take the image out of the other annotations."
+                )
             with PathManager.open(os.path.join(self._root, entry["file_name"]), "rb") as file:
                 colours = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
             truth = colours @ np.array([1, 256, 256**2])

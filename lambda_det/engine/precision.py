@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 
-__all__ = ["Precision", "pool_in_float32"]
+__all__ = ["LossScaler", "Precision", "pool_in_float32"]
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+MOST_SKIPPED = 20  # steps that loss scaling may skip one after the other
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,42 @@ class Precision:
     def autocast(self) -> AbstractContextManager:
         return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
 
-    def grad_scaler(self) -> torch.amp.GradScaler:
+    def grad_scaler(self) -> LossScaler:
         """Scales the loss in float16 alone; otherwise it does nothing."""
-        return torch.amp.GradScaler(self.device, enabled=self.dtype == torch.float16)
+        return LossScaler(self.device, enabled=self.dtype == torch.float16)
+
+
+class LossScaler(torch.amp.GradScaler):
+    """PyTorch's scaler, told whether the gradients are finite, which counts what it skips.
+
+    Attributes:
+        skipped: steps whose gradients left the range of float16.
+        skipped_in_row: of them, those since the last step that was taken.
+    """
+
+    def __init__(self, device: str, *, enabled: bool = True) -> None:
+        super().__init__(device, enabled=enabled)
+        self.skipped = self.skipped_in_row = 0
+
+    def step_if(self, finite: bool, optimizer: torch.optim.Optimizer) -> None:
+        """Take the step or skip it, and set the scale of the next one.
+
+        Args:
+            finite: whether the gradients are, which must have been unscaled.
+        """
+        if finite:
+            self.step(optimizer)
+            self.skipped_in_row = 0
+        else:
+            self.skipped += 1
+            self.skipped_in_row += 1
+        self.update()
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no scale seems to bring the gradients into the range of float16."""
+        row = self.skipped_in_row
+        return row >= MOST_SKIPPED or (row > 0 and self.get_scale() < 1)
 
 
 class _ROIAlignFloat32(ROIAlign):

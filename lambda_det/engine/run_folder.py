@@ -13,9 +13,9 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.config import leaves
-from lambda_det.engine.checkpointer import last_checkpoint
+from lambda_det.engine.checkpoint_files import candidates, last_checkpoint
 from lambda_det.engine.lazy_yaml import read_plain
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, listed
 from lambda_det.files import replace_text
 
 __all__ = [
@@ -57,6 +57,7 @@ DETECTION_KEYS = FixedKeys(
     names=(
         "MODEL",
         "INPUT.FORMAT",
+        "SEED",
         "SOLVER.BASE_LR",
         "SOLVER.BIAS_LR_FACTOR",
         "SOLVER.IMS_PER_BATCH",
@@ -96,12 +97,13 @@ def check_run_folder(cfg: CfgNode, *, resume: bool, fixed: FixedKeys = DETECTION
             f"OUTPUT_DIR {folder} already holds a run: add --resume to continue it, or give "
             "another OUTPUT_DIR."
         )
-    checkpoints = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
-    if checkpoints and not last_checkpoint(cfg.OUTPUT_DIR):
+    weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
+    if weights and not candidates(cfg.OUTPUT_DIR):
+        # Those of a run have names by which they are found even if the pointer is lost
         raise ConfigError(
-            f"{folder} holds checkpoints, but no last_checkpoint that says which to continue, and "
-            f"--resume would start over their run: write {checkpoints[-1].name} or another name "
-            f"into {folder / 'last_checkpoint'}, or give another OUTPUT_DIR."
+            f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
+            "names one to continue, and --resume would start over their run: write a name into "
+            f"{folder / 'last_checkpoint'}, or give another OUTPUT_DIR."
         )
     for key, before, now in changed_keys(cfg, folder / "config.yaml"):
         if key in fixed:

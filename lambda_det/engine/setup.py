@@ -6,13 +6,16 @@ import argparse
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from detectron2.config import CfgNode
 from detectron2.utils import comm
 
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.engine.checkpointer import SafeCheckpointer, newest_good
+from lambda_det.engine.clipping import check_clipping
 from lambda_det.engine.launch import launch, on_main_process
+from lambda_det.engine.loop import checkpoint_to_resume
 from lambda_det.engine.model_check import load_for_trial
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.run_folder import (
@@ -22,6 +25,7 @@ from lambda_det.engine.run_folder import (
     save_config,
 )
 from lambda_det.engine.run_log import start_log
+from lambda_det.engine.saving import disk_errors_in_words
 from lambda_det.engine.scaling import scale_schedule
 from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError, WeightsError
@@ -48,10 +52,11 @@ def run(args: argparse.Namespace, trainer: type[DetectionTrainer] = DetectionTra
 
 def _work(args: argparse.Namespace, trainer: type[DetectionTrainer]) -> None:
     cfg = setup(args, trainer)
-    if args.eval_only:
-        evaluate(cfg, resume=args.resume, trainer=trainer)
-    else:
-        train(cfg, resume=args.resume, trainer=trainer)
+    with disk_errors_in_words(cfg.OUTPUT_DIR):
+        if args.eval_only:
+            evaluate(cfg, resume=args.resume, trainer=trainer)
+        else:
+            train(cfg, resume=args.resume, trainer=trainer, debug=args.debug_numerics)
     logger.info(describe_run(cfg))
 
 
@@ -69,6 +74,7 @@ def setup(args: argparse.Namespace, trainer: type[DetectionTrainer] = DetectionT
     cfg = trainer.load_config(args)
     trainer.register_data(cfg)
     Precision.from_config(cfg)
+    check_clipping(cfg)
     if not args.eval_only:
         scale_schedule(cfg, comm.get_world_size())
     on_main_process(lambda: _check(cfg, args, trainer))
@@ -79,12 +85,12 @@ def setup(args: argparse.Namespace, trainer: type[DetectionTrainer] = DetectionT
 
 def _check(cfg: CfgNode, args: argparse.Namespace, trainer: type[DetectionTrainer]) -> None:
     if args.eval_only:
-        path = _weights_to_evaluate(cfg, args.resume)
+        path = _weights_to_evaluate(cfg, args.resume, newest_good)
         check_evaluation_folder(cfg, path)
         load_for_trial(trainer.build_for_trial(cfg), lambda c: c.load_complete_model(path))
     else:
         check_run_folder(cfg, resume=args.resume, fixed=trainer.fixed_keys)
-        _check_start(cfg, last_checkpoint(cfg.OUTPUT_DIR) if args.resume else "", trainer)
+        _check_start(cfg, newest_good(cfg.OUTPUT_DIR) if args.resume else "", trainer)
     test = args.eval_only or len(cfg.DATASETS.TEST) > 0
     trainer.check_data(cfg, train=not args.eval_only, test=test)
 
@@ -105,9 +111,9 @@ def _check_weights_exist(path: str) -> None:
         raise WeightsError(f"MODEL.WEIGHTS {path} is not there; it must name a checkpoint file.")
 
 
-def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
+def _weights_to_evaluate(cfg: CfgNode, resume: bool, newest: Callable[[str], str]) -> str:
     if resume:
-        path = last_checkpoint(cfg.OUTPUT_DIR)
+        path = newest(cfg.OUTPUT_DIR)
         if not path:
             raise WeightsError(
                 f"--eval-only --resume evaluates the last checkpoint of OUTPUT_DIR, and "
@@ -124,10 +130,19 @@ def _weights_to_evaluate(cfg: CfgNode, resume: bool) -> str:
 
 
 def train(
-    cfg: CfgNode, *, resume: bool, trainer: type[DetectionTrainer] = DetectionTrainer
+    cfg: CfgNode,
+    *,
+    resume: bool,
+    trainer: type[DetectionTrainer] = DetectionTrainer,
+    debug: bool = False,
 ) -> dict | None:
-    """Train and evaluate; with ``resume`` from the last checkpoint, if there is one."""
+    """Train and evaluate; with ``resume`` from the last checkpoint, if there is one.
+
+    With ``debug``, NaN and infinite numbers are traced to the layer that makes them.
+    """
     training = trainer(cfg)
+    if debug:
+        training.debug_numerics()
     training.resume_or_load(resume=resume)
     if comm.is_main_process():
         save_config(cfg)
@@ -143,7 +158,7 @@ def evaluate(
         ConfigError: no weights were named.
         WeightsError: they are missing or do not hold the whole model.
     """
-    path = _weights_to_evaluate(cfg, resume)
+    path = _weights_to_evaluate(cfg, resume, checkpoint_to_resume)
     model = trainer.build_model(cfg)
     SafeCheckpointer(model, cfg.OUTPUT_DIR).load_complete_model(path)
     if (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer, HookBase, TrainerBase, hooks
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.modeling import build_backbone, build_model
+from detectron2.solver import build_optimizer
 from detectron2.utils import comm
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
@@ -18,11 +21,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det import data
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.engine.checkpointer import SafeCheckpointer
+from lambda_det.engine.clipping import add_clipping
 from lambda_det.engine.config_file import load_config
 from lambda_det.engine.evaluation import build_evaluator
-from lambda_det.engine.hooks import RunWriter, batches_with_objects
-from lambda_det.engine.loop import distribute, run_steps
+from lambda_det.engine.hooks import Histories, RunWriter
+from lambda_det.engine.loop import checkpoint_to_resume, distribute, last_saved, run_steps
+from lambda_det.engine.milestones import Checkpoints, Evaluation, PreciseStatistics
 from lambda_det.engine.model_check import build_for_trial
 from lambda_det.engine.point_rend import bear_empty_batches
 from lambda_det.engine.precision import Precision, pool_in_float32
@@ -30,7 +35,7 @@ from lambda_det.engine.run_folder import DETECTION_KEYS
 from lambda_det.engine.scaling import images_per_batch, scale_schedule
 from lambda_det.engine.schedule import build_lr_scheduler
 from lambda_det.engine.step import StepTrainer
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.modeling.provenance import PixelSettings
 
@@ -45,6 +50,7 @@ class DetectionTrainer(DefaultTrainer):
     Attributes:
         cfg: the configuration, scaled to the number of workers.
         checkpointer: a :class:`SafeCheckpointer` of model and training state.
+        saved_as: name of the checkpoint that was saved or loaded last, without its ending.
         checkpoints_kept: so many, the newest; all of a long run would fill the disk.
         log_period: steps between two lines of the log.
         fixed_keys: what a resumed run must keep.
@@ -64,16 +70,20 @@ class DetectionTrainer(DefaultTrainer):
         optimizer = self.build_optimizer(cfg, model)
         loader = self.build_train_loader(cfg)
         self._model = model
+        self.saved_as = ""
+        self.checkpointer = SafeCheckpointer(
+            model, cfg.OUTPUT_DIR, keep=self.checkpoints_kept, trainer=weakref.proxy(self)
+        )
         self._trainer = StepTrainer(
             self.distribute(cfg, model),
             loader,
             optimizer,
             precision=Precision.from_config(cfg),
             accumulate=cfg.SOLVER.ACCUMULATE_GRADIENTS,
-            last_checkpoint=lambda: last_checkpoint(cfg.OUTPUT_DIR),
+            seed=cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed(),
+            last_checkpoint=functools.partial(last_saved, self.checkpointer),
         )
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
-        self.checkpointer = SafeCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.cfg = cfg
         self.register_hooks(self.build_hooks())
@@ -128,6 +138,13 @@ class DetectionTrainer(DefaultTrainer):
         return model.to(cfg.MODEL.DEVICE)
 
     @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> Optimizer:
+        plain = cfg.clone()
+        plain.defrost()
+        plain.SOLVER.CLIP_GRADIENTS.ENABLED = False
+        return add_clipping(cfg, build_optimizer(plain, model))
+
+    @classmethod
     def build_train_loader(cls, cfg: CfgNode) -> Iterable:
         return data.build_train_loader(cfg, images_per_batch(cfg))
 
@@ -146,42 +163,57 @@ class DetectionTrainer(DefaultTrainer):
     def build_hooks(self) -> list[HookBase]:
         """DefaultTrainer's hooks in its order: precise statistics, checkpoint, AP, log."""
         cfg = self.cfg
-        result = [hooks.IterationTimer(), hooks.LRScheduler()]
+        result = [hooks.IterationTimer(), hooks.LRScheduler(), Histories()]
         if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(self._model):
             few_workers = cfg.clone()
             few_workers.defrost()
             few_workers.DATALOADER.NUM_WORKERS = 0  # it runs now and then; workers would idle
-            loader = batches_with_objects(self.build_train_loader(few_workers))
+            loader = self.build_train_loader(few_workers)
             iterations = cfg.TEST.PRECISE_BN.NUM_ITER
             result.append(
-                hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, self._trainer.model, loader, iterations)
+                PreciseStatistics(cfg.TEST.EVAL_PERIOD, self._trainer.model, loader, iterations)
             )
-        if comm.is_main_process():
-            period = cfg.SOLVER.CHECKPOINT_PERIOD
-            kept = self.checkpoints_kept
-            result.append(hooks.PeriodicCheckpointer(self.checkpointer, period, max_to_keep=kept))
-        result.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate))
-        if comm.is_main_process():
-            result.append(RunWriter(cfg.OUTPUT_DIR, period=self.log_period))
-        return result
+        self._evaluation = Evaluation(cfg.TEST.EVAL_PERIOD, cfg.TEST.BEST_METRIC)
+        return [
+            *result,
+            Checkpoints(cfg.SOLVER.CHECKPOINT_PERIOD, self._evaluation.is_due),
+            self._evaluation,
+            RunWriter(cfg.OUTPUT_DIR, period=self.log_period),
+        ]
 
-    def _evaluate(self) -> dict:
+    def evaluate(self) -> dict:
+        """The results of the model as it is, on the first process."""
         # The bare model: in evaluation the processes have unequal numbers of batches
-        self._last_eval_results = self.test(self.cfg, self._model)
-        return self._last_eval_results
+        return self.test(self.cfg, self._model)
+
+    @property
+    def seed(self) -> int:
+        """Of all random numbers of the run; that of its checkpoint, if it was resumed."""
+        return self._trainer.seed
+
+    @property
+    def stop_signal(self) -> int:
+        """See :class:`StepTrainer`."""
+        return self._trainer.stop_signal
+
+    def save_checkpoint(self, name: str) -> None:
+        """Save model and training state as they are after this step."""
+        self.checkpointer.save(name, iteration=self.iter)
+        self.saved_as = name
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the last checkpoint, or begin with MODEL.WEIGHTS, or from scratch.
 
         Raises:
-            WeightsError: the file cannot be read or does not fit, or not every process sees it.
+            WeightsError: no checkpoint is whole, it does not fit, or not every process sees it.
             ConfigError: the checkpoint is of a run with another number of images per step, or the
                 weights are for images of other pixel settings.
         """
-        path = last_checkpoint(self.cfg.OUTPUT_DIR) if resume else ""
+        path = checkpoint_to_resume(self.cfg.OUTPUT_DIR) if resume else ""
         if path:
             self.checkpointer.load_everything(path)
             self.start_iter = self.iter + 1
+            self.saved_as = Path(path).stem
             if self.start_iter < self.max_iter:
                 # The saved rate of the next step is the former schedule's, if there is a new one
                 rates = self.scheduler.get_lr()
@@ -195,12 +227,10 @@ class DetectionTrainer(DefaultTrainer):
                 self.checkpointer.load_initial_weights(self.cfg.MODEL.WEIGHTS, pixels)
             else:
                 logger.info("No weights are named: training from scratch")
-        starts = comm.all_gather(self.start_iter)
-        if len(set(starts)) > 1:
-            raise WeightsError(
-                f"Not every process finds the checkpoint in {self.cfg.OUTPUT_DIR} (they would "
-                f"begin at iterations {starts}); give all machines the same folder."
-            )
+
+    def debug_numerics(self) -> None:
+        """See :class:`StepTrainer`."""
+        self._trainer.debug_numerics()
 
     def train(self) -> dict | None:
         """Run from ``start_iter`` to SOLVER.MAX_ITER.
@@ -210,20 +240,39 @@ class DetectionTrainer(DefaultTrainer):
 
         Raises:
             NonFiniteLossError: see :class:`StepTrainer`.
+            Preempted: a scheduler's signal ended the run; see :func:`run_steps`.
         """
         if self.start_iter >= self.max_iter:
             logger.info(f"The run has all of its {self.max_iter} iterations already")
         logger.info(f"Training from iteration {self.start_iter} to {self.max_iter}")
         run_steps(self)
+        self._trainer.log_skipped_steps()
         if not comm.is_main_process():
             return None
         if len(self.cfg.TEST.EXPECTED_RESULTS):
-            verify_results(self.cfg, self._last_eval_results)
-        return self._last_eval_results
+            verify_results(self.cfg, self._evaluation.results)
+        return self._evaluation.results
+
+    def before_train(self) -> None:
+        """Begin the training images where the run is, and then as the hooks do."""
+        logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
+        loader = self._trainer.data_loader
+        if hasattr(loader, "begin"):
+            loader.begin(self.seed, self.start_iter * self.cfg.SOLVER.ACCUMULATE_GRADIENTS)
+        elif self.start_iter > 0:
+            logger.warning(
+                f"The training loader, a {type(loader).__name__}, cannot be begun in the midst of "
+                "its images: their order starts anew"
+            )
+        super().before_train()
 
     def state_dict(self) -> dict:
         state = super().state_dict()
         state["images_per_step"] = self.cfg.SOLVER.IMS_PER_BATCH
+        state["seed"] = self.seed
+        loader = self._trainer.data_loader
+        if hasattr(loader, "state_dict"):
+            state["data"] = loader.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict) -> None:
@@ -236,3 +285,13 @@ class DetectionTrainer(DefaultTrainer):
                 f"means nothing then. Keep workers x SOLVER.ACCUMULATE_GRADIENTS as it was."
             )
         super().load_state_dict(state_dict)
+        if "seed" not in state_dict:
+            logger.warning(
+                "The checkpoint is of an earlier version, without the seed of its run: the order "
+                "of images, random numbers and the smoothed values of the log start anew"
+            )
+            return
+        self._trainer.seed = state_dict["seed"]
+        loader = self._trainer.data_loader
+        if "data" in state_dict and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(state_dict["data"])

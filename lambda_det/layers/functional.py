@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lambda_det.layers.exporting import is_exporting, plain
+from lambda_det.layers.saturation import saturate, saturated
 
 KeyNorm = Literal["softmax", "l2", "none"]
 KEY_NORMS: tuple[str, ...] = ("softmax", "l2", "none")
@@ -76,13 +77,14 @@ def apply_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
 
     The output is laid out as the queries are, channels last or a map per channel, without a copy.
     """
-    lambdas = lambdas.to(queries.dtype)
+    lambdas = saturated(lambdas, queries.dtype)
     if is_exporting():
-        return torch.bmm(queries.flatten(1, 2), lambdas).unflatten(1, (-1, queries.shape[2]))
+        outputs = torch.bmm(queries.flatten(1, 2), lambdas)
+        return saturate(outputs).unflatten(1, (-1, queries.shape[2]))
     if queries.stride(-1) == 1:
-        return torch.einsum("bnhk,bkv->bnhv", queries, lambdas)
+        return saturate(torch.einsum("bnhk,bkv->bnhv", queries, lambdas))
     maps = torch.matmul(lambdas.mT[:, None], queries.permute(0, 2, 3, 1))  # [b, h, v, n]
-    return maps.permute(0, 3, 1, 2)
+    return saturate(maps).permute(0, 3, 1, 2)
 
 
 def masked_content_output(
@@ -116,7 +118,8 @@ def masked_content_output(
             if kind == "l2":
                 weights = torch.nn.functional.normalize(weights, dim=2)
             lambdas = torch.einsum("bnm,bmv->bnv", weights, values[..., u].to(weights.dtype))
-            output = output + queries[..., k, None] * lambdas[:, :, None].to(queries.dtype)
+            product = queries[..., k, None] * saturated(lambdas[:, :, None], queries.dtype)
+            output = saturate(output + saturate(product))
     return output
 
 
@@ -131,5 +134,5 @@ def position_output(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tens
     Returns:
         [b, n, h, v].
     """
-    lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
-    return torch.einsum("bnhk,bnkv->bnhv", queries, lambdas)
+    lambdas = saturate(torch.einsum("nmku,bmvu->bnkv", embeddings, values))
+    return saturate(torch.einsum("bnhk,bnkv->bnhv", queries, lambdas))

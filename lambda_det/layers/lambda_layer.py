@@ -19,10 +19,11 @@ from lambda_det.layers.functional import (
     position_output,
     without_autocast,
 )
-from lambda_det.layers.hooks import is_watched
+from lambda_det.layers.hooks import is_watched, note
 from lambda_det.layers.local import check_implementation, local_position_output
 from lambda_det.layers.local.dilation import grid_size, spread
 from lambda_det.layers.position import RelativePosition, dense_embedding
+from lambda_det.layers.saturation import limit, saturate
 
 
 class LambdaLayer(nn.Module):
@@ -182,8 +183,12 @@ class LambdaLayer(nn.Module):
                 "H, W] for padding or [n, m] for a context per query."
             )
         queries, keys, values = self._project(x)
-        queries = _split(self.query_norm(queries), self.heads, self.query_depth)
-        values = _split(self.value_norm(values), self.groups, self.value_depth, self.intra_depth)
+        queries = saturate(self.query_norm(queries))
+        values = saturate(self.value_norm(values))
+        note("queries", queries)
+        note("values", values)
+        queries = _split(queries, self.heads, self.query_depth)
+        values = _split(values, self.groups, self.value_depth, self.intra_depth)
         if self.query_softmax:
             queries = queries.softmax(dim=-1).to(values.dtype)  # autocast gives float32 on CUDA
         if valid is not None:
@@ -203,6 +208,8 @@ class LambdaLayer(nn.Module):
             for group in range(self.groups)
         ]
         y = outputs[0] if self.groups == 1 else torch.cat(outputs, dim=3)  # [B, H, W, h, v]
+        if not self.training:
+            y = limit(y)
         return plain(y.flatten(3).permute(0, 3, 1, 2))
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -218,8 +225,9 @@ class LambdaLayer(nn.Module):
         plain = all(type(conv) is nn.Conv2d and conv.bias is None for conv in projections)
         if not plain or is_watched(*projections):
             keys = None if self.key_proj is None else self.key_proj(x)
-            return self.query_proj(x), keys, self.value_proj(x)
-        maps = nn.functional.conv2d(x, torch.cat([conv.weight for conv in projections]))
+            keys = keys if keys is None else saturate(keys)
+            return saturate(self.query_proj(x)), keys, saturate(self.value_proj(x))
+        maps = saturate(nn.functional.conv2d(x, torch.cat([conv.weight for conv in projections])))
         queries, values, *keys = maps.split([conv.out_channels for conv in projections], dim=1)
         return queries, keys[0] if keys else None, values
 
@@ -240,11 +248,15 @@ class LambdaLayer(nn.Module):
             # Autocast would take these products, and the softmax's sums, back to 16 bits.
             with without_autocast(queries):
                 if contexts is None:
-                    lambdas = content_lambda(normalize_keys(flat[1], self.key_norm, valid), flat[2])
+                    weights = normalize_keys(flat[1], self.key_norm, valid)
+                    lambdas = content_lambda(weights, flat[2])
+                    note("normalised keys", weights)
+                    note("content lambda", lambdas)
                     output = apply_lambda(flat[0], lambdas)
                 else:
                     output = masked_content_output(*flat, contexts, self.key_norm)
             output = output.unflatten(1, (height, width))
+            note("content output", output)
         if self.position is not None:
             embedding = self.position(*grid_size(height, width, self.dilation))
             if self.multi_head:
@@ -258,7 +270,8 @@ class LambdaLayer(nn.Module):
                 dense = dense_embedding(embedding, height, width) * contexts[:, :, None, None]
                 position = position_output(queries.flatten(1, 2), values.flatten(1, 2), dense)
                 position = position.unflatten(1, (height, width))
-            output = position if output is None else output + position
+            note("position output", position)
+            output = position if output is None else saturate(output + position)
         return output
 
     def extra_repr(self) -> str:

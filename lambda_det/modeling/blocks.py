@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from detectron2.layers import CNNBlockBase, Conv2d, get_norm
+from detectron2.layers import CNNBlockBase, get_norm
 from detectron2.modeling.backbone.resnet import BasicStem
 from fvcore.nn.weight_init import c2_msra_fill
 from torch import Tensor, nn
@@ -18,7 +18,9 @@ from torchvision.ops import StochasticDepth
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.exporting import is_exporting
+from lambda_det.layers.saturation import saturate
 from lambda_det.modeling import residual
+from lambda_det.modeling.convolution import SaturatingConv2d
 
 Norm = str | Callable[[int], nn.Module]
 
@@ -52,9 +54,9 @@ def conv_norm(
     stride: int = 1,
     dilation: int = 1,
     relu: bool = True,
-) -> Conv2d:
+) -> SaturatingConv2d:
     """A convolution without bias, then norm, then perhaps ReLU; initialised as Detectron2's."""
-    conv = Conv2d(
+    conv = SaturatingConv2d(
         in_channels,
         out_channels,
         kernel_size,
@@ -91,6 +93,10 @@ class ResNetRSStem(CNNBlockBase):
 class VanillaStem(BasicStem):
     """The stem of He et al. (2016): a strided 7x7 convolution and max pooling."""
 
+    def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
+        super().__init__(in_channels, out_channels, norm)
+        self.conv1.__class__ = SaturatingConv2d
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]; ``mask`` as in `Bottleneck`."""
         x = F.relu_(self.conv1(x))
@@ -105,8 +111,8 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.reduce = Conv2d(channels, channels // 4, 1)
-        self.expand = Conv2d(channels // 4, channels, 1)
+        self.reduce = SaturatingConv2d(channels, channels // 4, 1)
+        self.expand = SaturatingConv2d(channels // 4, channels, 1)
         for conv in (self.reduce, self.expand):
             c2_msra_fill(conv)
 
@@ -205,7 +211,7 @@ class Bottleneck(CNNBlockBase):
             out = self.conv2(out, mask)
             if self.stride > 1:
                 out = average(blank(out, mask), self.stride)
-            out = F.relu_(self.norm2(out))
+            out = F.relu_(saturate(self.norm2(out)))
         else:
             out = self.conv2(out)
         kept = self.drop is None or not self.training
@@ -218,7 +224,7 @@ class Bottleneck(CNNBlockBase):
             out = self.se(out, subsample_mask(mask, self.stride))
         if self.drop is not None:
             out = self.drop(out)
-        return F.relu_(out + self._shortcut(x, mask))
+        return F.relu_(saturate(out + self._shortcut(x, mask)))
 
     def _shortcut(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if self.shortcut is None:
@@ -226,7 +232,7 @@ class Bottleneck(CNNBlockBase):
         return self.shortcut(mean_pool(x, self.stride, mask) if self.pool_shortcut else x)
 
 
-def zero_last_norm(conv: Conv2d) -> None:
+def zero_last_norm(conv: SaturatingConv2d) -> None:
     """Start a residual branch at zero: gamma = 0 in its last norm (Appendix E.1)."""
     weight = getattr(conv.norm, "weight", None)
     # A frozen norm holds buffers, from a checkpoint; there is nothing to initialise.

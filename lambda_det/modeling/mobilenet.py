@@ -15,6 +15,7 @@ from torchvision.models import mobilenet_v2
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
+from lambda_det.layers.saturation import saturate
 from lambda_det.modeling.blocks import Norm, check_norm, check_probability, conv_norm
 from lambda_det.modeling.resnet import check_out_features
 from lambda_det.modeling.specs import MobileNetSpec
@@ -42,7 +43,7 @@ class LightweightLambdaBlock(CNNBlockBase):
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu6(self.conv1(x))
         out = F.relu6(self.norm2(self.conv2(out)))
-        return x + self.conv3(out)
+        return saturate(x + self.conv3(out))
 
 
 class MobileNetV2(Backbone):

@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from detectron2.layers import Conv2d, FrozenBatchNorm2d
+from detectron2.layers import FrozenBatchNorm2d
 from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lambda_det.layers.hooks import is_watched
+from lambda_det.layers.saturation import saturate
+from lambda_det.modeling.convolution import SaturatingConv2d
 from lambda_det.modeling.norm import (
     SyncBatchNorm2d,
     join_processes,
@@ -47,7 +49,11 @@ def covers(conv: nn.Module, se: nn.Module | None, device: torch.device) -> bool:
     if device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     norm = getattr(conv, "norm", None)
-    if type(conv) is not Conv2d or conv.activation is not None or type(norm) not in _NORMS:
+    if (
+        type(conv) is not SaturatingConv2d
+        or conv.activation is not None
+        or type(norm) not in _NORMS
+    ):
         return False
     if type(norm) is FrozenBatchNorm2d and se is None and torch.is_grad_enabled():
         return False  # its plain form keeps y alone
@@ -59,10 +65,10 @@ def covers(conv: nn.Module, se: nn.Module | None, device: torch.device) -> bool:
 
 def plain(c: Tensor, shortcut: Tensor, norm: nn.Module, se: nn.Module | None) -> Tensor:
     """What :func:`finish` computes, by the modules one after the other."""
-    out = norm(c)
+    out = saturate(norm(saturate(c)))
     if se is not None:
         out = se(out)
-    return F.relu_(out + shortcut)
+    return F.relu_(saturate(out + shortcut))
 
 
 def finish(c: Tensor, shortcut: Tensor, norm: nn.Module, se: nn.Module | None) -> Tensor:

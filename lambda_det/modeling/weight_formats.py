@@ -1,7 +1,9 @@
 """The three forms of weight files, written, and read without running what is in them.
 
 A .pth is a file of ``torch.save``, a .pkl a pickle of NumPy arrays as in Detectron2's model zoo, a
-.safetensors holds nothing but tensors and text.
+.safetensors holds nothing but tensors and text. The first has checksums. The other two, and a .pth
+of PyTorch before 1.6 or with ``set_crc32_options(False)``, have none but that of a backbone file,
+:func:`lambda_det.modeling.provenance.checksum`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import contextlib
 import io
 import json
 import pickle
+import tarfile
+import zipfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,7 +29,15 @@ from torch import Tensor
 
 from lambda_det.errors import WeightsError, reason
 
-__all__ = ["READERS", "WRITERS", "read_pickle", "read_safetensors", "read_torch"]
+__all__ = [
+    "READERS",
+    "WRITERS",
+    "check_torch_file",
+    "read_pickle",
+    "read_safetensors",
+    "read_torch",
+    "write_torch",
+]
 
 # What Detectron2's and Caffe2's weight files need; anything else in a pickle may be a program
 _PICKLE_GLOBALS = {
@@ -44,13 +56,29 @@ _NUMPY_TYPES = "?bBhHiIlLqQefd"
 def read_torch(path: str | Path) -> Any:
     """The content of a file of ``torch.save``: tensors, arrays, plain values and their containers.
 
+    The checksums that ``torch.save`` puts into the file, and ``torch.load`` passes over, are
+    checked; the module says which files have none.
+
     Raises:
         WeightsError: it is damaged or holds anything else.
         OSError: it is not there or cannot be opened.
     """
+    return _read_torch(path, mmap=False)
+
+
+def check_torch_file(path: str | Path) -> Any:
+    """As :func:`read_torch`, but its tensors stay on the disk until they are looked at.
+
+    Use it to see whether a file is whole: it takes the time of reading it, and no memory.
+    """
+    return _read_torch(path, mmap=True)
+
+
+def _read_torch(path: str | Path, *, mmap: bool) -> Any:
     try:
+        zipped = _check_records(path)
         with _numpy_allowed():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipped)
     except OSError:
         raise
     except pickle.UnpicklingError as error:
@@ -64,6 +92,25 @@ def read_torch(path: str | Path) -> Any:
             f"{path} cannot be read: it is damaged, was not written to the end, or is not in the "
             "format of torch.save (.pth); take another checkpoint."
         ) from error
+
+
+def _check_records(path: str | Path) -> bool:
+    """Whether the file is a zip archive, as those of today are; its records are whole then.
+
+    Raises:
+        zipfile.BadZipFile: a record differs from its checksum; a broken archive may raise others.
+        pickle.UnpicklingError: the file is of a form that older PyTorch is not safe to read.
+    """
+    with open(path, "rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            # Of before PyTorch 0.1.10; up to 2.5 such a file could run a program (CVE-2025-32434)
+            if tarfile.is_tarfile(path):
+                raise pickle.UnpicklingError("a tar archive")
+            return False
+        with zipfile.ZipFile(file) as archive:
+            if any(record.CRC for record in archive.infolist()) and (bad := archive.testzip()):
+                raise zipfile.BadZipFile(f"{bad} differs from its checksum")
+    return True
 
 
 def _numpy_allowed() -> AbstractContextManager:
@@ -140,8 +187,17 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
 _ABOUT = "lambda_det"  # the metadata that has what stands beside "model", as JSON
 
 
-def _write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    torch.save(dict(content), file)
+def write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
+    """``torch.save`` with checksums, whatever is set elsewhere in the process."""
+    if not hasattr(torch.serialization, "set_crc32_options"):  # before PyTorch 2.6: always
+        torch.save(dict(content), file)
+        return
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        torch.save(dict(content), file)
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _write_pickle(content: Mapping[str, Any], file: IO[bytes]) -> None:
@@ -157,4 +213,4 @@ def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 
 READERS = {".pkl": read_pickle, ".safetensors": read_safetensors}  # all others: read_torch
-WRITERS = {".pth": _write_torch, ".pkl": _write_pickle, ".safetensors": _write_safetensors}
+WRITERS = {".pth": write_torch, ".pkl": _write_pickle, ".safetensors": _write_safetensors}

@@ -16,8 +16,8 @@ from detectron2.structures import ImageList
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from lambda_det.data.image_files import image_fault
 from lambda_det.data.jitter import ResizeShortestEdgeAtLeastOnePixel
-from lambda_det.data.mapper import image_fault
 from lambda_det.engine.launch import check_device
 from lambda_det.engine.lazy_config import LazyRun
 from lambda_det.engine.lazy_trainer import trainer_of

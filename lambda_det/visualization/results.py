@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from lambda_det.data.checks import registered_files
 from lambda_det.data.checks.registered import is_coco
-from lambda_det.data.mapper import image_fault
+from lambda_det.data.image_files import image_fault
 from lambda_det.engine.drawing import side_by_side
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.visualization.album import Album

@@ -273,3 +273,32 @@ def test_files_that_cannot_be_opened(tmp_path, form):
     (tmp_path / f"b{form}").mkdir()
     with pytest.raises(WeightsError, match="cannot be read"):
         read_backbone(tmp_path / f"b{form}")
+
+
+def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, form):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    meta = {"format": 2, "model": "toy", "options": {"scope": 3}, "pixel_mean": [1.5, 2.5, 3.5]}
+    content = {"model": state, "__author__": "lambda_det", "matching_heuristics": True}
+    content["meta"] = {**meta, "sha256": checksum(state, meta)}
+    path = tmp_path / f"b{form}"
+    save_backbone(content, path)
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    assert read_backbone(path)["meta"] == content["meta"]
+    noticed = 0
+    for _ in range(200):
+        altered = bytearray(data)
+        place = rng.integers(len(data))
+        altered[place] ^= rng.integers(1, 256)
+        path.write_bytes(altered)
+        try:
+            read = read_backbone(path)
+            load_backbone_weights(network, path)
+        except WeightsError:
+            noticed += 1
+            continue
+        assert read["meta"] == content["meta"] and read["model"].keys() == state.keys(), place
+        for name, tensor in network.state_dict().items():
+            assert torch.equal(read["model"][name], state[name]), place
+            assert torch.equal(tensor, state[name]), place
+    assert noticed > 50

@@ -63,7 +63,7 @@ def write(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         folder.mkdir(exist_ok=True)
         rng = np.random.default_rng(0)
         for image in content["images"]:
-            shape = (max(image["height"], 1), max(image["width"], 1), 3)
+            shape = (*np.clip([image["height"], image["width"]], 1, 1000), 3)
             pixels = rng.integers(0, 255, shape, dtype=np.uint8)
             Image.fromarray(pixels).save(folder / image["file_name"])
         path = tmp_path / f"{name}.json"

@@ -41,6 +41,10 @@ FINDINGS = {
         lambda c: c["images"][2].update(width=0),
         "30.png, 0x48",
     ),
+    "image of more pixels than can be read": (
+        lambda c: c["images"][2].update(width=2**62, height=2**62),
+        f"30.png, {2**62}x{2**62}",
+    ),
     "annotation of an image that is not listed": (
         lambda c: c["annotations"][4].update(image_id=99),
         "annotation 5 of image 99",
@@ -60,6 +64,10 @@ FINDINGS = {
     "run-length mask that does not fit its image": (
         lambda c: c["annotations"][4].update(segmentation={"size": [64, 48], "counts": [3072]}),
         "annotation 5",
+    ),
+    "keypoints that are not a list of finite numbers": (
+        lambda c: c["annotations"][4].update(keypoints=[1, 2, "3"]),
+        "annotation 5 of image 30",
     ),
     "iscrowd that is neither 0 nor 1": (
         lambda c: c["annotations"][4].update(iscrowd="no"),
@@ -90,6 +98,10 @@ FINDINGS = {
         "annotation 5",
     ),
     "annotation without area": (lambda c: c["annotations"][4].pop("area"), "annotation 5"),
+    "area that is negative or not a finite number": (
+        lambda c: c["annotations"][4].update(area=[]),
+        "annotation 5 of image 30, area []",
+    ),
     "annotation without iscrowd": (lambda c: c["annotations"][4].pop("iscrowd"), "annotation 5"),
     "image without annotations": (lambda c: c["images"].append({**FIFTH}), "50.png"),
 }
@@ -403,3 +415,17 @@ def test_training_without_evaluation(registered):
 
 def test_severities_are_known():
     assert set(KINDS.values()) == {REFUSED, BAD_BOX, NOTED}
+
+
+@pytest.mark.parametrize("flag", ["", None, [], "0"])
+def test_an_ignore_flag_that_is_not_0_is_found(content, write, flag):
+    """Detectron2 asserts that it equals 0, which these do not, true or not."""
+    content["annotations"][4]["ignore"] = flag
+    assert "annotation 5" in check_coco(*write(content), files="none").refusal()
+
+
+@pytest.mark.parametrize("name", [5, None, ["a"], "\ud800"], ids=ascii)
+def test_names_of_categories_must_be_text(content, write, name):
+    content["categories"][1]["name"] = name
+    with pytest.raises(DataError, match=r"set\.json: the name of category 5 is .*must be a text"):
+        check_coco(*write(content), files="none")

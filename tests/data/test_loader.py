@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from detectron2.data import DatasetCatalog
 from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.data import build_test_loader, build_train_loader
-from lambda_det.data.loader import FailingLoader, SkippingDataset
+from lambda_det.data.samples import SkippingDataset
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -119,23 +120,23 @@ def test_the_count_is_shared_by_the_workers():
     """Each worker process meets one bad image only; together they are past the limit of one."""
     dataset = SkippingDataset(list(range(8)), raising_read({0, 3}), max_unreadable=1)
     worker = torch.multiprocessing.get_context("fork").Process(
-        target=dataset.__getitem__, args=(0,)
+        target=dataset.__getitem__, args=((0, 0, 0),)
     )
     worker.start()
     worker.join()
-    (failure,) = (v for v in dataset[3].values() if isinstance(v, DataError))
+    failure = dataset[0, 1, 3]
+    assert isinstance(failure, DataError)
     assert "after 2 unreadable" in str(failure) and "image 3 is broken" in str(failure)
 
 
 def test_the_next_image_is_taken_round_the_end():
     dataset = SkippingDataset(list(range(4)), raising_read({2, 3}), max_unreadable=2)
-    assert [dataset[index]["image"] for index in (1, 2, 3, 0)] == [1, 0, 0, 0]
+    assert [dataset[0, 9, index]["image"] for index in (1, 2, 3, 0)] == [1, 0, 0, 0]
 
 
 def test_all_images_unreadable():
     dataset = SkippingDataset([0, 1, 2], raising_read({0, 1, 2}), max_unreadable=20)
-    with pytest.raises(DataError, match=r"No image .* image 0 is broken"):
-        next(iter(FailingLoader([[dataset[1]]])))
+    assert re.match(r"No image .* image 0 is broken", str(dataset[0, 0, 1]))
 
 
 @pytest.mark.parametrize("images_per_batch", [0, 3])
@@ -143,11 +144,6 @@ def test_a_batch_that_does_not_divide_by_the_workers(ready, monkeypatch, images_
     monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: 2)
     with pytest.raises(ConfigError, match=r"SOLVER\.IMS_PER_BATCH"):
         build_train_loader(ready[0], images_per_batch)
-
-
-def test_the_batch_is_shared_among_the_processes(ready, monkeypatch):
-    monkeypatch.setattr("detectron2.data.build.get_world_size", lambda: 2)
-    assert [len(batch) for batch in first_batches(ready[0], 4, 2)] == [2, 2]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

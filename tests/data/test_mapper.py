@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 
 import numpy as np
 import pycocotools.mask as mask_util
@@ -15,6 +16,8 @@ from PIL import Image
 
 from lambda_det.data import TolerantMapper, build_augmentation
 from lambda_det.errors import DataError
+
+from .fuzz_trial import limits
 
 WIDTH, HEIGHT = 64, 48
 
@@ -257,15 +260,23 @@ def break_file(path, how):
         path.write_bytes(path.read_bytes()[:-2000])
     elif how == "text":
         path.write_text("not an image")
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "pipe":  # to open it would wait for ever
+        path.unlink()
+        os.mkfifo(path)
     else:
         Image.new("RGB", (WIDTH, HEIGHT + 1)).save(path)
 
 
-@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "text", "other size"])
+@pytest.mark.parametrize(
+    "how", ["missing", "empty", "truncated", "text", "other size", "folder", "pipe"]
+)
 @pytest.mark.parametrize("is_train", [True, False])
 def test_a_bad_file_is_named(cfg, record, tmp_path, how, is_train):
     break_file(tmp_path / "image.png", how)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DataError) as raised, limits():
         TolerantMapper(cfg, is_train=is_train)(record)
     assert record["file_name"] in str(raised.value) and "\n" not in str(raised.value)
 
@@ -277,3 +288,31 @@ def test_a_fault_of_the_program_is_not_blamed_on_the_file(cfg, record):
 
     with pytest.raises(ValueError, match="a bug"):
         mapped(cfg, record, [], augmentations=T.AugmentationList([Broken()]))
+
+
+def test_labels_without_a_class_are_named_with_their_mask(cfg, record, tmp_path):
+    cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
+    cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES = 4
+    labels = np.full((HEIGHT, WIDTH), 3, np.uint8)
+    labels[:5] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
+    record["sem_seg_file_name"] = str(tmp_path / "mask.png")
+    Image.fromarray(labels).save(tmp_path / "mask.png")
+    for _ in range(3):  # the padding of the jitter is no fault either
+        assert TolerantMapper(cfg, is_train=True)(record)["sem_seg"].unique().tolist() == [3, 255]
+    labels[10:] = 4
+    Image.fromarray(labels).save(tmp_path / "mask.png")
+    with pytest.raises(DataError, match=r"mask\.png holds the label 4, but there are 4 classes"):
+        for _ in range(9):  # of which some show the label
+            TolerantMapper(cfg, is_train=True)(record)
+
+
+@pytest.mark.parametrize("mask_format", ["polygon", "bitmask"])
+def test_a_polygon_that_reaches_far_out_is_cut_at_the_border(cfg, record, mask_format):
+    """Its outline, pixel for pixel, would not fit into memory."""
+    cfg.INPUT.MASK_FORMAT = mask_format
+    cfg.INPUT.LSJ.ENABLED = False
+    far = [10, 10, 9e5, 10, 9e5, 9e5, 10, 9e5]
+    instances = mapped(cfg, record, [thing(segmentation=[far])], **NO_CHANGE)
+    masks = instances.gt_masks
+    area = masks.area() if mask_format == "polygon" else masks.tensor.sum((1, 2))
+    assert area.tolist() == [(WIDTH - 10) * (HEIGHT - 10)]

@@ -13,7 +13,7 @@ from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import Boxes, Instances
 
 from lambda_det.data import check_datasets
-from lambda_det.engine.evaluation import build_evaluator
+from lambda_det.engine.evaluation import TolerantCOCOEvaluator, build_evaluator
 
 
 @pytest.fixture
@@ -81,6 +81,11 @@ def test_bare_annotations_are_evaluated(bare_data, tmp_path):
         ({"segmentation": [[1, 2]]}, 100),
         ({"segmentation": [[1, 2, 3, 4]]}, 100),
         ({"segmentation": [[1, 2, math.nan, 4, 5, 6]]}, 100),
+        ({"area": []}, 100),
+        ({"area": -1}, 100),
+        ({"id": 0}, 100),  # pycocotools takes a match with it for no match
+        # Cut at the border of the image, as its outline would not fit into memory
+        ({"segmentation": [[4, 4, 9e5, 4, 9e5, 9e5, 4, 9e5]], "bbox": [4, 4, 16, 16]}, 100),
         # One of two objects is found: the precision is 1 up to a recall of 0.5, 51 points of 101.
         ({"bbox": [4, 4, math.nan, 6], "segmentation": None}, 100 * 51 / 101),
         ({"bbox": [4, 4, math.inf, 6], "segmentation": None}, 100 * 51 / 101),
@@ -96,7 +101,8 @@ def test_what_the_checks_let_pass_does_not_break_the_evaluation(
     bare_data[1].update(changes)
     path = tmp_path / "bare.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "annotations": bare_data}))
-    results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: [[4, 4, 10, 10]]})
+    size = 16 if bare_data[1]["bbox"] == [4, 4, 16, 16] else 6
+    results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: [[4, 4, 4 + size, 4 + size]]})
     assert results["segm"]["AP"] == pytest.approx(expected)
     assert results["bbox"]["AP"] == pytest.approx(expected)
 
@@ -104,3 +110,22 @@ def test_what_the_checks_let_pass_does_not_break_the_evaluation(
 def test_nothing_predicted(bare_data, tmp_path):
     results = _evaluate(tmp_path, {1: [], 2: []})
     assert results["bbox"]["AP"] == results["segm"]["AP50"] == 0
+
+
+def test_keypoints_of_another_number_do_not_count(bare_data, tmp_path):
+    names = ["left", "right"]
+    MetadataCatalog.get("bare").set(keypoint_names=names, keypoint_flip_map=[("left", "right")])
+    bare_data[0]["keypoints"] = [3, 4, 2, 9, 9, 2]
+    bare_data[1] |= {"keypoints": [5, 5, 2], "num_keypoints": "one"}
+    path = tmp_path / "bare.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "annotations": bare_data}))
+    evaluator = TolerantCOCOEvaluator("bare", tasks=("keypoints",), kpt_oks_sigmas=[0.05] * 2)
+    DatasetCatalog.get("bare")  # which fills in the metadata
+    evaluator.reset()
+    instances = Instances((20, 20), scores=torch.ones(1), pred_classes=torch.zeros(1).long())
+    instances.pred_boxes = Boxes(torch.tensor([[2.0, 3, 12, 11]]))
+    # Half a pixel off: COCO counts keypoints from the corner of a pixel, Detectron2 from its middle
+    instances.pred_keypoints = torch.tensor([[[3.5, 4.5, 1], [9.5, 9.5, 1]]])
+    evaluator.process([{"image_id": 1}, {"image_id": 2}], [{"instances": instances}] * 2)
+    # The object of image 2 has no keypoints left, so that what is found there counts neither way
+    assert evaluator.evaluate()["keypoints"]["AP50"] == pytest.approx(100)

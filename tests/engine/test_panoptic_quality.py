@@ -11,6 +11,7 @@ from detectron2.data import MetadataCatalog
 from PIL import Image
 
 from lambda_det.engine.panoptic_quality import Matches, PanopticQualityEvaluator, match_segments
+from lambda_det.errors import DataError
 
 
 def _slow(truth, truth_segments, predicted, predicted_segments):
@@ -147,3 +148,5 @@ def test_the_evaluator(data, predicted, segments, expected):
         evaluator.process([{"image_id": 1}], [output])
         result = evaluator.evaluate()["panoptic_seg"]
         assert [result[key] for key in ("PQ", "PQ_th", "PQ_st")] == pytest.approx(expected)
+    with pytest.raises(DataError, match=r"no segments of image 7"):
+        evaluator.process([{"image_id": 7}], [output])

@@ -59,10 +59,16 @@ def test_a_folder_with_a_run(cfg, name):
         check_run_folder(cfg, resume=True)
 
 
-def test_checkpoints_without_a_pointer_are_not_trained_over(cfg):
+def test_checkpoints_without_a_pointer_are_found_by_their_names(cfg):
     os.mkdir(cfg.OUTPUT_DIR)
     Path(cfg.OUTPUT_DIR, "model_0000004.pth").touch()
-    with pytest.raises(ConfigError, match=r"write model_0000004\.pth"):
+    check_run_folder(cfg, resume=True)
+
+
+def test_other_weights_in_the_folder_are_not_trained_over(cfg):
+    os.mkdir(cfg.OUTPUT_DIR)
+    Path(cfg.OUTPUT_DIR, "mine.pth").touch()
+    with pytest.raises(ConfigError, match=r"holds mine\.pth.*write a name into"):
         check_run_folder(cfg, resume=True)
 
 

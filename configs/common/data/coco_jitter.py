@@ -36,6 +36,7 @@ dataloader.train = L(tolerant_train_loader)(
     num_workers=4,
     # An image that cannot be read is named and replaced by the next one, up to so many of them
     max_unreadable=20,
+    timeout=600,  # seconds to wait for a batch before the workers are taken to hang; 0 for ever
 )
 
 dataloader.test = L(tolerant_test_loader)(
@@ -51,6 +52,7 @@ dataloader.test = L(tolerant_test_loader)(
         use_instance_mask=True,
     ),
     num_workers=4,
+    timeout=600,
 )
 
 dataloader.evaluator = L(TolerantCOCOEvaluator)(

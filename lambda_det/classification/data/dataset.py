@@ -14,10 +14,11 @@ from torch.utils.data import Dataset
 from lambda_det.classification.data.source import Source
 from lambda_det.data.randomness import Purpose, generator
 from lambda_det.data.unreadable import UnreadableImages
+from lambda_det.data.workers import reading
 from lambda_det.errors import DataError
 
-# Image uint8 [S, S, 3] and label
-Item = tuple[np.ndarray, int]
+# Image uint8 [S, S, 3], label, and index in the source
+Item = tuple[np.ndarray, int, int]
 
 
 class AugmentedDataset(Dataset):
@@ -48,9 +49,11 @@ class AugmentedDataset(Dataset):
         epoch, index = where
 
         def read(candidate: int) -> Item:
-            image = self._source.load(candidate)
-            rng = generator(Purpose.SAMPLE, self._seed, epoch, candidate)
-            return self._transform(image, rng), int(self._source.labels[candidate])
+            with reading(self._source.name(candidate)):
+                image = self._source.load(candidate)
+                rng = generator(Purpose.SAMPLE, self._seed, epoch, candidate)
+                label = int(self._source.labels[candidate])
+                return self._transform(image, rng), label, candidate
 
         try:
             return self._unreadable.next_readable(index, read)
@@ -72,7 +75,8 @@ class EvalDataset(Dataset):
 
     def __getitem__(self, index: int) -> Item | DataError:
         try:
-            image = self._source.load(index)
+            with reading(self._source.name(index)):
+                image = self._source.load(index)
+                return self._transform(image), int(self._source.labels[index]), index
         except DataError as error:
             return DataError(str(error))
-        return self._transform(image), int(self._source.labels[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from lambda_det.data.checks.coco_format import read_entries, read_json, read_numbers
 from lambda_det.data.checks.report import KINDS, Report
-from lambda_det.data.mapper import is_polygon, usable_runs
+from lambda_det.data.masks import FAR, MAX_PIXELS, is_polygon, usable_runs
 from lambda_det.errors import DataError
 
 # Boxes of COCO train2017 itself stick out of their image by a rounding error.
@@ -35,7 +36,13 @@ def inspect_annotations(json_file: str) -> Report:
     for entry in images:
         if not isinstance(entry["file_name"], str):
             raise DataError(
-                f"{json_file}: the file_name of image {entry['id']} is {entry['file_name']!r}; "
+                f"{json_file}: the file_name of image {entry['id']!r:.80} is "
+                f"{entry['file_name']!r:.80}; it must be a text."
+            )
+    for entry in categories:
+        if not _is_text(entry["name"]):
+            raise DataError(
+                f"{json_file}: the name of category {entry['id']!r:.80} is {entry['name']!r:.80}; "
                 "it must be a text."
             )
     image_ids = read_numbers(json_file, images, "images", "id")
@@ -46,7 +53,7 @@ def inspect_annotations(json_file: str) -> Report:
     widths = read_numbers(json_file, images, "images", "width")
     heights = read_numbers(json_file, images, "images", "height")
 
-    names = {c["id"]: str(c["name"]) for c in sorted(categories, key=lambda c: c["id"])}
+    names = {c["id"]: c["name"] for c in sorted(categories, key=lambda c: c["id"])}
     by_id = Counter(category_of.tolist())
     report = Report(
         json_file=json_file,
@@ -82,6 +89,16 @@ def inspect_annotations(json_file: str) -> Report:
         (widths <= 0) | (heights <= 0),
         lambda i: f"{images[i]['file_name']}, {widths[i]}x{heights[i]}",
     )
+    record(
+        "image of more pixels than can be read",
+        np.maximum(widths, 1.0) * np.maximum(heights, 1.0) > MAX_PIXELS,
+        lambda i: f"{images[i]['file_name']}, {widths[i]}x{heights[i]}",
+    )
+    record(
+        "keypoints that are not a list of finite numbers",
+        np.array([not _are_numbers(a.get("keypoints", [])) for a in annotations], dtype=bool),
+        annotation,
+    )
     known_image = np.isin(image_of, image_ids)
     record("annotation of an image that is not listed", ~known_image, annotation)
     record(
@@ -96,12 +113,19 @@ def inspect_annotations(json_file: str) -> Report:
     )
     record(
         "ignore flag, which Detectron2 does not know",
-        np.array([bool(a.get("ignore", 0)) for a in annotations], dtype=bool),
+        np.array([a.get("ignore", 0) != 0 for a in annotations], dtype=bool),
         annotation,
     )
     for key in ("area", "iscrowd"):
         missing = np.array([a.get(key) is None for a in annotations], dtype=bool)
         record(f"annotation without {key}", missing, annotation)
+    record(
+        "area that is negative or not a finite number",
+        np.array(
+            [a.get("area") is not None and not is_area(a["area"]) for a in annotations], dtype=bool
+        ),
+        lambda i: f"{annotation(i)}, area {annotations[i]['area']!r}",
+    )
     record(
         "image without annotations",
         ~np.isin(image_ids, image_of),
@@ -120,7 +144,7 @@ def inspect_annotations(json_file: str) -> Report:
     x, y, w, h = boxes.T
     finite = np.isfinite(boxes).all(axis=1)
     flat = finite & ((w <= 0) | (h <= 0))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         outside = (np.minimum(x, y) < -OUTSIDE_TOLERANCE) | (
             np.maximum(x + w - widths[row], y + h - heights[row]) > OUTSIDE_TOLERANCE
         )
@@ -165,8 +189,32 @@ def _boxes(annotations: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
         ],
         dtype=bool,
     )
-    filled = [box if ok else [np.nan] * 4 for box, ok in zip(boxes, formed, strict=True)]
+    filled = [_floats(box) if ok else [np.nan] * 4 for box, ok in zip(boxes, formed, strict=True)]
     return np.array(filled, dtype=np.float64).reshape(-1, 4), formed
+
+
+def _floats(numbers: list[int | float]) -> list[float]:
+    try:
+        return [float(number) for number in numbers]
+    except OverflowError:  # JSON has whole numbers of any length
+        return [math.inf] * len(numbers)
+
+
+def _are_numbers(values: Any) -> bool:
+    """Whether it is a list of numbers as an image may have them."""
+    return isinstance(values, list) and all(
+        isinstance(v, (int, float)) and -FAR < v < FAR for v in values
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text that can be written: JSON can hold halves of letters (surrogates)."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def is_area(value: Any) -> bool:
+    """Whether it can be the area of an object, in pixels."""
+    return isinstance(value, (int, float)) and 0 <= value < FAR**2
 
 
 def _inspect_masks(
@@ -197,4 +245,4 @@ def _inspect_masks(
 
 def _area(entry: dict[str, Any], box: np.ndarray) -> float:
     area = entry.get("area")
-    return area if isinstance(area, (int, float)) else box[2] * box[3]
+    return area if is_area(area) else box[2] * box[3]

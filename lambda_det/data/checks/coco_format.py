@@ -19,7 +19,7 @@ def read_json(json_file: str) -> dict[str, Any]:
         raise DataError(
             f"The annotation file {json_file} cannot be read ({error.strerror})."
         ) from error
-    except ValueError as error:  # also of text that is not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
         raise DataError(
             f"The annotation file {json_file} is not JSON ({error}); make or fetch it again."
         ) from error
@@ -60,6 +60,6 @@ def read_numbers(json_file: str, entries: list[dict[str, Any]], name: str, key: 
         if type(value) is not int or abs(value) >= 2**63:
             raise DataError(
                 f"{json_file} is not in COCO format: the {key} of entry {index} of {name!r} is "
-                f"{value!r}, not a whole number."
+                f"{value!r:.80}, not a whole number."
             )
     return np.array(values, dtype=np.int64)

@@ -17,7 +17,7 @@ from lambda_det.data.checks.registered import (
 )
 from lambda_det.data.checks.report import BAD_BOX, Report
 from lambda_det.data.checks.truth import check_truth
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -149,4 +149,4 @@ def _check_categories(cfg: CfgNode, reports: dict[str, Report | None]) -> None:
 
 def _some(names: Iterable[str], limit: int = 5) -> str:
     names = list(names)
-    return ", ".join(map(str, names[:limit])) + (", ..." if len(names) > limit else "")
+    return ", ".join(map(printable, names[:limit])) + (", ..." if len(names) > limit else "")

@@ -11,7 +11,7 @@ import numpy as np
 from detectron2.utils.file_io import PathManager
 
 from lambda_det.data.checks.report import Report
-from lambda_det.data.mapper import image_fault
+from lambda_det.data.image_files import image_fault
 
 _SAMPLED_FILES = 32
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lambda_det.errors import printable
+
 # What is made of each kind of finding. REFUSED: loading, training or evaluation would break or be
 # wrong. BAD_BOX: left out of training or cut at the border, and refused when there are many.
 # NOTED: allowed; training and evaluation put something in its place.
@@ -16,11 +18,13 @@ KINDS = {
     "annotation id used twice": REFUSED,
     "category id used twice": REFUSED,
     "image whose width or height is not above 0": REFUSED,
+    "image of more pixels than can be read": REFUSED,
     "annotation of an image that is not listed": REFUSED,
     "annotation of a category that is not listed": REFUSED,
     "bbox that is not a list of four numbers": REFUSED,
     "segmentation that is neither a list of polygons nor a run-length mask": REFUSED,
     "run-length mask that does not fit its image": REFUSED,
+    "keypoints that are not a list of finite numbers": REFUSED,
     "iscrowd that is neither 0 nor 1": REFUSED,
     "ignore flag, which Detectron2 does not know": REFUSED,
     "image file missing": REFUSED,
@@ -31,6 +35,7 @@ KINDS = {
     "polygon of fewer than three points, an odd count or no numbers": BAD_BOX,
     "annotation without segmentation": NOTED,
     "annotation without area": NOTED,
+    "area that is negative or not a finite number": NOTED,
     "annotation without iscrowd": NOTED,
     "image without annotations": NOTED,
 }
@@ -39,6 +44,7 @@ KINDS = {
 MAX_BAD_BOX_SHARE = 0.01
 
 _FIRST_OFFENDERS = 3
+_LONGEST = 600  # letters of one in a report
 
 
 @dataclass
@@ -71,7 +77,8 @@ class Report:
             problem = self.problems.setdefault(kind, Problem())
             problem.count += count
             room = _FIRST_OFFENDERS - len(problem.first)
-            problem.first.extend(itertools.islice(offenders, room))
+            first = itertools.islice(offenders, room)
+            problem.first.extend(printable(text)[:_LONGEST] for text in first)
 
     def of(self, severity: str) -> dict[str, Problem]:
         """The problems of one severity: ``REFUSED``, ``BAD_BOX`` or ``NOTED``."""

@@ -30,6 +30,7 @@ from lambda_det.layers.local.layout import (
     output_like,
     save_inputs,
 )
+from lambda_det.layers.saturation import saturated
 
 _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("compiled.cpp")
@@ -222,7 +223,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
         output,
         _longs(output.stride()),
     )
-    return output.to(queries.dtype)
+    return saturated(output, queries.dtype)
 
 
 compiled_output.register_fake(output_like)

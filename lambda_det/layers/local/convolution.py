@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lambda_det.layers.saturation import saturate
+
 
 def conv_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """The (n+1)-d convolution, in which the value depth is one more spatial dimension.
@@ -15,7 +17,7 @@ def conv_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
         embedding[:, :, None],  # [k, u, 1, r_y, r_x]
         padding=(0, embedding.shape[-2] // 2, embedding.shape[-1] // 2),
     )
-    return torch.einsum("byxhk,bkvyx->byxhv", queries, lambdas)
+    return saturate(torch.einsum("byxhk,bkvyx->byxhv", queries, saturate(lambdas)))
 
 
 def depthwise_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
@@ -30,4 +32,5 @@ def depthwise_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tens
         padding=(embedding.shape[-2] // 2, embedding.shape[-1] // 2),
         groups=value_depth,
     )
-    return torch.einsum("byxhk,bvkyx->byxhv", queries, lambdas.unflatten(1, (value_depth, -1)))
+    lambdas = saturate(lambdas).unflatten(1, (value_depth, -1))
+    return saturate(torch.einsum("byxhk,bvkyx->byxhv", queries, lambdas))

@@ -30,6 +30,15 @@ def _dot(a, b, total, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
+def _saturated(x, dtype: tl.constexpr):
+    """``x`` in ``dtype``, in float16 limited to its finite numbers; NaN stays NaN."""
+    if dtype == tl.float16:
+        x = tl.where(x > 65504.0, 65504.0, x)
+        x = tl.where(x < -65504.0, -65504.0, x)
+    return x.to(dtype)
+
+
+@triton.jit
 def _tile(row, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """The column and head of each of a tile's rows, and the column of the first."""
     rows = row + tl.arange(0, ROWS)
@@ -101,7 +110,8 @@ def output_kernel(
     above = tl.minimum(height + top - y, scope_y)
     for step in range(below * BLOCKS, above * BLOCKS):
         e = tl.load(embedding + step * (K * R) + place)
-        a = _dot(q, e, tl.zeros([ROWS, R], tl.float32), PRECISION, WIDEN).to(q.dtype)
+        a = _dot(q, e, tl.zeros([ROWS, R], tl.float32), PRECISION, WIDEN)
+        a = _saturated(a, q.dtype)
         a = tl.gather(a, turned, 1)
         row = values + b * v_b + (y + step // BLOCKS - top).to(tl.int64) * v_y
         window_x = first - left + step % BLOCKS * R + column
@@ -110,6 +120,7 @@ def output_kernel(
         window = _load_window(row, window_x + R, v_x, depth, v_v, width, value_depth)
         total = _dot(tl.where(far, a, 0.0), window, total, PRECISION, WIDEN)
 
+    total = _saturated(total, output.dtype.element_ty)
     _store(
         output + b * o_b + y_long * o_y, total, x, o_x, head, o_h, depth, o_v, value_depth, on_map
     )
@@ -240,7 +251,8 @@ def value_kernel(
                 ((dy >= 0) & (dy < scope_y))[None, :] & (k < K)[:, None],
                 other=0.0,
             )
-            a = _dot(q, e, tl.zeros([ROWS, TALL * R], tl.float32), PRECISION, WIDEN).to(q.dtype)
+            a = _dot(q, e, tl.zeros([ROWS, TALL * R], tl.float32), PRECISION, WIDEN)
+            a = _saturated(a, q.dtype)
             a = tl.gather(tl.reshape(a, (ROWS, TALL, R)), offset, 2)
             a = tl.reshape(tl.where(inside[:, None, :], a, 0.0), (ROWS, TALL * R))
             total = _dot(tl.trans(g), a, total, PRECISION, WIDEN)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.exporting import first_of, plain
+from lambda_det.layers.saturation import saturate
 
 TILE = 8  # queries along each side of a tile
 
@@ -32,7 +33,8 @@ def portable_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     windows = windows.unfold(3, scope_y + TILE - 1, TILE).unfold(4, scope_x + TILE - 1, TILE)
     windows = plain(windows.permute(0, 3, 4, 2, 5, 6, 1))  # [b, rows, columns, u, wy, wx, v]
 
-    output = torch.bmm(scores, windows.flatten(3, 5).flatten(0, 2))  # [tiles, (h, x, y), v]
+    output = saturate(torch.bmm(scores, windows.flatten(3, 5).flatten(0, 2)))
+    # [tiles, (h, x, y), v]
     output = output.reshape(*grid, heads, TILE, TILE, values.shape[3]).permute(0, 1, 5, 2, 4, 3, 6)
     output = output.flatten(3, 4).flatten(1, 2)  # [b, rows * TILE, columns * TILE, h, v]
     return first_of(output, height, width)
@@ -53,7 +55,7 @@ def _scores_in_windows(tiles: Tensor, embedding: Tensor) -> Tensor:
     spaced = F.pad(embedding, (0, TILE - 1, 0, TILE)).flatten(2)  # [k, u, window + window_x]
     outputs = []
     for matrix in spaced.unbind(1):
-        scores = F.linear(tiles, matrix.T).unflatten(1, (-1, TILE, TILE))
+        scores = saturate(F.linear(tiles, matrix.T)).unflatten(1, (-1, TILE, TILE))
         scores = scores.flatten(3)[..., : TILE * window + 1]  # [tiles, h, x, (y, window) and a 0]
         scores = scores.flatten(2)[..., : TILE * TILE * window]
         outputs.append(scores.reshape(tiles.shape[0], tiles.shape[1], window))

@@ -32,6 +32,7 @@ from lambda_det.layers.local.layout import (
     output_like,
     save_inputs,
 )
+from lambda_det.layers.saturation import saturate
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
@@ -142,7 +143,7 @@ class _Scores:
     def fill(self, queries: Tensor) -> Tensor:
         """Write the scores of [tiles, (y, x, h), k]; return [tiles, (y, x, h), (u, window)]."""
         tiles = queries.shape[0]
-        scores = queries.flatten(0, 1) @ self.embedding
+        scores = saturate(queries.flatten(0, 1) @ self.embedding)
         self._scores[:tiles].copy_(scores.view(tiles, *self._shape))
         return self.matrix[:tiles]
 
@@ -206,7 +207,7 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
         for chunk in chunks:
             tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
             window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
-            result = scores.fill(tiles) @ window
+            result = saturate(scores.fill(tiles) @ window)
             output[chunk] = result.view_as(output[chunk])
         return _untile(output, empty_like_queries(queries, values.shape[3]))
 

@@ -5,12 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from lambda_det.classification.data.sampler import EpochSampler
+from lambda_det.classification.data.sampler import EpochBatches
 from lambda_det.data.randomness import Purpose, generator
 
 
-def stream(count, size=10, seed=0, start=0, rank=0, world_size=1):
-    return list(itertools.islice(EpochSampler(size, seed, start, rank, world_size), count))
+def batches(count, size=10, seed=0, start=0, batch=5, rank=0, world_size=1):
+    sampler = EpochBatches(size, seed, start, batch, rank, world_size)
+    return list(itertools.islice(sampler, count))
+
+
+def stream(count, size=10, seed=0, start=0):
+    return [pair for (pair,) in batches(count, size, seed, start, batch=1)]
 
 
 def test_every_epoch_is_a_permutation_and_another_one():
@@ -33,25 +38,15 @@ def test_the_order_is_that_of_the_seed():
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 16])
-@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("batch", [1, 4, 12])
 @pytest.mark.parametrize("start", [0, 12, 25])
-def test_the_processes_streams_interleave_to_the_single_one(size, world_size, start):
-    """Also where an epoch has fewer images than there are processes."""
-    single = stream(20 * world_size, size, start=start)
-    shares = [stream(20, size, 0, start, rank, world_size) for rank in range(world_size)]
-    for position, pair in enumerate(single, start=start):
-        share = shares[position % world_size]
-        assert share.pop(0) == pair
-
-
-@pytest.mark.parametrize("batch", [4, 12])
-def test_the_global_batches_are_those_of_one_process(batch):
-    """12 images a batch of 10 images: batches may be longer than an epoch."""
-    single, shares = stream(10 * batch), [stream(5 * batch, 10, 0, 0, r, 2) for r in range(2)]
-    for step in range(10):
-        whole = single[step * batch : (step + 1) * batch]
-        halves = [share[step * batch // 2 : (step + 1) * batch // 2] for share in shares]
-        assert sorted(whole) == sorted(halves[0] + halves[1])
+def test_the_processes_take_turns_with_the_single_stream(size, world_size, batch, start):
+    """Also where an epoch has fewer images than there are processes, or than a batch has."""
+    single = stream(3 * batch * world_size, size, start=start)
+    shares = [batches(3, size, 0, start, batch, rank, world_size) for rank in range(world_size)]
+    turns = [pair for step in range(3) for share in shares for pair in share[step]]
+    assert turns == single
 
 
 @pytest.mark.parametrize("start", [1, 4, 9, 10, 11, 37])
@@ -59,10 +54,10 @@ def test_resuming_gives_the_tail(start):
     assert stream(40, start=start) == stream(40 + start)[start:]
 
 
-def test_a_stream_can_be_read_again():
-    sampler = EpochSampler(10, 0, 3, 0, 1)
+def test_batches_can_be_read_again():
+    sampler = EpochBatches(10, 0, 3, 4, 0, 1)
     first, second = iter(sampler), iter(sampler)
-    assert list(itertools.islice(first, 15)) == list(itertools.islice(second, 15))
+    assert list(itertools.islice(first, 5)) == list(itertools.islice(second, 5))
 
 
 def test_samples_and_orders_have_streams_of_their_own():

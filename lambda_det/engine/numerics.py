@@ -1,0 +1,186 @@
+"""Where the first number that is not finite comes from: a watch over every module of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambda_det.layers import LambdaLayer
+from lambda_det.layers.hooks import noting
+
+__all__ = ["NonFiniteNumbers", "NumericsDebugger"]
+
+_WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # what they put before the names
+
+
+class NonFiniteNumbers(FloatingPointError):
+    """A module has made NaN or an infinite number; the text says which and of what."""
+
+
+class NumericsDebugger:
+    """Looks at what each module of a model gives and at the gradients that it passes back.
+
+    Outputs are looked at from the inside out, so that the first module found is the innermost one.
+    A gradient is looked at where it leaves a module through its inputs or enters a parameter, and
+    where it comes to a module's output, which tells who has made it. Modules whose parts are
+    otherwise computed in one piece (lambda layers, the ends of blocks) are computed one by one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """
+        Args:
+            model: gets hooks, which do nothing outside of :meth:`watching`.
+        """
+        self._active = self._gradients = False
+        self._parts: dict[str, Tensor] = {}  # of the lambda layer that computes
+        self._computing: list[tuple[str, nn.Module, tuple]] = []  # from the outside in
+        for name, module in model.named_modules():
+            name = _WRAPPERS.sub("", name).lstrip(".")
+            one = not any(True for _ in module.children()) or isinstance(module, LambdaLayer)
+            module.register_forward_pre_hook(partial(self._before, name, one))
+            module.register_forward_hook(partial(self._after, name, one))
+            for own, parameter in module.named_parameters(recurse=False):
+                if parameter.requires_grad:
+                    what = f"{_named(name, module)} gets a gradient of its {own}"
+                    parameter.register_hook(partial(self._look_at_gradient, what, module))
+
+    @contextmanager
+    def watching(self, *, gradients: bool = True) -> Iterator[None]:
+        """Look at every forward pass, and with ``gradients`` at every backward pass, in here.
+
+        Raises:
+            NonFiniteNumbers: at the first module found.
+        """
+        self._active, self._gradients = True, gradients
+        try:
+            with noting() as self._parts:
+                yield
+        finally:
+            self._active = self._gradients = False
+            self._parts = {}
+            self._computing.clear()
+
+    def _before(self, name: str, one: bool, module: nn.Module, args: tuple) -> tuple | None:
+        """Look at the inputs, and let their gradients be looked at.
+
+        A view of each input has a gradient of its own, apart from those of other modules that read
+        the same.
+        """
+        if not self._active:
+            return None
+        for x in _tensors(args):
+            if not _is_finite(x):
+                raise NonFiniteNumbers(self._of_input(x, name, module))
+        self._computing.append((name, module, args))
+        if not (one and self._gradients and torch.is_grad_enabled()):
+            return None
+        what = f"{_named(name, module)} passes back a gradient of its input"
+        return tuple(self._with_hook(arg, what, module) for arg in args)
+
+    def _of_input(self, x: Tensor, name: str, module: nn.Module) -> str:
+        """That of a module can only be made by the one that it is part of, or be data."""
+        if not self._computing:
+            return f"The data hold an input of which {_count(x)}"
+        outer_name, outer, args = self._computing[-1]
+        return (
+            f"{_named(outer_name, outer)} gives its part {_named(name, module)} an input of which "
+            f"{_count(x)} ({self._circumstances(outer, args)})"
+        )
+
+    def _with_hook(self, x: Any, what: str, module: nn.Module) -> Any:
+        if not (isinstance(x, Tensor) and x.requires_grad):
+            return x
+        x = x.view_as(x)
+        x.register_hook(partial(self._look_at_gradient, what, module))
+        return x
+
+    def _after(self, name: str, one: bool, module: nn.Module, args: tuple, output: Any) -> None:
+        if not self._active:
+            return
+        self._computing.pop()
+        outputs = list(_tensors(output))
+        for x in outputs:
+            if not _is_finite(x):
+                raise NonFiniteNumbers(
+                    f"{_named(name, module)} gives an output of which {_count(x)} "
+                    f"({self._circumstances(module, args)})"
+                )
+        if isinstance(module, LambdaLayer):
+            self._parts.clear()
+        if one and self._gradients and torch.is_grad_enabled():
+            what = f"What follows {_named(name, module)} passes back a gradient of its output"
+            for x in outputs:
+                if x.requires_grad:
+                    x.register_hook(partial(self._look_at_gradient, what, module))
+
+    def _look_at_gradient(self, what: str, module: nn.Module, grad: Tensor) -> None:
+        if self._active and self._gradients and not _is_finite(grad):
+            raise NonFiniteNumbers(f"{what} of which {_count(grad)} ({_state(module)})")
+
+    def _circumstances(self, module: nn.Module, args: tuple) -> str:
+        """What a module was given, what it holds, and of a lambda layer the parts."""
+        clauses = [_inputs(args), _state(module)]
+        if isinstance(module, LambdaLayer):
+            clauses += [f"its {part}: {_size(x)}" for part, x in self._parts.items()]
+        return "; ".join(clauses)
+
+
+def _named(name: str, module: nn.Module) -> str:
+    return f"{name or 'The model'} ({type(module).__name__})"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The floating-point tensors in what a module takes or gives, Detectron2's structures too."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        for part in value:
+            yield from _tensors(part)
+    elif hasattr(value, "get_fields"):  # Instances
+        yield from _tensors(value.get_fields())
+    elif isinstance(getattr(value, "tensor", None), Tensor):  # Boxes, ImageList, BitMasks
+        yield from _tensors(value.tensor)
+
+
+def _is_finite(x: Tensor) -> bool:
+    return bool(x.detach().isfinite().all())
+
+
+def _count(x: Tensor) -> str:
+    """How many numbers are not finite, and of which kind."""
+    nan, infinite = int(x.isnan().sum()), int(x.isinf().sum())
+    kinds = {"NaN": nan, "infinite": infinite}
+    found = " and ".join(f"{number} {kind}" for kind, number in kinds.items() if number)
+    return f"{nan + infinite} of {x.numel()} numbers are not finite, {found}"
+
+
+def _size(*tensors: Tensor) -> str:
+    """Whether all numbers are finite, and the largest magnitude of those that are."""
+    bad = sum(int((~x.isfinite()).sum()) for x in tensors)
+    largest = max((_largest(x) for x in tensors if x.numel()), default=0.0)
+    largest = f"magnitudes up to {largest:.4g}"
+    return f"{bad} numbers not finite, the others of {largest}" if bad else f"finite, {largest}"
+
+
+def _largest(x: Tensor) -> float:
+    return x.detach().double().nan_to_num(0, 0, 0).abs().max().item()
+
+
+def _inputs(args: tuple) -> str:
+    inputs = list(_tensors(args))
+    return f"its input: {_size(*inputs)}" if inputs else "its input holds no tensor"
+
+
+def _state(module: nn.Module) -> str:
+    held = [x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()]
+    return f"its parameters and buffers: {_size(*held)}" if held else "it has no parameters"

@@ -1,0 +1,119 @@
+"""Runs of the command lines in processes of their own that are killed at a chosen moment.
+
+They are forked from a process that has imported everything, so that twenty starts take the time of
+one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["lambda_det.engine", "lambda_det.classification", __name__])
+_LIMIT = 180  # seconds, after which a run counts as hanging
+_FILE_EVENTS = ("open", "os.rename", "os.remove", "os.link")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When to send SIGKILL.
+
+    Attributes:
+        at: "time", so many seconds after training has begun; "operation", just before the process
+            opens, renames, links or removes files of checkpoints for the n-th time; "draft", so
+            many seconds after a checkpoint that is not complete yet is seen in the folder.
+        amount: those seconds, or that n.
+    """
+
+    at: str
+    amount: float
+
+
+def train(
+    tool: str, words: Sequence[str], log: Path, *, folder: Path, kill: Kill | None = None
+) -> int:
+    """Run a command line in another process.
+
+    Args:
+        tool: "detection" or "classification".
+        words: its arguments.
+        log: what it prints is added to this file.
+        folder: of the run.
+        kill: when to kill it; None lets it go to its end.
+
+    Returns:
+        Its exit status; -9 if it was killed.
+    """
+    process = _CONTEXT.Process(target=_main, args=(tool, list(words), str(log), kill))
+    process.start()
+    end = time.monotonic() + _LIMIT
+    if kill and kill.at == "draft":
+        while process.is_alive() and not list(folder.glob("*.tmp")):
+            time.sleep(0.0005)
+            assert time.monotonic() < end, f"no draft and no end; see {log}"
+        time.sleep(kill.amount)
+        process.kill()
+    process.join(max(end - time.monotonic(), 1))
+    if process.is_alive():
+        process.kill()
+        raise AssertionError(f"the run hangs; see {log}")
+    return process.exitcode
+
+
+def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    torch.set_num_threads(1)
+    # As in a run that a user starts; loader workers would come from a forkserver of their own here
+    multiprocessing.set_start_method("fork", force=True)
+    if kill and kill.at == "time":
+        threading.Thread(target=_kill_after, args=(kill.amount,), daemon=True).start()
+    if kill and kill.at == "operation":
+        _kill_before_operation(int(kill.amount))
+
+    from lambda_det import classification, engine
+    from lambda_det.errors import exit_status
+
+    part = {"detection": engine, "classification": classification}[tool]
+    sys.exit(exit_status(lambda: part.run(part.parser().parse_args(words))))
+
+
+def _kill_after(seconds: float) -> None:
+    from detectron2.utils import events
+
+    while not events._CURRENT_STORAGE_STACK:  # it has one from the first step on
+        time.sleep(0.001)
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_before_operation(number: int) -> None:
+    seen = 0
+
+    def count(event: str, args: tuple) -> None:
+        nonlocal seen
+        if event not in _FILE_EVENTS:
+            return
+        name = (
+            os.path.basename(os.fspath(args[0])) if isinstance(args[0], (str, os.PathLike)) else ""
+        )
+        if not (name.startswith("last_checkpoint") or ".pth" in name):
+            return
+        if event == "open" and not (args[1] and set(args[1]) & set("wax+")):
+            return
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)

@@ -1,0 +1,106 @@
+"""Two runs of seconds, and what they leave, to compare."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lambda_det.data import make_shapes
+from lambda_det.modeling.weights import read_checkpoint
+from tests.classification.tiny import RECIPE, make_pictures
+
+# Stochastic depth, jitter and two loader workers: all that draws random numbers takes part
+_DETECTION = """
+MODEL:
+  META_ARCHITECTURE: GeneralizedRCNN
+  DEVICE: cpu
+  MASK_ON: True
+  WEIGHTS: ""
+  BACKBONE: {NAME: build_lambda_resnet_fpn_backbone, FREEZE_AT: 0}
+  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 5, OUT_FEATURES: [res4, res5],
+                  STOCHASTIC_DEPTH: 0.2}
+  FPN: {IN_FEATURES: [res4, res5], OUT_CHANNELS: 8}
+  ANCHOR_GENERATOR: {SIZES: [[16], [24], [32]], ASPECT_RATIOS: [[1.0]]}
+  RPN: {IN_FEATURES: [p4, p5, p6], PRE_NMS_TOPK_TRAIN: 20, PRE_NMS_TOPK_TEST: 20,
+        POST_NMS_TOPK_TRAIN: 10, POST_NMS_TOPK_TEST: 10, BATCH_SIZE_PER_IMAGE: 8}
+  ROI_HEADS: {NAME: StandardROIHeads, IN_FEATURES: [p4, p5], BATCH_SIZE_PER_IMAGE: 4}
+  ROI_BOX_HEAD: {NAME: FastRCNNConvFCHead, NUM_FC: 1, FC_DIM: 8, POOLER_RESOLUTION: 7}
+  ROI_MASK_HEAD: {NAME: MaskRCNNConvUpsampleHead, NUM_CONV: 1, CONV_DIM: 8, POOLER_RESOLUTION: 7}
+INPUT: {LSJ: {ENABLED: True, SIZE: 64}, MIN_SIZE_TEST: 64, MAX_SIZE_TEST: 64}
+DATALOADER: {NUM_WORKERS: 2}
+SOLVER: {IMS_PER_BATCH: 2, ACCUMULATE_GRADIENTS: 2, BASE_LR: 0.01, MAX_ITER: 60, STEPS: [30],
+         WARMUP_ITERS: 10, CHECKPOINT_PERIOD: 3}
+TEST: {EVAL_PERIOD: 20}
+SEED: 1
+"""
+
+
+def detection_words(root: Path) -> list[str]:
+    """Make data and a configuration below ``root``; the arguments of a run of 60 steps on them."""
+    make_shapes(root, num_train=10, num_val=4, size=64)
+    (root / "detection.yaml").write_text(_DETECTION)
+    words = ["--config-file", str(root / "detection.yaml"), "--resume"]
+    for part, split in (("train", "train"), ("test", "val")):
+        words += [f"--{part}-json", str(root / f"shapes/annotations/instances_{split}.json")]
+        words += [f"--{part}-images", str(root / "shapes" / split)]
+    return words
+
+
+def classification_words(root: Path) -> list[str]:
+    """The same for a classifier: 60 steps, with averaged weights."""
+    make_pictures(root / "pictures")
+    (root / "recipe.yaml").write_text(RECIPE)
+    words = ["--config-file", str(root / "recipe.yaml"), "--resume"]
+    words += ["DATA.TRAIN", str(root / "pictures/train"), "DATA.VAL", str(root / "pictures/val")]
+    return [*words, "SOLVER.EPOCHS", "10", "SOLVER.IMS_PER_BATCH", "4", "TEST.EVAL_PERIOD", "5"]
+
+
+def content(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, without what differs from run to run: times, and folders."""
+    result = read_checkpoint(path)
+    result.get("recipe", {}).pop("config", None)
+    return {key: value for key, value in result.items() if key != "results"}
+
+
+def metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """The lines of metrics.json by iteration, without times; no iteration twice."""
+    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    result = {line["iteration"]: _without_times(line) for line in lines}
+    assert len(result) == len(lines), "an iteration stands in metrics.json twice"
+    return result
+
+
+def _without_times(line: dict[str, float]) -> dict[str, float]:
+    timed = ("time", "seconds", "per_second")
+    return {key: value for key, value in line.items() if not key.endswith(timed)}
+
+
+def differences(first: Any, second: Any, where: str = "") -> list[str]:
+    """Where two nested values are not the same to the bit."""
+    if type(first) is not type(second):
+        return [f"{where}: {type(first).__name__} and {type(second).__name__}"]
+    if isinstance(first, dict):
+        if list(first) != list(second):
+            return [
+                f"{where}: keys {sorted(set(first) ^ set(second), key=str) or 'in other order'}"
+            ]
+        return [d for key in first for d in differences(first[key], second[key], f"{where}/{key}")]
+    if isinstance(first, (list, tuple)):
+        if len(first) != len(second):
+            return [f"{where}: {len(first)} and {len(second)} items"]
+        pairs = enumerate(zip(first, second, strict=True))
+        return [d for i, (a, b) in pairs for d in differences(a, b, f"{where}/{i}")]
+    if isinstance(first, torch.Tensor):
+        same = first.dtype == second.dtype and torch.equal(first, second)
+    elif isinstance(first, np.ndarray):
+        same = np.array_equal(first, second)
+    else:
+        same = first == second or (
+            isinstance(first, float) and math.isnan(first) and math.isnan(second)
+        )
+    return [] if same else [f"{where}: {first!r:.80} and {second!r:.80}"]

@@ -1,0 +1,89 @@
+"""tools/train_net.py where the disk fills up, and where it has spoiled what was on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambda_det.engine.checkpoint_files import newest_good
+from tests.tools.test_train_net import CONFIG, _write_squares
+from tools import train_net
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("squares")
+    _write_squares(folder, "train", 4, seed=0)
+    (folder / "tiny.yaml").write_text(CONFIG)
+    data = ["--train-json", str(folder / "train.json"), "--train-images", str(folder / "train")]
+    return ["--config-file", str(folder / "tiny.yaml"), *data]
+
+
+@pytest.fixture(scope="module")
+def run(flags, tmp_path_factory) -> Path:
+    """The folder of a run of four steps, with a checkpoint in the midst of it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert train_net.main([*flags, *_pairs(folder, 4)]) == 0
+    return folder
+
+
+def _pairs(folder, steps):
+    return ["OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps), "DATASETS.TEST", "()"]
+
+
+def test_files_that_may_not_become_large_enough(flags, run):
+    """The run is ended by a sentence, and goes on when there is room again."""
+    before = (run / "model_final.pth").read_bytes()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools/train_net.py"), *flags, "--resume", *_pairs(run, 7)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2,) * 2),
+    )
+    assert done.returncode == 2, done.stderr[-3000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: {run / 'model_0000005.pth'} could not be written: files may")
+    assert f"the last good checkpoint is {run / 'model_final.pth'}" in last and "--resume" in last
+    assert "Traceback" not in done.stderr + done.stdout
+    assert (run / "model_final.pth").read_bytes() == before
+    assert newest_good(str(run)) == str(run / "model_final.pth")
+    assert not list(run.glob("*.tmp"))
+    steps = [json.loads(line)["iteration"] for line in (run / "metrics.json").open()]
+    assert max(steps) >= 4  # what was recorded until then is kept
+
+
+def test_a_spoiled_checkpoint_is_made_again_from_the_one_before(flags, run, caplog):
+    path = run / "model_final.pth"
+    good, before = path.read_bytes(), torch.load(path, weights_only=True)["model"]
+    place = good.index(before["proposal_generator.rpn_head.conv.weight"].numpy().tobytes())
+    path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+    caplog.clear()
+    assert train_net.main([*flags, "--resume", *_pairs(run, 4)]) == 0
+    assert "model_final.pth cannot be read: it is damaged" in caplog.text
+    assert f"Instead {run / 'model_0000001.pth'} is taken" in caplog.text
+    after = torch.load(path, weights_only=True)["model"]
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_no_whole_checkpoint_is_an_error_that_changes_nothing(flags, run, tmp_path, capsys):
+    for path in (tmp_path / "model_0000001.pth", tmp_path / "model_final.pth"):
+        path.write_bytes((run / path.name).read_bytes()[:-1000])
+    (tmp_path / "last_checkpoint").write_text("model_final.pth")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for more in ([], ["--eval-only"]):
+        assert train_net.main([*flags, "--resume", *more, *_pairs(tmp_path, 9)]) == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith(f"error: No checkpoint in {tmp_path} is whole")
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -1,0 +1,175 @@
+"""Files of strangers, through every command that reads them: no program in them is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from tests.classification.tiny import RECIPE, make_pictures
+from tests.engine.tiny_detector import CONFIG, save_run
+from tools import (
+    export_backbone,
+    export_model,
+    lazyconfig_train_net,
+    predict,
+    pseudo_label,
+    train_imagenet,
+    train_net,
+    visualize,
+)
+
+
+class _Program:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, mark):
+        self._mark = str(mark)
+
+    def __reduce__(self):
+        return os.mkdir, (self._mark,)
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """What a program in a file would leave; each test must see that it is not there."""
+    return tmp_path / "the-program-ran"
+
+
+def _write(path, mark, protocol=2):
+    """A file of weights as its ending says, whose reading by pickle runs a program."""
+    program = _Program(mark)
+    content = {
+        "model": {"w": torch.ones(1)},
+        "model_state": {"w": program},
+        "trainer": program,
+        "__author__": "Detectron2 Model Zoo",
+        "iteration": 5,
+    }
+    if path.suffix == ".pkl":
+        path.write_bytes(pickle.dumps({**content, "model": {}}, protocol=protocol))
+    else:
+        torch.save(content, path, pickle_protocol=protocol)
+    return path
+
+
+def _refused(main, words, capsys, mark, *expected):
+    assert main([str(word) for word in words]) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: "), last
+    for part in expected:
+        assert part in last
+    assert not mark.exists()
+
+
+ENDINGS = pytest.mark.parametrize("ending", [".pth", ".pkl", ".pyth"])
+
+
+def test_the_files_would_run_the_program(tmp_path, mark):
+    for ending in (".pth", ".pkl"):
+        path = _write(tmp_path / f"evil{ending}", mark)
+        with open(path, "rb") as file:
+            torch.load(file, weights_only=False) if ending == ".pth" else pickle.load(file)
+        assert mark.exists()
+        mark.rmdir()
+
+
+@ENDINGS
+@pytest.mark.parametrize("flags", [[], ["--eval-only"]], ids=["train", "evaluate"])
+def test_weights_of_a_detector(tmp_path, capsys, mark, ending, flags):
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    evil = _write(tmp_path / f"evil{ending}", mark)
+    words = ["--config-file", tmp_path / "c.yaml", *flags, "MODEL.WEIGHTS", evil]
+    words += ["OUTPUT_DIR", tmp_path / "run"]
+    _refused(train_net.main, words, capsys, mark, str(evil), "refused")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--eval-only"]], ids=["train", "evaluate"])
+@pytest.mark.parametrize(
+    "main", [train_net.main, train_imagenet.main], ids=["detector", "imagenet"]
+)
+def test_a_checkpoint_to_resume(tmp_path, capsys, mark, main, flags):
+    run = tmp_path / "run"
+    run.mkdir()
+    evil = _write(run / "model_0000005.pth", mark)
+    (run / "last_checkpoint").write_text(evil.name)
+    if main is train_net.main:
+        (tmp_path / "c.yaml").write_text(CONFIG)
+        data = []
+    else:
+        (tmp_path / "c.yaml").write_text(RECIPE)
+        make_pictures(tmp_path)
+        data = ["DATA.TRAIN", tmp_path / "train", "DATA.VAL", tmp_path / "val"]
+    words = ["--config-file", tmp_path / "c.yaml", "--resume", *flags, *data, "OUTPUT_DIR", run]
+    _refused(main, words, capsys, mark, "model_0000005.pth", "could run a program")
+
+
+@pytest.mark.parametrize("name", ["../evil.pth", "{folder}/evil.pth", "evil.pkl", "evil.pth\n."])
+def test_a_pointer_to_another_file(tmp_path, capsys, mark, name):
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    for path in (tmp_path / "evil.pth", run / "evil.pkl", run / "evil.pth"):
+        _write(path, mark)
+    (run / "last_checkpoint").write_text(name.format(folder=tmp_path))
+    words = ["--config-file", tmp_path / "c.yaml", "--resume", "OUTPUT_DIR", run]
+    _refused(train_net.main, words, capsys, mark, "last_checkpoint")
+
+
+@pytest.mark.parametrize("place", ["OUTPUT_DIR", "MODEL"])
+def test_a_configuration(tmp_path, capsys, mark, place):
+    """As --config-file, and as that which a run has saved beside its checkpoints."""
+    evil = f"{place}: !!python/object/apply:os.mkdir ['{mark}']\n"
+    (tmp_path / "evil.yaml").write_text(evil)
+    for main in (train_net.main, lazyconfig_train_net.main, train_imagenet.main):
+        _refused(main, ["--config-file", tmp_path / "evil.yaml"], capsys, mark)
+    config, weights = save_run(tmp_path / "run")
+    good = tmp_path / "c.yaml"
+    good.write_text(CONFIG)
+    config.write_text(evil)
+    words = ["--config-file", good, "--resume", "OUTPUT_DIR", tmp_path / "run"]
+    _refused(train_net.main, words, capsys, mark)
+    words = ["--config-file", config, "--input", good, "--output", tmp_path / "out"]
+    _refused(predict.main, words, capsys, mark)
+    # To export, it is read as plain data
+    export_backbone.main([str(weights), str(tmp_path / "b.pth")])
+    assert not mark.exists()
+
+
+@ENDINGS
+def test_weights_to_predict_with(tmp_path, capsys, mark, ending):
+    config, _ = save_run(tmp_path / "run")
+    evil = _write(tmp_path / f"evil{ending}", mark)
+    words = ["--config-file", config, "--input", config, "--output", tmp_path / "out"]
+    _refused(predict.main, [*words, "--weights", evil], capsys, mark, str(evil), "refused")
+    _write(tmp_path / "run" / "model_final.pth", mark)
+    _refused(predict.main, words, capsys, mark, "model_final.pth", "refused")
+
+
+@ENDINGS
+def test_a_checkpoint_to_export(tmp_path, capsys, mark, ending):
+    evil = _write(tmp_path / f"evil{ending}", mark)
+    words = [evil, tmp_path / "backbone.pth"]
+    _refused(export_backbone.main, words, capsys, mark, str(evil), "refused")
+    words = [tmp_path / "model.ts", "--model", "lambda_resnet26", "--weights", evil]
+    _refused(export_model.main, words, capsys, mark, str(evil), "refused")
+    assert not (tmp_path / "model.ts").exists()
+    assert not (tmp_path / "backbone.pth").exists()
+
+
+@ENDINGS
+def test_weights_to_look_at_and_of_a_teacher(tmp_path, capsys, mark, ending):
+    photo = tmp_path / "photo.png"
+    cv2.imwrite(str(photo), np.zeros((64, 64, 3), np.uint8))
+    evil = _write(tmp_path / f"evil{ending}", mark)
+    words = ["layers", "--model", "lambda_resnet26", "--weights", evil, "--image", photo]
+    words += ["--output", tmp_path / "out"]
+    _refused(visualize.main, words, capsys, mark, str(evil), "refused")
+    make_pictures(tmp_path)
+    words = [evil, tmp_path / "train", tmp_path / "labels.tsv"]
+    _refused(pseudo_label.main, words, capsys, mark, str(evil), "refused")
