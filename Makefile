@@ -23,7 +23,7 @@ demo: setup
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/python -m ruff check .
