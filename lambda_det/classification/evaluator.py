@@ -13,6 +13,9 @@ from detectron2.engine import HookBase
 from detectron2.utils import comm
 
 from lambda_det.classification.evaluation import Accuracy
+from lambda_det.engine.loop import checkpoint_name
+from lambda_det.engine.milestones import stop_if_told
+from lambda_det.engine.preemption import at_once
 from lambda_det.files import replace_text
 
 __all__ = ["Evaluator", "describe"]
@@ -28,6 +31,9 @@ HELD_OUT, VAL = "held_out", "val"
 class Evaluator(HookBase):
     """Evaluates every so many steps and at the end, and writes summary.csv.
 
+    A checkpoint is saved before, and says that its evaluation is still to come: a run that was
+    stopped in it begins with it. :class:`Checkpoints` saves it again with the results.
+
     The best evaluation is that of highest top-1 on the held-out images (where there are none, on
     the validation images), of the averaged weights (where there are none, of the raw ones).
 
@@ -35,6 +41,8 @@ class Evaluator(HookBase):
         results: of the last evaluation.
         last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
         best: its top-1.
+        is_pending: whether the evaluation after the step that is done is still to come.
+        was_pending: whether this run has begun with one.
     """
 
     def __init__(self, evaluate: Callable[[], Results], period: float, patience: int) -> None:
@@ -51,15 +59,24 @@ class Evaluator(HookBase):
         self.last_step = self.best_step = -1
         self.best = float("-inf")
         self.without_progress = 0
+        self.is_pending = self.was_pending = False
         self._losses = 0.0  # sum over the steps since the last evaluation
         self._steps = 0
 
     def before_train(self) -> None:
+        trainer = self.trainer
+        self.was_pending = self.is_pending
         if comm.is_main_process():
-            cut_summary(self._summary, self.trainer.start_iter)
-        if self._out_of_patience() and self.trainer.start_iter < self.trainer.max_iter:
+            # The row of a pending one may be there, if not in a checkpoint
+            cut_summary(self._summary, trainer.start_iter - self.is_pending)
+        if self.is_pending:
+            logger.info(f"The evaluation after step {trainer.start_iter} is still to come")
+            trainer.iter = trainer.storage.iter = trainer.start_iter - 1
+            self._do()
+            trainer.iter = trainer.storage.iter = trainer.start_iter
+        if self._out_of_patience() and trainer.start_iter < trainer.max_iter:
             logger.info("This run has stopped early already; a higher TEST.PATIENCE continues it")
-            self.trainer.max_iter = self.trainer.start_iter
+            trainer.max_iter = trainer.start_iter
 
     def after_step(self) -> None:
         step = self.trainer.iter + 1
@@ -69,8 +86,20 @@ class Evaluator(HookBase):
         is_due = step // self._period > (step - 1) // self._period
         if not is_due and step < self.trainer.max_iter:
             return
-        self.results = self._evaluate()
-        self.last_step = step
+        self.is_pending = True
+        self.trainer.save_checkpoint(self.checkpoint_name())
+        self._do()
+
+    def checkpoint_name(self) -> str:
+        """Of the checkpoint after the step that is done."""
+        final = self.trainer.iter + 1 >= self.trainer.max_iter
+        return "model_final" if final else checkpoint_name(self.trainer.iter)
+
+    def _do(self) -> None:
+        step = self.trainer.iter + 1
+        stop_if_told()
+        self.results = at_once(self._evaluate)
+        self.last_step, self.is_pending = step, False
         self._keep_best(step)
         if comm.is_main_process():
             self._record(step)
@@ -103,7 +132,7 @@ class Evaluator(HookBase):
             "step": step,
             "lr": trainer.storage.history("lr").latest(),
             "train_loss": round(self._losses / self._steps, 5),
-            "images_per_second": round(trainer.storage.history("images_per_second").median(100), 1),
+            "images_per_second": self._speed(),
         }
         for part, by_weights in self.results.items():
             for weights, accuracy in by_weights.items():
@@ -117,12 +146,18 @@ class Evaluator(HookBase):
         best = " (the best so far)" if self.best_step == step else f"; best {self.best:.2f}"
         logger.info(f"Epoch {row['epoch']:g}: {describe(self.results)}{best}")
 
+    def _speed(self) -> float | str:
+        """Unknown of steps before a resume, which may have been taken elsewhere."""
+        history = self.trainer.storage.histories().get("images_per_second")
+        return round(history.median(100), 1) if history else ""
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "last_step": self.last_step,
             "best_step": self.best_step,
             "best": self.best,
             "without_progress": self.without_progress,
+            "is_pending": self.is_pending,
             "_losses": self._losses,
             "_steps": self._steps,
         }

@@ -10,7 +10,6 @@ from detectron2.engine import HookBase
 from detectron2.utils.events import EventWriter, get_event_storage
 
 from lambda_det.classification.evaluator import Evaluator
-from lambda_det.engine.loop import checkpoint_name
 from lambda_det.engine.memory import peak_memory
 
 __all__ = ["Averaging", "Checkpoints", "ProgressPrinter", "Throughput"]
@@ -85,14 +84,22 @@ class Checkpoints(HookBase):
         self._period = period
         self._evaluator = evaluator
 
+    def before_train(self) -> None:
+        trainer = self.trainer
+        if self._evaluator.was_pending:
+            trainer.iter = trainer.start_iter - 1  # of the state that is saved
+            self._save()
+            trainer.iter = trainer.start_iter
+
     def after_step(self) -> None:
         trainer = self.trainer
         step = trainer.iter + 1
         evaluated = self._evaluator.last_step == step
-        final = step >= trainer.max_iter
-        if not (evaluated or final or step % self._period == 0):
-            return
-        name = "model_final" if final else checkpoint_name(trainer.iter)
-        trainer.save_checkpoint(name)
-        if evaluated and self._evaluator.best_step == step:
-            trainer.checkpointer.link(name, "model_best")
+        if evaluated or step >= trainer.max_iter or step % self._period == 0:
+            self._save()
+
+    def _save(self) -> None:
+        name = self._evaluator.checkpoint_name()
+        self.trainer.save_checkpoint(name)
+        if self._evaluator.best_step == self.trainer.iter + 1:
+            self.trainer.checkpointer.link(name, "model_best")

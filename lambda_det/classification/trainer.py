@@ -159,7 +159,7 @@ class ClassificationTrainer(StepTrainer):
             NonFiniteLossError: see :class:`StepTrainer`.
             Preempted: a scheduler's signal ended the run; see :func:`run_steps`.
         """
-        if self.start_iter >= self.max_iter:
+        if self.start_iter >= self.max_iter and not self.evaluator.is_pending:
             logger.info(f"The run has its {self.max_iter} steps already; SOLVER.EPOCHS sets more")
             return self.evaluator.results
         self.data_loader = build_train_loader(
@@ -171,7 +171,7 @@ class ClassificationTrainer(StepTrainer):
         )
         logger.info(self._describe_schedule())
         run_steps(self)
-        self.log_skipped_steps()
+        self.log_skipped_steps(self.max_iter)
         return self.evaluator.results
 
     def _describe_schedule(self) -> str:

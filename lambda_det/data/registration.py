@@ -11,7 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.data.checks import check_coco
-from lambda_det.data.checks.coco_format import read_json
+from lambda_det.data.checks.coco_format import read_json, read_keypoint_names
 from lambda_det.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -96,12 +96,7 @@ def _register(cfg: CfgNode, split: str) -> str | None:
 def _keypoint_names(json_file: str) -> dict[str, list]:
     """The keypoints that a category names, where one does; left and right change in a flip."""
     for category in read_json(json_file)["categories"]:
-        if names := category.get("keypoints"):
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise DataError(
-                    f"{json_file}: the keypoints of category {category['name']!r} are not a list "
-                    "of names; correct or remove them."
-                )
+        if names := read_keypoint_names(json_file, category):
             flipped = {name: name.replace("left", "right") for name in names}
             pairs = [(a, b) for a, b in flipped.items() if a != b and b in names]
             return {"keypoint_names": list(names), "keypoint_flip_map": pairs}

@@ -82,16 +82,18 @@ def launch(
     if started_by_torchrun():
         join_torchrun(main, args, lambda count: check_device(device, count).type)
         return
-    kind = check_device(device, args.num_gpus).type
+    parsed = check_device(device, args.num_gpus)
     _check_machines(args)
     world_size = args.num_gpus * args.num_machines
     if world_size == 1:
+        if parsed.type == "cuda" and parsed.index is not None:
+            torch.cuda.set_device(parsed)  # whose random numbers are seeded at each step
         main(args)
         return
     url = f"tcp://127.0.0.1:{_free_port()}" if args.dist_url == "auto" else args.dist_url
     first = args.machine_rank * args.num_gpus
     run_together(
-        functools.partial(_spawned, main=main, args=args, kind=kind, url=url),
+        functools.partial(_spawned, main=main, args=args, kind=parsed.type, url=url),
         [f"Process {first + index} of {world_size}" for index in range(args.num_gpus)],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -109,10 +110,11 @@ def checkpoint_to_resume(folder: str) -> str:
 
 
 def _record(trainer: TrainerBase) -> None:
-    """What led to the end should be on record."""
+    """What led to the end should be on record, if the disk takes it."""
     for hook in trainer._hooks:
         if isinstance(hook, RunWriter):
-            hook.after_train()
+            with contextlib.suppress(OSError):
+                hook.after_train()
 
 
 def _last_words(number: int, steps: int, folder: str) -> str:

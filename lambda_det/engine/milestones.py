@@ -1,4 +1,4 @@
-"""What happens every so many steps: statistics of batch norm, checkpoints, evaluations."""
+"""What happens every so many steps: checkpoints, statistics of batch norm, evaluations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lambda_det.engine.loop import checkpoint_name
 from lambda_det.engine.preemption import at_once, received
 from lambda_det.errors import Preempted, listed
 
-__all__ = ["STATISTICS_SEED", "Checkpoints", "Evaluation", "PreciseStatistics"]
+__all__ = ["STATISTICS_SEED", "Checkpoints", "Evaluation", "PreciseStatistics", "stop_if_told"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +27,20 @@ STATISTICS_SEED = 1_000_003  # added to the run's, so that these images are not 
 _METRICS = ("segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "panoptic_seg/PQ")
 
 
+def stop_if_told() -> None:
+    """Raise ``Preempted`` on all processes if any was told to stop: the others would wait for it.
+
+    Call it on all of them, where all that they did is saved.
+    """
+    if signal := max(comm.all_gather(received())):
+        raise Preempted(signal)
+
+
 class PreciseStatistics(PreciseBN):
     """Detectron2's hook, on images that depend on the run's seed and the iteration alone.
 
     Its own goes on in one stream of images, which a resumed run would begin anew.
+    :class:`Evaluation` calls it, so it need not be registered.
     """
 
     def __init__(self, period: int, model: nn.Module, loader: Any, num_iter: int) -> None:
@@ -80,7 +90,8 @@ class Evaluation(HookBase):
     """Evaluates every so many steps and at the end, and names the best checkpoint.
 
     The checkpoint is saved before, and says that its evaluation is still to come: a run that was
-    killed in it begins with it.
+    killed in it begins with it. Precise statistics are taken first, at the same risk, and the
+    checkpoint is saved once more with them.
 
     Attributes:
         results: of the last evaluation, by task and metric; empty on all processes but the first.
@@ -88,14 +99,18 @@ class Evaluation(HookBase):
         best: its metric.
     """
 
-    def __init__(self, period: int, metric: str) -> None:
+    def __init__(
+        self, period: int, metric: str, statistics: PreciseStatistics | None = None
+    ) -> None:
         """
         Args:
             period: steps between two evaluations; 0 for one at the end.
             metric: TEST.BEST_METRIC.
+            statistics: are taken before; None keeps the running ones.
         """
         self._period = period
         self._metric = metric
+        self._statistics = statistics
         self.results: dict[str, Any] = {}
         self.last_step = self.best_step = -1
         self.best = float("-inf")
@@ -110,6 +125,9 @@ class Evaluation(HookBase):
         trainer = self.trainer
         # A checkpoint of an earlier version does not say that there was none
         unknown = self.last_step < 0 and trainer.start_iter >= trainer.max_iter
+        if not self._is_pending and 0 < self.best_step == trainer.start_iter:
+            # The run may have been killed before this checkpoint got its second name
+            trainer.checkpointer.link(trainer.saved_as, "model_best")
         if self._is_pending or (unknown and trainer.start_iter > 0):
             logger.info(f"The evaluation after step {trainer.start_iter} is still to come")
             trainer.iter = trainer.storage.iter = trainer.start_iter - 1
@@ -123,17 +141,22 @@ class Evaluation(HookBase):
     def _do(self) -> None:
         trainer = self.trainer
         step = trainer.iter + 1
-        if signal := max(comm.all_gather(received())):  # of any: the others would wait for it
-            raise Preempted(signal)
-        with at_once():
-            self.results = _numbers(trainer.evaluate() or {})
+        stop_if_told()
+        self.results = at_once(self._evaluate)
         self.last_step, self._is_pending = step, False
         is_best = comm.is_main_process() and self._keep_best(step)
-        if step >= trainer.max_iter:
-            trainer.save_checkpoint(trainer.saved_as)  # which knows the results now
+        if self._statistics or step >= trainer.max_iter:
+            # With the statistics that the results are of, and with the results
+            trainer.save_checkpoint(trainer.saved_as)
         if is_best:
             trainer.checkpointer.link(trainer.saved_as, "model_best")
         comm.synchronize()  # the next step begins together
+
+    def _evaluate(self) -> dict[str, Any]:
+        if self._statistics:
+            self._statistics.trainer = self.trainer
+            self._statistics.update_stats()
+        return _numbers(self.trainer.evaluate() or {})
 
     def _keep_best(self, step: int) -> bool:
         values = flatten_results_dict(self.results)

@@ -6,16 +6,23 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from lambda_det.errors import Preempted
 
 __all__ = ["SIGNALS", "at_once", "listening", "received"]
 
+T = TypeVar("T")
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # A scheduler may signal a process and who started it, which passes that on: one wish in two ways
 _SECONDS_OF_ONE_WISH = 3.0
+
+
+class _Stop(BaseException):
+    """Ends the work; ``except Exception`` in it would take a ``Preempted`` for an error of its."""
 
 
 class _Wish:
@@ -61,19 +68,33 @@ def listening() -> Iterator[None]:
         _Wish.process = _Wish.number = 0
 
 
-@contextmanager
-def at_once() -> Iterator[None]:
-    """Let a signal raise ``Preempted`` wherever the work is: all that it did was saved before.
+def at_once(work: Callable[[], T]) -> T:
+    """What ``work`` returns; a signal ends it wherever it is, as all before it is saved.
 
-    Its argument is the number of the signal.
+    A function and no context manager: a signal may come between the ends of the two.
+
+    Args:
+        work: can be done again from its beginning.
+
+    Raises:
+        Preempted: its argument is the number of the signal, which may have come before.
     """
-    _Wish.ends_at_once = True
+    cause = None
     try:
-        if _Wish.number:
-            raise Preempted(_Wish.number)
-        yield
+        _Wish.ends_at_once = True
+        if not _Wish.number:
+            result = work()
+    except _Stop:
+        pass
+    except Exception as error:
+        if not _Wish.number:
+            raise
+        cause = error  # what became of the signal in other hands, or in another process
     finally:
         _Wish.ends_at_once = False
+    if _Wish.number:  # even if the work has come to an end: it may have caught what was raised
+        raise Preempted(_Wish.number) from cause
+    return result
 
 
 def _take(number: int, _frame: object) -> None:
@@ -82,7 +103,7 @@ def _take(number: int, _frame: object) -> None:
     elif not _Wish.number:
         _Wish.number, _Wish.time = number, time.monotonic()
         if _Wish.ends_at_once:
-            raise Preempted(number)
+            raise _Stop
     elif time.monotonic() - _Wish.time > _SECONDS_OF_ONE_WISH:
         _die(number)
 

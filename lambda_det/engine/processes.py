@@ -23,7 +23,8 @@ from lambda_det.errors import PREEMPTED_STATUS, LostProcessError, Preempted, Use
 
 __all__ = ["GRACE", "end_with_parent", "run_together"]
 
-GRACE = 5.0  # seconds that the others have after one has failed
+# Seconds that the others have after one has failed; the first may be writing a checkpoint
+GRACE = 15.0
 _POLL = 0.1  # seconds between two looks at the processes, and at what a signal asked for
 
 
@@ -108,7 +109,8 @@ def _noted_signals() -> Iterator[list[int]]:
         yield noted
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # None is one that was not set from Python, and cannot be set from here
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _wait(members: list[_Member], noted: list[int]) -> tuple[list[_Member], set[int]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lambda_det.engine.checkpoint_files import last_checkpoint
-from lambda_det.errors import DiskError, UserError, reason
+from lambda_det.errors import DiskError, UserError, WeightsError, reason
 
 __all__ = ["disk_errors_in_words", "gigabytes", "let_logs_fail", "writing"]
 
@@ -34,7 +34,7 @@ _OF_READING_TOO = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
 @contextlib.contextmanager
 def writing(path: str, size: int = 0) -> Iterator[None]:
-    """Turn any error of writing a file of a run into one sentence.
+    """Turn an error in writing a file of a run, or in reading it back, into one sentence.
 
     Args:
         path: of the file, in the folder of the run.
@@ -45,7 +45,8 @@ def writing(path: str, size: int = 0) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (OSError, RuntimeError, WeightsError) as error:
+        # The second is what torch.save makes of the first, the third of reading it back
         folder = os.path.dirname(path)
         cause, cure = _cause(error)
         if size:
@@ -94,8 +95,10 @@ def _no_trace_of_events(error: threading.ExceptHookArgs) -> None:
 def _sentence(what: str, cause: str, cure: str, folder: str) -> str:
     last = last_checkpoint(folder)
     good = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
-    again = "start the same command again" + (" with --resume" if last else "")
-    return f"{what} could not be written: {cause}; {good}. {cure}, and {again}."
+    return (
+        f"{what} could not be written: {cause}; {good}. {cure}, and start the same command again "
+        "with --resume."
+    )
 
 
 def _cause(error: BaseException) -> tuple[str, str]:

@@ -13,7 +13,15 @@ __all__ = ["build_lr_scheduler"]
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
-    """The schedule of ``SOLVER.LR_SCHEDULER_NAME``; WarmupPolyLR is that of DeepLab."""
+    """The schedule of ``SOLVER.LR_SCHEDULER_NAME``; WarmupPolyLR is that of DeepLab.
+
+    SOLVER.STEPS may lie beyond SOLVER.MAX_ITER, as in a run that is made shorter.
+    """
+    if any(step >= cfg.SOLVER.MAX_ITER for step in cfg.SOLVER.STEPS):
+        # Detectron2 drops those above it, and fvcore raises an error at the one that is equal
+        cfg = cfg.clone()
+        cfg.defrost()
+        cfg.SOLVER.STEPS = tuple(s for s in cfg.SOLVER.STEPS if s < cfg.SOLVER.MAX_ITER)
     if cfg.SOLVER.LR_SCHEDULER_NAME != "WarmupPolyLR":
         return build_detectron2_scheduler(cfg, optimizer)
     # Its keys are only there where the project is

@@ -76,11 +76,20 @@ def setup(args: argparse.Namespace, trainer: type[DetectionTrainer] = DetectionT
     Precision.from_config(cfg)
     check_clipping(cfg)
     if not args.eval_only:
+        _check_period(cfg)
         scale_schedule(cfg, comm.get_world_size())
     on_main_process(lambda: _check(cfg, args, trainer))
     start_log(cfg, args)
     cfg.freeze()
     return cfg
+
+
+def _check_period(cfg: CfgNode) -> None:
+    if cfg.SOLVER.CHECKPOINT_PERIOD < 1:
+        raise ConfigError(
+            f"SOLVER.CHECKPOINT_PERIOD is {cfg.SOLVER.CHECKPOINT_PERIOD}; give the number of steps "
+            "between two checkpoints, from 1 on."
+        )
 
 
 def _check(cfg: CfgNode, args: argparse.Namespace, trainer: type[DetectionTrainer]) -> None:

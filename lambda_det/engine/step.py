@@ -22,20 +22,19 @@ from lambda_det.engine.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.engine.precision import Precision
 from lambda_det.engine.preemption import received
 from lambda_det.engine.spikes import SpikeWatch
-from lambda_det.errors import ConfigError, NonFiniteLossError, listed
+from lambda_det.engine.step_words import (
+    file_names,
+    listed_losses,
+    memory_errors_in_words,
+    of_images,
+)
+from lambda_det.errors import NonFiniteLossError
 
 __all__ = ["StepTrainer"]
 
 logger = logging.getLogger(__name__)
 
-IMAGES_NAMED = 8  # in a message
 ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
-
-
-def file_names(data: list[dict]) -> list[str]:
-    """The files of a batch of Detectron2's, where it names them."""
-    images = [image for image in data if isinstance(image, dict)]
-    return [str(image["file_name"]) for image in images if "file_name" in image]
 
 
 class StepTrainer(SimpleTrainer):
@@ -122,7 +121,7 @@ class StepTrainer(SimpleTrainer):
             self._seed_batch(index)
             with (
                 self._no_sync_before_last(index),
-                _memory_errors_in_words(),
+                memory_errors_in_words(),
                 self._non_finite_in_words(names),
                 self._debugging(),
             ):
@@ -196,7 +195,7 @@ class StepTrainer(SimpleTrainer):
         verdict = torch.stack([finite.float(), calm.float(), signal])
         if comm.get_world_size() > 1:
             dist.all_reduce(verdict, dist.ReduceOp.MIN)
-        # The one place of a step where the GPU is waited for
+        # Where a step waits for the GPU; with loss scaling it does once more, in the scaler
         finite, calm, signal, norm, total = torch.stack(
             [*verdict, grad_norm, values.sum()]
         ).tolist()
@@ -214,20 +213,18 @@ class StepTrainer(SimpleTrainer):
         values = {name: loss.item() for name, loss in losses.items()}
         own = total, self._spikes.median, values, images
         total, median, values, images = max(
-            comm.all_gather(own), key=lambda found: found[0] / found[1]
+            comm.all_gather(own), key=lambda found: found[0] / max(found[1], 1e-9)
         )
         logger.warning(
-            f"Loss spike at iteration {self.iter}{_of_images(images)}: {total:.4g}, where the "
-            f"median of the steps before is {median:.4g} ({_listed(values)}, gradient norm "
+            f"Loss spike at iteration {self.iter}{of_images(images)}: {total:.4g}, where the "
+            f"median of the steps before is {median:.4g} ({listed_losses(values)}, gradient norm "
             f"{grad_norm:.4g}); {self._spikes.count} so far"
         )
 
-    def log_skipped_steps(self) -> None:
-        """Say how many steps loss scaling has skipped, at the end of a run."""
+    def log_skipped_steps(self, steps: int) -> None:
+        """Say how many of the ``steps`` of a run loss scaling has skipped, at its end."""
         if self.grad_scaler.is_enabled():
-            logger.info(
-                f"{self.grad_scaler.skipped} of {self.iter + 1} steps were skipped by loss scaling"
-            )
+            logger.info(f"{self.grad_scaler.skipped} of {steps} steps were skipped by loss scaling")
 
     @contextmanager
     def _non_finite_in_words(self, images: list[str]) -> Iterator[None]:
@@ -241,7 +238,7 @@ class StepTrainer(SimpleTrainer):
             what = str(error).partition(".")[0]
             if self._losses_before:
                 values = {name: loss.item() for name, loss in self._losses_before.items()}
-                what += f" (the losses of the step before were {_listed(values)})"
+                what += f" (the losses of the step before were {listed_losses(values)})"
             raise NonFiniteLossError(self._sentence(what, images)) from error
 
     def _describe(self, losses: dict[str, Tensor], images: list[str]) -> str:
@@ -255,7 +252,7 @@ class StepTrainer(SimpleTrainer):
         values, images = gathered[bad[0] if bad else 0]
         where = f" on worker {bad[0]}" if bad and len(gathered) > 1 else ""
         what = "A loss is not finite" if bad else "A gradient is not finite"
-        return self._sentence(f"{what}{where} ({_listed(values)})", images if bad else [])
+        return self._sentence(f"{what}{where} ({listed_losses(values)})", images if bad else [])
 
     def _sentence(self, what: str, images: list[str], cure: str = "") -> str:
         """What happened, and what to do.
@@ -269,7 +266,7 @@ class StepTrainer(SimpleTrainer):
         if self._debugger is None:
             advice = "; the same command with --resume --debug-numerics names the layer"
         return (
-            f"{what} at iteration {self.iter}{_of_images(images)}; the weights were left as they "
+            f"{what} at iteration {self.iter}{of_images(images)}; the weights were left as they "
             f"were, and the last good checkpoint is {self._last_checkpoint() or 'none yet'}. "
             f"{cure}{self._cures} are the usual cures{advice}."
         )
@@ -290,23 +287,3 @@ class StepTrainer(SimpleTrainer):
         self.grad_scaler.skipped_in_row = state_dict.get("skipped_in_row", 0)
         if "loss_spikes" in state_dict:
             self._spikes.load_state_dict(state_dict["loss_spikes"])
-
-
-@contextmanager
-def _memory_errors_in_words() -> Iterator[None]:
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise ConfigError(
-            "The memory of the GPU is too small for a step: raise SOLVER.ACCUMULATE_GRADIENTS, "
-            "which divides the step into smaller batches, or set CHECKPOINT_ACTIVATIONS of the "
-            "model True."
-        ) from error
-
-
-def _of_images(images: list[str]) -> str:
-    return f" (images {listed(images, IMAGES_NAMED)})" if images else ""
-
-
-def _listed(losses: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in losses.items())

@@ -161,21 +161,23 @@ class DetectionTrainer(DefaultTrainer):
         return build_lr_scheduler(cfg, optimizer)
 
     def build_hooks(self) -> list[HookBase]:
-        """DefaultTrainer's hooks in its order: precise statistics, checkpoint, AP, log."""
+        """DefaultTrainer's hooks, but that a checkpoint comes before what may take minutes."""
         cfg = self.cfg
-        result = [hooks.IterationTimer(), hooks.LRScheduler(), Histories()]
+        statistics = None
         if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(self._model):
             few_workers = cfg.clone()
             few_workers.defrost()
             few_workers.DATALOADER.NUM_WORKERS = 0  # it runs now and then; workers would idle
             loader = self.build_train_loader(few_workers)
             iterations = cfg.TEST.PRECISE_BN.NUM_ITER
-            result.append(
-                PreciseStatistics(cfg.TEST.EVAL_PERIOD, self._trainer.model, loader, iterations)
+            statistics = PreciseStatistics(
+                cfg.TEST.EVAL_PERIOD, self._trainer.model, loader, iterations
             )
-        self._evaluation = Evaluation(cfg.TEST.EVAL_PERIOD, cfg.TEST.BEST_METRIC)
+        self._evaluation = Evaluation(cfg.TEST.EVAL_PERIOD, cfg.TEST.BEST_METRIC, statistics)
         return [
-            *result,
+            hooks.IterationTimer(),
+            hooks.LRScheduler(),
+            Histories(),
             Checkpoints(cfg.SOLVER.CHECKPOINT_PERIOD, self._evaluation.is_due),
             self._evaluation,
             RunWriter(cfg.OUTPUT_DIR, period=self.log_period),
@@ -246,7 +248,7 @@ class DetectionTrainer(DefaultTrainer):
             logger.info(f"The run has all of its {self.max_iter} iterations already")
         logger.info(f"Training from iteration {self.start_iter} to {self.max_iter}")
         run_steps(self)
-        self._trainer.log_skipped_steps()
+        self._trainer.log_skipped_steps(self.max_iter)
         if not comm.is_main_process():
             return None
         if len(self.cfg.TEST.EXPECTED_RESULTS):

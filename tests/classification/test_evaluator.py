@@ -14,21 +14,25 @@ def _accuracy(top1):
     return Accuracy(top1, 99.0, 1.0, 10)
 
 
-def _run(tops, *, period, steps, patience=0, state=None, folder):
+def _run(tops, *, period, steps, patience=0, state=None, start=0, saved=None, folder):
     """Go through steps; each evaluation brings the next of ``tops``."""
     answers = iter(tops)
+    saved = {} if saved is None else saved
     evaluator = Evaluator(lambda: next(answers), period, patience)
     if state:
         evaluator.load_state_dict(state)
     trainer = SimpleNamespace(
-        iter=0,
-        start_iter=0,
+        iter=start,
+        start_iter=start,
+        save_checkpoint=lambda name: saved.update({name: evaluator.state_dict()}),
         max_iter=steps,
         cfg=SimpleNamespace(OUTPUT_DIR=str(folder)),
         plan=SimpleNamespace(epochs=lambda step: step / 10),
     )
     evaluator.trainer = trainer
-    with EventStorage() as trainer.storage:
+    with EventStorage(start) as trainer.storage:
+        if start:  # as Histories has it from the checkpoint
+            trainer.storage.put_scalar("lr", 0.1, cur_iter=start - 1)
         evaluator.before_train()
         while trainer.iter < trainer.max_iter:
             trainer.storage.put_scalar("total_loss", trainer.iter)
@@ -83,6 +87,31 @@ def test_patience_counts_evaluations_in_a_row_over_a_resume(tmp_path):
         tops[4:], period=2, steps=12, patience=2, state=first.state_dict(), folder=tmp_path
     )
     assert trainer.max_iter == 2  # one was left of its patience
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_pending_evaluation_counts_as_if_it_had_come_in_its_time(tmp_path, patience):
+    tops = [_val(top) for top in (5, 4, 3, 9)]
+    words = {"period": 2, "steps": 8, "patience": patience}
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    one, trainer = _run(tops, **words, folder=tmp_path / "whole")
+    assert trainer.max_iter == (6 if patience else 8)
+    saved = {}
+    with pytest.raises(StopIteration):  # within the third
+        _run(tops[:2], **words, saved=saved, folder=tmp_path / "stopped")
+    assert list(saved) == ["model_0000001", "model_0000003", "model_0000005"]
+    state = saved["model_0000005"]
+    assert (state["is_pending"], state["last_step"]) == (True, 4)
+    other, resumed = _run(
+        tops[2:], **words, state=state, start=6, saved=saved, folder=tmp_path / "stopped"
+    )
+    assert (resumed.max_iter, resumed.iter) == (trainer.max_iter, trainer.iter)
+    assert other.state_dict() == one.state_dict()
+    tables = [_rows(tmp_path / name) for name in ("whole", "stopped")]
+    assert tables[1][2].pop("images_per_second") == ""  # of another start, on who knows what
+    tables[0][2].pop("images_per_second")
+    assert tables[0] == tables[1]
 
 
 @pytest.mark.parametrize(("last", "left"), [(9, ["1", "9"]), (8, ["1"]), (0, [])])

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lambda_det.classification import run
+from lambda_det.classification import parser, run, trainer
+from lambda_det.classification.hooks import Checkpoints
 from lambda_det.classification.trainer import ClassificationTrainer
+from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import PREEMPTED_STATUS, Preempted
+from lambda_det.modeling.weights import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.reliability.runs import content, differences, metrics
 
@@ -43,6 +46,106 @@ def test_a_signal_saves_after_the_step(arguments, tmp_path, monkeypatch, step):
             run(arguments(*words))
     run(arguments("--resume", *words))
     _assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing of ours gets to clean up."""
+
+
+def test_the_best_checkpoint_that_had_no_second_name_yet(arguments, tmp_path, monkeypatch):
+    def kill(*_):
+        raise Killed
+
+    best = tmp_path / "run/model_best.pth"
+    with monkeypatch.context() as patch:
+        patch.setattr(SafeCheckpointer, "link", kill)
+        with pytest.raises(Killed):
+            run(arguments())
+    assert not best.exists()
+    monkeypatch.setattr(ClassificationTrainer, "run_step", kill)  # no further evaluation
+    with pytest.raises(Killed):
+        run(arguments("--resume"))
+    assert content(best)["iteration"] == 2
+
+
+def _stop_in(evaluation, how, monkeypatch):
+    """Have the n-th evaluation of a run come to no end."""
+    original, calls = trainer.evaluate_model, []
+
+    def evaluate_model(*args):
+        calls.append(1)
+        if len(calls) == evaluation:
+            if how == "killed":
+                raise Killed
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(100):  # a handler runs between two operations of Python
+                pass
+            pytest.fail("the signal was not heeded at once")
+        return original(*args)
+
+    monkeypatch.setattr(trainer, "evaluate_model", evaluate_model)
+
+
+def _kill_after(evaluation, monkeypatch):
+    """Before a checkpoint knows the results, which are in summary.csv already."""
+    original = Checkpoints._save
+
+    def save(self):
+        if self._evaluator.last_step == 3 * evaluation:
+            raise Killed
+        original(self)
+
+    monkeypatch.setattr(Checkpoints, "_save", save)
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """The folder of a run of 6 steps that nobody stopped."""
+    root = tmp_path_factory.mktemp("whole")
+    (root / "recipe.yaml").write_text(RECIPE)
+    words = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val", "OUTPUT_DIR", root]
+    run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *map(str, words)]))
+    return root
+
+
+def _table(folder):
+    rows = [line.split(",") for line in (folder / "summary.csv").read_text().splitlines()]
+    speed = rows[0].index("images_per_second")
+    return [row[:speed] + row[speed + 1 :] for row in rows]
+
+
+# After step 3, and the last one
+@pytest.mark.parametrize(
+    ("evaluation", "how"),
+    [(1, "told"), (2, "told"), (2, "killed"), (1, "recorded"), (2, "recorded")],
+)
+def test_an_evaluation_that_did_not_end_comes_first(
+    arguments, whole, tmp_path, monkeypatch, caplog, evaluation, how
+):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        if how == "recorded":
+            _kill_after(evaluation, patch)
+        else:
+            _stop_in(evaluation, how, patch)
+        with pytest.raises((Killed, Preempted)) as caught:
+            run(arguments())
+    last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
+    if how == "told":
+        assert f"SIGTERM after step {3 * evaluation}; {last} holds" in str(caught.value)
+    pending = read_checkpoint(last)
+    assert (pending["results"], pending["statistics"]) == ({}, "running")
+    caplog.set_level("INFO")
+    run(arguments("--resume"))
+    assert f"The evaluation after step {3 * evaluation} is still to come" in caplog.text
+    _assert_same_run(whole, folder)
+    assert _table(whole) == _table(folder)
+    assert sorted(p.name for p in whole.glob("*.pth")) == sorted(
+        p.name for p in folder.glob("*.pth")
+    )
+    for name in ("model_final.pth", "model_best.pth"):
+        results = [read_checkpoint(place / name)["results"] for place in (whole, folder)]
+        assert results[0] == results[1] != {}
 
 
 def test_a_process_that_is_told_to_stop(tmp_path):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lambda_det.data import check_coco, check_datasets
 from lambda_det.data.checks import BAD_BOX, KINDS, NOTED, REFUSED
+from lambda_det.data.masks import usable_runs
 from lambda_det.errors import ConfigError, DataError
 
 from .conftest import annotation
@@ -124,6 +125,16 @@ def test_each_kind_is_found_alone(content, write, kind):
     assert problem.count == 1 and expected in problem.first[0]
     if KINDS[kind] != NOTED:
         assert kind in report.refusal() and report.json_file in report.refusal()
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_images_of_as_many_pixels_as_pillow_reads_and_one_more(content, write, over):
+    pixels = 2 * Image.MAX_IMAGE_PIXELS + over
+    content["images"][2].update(width=pixels, height=1)
+    report = check_coco(*write(content), files="none")
+    assert ("image of more pixels than can be read" in report.problems) == bool(over)
+    if over:  # nor is its mask unpacked
+        assert usable_runs({"size": [1, pixels], "counts": [pixels]}, 1, pixels) is None
 
 
 def test_every_kind_has_a_test():
@@ -429,3 +440,12 @@ def test_names_of_categories_must_be_text(content, write, name):
     content["categories"][1]["name"] = name
     with pytest.raises(DataError, match=r"set\.json: the name of category 5 is .*must be a text"):
         check_coco(*write(content), files="none")
+
+
+@pytest.mark.parametrize("names", ["left eye", [1, 2], {"eye": 1}, 3], ids=ascii)
+def test_keypoints_of_categories_must_be_names(content, write, names):
+    content["categories"][1]["keypoints"] = names
+    with pytest.raises(DataError, match=r"set\.json: the keypoints of category .* list of names"):
+        check_coco(*write(content), files="none")
+    content["categories"][1]["keypoints"] = ["left eye", "right eye"]
+    assert not check_coco(*write(content), files="none").refusal()

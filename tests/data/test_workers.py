@@ -113,6 +113,15 @@ def test_a_file_name_of_any_length_and_letters():
 
 
 def test_a_worker_that_hangs_is_named_with_its_image_and_killed(monkeypatch):
+    waited_for = []
+    kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    shutdown = kind._shutdown_workers
+
+    def noted(self):
+        waited_for.extend(worker for worker in self._workers if worker.is_alive())
+        shutdown(self)
+
+    monkeypatch.setattr(kind, "_shutdown_workers", noted)
     monkeypatch.setattr(workers, "_POLL", 0.1)
     before = children()
     loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)
@@ -122,6 +131,7 @@ def test_a_worker_that_hangs_is_named_with_its_image_and_killed(monkeypatch):
     assert "No batch of images came for 1 seconds (DATALOADER.TIMEOUT)" in message
     assert "were reading /data/5.jpg (image_id 105)" in message
     assert not children() - before
+    assert not waited_for  # torch waits ten seconds for the end of each
 
 
 def test_a_slow_image_is_waited_for(monkeypatch):

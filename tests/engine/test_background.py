@@ -7,7 +7,10 @@ import errno
 import io
 import os
 import threading
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -265,6 +268,40 @@ def test_an_error_is_told_in_words(tmp_path, monkeypatch, number, operation, tol
     checkpointer.save("model_0000003")
     checkpointer.wait()
     assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000003.pth")
+
+
+class _Late(Future):
+    """Of a thread that comes to a piece of work only when that is waited for."""
+
+    def __init__(self, function, work):
+        super().__init__()
+        self.work = partial(function, work)
+
+    def exception(self, timeout=None):
+        if not self.done():
+            try:
+                self.set_result(self.work())
+            except OSError as error:
+                self.set_exception(error)
+        return super().exception(timeout)
+
+
+def test_what_waits_behind_an_error_is_never_done():
+    writer, done = background.BackgroundWriter(), []
+
+    def fail():
+        raise OSError(errno.ENOSPC, "full")
+
+    writer._pool = SimpleNamespace(submit=_Late)
+    writer.submit(fail)
+    writer.submit(lambda: done.append("link"))
+    with pytest.raises(OSError, match="full"):
+        writer.wait()
+    writer.wait()
+    assert done == []
+    writer.submit(lambda: done.append("save"))
+    writer.wait()
+    assert done == ["save"]
 
 
 def test_a_disk_that_does_not_keep_what_was_written_is_noticed(tmp_path, monkeypatch):

@@ -103,8 +103,8 @@ POINTERS = {
     "empty": b"",
     "space": b" \n",
     "gone": b"model_0000009.pth",
-    "up": b"../run/model_0000001.pth",
-    "absolute": b"/tmp/model_0000001.pth",
+    "up": b"../HERE/model_0000001.pth",
+    "absolute": b"FOLDER/model_0000001.pth",
     "dots": b"..",
     "binary": bytes(range(256)),
     "zero": b"model_0000001.pth\0",
@@ -118,8 +118,10 @@ def test_a_pointer_that_names_nothing(folder, caplog, content):
     path = folder / "last_checkpoint"
     path.unlink()
     if content is not None:
-        path.write_bytes(content)
-    assert not os.path.isfile(last_checkpoint(str(folder)))
+        content = content.replace(b"HERE", os.fsencode(folder.name))
+        path.write_bytes(content.replace(b"FOLDER", os.fsencode(folder)))
+    named = str(folder / "model_0000009.pth") if content == POINTERS["gone"] else ""
+    assert last_checkpoint(str(folder)) == named
     assert _taken(folder) == "model_0000005.pth"
     assert len(caplog.records) == 1 and "model_0000005.pth, the newest" in caplog.text
 
@@ -152,6 +154,8 @@ def test_the_one_before_a_damaged_final_one(folder):
 
 
 def test_old_ones_are_removed(folder):
+    remove_old(str(folder), 4, last=10**9)  # more than there are
+    assert len(numbered(folder)) == 3
     _save(folder, 7, 12345678, "model_final.pth", "model_best.pth", "model_12.pth")
     remove_old(str(folder), 2, last=5)
     others = ["model_0000003.pth", "model_0000005.pth", "model_0000007.pth", "model_12345678.pth"]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from detectron2.utils import comm
 
-from lambda_det.engine import parser, preemption, processes
+from lambda_det.engine import connection, parser, preemption, processes
 from lambda_det.engine.launch import launch
 from lambda_det.errors import (
     PREEMPTED_STATUS,
@@ -125,6 +125,41 @@ def test_the_cause_is_told_and_not_what_followed(what, order, raised, words):
         processes.run_together(functools.partial(_raises, what=what, order=order), NAMES)
 
 
+def test_of_two_found_at_once_the_one_without_a_word_was_the_first():
+    context, members = multiprocessing.get_context("fork"), []
+    work = functools.partial(_raises, what=[DATA, signal.SIGKILL], order=[0, 1])
+    for index, name in enumerate(NAMES):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=processes._member, args=(work, index, sender, os.getpid()))
+        process.start()
+        process.join()
+        members.append(processes._Member(index, name, process, receiver))
+    assert processes._wait(members, []) == (members[::-1], set())
+
+
+def _sleeps(index: int, *, folder: Path) -> None:
+    (folder / f"{index}.txt").write_text(str(os.getpid()))
+    with preemption.listening():
+        time.sleep(600)
+
+
+def test_an_interrupted_parent_leaves_nobody(tmp_path, monkeypatch):
+    """Ctrl-C reaches the processes by themselves, but they may not heed it."""
+
+    def interrupted(*_):
+        _wait_until(lambda: all(path.read_text() for path in files))
+        raise KeyboardInterrupt
+
+    files = [tmp_path / f"{index}.txt" for index in range(2)]
+    for path in files:
+        path.touch()
+    monkeypatch.setattr(processes, "GRACE", 0.2)
+    monkeypatch.setattr(processes, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.run_together(functools.partial(_sleeps, folder=tmp_path), NAMES)
+    _wait_until(lambda: not any(_alive(int(path.read_text())) for path in files), seconds=10)
+
+
 def test_all_return(tmp_path):
     processes.run_together(functools.partial(_raises, what=[None, None], order=[0, 1]), NAMES)
 
@@ -217,3 +252,50 @@ def test_a_lost_connection_is_one_sentence():
     words = r"^Process 0 of 2 has lost the connection to another.*gloo.* --resume continues"
     with pytest.raises(LostProcessError, match=words):
         launch(_collective, args, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [
+        # As gloo and NCCL put it
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2", True),
+        ("[/pytorch/gloo/transport/tcp/pair.cc:152] Application timeout caused pair closure", True),
+        ("Gloo AllReduce failed: Connection reset by peer", True),
+        ("Timed out waiting 1800000ms for recv operation to complete", True),
+        ("ncclRemoteError: A call failed possibly due to a network error", True),
+        ("NCCL communicator was aborted on rank 0.", True),
+        ("Watchdog caught a timeout: OpType=ALLREDUCE timed out after 1800000 ms", True),
+        ("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("DataLoader timed out after 60 seconds", False),
+    ],
+)
+def test_a_lost_connection_is_told_from_a_mistake(monkeypatch, message, is_lost):
+    monkeypatch.setattr(connection, "_store", lambda *_: None)
+    for module, name in (
+        (dist, "init_process_group"),
+        (comm, "create_local_process_group"),
+        (comm, "synchronize"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
+
+    def work():
+        raise RuntimeError(message)
+
+    with pytest.raises(LostProcessError if is_lost else RuntimeError) as caught:
+        connection.run_connected(work, "cpu", 0, 2, 0, 2, "env://")
+    assert isinstance(caught.value, LostProcessError) == is_lost and message in str(caught.value)
+
+
+def test_each_attempt_of_torchrun_reads_its_own_addresses_alone(monkeypatch):
+    """Those of the attempt before are of processes that are gone; its store is the same."""
+    shared = dist.HashStore()
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(shared, 0, 2)]))
+
+    def store(attempt, world_size=2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        return connection._store("env://", 0, world_size)
+
+    store(0).set("address", "old")
+    assert store(0).check(["address"])
+    assert not store(1).check(["address"]) and not store(0, 3).check(["address"])

@@ -65,7 +65,7 @@ def test_skipped_steps_are_counted_and_said(caplog):
     assert [i for _, i in norms] == [0, 1, 3, 4, 6, 7]  # of skipped steps it is infinite
     assert trainer.grad_scaler.get_scale() == 65536.0 / 4
     with caplog.at_level("INFO", logger="lambda_det.engine.step"):
-        trainer.log_skipped_steps()
+        trainer.log_skipped_steps(trainer.iter + 1)
     assert "2 of 8 steps were skipped by loss scaling" in caplog.text
 
 
@@ -112,6 +112,16 @@ def test_a_resumed_run_keeps_scale_growth_and_counts():
     assert second.grad_scaler.state_dict() == whole.grad_scaler.state_dict()
     assert second.grad_scaler.skipped == whole.grad_scaler.skipped == 3
     assert all(torch.equal(a, b) for a, b in zip(_weights(second), _weights(whole), strict=True))
+
+
+def test_a_resumed_run_goes_on_counting_steps_in_a_row():
+    first = _trainer(_data(10, range(1, 10)))
+    first.grad_scaler._init_scale = 2.0**30
+    _run(first, range(10))
+    second = _trainer(_data(30, range(30)))
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(NonFiniteLossError, match=r"skipped 20 steps in a row, .* iteration 20;"):
+        _run(second, range(10, 40))
 
 
 def test_a_state_of_before_has_no_counts():

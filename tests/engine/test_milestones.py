@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
+from detectron2.structures import Boxes, Instances
 from detectron2.utils.events import EventStorage
+from torch import nn
 
+from lambda_det.engine import milestones
 from lambda_det.engine.hooks import Histories
-from lambda_det.engine.milestones import Evaluation
+from lambda_det.engine.milestones import STATISTICS_SEED, Evaluation, PreciseStatistics
+from lambda_det.errors import Preempted
 
 NAN = float("nan")
 
 
-def _run(results, metric="", *, period=1, steps=None, state=None):
-    """Evaluate after each step; returns the hook and what got the name model_best."""
+def _run(results, metric="", *, period=1, steps=None, state=None, count=None):
+    """Evaluate in ``count`` steps; returns the hook and what got the name model_best."""
+    count = count or len(results)
     answers, links, saved = iter(results), [], []
     trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=steps or len(results) + 1)
     trainer.evaluate = lambda: next(answers)
@@ -26,7 +33,7 @@ def _run(results, metric="", *, period=1, steps=None, state=None):
         hook.load_state_dict(state)
         trainer.start_iter = trainer.iter = 1
     with EventStorage() as trainer.storage:
-        for iteration in range(trainer.start_iter, trainer.start_iter + len(results)):
+        for iteration in range(trainer.start_iter, trainer.start_iter + count):
             trainer.iter, trainer.saved_as = iteration, f"model_{iteration}"
             hook.after_step()
     assert all(other == "model_best" for _, other in links)
@@ -71,6 +78,19 @@ def test_a_worse_one_after_a_resume_is_not_the_best():
     assert best == [] and (hook.best, hook.best_step) == (60, 1)
 
 
+def test_the_last_step_is_evaluated_whatever_the_period():
+    results = _box(3, 5)
+    assert _run(results, period=2, steps=3, count=3)[1] == ["model_1", "model_2"]
+    assert _run(results[1:], period=0, steps=3, count=3)[1] == ["model_2"]
+
+
+def test_no_evaluation_begins_where_another_process_was_told_to_stop(monkeypatch):
+    monkeypatch.setattr(milestones.comm, "all_gather", lambda own: [own, signal.SIGUSR1])
+    with pytest.raises(Preempted) as caught:
+        _run([], count=1)  # an evaluation would have no results
+    assert caught.value.args == (signal.SIGUSR1,)
+
+
 def test_histories_keep_what_the_log_is_smoothed_over():
     hook, other = Histories(), Histories()
     hook.trainer, other.trainer = SimpleNamespace(), SimpleNamespace()
@@ -90,3 +110,45 @@ def test_histories_keep_what_the_log_is_smoothed_over():
     del expected["time"]
     assert other.trainer.storage.latest_with_smoothing_hint(20) == expected
     assert len(other.trainer.storage.history("accuracy").values()) == 40
+
+
+class _Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
+
+    def forward(self, batch):
+        return self.layers(torch.stack([image["image"] for image in batch]))
+
+
+class _Loader:
+    def begin(self, *place):
+        self.place = place
+
+    def __iter__(self):
+        objects = Instances((1, 1), gt_boxes=Boxes(torch.ones(1, 4)))
+        while True:
+            yield [{"image": torch.ones(2), "instances": objects}] * 16
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_precise_statistics_depend_on_seed_and_iteration_alone(accumulate):
+    solver = SimpleNamespace(ACCUMULATE_GRADIENTS=accumulate)
+    cfg = SimpleNamespace(SOLVER=solver, MODEL=SimpleNamespace(DEVICE="cpu"))
+
+    def statistics(seed, iteration, drawn_before):
+        torch.manual_seed(drawn_before)
+        model, loader = _Noisy(), _Loader()
+        hook = PreciseStatistics(0, model, loader, 2)
+        hook.trainer = SimpleNamespace(
+            seed=seed, iter=iteration, max_iter=iteration + 1, cfg=cfg, storage=None
+        )
+        with EventStorage() as hook.trainer.storage:
+            hook.update_stats()
+        # Images of the statistics' own order, not those of the steps
+        assert loader.place == (seed + STATISTICS_SEED, (iteration + 1) * accumulate)
+        return model.layers[1].running_mean.tolist()
+
+    found = statistics(5, 7, 0)
+    assert found == statistics(5, 7, 1)
+    assert found != statistics(6, 7, 0) and found != statistics(5, 8, 0)

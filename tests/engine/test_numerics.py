@@ -104,6 +104,17 @@ def test_parts_of_a_lambda_layer_that_are_none(net, bad, monkeypatch):
     assert f"its {other}: finite" in text
 
 
+def test_parts_of_another_lambda_layer_are_not_told():
+    net = nn.Sequential(LambdaLayer(8, scope=3), nn.BatchNorm2d(8), LambdaLayer(8, scope=None))
+    debugger = NumericsDebugger(net)  # which sees the values before they are changed
+    net[2].value_norm.register_forward_hook(lambda *args: args[-1] * torch.inf)
+    with pytest.raises(NonFiniteNumbers) as caught, debugger.watching():
+        net(torch.randn(2, 8, 5, 5))
+    text = str(caught.value)
+    assert text.startswith("2 (LambdaLayer) gives an output") and "its content output: " in text
+    assert "its position output" not in text
+
+
 class _BadBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

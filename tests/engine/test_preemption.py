@@ -37,13 +37,61 @@ def test_a_signal_is_noted_and_forgotten_afterwards(number):
 
 
 def test_where_all_is_saved_the_work_ends_at_once():
+    def work():
+        _tell(signal.SIGUSR1)
+        pytest.fail("not heeded")
+
     with listening():
-        with pytest.raises(Preempted) as caught, at_once():
-            _tell(signal.SIGUSR1)
-            pytest.fail("not heeded")
+        assert at_once(lambda: 5) == 5
+        with pytest.raises(Preempted) as caught:
+            at_once(work)
         assert caught.value.args == (signal.SIGUSR1,)
-        with pytest.raises(Preempted), at_once():  # it came before
-            pytest.fail("not heeded")
+        with pytest.raises(Preempted):  # it came before
+            at_once(lambda: pytest.fail("not heeded"))
+
+
+def _takes_it_for_an_error():
+    try:
+        _tell()
+        pytest.fail("not heeded")
+    except Exception:
+        pytest.fail("taken for an error")
+
+
+def _loses_it():
+    class Noisy:
+        def __del__(self):  # what it raises is printed and forgotten
+            _tell()
+            for _ in range(100):  # a handler runs between two operations of Python
+                pass
+
+    Noisy()
+    return "a result"
+
+
+def _makes_an_error_of_it():
+    try:
+        _tell()
+        pytest.fail("not heeded")
+    except BaseException as error:
+        raise RuntimeError("the other process is gone") from error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("work", [_takes_it_for_an_error, _loses_it, _makes_an_error_of_it])
+def test_nobody_can_keep_the_wish_from_us(work):
+    with listening():
+        with pytest.raises(Preempted) as caught:
+            at_once(work)
+        assert caught.value.args == (signal.SIGTERM,)
+
+
+def test_errors_of_the_work_are_its_own():
+    with listening():
+        with pytest.raises(ZeroDivisionError):
+            at_once(lambda: 1 / 0)
+        _tell()  # no longer at once
+        assert received() == signal.SIGTERM
 
 
 def test_the_same_wish_by_two_ways_is_one():

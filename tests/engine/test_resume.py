@@ -17,6 +17,7 @@ import torch
 
 from lambda_det.data import make_shapes
 from lambda_det.engine import DetectionTrainer, lazy_parser, parser, run, run_lazy, run_log
+from lambda_det.engine.milestones import PreciseStatistics
 from lambda_det.engine.preemption import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
 from tests.engine.test_lazy_parity import TINY
@@ -202,6 +203,38 @@ def test_an_evaluation_that_did_not_end_comes_first(
     assert_same_run(whole("plain"), folder)
 
 
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_statistics_that_did_not_end_come_before_it(
+    train, whole, tmp_path, monkeypatch, evaluation
+):
+    folder, words = tmp_path / "run", VARIANTS["precise statistics"].split()
+    original, calls = PreciseStatistics.update_stats, []
+
+    def update_stats(self):
+        calls.append(1)
+        if len(calls) == evaluation:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for _ in range(100):  # a handler runs between two operations of Python
+                pass
+            pytest.fail("the signal was not heeded at once")
+        original(self)
+
+    last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(PreciseStatistics, "update_stats", update_stats)
+        with pytest.raises(Preempted, match=f"after step {3 * evaluation}; {last} holds"):
+            train(folder, *words)
+    running = content(last)
+    train(folder, *words, resume=True)
+    assert_same_run(whole("precise statistics"), folder)
+    # The checkpoint has the statistics now that it was evaluated with
+    precise = content(whole("precise statistics") / last.name)
+    assert precise["trainer"]["hooks"]["Evaluation"]["last_step"] == 3 * evaluation
+    weights = differences(running["model"], precise["model"])
+    changed = {line.split(":")[0].rsplit(".", 1)[-1] for line in weights}
+    assert changed == {"running_mean", "running_var", "num_batches_tracked"}
+
+
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, number):
     folder = tmp_path / "run"
@@ -244,9 +277,11 @@ def test_a_finished_run_is_made_longer(train, whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(whole("plain"), folder)
     before = metrics(folder)
-    train(folder, "SOLVER.MAX_ITER", "7", resume=True)
+    train(folder, "SOLVER.MAX_ITER", "7", "SOLVER.STEPS", "(2, 4)", resume=True)
     assert content(folder / "model_final.pth")["iteration"] == 6
     after = metrics(folder)
+    # By the new schedule from its first step on
+    assert after[6]["lr"] == pytest.approx(before[max(before)]["lr"] / 10)
     assert differences(before, {key: after[key] for key in before}) == []
     assert max(after) == 6
 

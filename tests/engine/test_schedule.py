@@ -42,6 +42,20 @@ def test_a_resumed_run_may_be_longer():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(2.0 * (1 - 7 / 12) ** 0.9)
 
 
+def test_milestones_may_lie_at_the_end_and_beyond():
+    cfg = get_cfg()
+    cfg.SOLVER.MAX_ITER, cfg.SOLVER.STEPS, cfg.SOLVER.WARMUP_ITERS = 4, (2, 4, 6), 0
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = build_lr_scheduler(cfg, optimizer)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([1, 1, 0.1, 0.1])
+    assert cfg.SOLVER.STEPS == (2, 4, 6)
+
+
 def test_others_are_detectron2_s():
     scheduler, _ = _build(10, "WarmupCosineLR")
     assert type(scheduler).__name__ == "LRMultiplier"

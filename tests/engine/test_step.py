@@ -49,6 +49,21 @@ def test_accumulation_is_one_large_batch():
         torch.testing.assert_close([v for v, _ in a], [v for v, _ in b], rtol=1e-5, atol=1e-6)
 
 
+def test_each_batch_draws_numbers_of_its_own():
+    """Not those of another batch or step, and whatever was drawn before."""
+
+    def draws(seed, drawn_before):
+        drawn, model = [], ToyModel()
+        model.register_forward_pre_hook(lambda *_: drawn.append(torch.rand(()).item()))
+        torch.manual_seed(drawn_before)
+        _train(model, batches(items(6), 1), 2, accumulate=3, seed=seed)
+        return drawn
+
+    found = draws(3, 0)
+    assert found == draws(3, 1)
+    assert len({*found, *draws(4, 0)}) == 12
+
+
 def test_bfloat16_on_the_cpu_is_near_float32():
     data = items(8)
     exact, rounded = ToyModel(), ToyModel()

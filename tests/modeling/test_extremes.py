@@ -56,7 +56,7 @@ def test_features_are_finite(name, options):
                     assert x.isfinite().all(), (dtype, training, what, stage)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (500, 7)], ids=str)
+@pytest.mark.parametrize("size", [(1, 1), (500, 7), (8000, 50)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_odd_sizes(dtype, size):
     net = _network("lambda_resnet26", {}).to(dtype).eval()

@@ -6,7 +6,9 @@ one.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -32,7 +34,8 @@ class Kill:
         at: "time", so many seconds after training has begun; "operation", just before the process
             opens, renames, links or removes files of checkpoints for the n-th time; "draft", so
             many seconds after a checkpoint that is not complete yet is seen in the folder.
-        amount: those seconds, or that n.
+        amount: those seconds, or that n; with n = 0 it is not killed, and the log ends with
+            "operations N".
     """
 
     at: str
@@ -54,11 +57,12 @@ def train(
     Returns:
         Its exit status; -9 if it was killed.
     """
+    left = _drafts(folder)  # by a run that was killed before
     process = _CONTEXT.Process(target=_main, args=(tool, list(words), str(log), kill))
     process.start()
     end = time.monotonic() + _LIMIT
     if kill and kill.at == "draft":
-        while process.is_alive() and not list(folder.glob("*.tmp")):
+        while process.is_alive() and _drafts(folder) <= left:
             time.sleep(0.0005)
             assert time.monotonic() < end, f"no draft and no end; see {log}"
         time.sleep(kill.amount)
@@ -68,6 +72,16 @@ def train(
         process.kill()
         raise AssertionError(f"the run hangs; see {log}")
     return process.exitcode
+
+
+def _drafts(folder: Path) -> set[tuple[int, int]]:
+    """Checkpoints that are not complete, by what another one of that name would not share."""
+    found = set()
+    for path in folder.glob("*.tmp"):
+        with contextlib.suppress(OSError):  # it was just completed
+            about = path.stat()
+            found.add((about.st_ino, about.st_ctime_ns))
+    return found
 
 
 def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
@@ -100,6 +114,8 @@ def _kill_after(seconds: float) -> None:
 
 def _kill_before_operation(number: int) -> None:
     seen = 0
+    if number == 0:
+        multiprocessing.util.Finalize(None, lambda: print("operations", seen), exitpriority=0)
 
     def count(event: str, args: tuple) -> None:
         nonlocal seen

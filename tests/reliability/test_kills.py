@@ -55,6 +55,28 @@ def test_twenty_kills_change_nothing(tool, tmp_path, record_property):
         assert _table(whole) == _table(killed)
 
 
+@pytest.mark.parametrize("tool", WORDS)
+def test_killed_before_each_of_the_last_operations_on_files(tool, tmp_path):
+    """The last checkpoint, its evaluation, and what is best: nothing comes after to mend them."""
+    words = WORDS[tool](tmp_path)
+    length = {"detection": "SOLVER.MAX_ITER", "classification": "SOLVER.EPOCHS"}[tool]
+    words += [length, "1", "DATALOADER.NUM_WORKERS", "0"]
+    whole, log = tmp_path / "whole", tmp_path / "whole.txt"
+    counting = Kill("operation", 0)
+    assert train(tool, [*words, "OUTPUT_DIR", str(whole)], log, folder=whole, kill=counting) == 0
+    count = int(log.read_text().split()[-1])
+    assert count >= 10
+
+    for number in range(count - 9, count + 1):
+        killed, log = tmp_path / f"killed{number}", tmp_path / f"killed{number}.txt"
+        again = [*words, "OUTPUT_DIR", str(killed)]
+        assert train(tool, again, log, folder=killed, kill=Kill("operation", number)) == -9
+        assert train(tool, again, log, folder=killed) == 0, log.read_text()
+        for name in ("model_final.pth", "model_best.pth"):
+            assert differences(content(whole / name), content(killed / name)) == [], number
+        assert differences(metrics(whole), metrics(killed)) == [], number
+
+
 def _table(folder: Path) -> list[list[str]]:
     rows = [line.split(",") for line in (folder / "summary.csv").read_text().splitlines()]
     speed = rows[0].index("images_per_second")

@@ -199,6 +199,7 @@ def test_evaluation_alone(tool, flags, trained, tmp_path, capsys):
         ([*LAMBDA, "MODEL.LAMBDA_RESNET.OUT_FEATURES", "['res6']"], "res6"),
         (["SOLVER.IMS_PER_BATCH", "3", "SOLVER.ACCUMULATE_GRADIENTS", "2"], "2 or 4 images"),
         (["SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.DTYPE", "float16"], "needs a CUDA device"),
+        (["SOLVER.CHECKPOINT_PERIOD", "0"], "SOLVER.CHECKPOINT_PERIOD is 0"),
         (["SOLVER.NO_SUCH", "1"], "SOLVER.NO_SUCH"),
         (["--num-gpus", "0"], "--num-gpus is 0"),
         (["--num-machines", "2", "--num-gpus", "1"], "--dist-url"),

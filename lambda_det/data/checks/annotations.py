@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from lambda_det.data.checks.coco_format import read_entries, read_json, read_numbers
+from lambda_det.data.checks.coco_format import (
+    read_entries,
+    read_json,
+    read_keypoint_names,
+    read_numbers,
+)
 from lambda_det.data.checks.report import KINDS, Report
 from lambda_det.data.masks import FAR, MAX_PIXELS, is_polygon, usable_runs
 from lambda_det.errors import DataError
@@ -45,6 +50,7 @@ def inspect_annotations(json_file: str) -> Report:
                 f"{json_file}: the name of category {entry['id']!r:.80} is {entry['name']!r:.80}; "
                 "it must be a text."
             )
+        read_keypoint_names(json_file, entry)
     image_ids = read_numbers(json_file, images, "images", "id")
     category_ids = read_numbers(json_file, categories, "categories", "id")
     ids = read_numbers(json_file, annotations, "annotations", "id")

@@ -63,3 +63,14 @@ def read_numbers(json_file: str, entries: list[dict[str, Any]], name: str, key: 
                 f"{value!r:.80}, not a whole number."
             )
     return np.array(values, dtype=np.int64)
+
+
+def read_keypoint_names(json_file: str, category: dict[str, Any]) -> list[str]:
+    """The names of the keypoints of a category; none where it has none."""
+    names = category.get("keypoints") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"{json_file}: the keypoints of category {category['name']!r:.80} are not a list of "
+            "names; correct or remove them."
+        )
+    return names
