@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lambda_det.engine.checkpointer import last_checkpoint
 from lambda_det.errors import WeightsError, listed
+from lambda_det.saving.checkpointer import last_checkpoint
 
 __all__ = ["config_of_run", "find_checkpoint"]
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lambda_det.checkpoint.backbone_file import read_backbone
 from lambda_det.checkpoint.target import build_target
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import UserError, WeightsError
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.provenance import PixelSettings, wanted_pixels
+from lambda_det.saving.checkpointer import SafeCheckpointer
 
 __all__ = ["Report", "verify_backbone"]
 

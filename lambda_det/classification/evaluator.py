@@ -15,8 +15,8 @@ from detectron2.utils import comm
 from lambda_det.classification.evaluation import Accuracy
 from lambda_det.engine.loop import checkpoint_name
 from lambda_det.engine.milestones import stop_if_told
-from lambda_det.engine.preemption import at_once
 from lambda_det.files import replace_text
+from lambda_det.processes.preemption import at_once
 
 __all__ = ["Evaluator", "describe"]
 

@@ -2,11 +2,11 @@
 
 from lambda_det.engine.command_line import lazy_parser, parser
 from lambda_det.engine.config_file import load_config
-from lambda_det.engine.launch import launch
 from lambda_det.engine.lazy_file import load_lazy_config
 from lambda_det.engine.lazy_trainer import LazyTrainer, run_lazy
 from lambda_det.engine.setup import evaluate, run, setup, train
 from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.processes.launch import launch
 
 __all__ = [
     "DetectionTrainer",

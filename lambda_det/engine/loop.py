@@ -15,13 +15,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lambda_det.engine.checkpoint_files import last_checkpoint, newest_good
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.engine.hooks import RunWriter
-from lambda_det.engine.launch import on_main_process
-from lambda_det.engine.preemption import listening
-from lambda_det.engine.saving import disk_errors_in_words
 from lambda_det.errors import Preempted, UserError, WeightsError
+from lambda_det.processes.launch import on_main_process
+from lambda_det.processes.preemption import listening
+from lambda_det.saving.checkpoint_files import last_checkpoint, newest_good
+from lambda_det.saving.checkpointer import SafeCheckpointer
+from lambda_det.saving.disk_errors import disk_errors_in_words
 
 __all__ = ["checkpoint_name", "checkpoint_to_resume", "distribute", "last_saved", "run_steps"]
 

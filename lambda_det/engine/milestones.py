@@ -15,8 +15,8 @@ from torch import nn
 from lambda_det.data.randomness import Purpose, seed_all
 from lambda_det.engine.hooks import batches_with_objects
 from lambda_det.engine.loop import checkpoint_name
-from lambda_det.engine.preemption import at_once, received
 from lambda_det.errors import Preempted, listed
+from lambda_det.processes.preemption import at_once, received
 
 __all__ = ["STATISTICS_SEED", "Checkpoints", "Evaluation", "PreciseStatistics", "stop_if_told"]
 

@@ -14,8 +14,8 @@ from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
 from torch import nn
 
 from lambda_det.config import leaves
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import ConfigError
+from lambda_det.saving.checkpointer import SafeCheckpointer
 
 __all__ = ["build_for_trial", "load_for_trial"]
 

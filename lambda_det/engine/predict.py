@@ -20,12 +20,12 @@ from tqdm import tqdm
 from lambda_det.data import class_names, register_json_datasets
 from lambda_det.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.data.predictions import predictions
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
 from lambda_det.engine.drawing import VideoDrawer, draw_predictions, side_by_side
-from lambda_det.engine.launch import check_device
 from lambda_det.engine.planning import Picture, plan_dataset, plan_files
 from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
+from lambda_det.processes.launch import check_device
+from lambda_det.saving.checkpointer import SafeCheckpointer, last_checkpoint
 
 __all__ = [
     "Picture",

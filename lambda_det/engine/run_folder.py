@@ -13,10 +13,10 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.config import leaves
-from lambda_det.engine.checkpoint_files import candidates, last_checkpoint
 from lambda_det.engine.lazy_yaml import read_plain
 from lambda_det.errors import ConfigError, listed
 from lambda_det.files import replace_text
+from lambda_det.saving.checkpoint_files import candidates, last_checkpoint
 
 __all__ = [
     "DETECTION_KEYS",

@@ -13,9 +13,9 @@ from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 from detectron2.utils.logger import setup_logger
 
-from lambda_det.engine.checkpoint_files import last_checkpoint
 from lambda_det.engine.run_folder import FixedKeys, changed_keys
-from lambda_det.engine.saving import disk_errors_in_words, let_logs_fail
+from lambda_det.saving.checkpoint_files import last_checkpoint
+from lambda_det.saving.disk_errors import disk_errors_in_words, let_logs_fail
 
 __all__ = ["start_log"]
 

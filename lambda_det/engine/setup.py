@@ -12,9 +12,7 @@ from pathlib import Path
 from detectron2.config import CfgNode
 from detectron2.utils import comm
 
-from lambda_det.engine.checkpointer import SafeCheckpointer, newest_good
 from lambda_det.engine.clipping import check_clipping
-from lambda_det.engine.launch import launch, on_main_process
 from lambda_det.engine.loop import checkpoint_to_resume
 from lambda_det.engine.model_check import load_for_trial
 from lambda_det.engine.precision import Precision
@@ -25,10 +23,12 @@ from lambda_det.engine.run_folder import (
     save_config,
 )
 from lambda_det.engine.run_log import start_log
-from lambda_det.engine.saving import disk_errors_in_words
 from lambda_det.engine.scaling import scale_schedule
 from lambda_det.engine.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.processes.launch import launch, on_main_process
+from lambda_det.saving.checkpointer import SafeCheckpointer, newest_good
+from lambda_det.saving.disk_errors import disk_errors_in_words
 
 __all__ = ["evaluate", "run", "setup", "train"]
 

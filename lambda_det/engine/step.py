@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from lambda_det.data.randomness import Purpose, seed_all
 from lambda_det.engine.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.engine.precision import Precision
-from lambda_det.engine.preemption import received
 from lambda_det.engine.spikes import SpikeWatch
 from lambda_det.engine.step_words import (
     file_names,
@@ -29,6 +28,7 @@ from lambda_det.engine.step_words import (
     of_images,
 )
 from lambda_det.errors import NonFiniteLossError
+from lambda_det.processes.preemption import received
 
 __all__ = ["StepTrainer"]
 

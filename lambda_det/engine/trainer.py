@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det import data
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.engine.clipping import add_clipping
 from lambda_det.engine.config_file import load_config
 from lambda_det.engine.evaluation import build_evaluator
@@ -38,6 +37,7 @@ from lambda_det.engine.step import StepTrainer
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.modeling.provenance import PixelSettings
+from lambda_det.saving.checkpointer import SafeCheckpointer
 
 __all__ = ["DetectionTrainer"]
 

@@ -20,10 +20,10 @@ from torch import nn
 
 import lambda_det
 from lambda_det.checkpoint import extract_backbone, read_backbone, save_backbone
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling.provenance import PixelSettings, checksum
 from lambda_det.modeling.weights import load_backbone_weights, read_checkpoint
+from lambda_det.saving.checkpointer import SafeCheckpointer
 from tests.checkpoint.toy import Detector, classifier_checkpoint, scramble
 
 OPTIONS = {"scope": 3}

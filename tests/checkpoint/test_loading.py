@@ -12,10 +12,10 @@ from detectron2.modeling import Backbone
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling.provenance import PixelSettings
 from lambda_det.modeling.weights import load_backbone_weights
+from lambda_det.saving.checkpointer import SafeCheckpointer
 from tests.checkpoint.toy import Detector, Model, Network
 
 

@@ -11,11 +11,12 @@ import pytest
 from detectron2.engine import TrainerBase
 from torch import nn
 
-from lambda_det.engine import background, loop
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.engine import loop
 from lambda_det.engine.hooks import RunWriter
 from lambda_det.errors import DiskError, Preempted, WeightsError
 from lambda_det.modeling.weight_formats import write_torch
+from lambda_det.saving import background
+from lambda_det.saving.checkpointer import SafeCheckpointer, last_checkpoint
 from tests.reliability.runs import metrics
 
 

@@ -18,8 +18,8 @@ import torch
 from lambda_det.data import make_shapes
 from lambda_det.engine import DetectionTrainer, lazy_parser, parser, run, run_lazy, run_log
 from lambda_det.engine.milestones import PreciseStatistics
-from lambda_det.engine.preemption import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
+from lambda_det.processes.preemption import SIGNALS
 from tests.engine.test_lazy_parity import TINY
 from tests.reliability.runs import content, differences, metrics
 

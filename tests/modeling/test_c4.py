@@ -9,9 +9,9 @@ from detectron2.modeling import build_model
 from detectron2.structures import Boxes, ImageList, Instances
 
 import lambda_det
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
+from lambda_det.saving.checkpointer import SafeCheckpointer
 
 
 def _cfg():

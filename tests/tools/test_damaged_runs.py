@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det.engine.checkpoint_files import newest_good
+from lambda_det.saving.checkpoint_files import newest_good
 from tests.tools.test_train_net import CONFIG, _write_squares
 from tools import train_net
 

@@ -7,8 +7,9 @@ import os
 import pytest
 import torch
 
-from lambda_det.engine import checkpoint_files
-from lambda_det.engine.checkpoint_files import (
+from lambda_det.errors import WeightsError
+from lambda_det.saving import checkpoint_files
+from lambda_det.saving.checkpoint_files import (
     last_checkpoint,
     link_file,
     newest_good,
@@ -17,7 +18,6 @@ from lambda_det.engine.checkpoint_files import (
     remove_drafts,
     remove_old,
 )
-from lambda_det.errors import WeightsError
 
 
 def _save(folder, *steps):

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from lambda_det.engine.checkpoint_files import last_checkpoint
 from lambda_det.errors import DiskError, UserError, WeightsError, reason
+from lambda_det.saving.checkpoint_files import last_checkpoint
 
 __all__ = ["disk_errors_in_words", "gigabytes", "let_logs_fail", "writing"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import torch
 from detectron2.utils import comm
 
-from lambda_det.engine.connection import run_connected
-from lambda_det.engine.processes import run_together
-from lambda_det.engine.torchrun import join_torchrun, started_by_torchrun
 from lambda_det.errors import ConfigError, UserError
+from lambda_det.processes.connection import run_connected
+from lambda_det.processes.together import run_together
+from lambda_det.processes.torchrun import join_torchrun, started_by_torchrun
 
 __all__ = ["check_device", "launch", "on_main_process"]
 

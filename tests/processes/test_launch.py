@@ -9,8 +9,8 @@ import torch
 from detectron2.utils import comm
 
 from lambda_det.engine import parser
-from lambda_det.engine.launch import check_device, launch, on_main_process
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.processes.launch import check_device, launch, on_main_process
 
 
 def _args(*argv: str) -> argparse.Namespace:

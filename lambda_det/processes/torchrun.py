@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lambda_det.engine.connection import run_connected
-from lambda_det.engine.processes import end_with_parent
 from lambda_det.errors import (
     PREEMPTED_STATUS,
     ConfigError,
@@ -21,6 +19,8 @@ from lambda_det.errors import (
     UserError,
     WeightsError,
 )
+from lambda_det.processes.connection import run_connected
+from lambda_det.processes.together import end_with_parent
 
 __all__ = ["join_torchrun", "started_by_torchrun"]
 

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from lambda_det import files
-from lambda_det.engine import background, checkpoint_files
-from lambda_det.engine.checkpoint_files import check_checkpoint, last_checkpoint, newest_good
-from lambda_det.engine.checkpointer import SafeCheckpointer
 from lambda_det.errors import DiskError
 from lambda_det.modeling.weight_formats import write_torch
+from lambda_det.saving import background, checkpoint_files
+from lambda_det.saving.checkpoint_files import check_checkpoint, last_checkpoint, newest_good
+from lambda_det.saving.checkpointer import SafeCheckpointer
 
 
 def _model(value):

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from lambda_det.engine import preemption
-from lambda_det.engine.preemption import SIGNALS, at_once, listening, received
 from lambda_det.errors import Preempted
+from lambda_det.processes import preemption
+from lambda_det.processes.preemption import SIGNALS, at_once, listening, received
 
 
 def _tell(number: int = signal.SIGTERM) -> None:

@@ -14,9 +14,9 @@ from detectron2.modeling import Backbone, build_model
 from torch import nn
 
 from lambda_det.engine import DetectionTrainer
-from lambda_det.engine.checkpointer import SafeCheckpointer, last_checkpoint
 from lambda_det.engine.setup import _check_start
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.saving.checkpointer import SafeCheckpointer, last_checkpoint
 from tests.engine.tiny_detector import tiny_config
 
 

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessRaisedException
 
-from lambda_det.engine.preemption import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, LostProcessError, Preempted, UserError
+from lambda_det.processes.preemption import SIGNALS
 
 __all__ = ["GRACE", "end_with_parent", "run_together"]
 

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from detectron2.utils import comm
 
-from lambda_det.engine import connection, parser, preemption, processes
-from lambda_det.engine.launch import launch
+from lambda_det.engine import parser
 from lambda_det.errors import (
     PREEMPTED_STATUS,
     ConfigError,
@@ -25,6 +24,8 @@ from lambda_det.errors import (
     Preempted,
     UserError,
 )
+from lambda_det.processes import connection, preemption, together
+from lambda_det.processes.launch import launch
 
 NAMES = ["Process 0 of 2", "Process 1 of 2"]
 
@@ -33,7 +34,7 @@ NAMES = ["Process 0 of 2", "Process 1 of 2"]
 def forked(monkeypatch):
     """Forked processes import nothing, which a spawned one takes seconds for."""
     fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(processes.mp, "get_context", lambda _: fork)
+    monkeypatch.setattr(together.mp, "get_context", lambda _: fork)
 
 
 def _die_of(number: int) -> None:
@@ -83,9 +84,9 @@ def _one_dies(index: int, *, folder: Path, number: int) -> None:
     ],
 )
 def test_one_is_killed_and_the_other_hangs(tmp_path, monkeypatch, number, words):
-    monkeypatch.setattr(processes, "GRACE", 0.3)
+    monkeypatch.setattr(together, "GRACE", 0.3)
     with pytest.raises(UserError, match=words):
-        processes.run_together(functools.partial(_one_dies, folder=tmp_path, number=number), NAMES)
+        together.run_together(functools.partial(_one_dies, folder=tmp_path, number=number), NAMES)
     pids = [int(pid) for index in range(2) for pid in (tmp_path / str(index)).read_text().split()]
     assert [_alive(pid) for pid in pids] == [False, True] * 2
     (tmp_path / "over").touch()
@@ -122,7 +123,7 @@ STOP = Preempted("Stopped by SIGTERM after step 3")
 )
 def test_the_cause_is_told_and_not_what_followed(what, order, raised, words):
     with pytest.raises(raised, match=words):
-        processes.run_together(functools.partial(_raises, what=what, order=order), NAMES)
+        together.run_together(functools.partial(_raises, what=what, order=order), NAMES)
 
 
 def test_of_two_found_at_once_the_one_without_a_word_was_the_first():
@@ -130,11 +131,11 @@ def test_of_two_found_at_once_the_one_without_a_word_was_the_first():
     work = functools.partial(_raises, what=[DATA, signal.SIGKILL], order=[0, 1])
     for index, name in enumerate(NAMES):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=processes._member, args=(work, index, sender, os.getpid()))
+        process = context.Process(target=together._member, args=(work, index, sender, os.getpid()))
         process.start()
         process.join()
-        members.append(processes._Member(index, name, process, receiver))
-    assert processes._wait(members, []) == (members[::-1], set())
+        members.append(together._Member(index, name, process, receiver))
+    assert together._wait(members, []) == (members[::-1], set())
 
 
 def _sleeps(index: int, *, folder: Path) -> None:
@@ -153,15 +154,15 @@ def test_an_interrupted_parent_leaves_nobody(tmp_path, monkeypatch):
     files = [tmp_path / f"{index}.txt" for index in range(2)]
     for path in files:
         path.touch()
-    monkeypatch.setattr(processes, "GRACE", 0.2)
-    monkeypatch.setattr(processes, "_wait", interrupted)
+    monkeypatch.setattr(together, "GRACE", 0.2)
+    monkeypatch.setattr(together, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        processes.run_together(functools.partial(_sleeps, folder=tmp_path), NAMES)
+        together.run_together(functools.partial(_sleeps, folder=tmp_path), NAMES)
     _wait_until(lambda: not any(_alive(int(path.read_text())) for path in files), seconds=10)
 
 
 def test_all_return(tmp_path):
-    processes.run_together(functools.partial(_raises, what=[None, None], order=[0, 1]), NAMES)
+    together.run_together(functools.partial(_raises, what=[None, None], order=[0, 1]), NAMES)
 
 
 def _works_until_told(index: int, *, folder: Path, heeds: bool) -> None:
@@ -187,7 +188,7 @@ def _start_parent(folder: Path, *, heeds: bool) -> tuple[int, list[int], list[in
             for number in preemption.SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             work = functools.partial(_works_until_told, folder=folder, heeds=heeds)
-            processes.run_together(work, NAMES)
+            together.run_together(work, NAMES)
         except Preempted as stop:
             (folder / "said").write_text(str(stop))
             os._exit(PREEMPTED_STATUS)
@@ -227,8 +228,8 @@ def test_a_signal_that_has_ended_the_processes_already_finds_nobody():
     gone.start()
     gone.join()
     receiver, _ = multiprocessing.Pipe(duplex=False)
-    member = processes._Member(0, "Process 0 of 1", gone, receiver)
-    assert processes._wait([member], [signal.SIGTERM]) == ([member], {signal.SIGTERM})
+    member = together._Member(0, "Process 0 of 1", gone, receiver)
+    assert together._wait([member], [signal.SIGTERM]) == ([member], {signal.SIGTERM})
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="prctl is Linux's")

@@ -14,7 +14,9 @@ from typing import Any
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import nn
 
-from lambda_det.engine.checkpoint_files import (
+from lambda_det.files import replace_file
+from lambda_det.modeling.weight_formats import write_torch
+from lambda_det.saving.checkpoint_files import (
     check_checkpoint,
     link_file,
     numbered,
@@ -22,10 +24,8 @@ from lambda_det.engine.checkpoint_files import (
     remove_drafts,
     remove_old,
 )
-from lambda_det.engine.host_copy import host_copy, tensor_bytes
-from lambda_det.engine.saving import gigabytes, writing
-from lambda_det.files import replace_file
-from lambda_det.modeling.weight_formats import write_torch
+from lambda_det.saving.disk_errors import gigabytes, writing
+from lambda_det.saving.host_copy import host_copy, tensor_bytes
 
 __all__ = ["BackgroundWriter", "SavingCheckpointer"]
 

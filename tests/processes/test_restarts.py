@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det.engine import parser, torchrun
-from lambda_det.engine.launch import launch
+from lambda_det.engine import parser
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError
+from lambda_det.processes import torchrun
+from lambda_det.processes.launch import launch
 from tests.reliability.runs import detection_words
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,6 @@ from detectron2.checkpoint.c2_model_loading import (
 )
 from torch import Tensor
 
-from lambda_det.engine.background import SavingCheckpointer
-from lambda_det.engine.checkpoint_files import last_checkpoint, newest_good
 from lambda_det.errors import WeightsError
 from lambda_det.modeling.provenance import (
     PixelSettings,
@@ -34,6 +32,8 @@ from lambda_det.modeling.weight_names import (
     tensors_only,
 )
 from lambda_det.modeling.weights import read_checkpoint
+from lambda_det.saving.background import SavingCheckpointer
+from lambda_det.saving.checkpoint_files import last_checkpoint, newest_good
 
 __all__ = ["SafeCheckpointer", "last_checkpoint", "newest_good"]
 

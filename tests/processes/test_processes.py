@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
-from tests.engine.process_group import in_processes
-from tests.engine.same_steps import (
+from tests.processes.process_group import in_processes
+from tests.processes.same_steps import (
     CHANNELS,
     SHARES,
     STEPS,

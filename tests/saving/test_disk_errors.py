@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from detectron2.utils.logger import setup_logger
 
-from lambda_det.engine.checkpoint_files import point_to
-from lambda_det.engine.saving import disk_errors_in_words, gigabytes, let_logs_fail
 from lambda_det.errors import DataError, DiskError
+from lambda_det.saving.checkpoint_files import point_to
+from lambda_det.saving.disk_errors import disk_errors_in_words, gigabytes, let_logs_fail
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,8 +112,8 @@ _FILL = """
 import sys
 from pathlib import Path
 from torch import nn
-from lambda_det.engine.checkpointer import SafeCheckpointer
-from lambda_det.engine.checkpoint_files import newest_good
+from lambda_det.saving.checkpointer import SafeCheckpointer
+from lambda_det.saving.checkpoint_files import newest_good
 from lambda_det.errors import DiskError
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 checkpointer = SafeCheckpointer(nn.Linear(500, 500), str(folder))
