@@ -8,7 +8,7 @@ import os
 import signal
 
 import torch
-from detectron2.engine import TrainerBase
+from detectron2.engine import SimpleTrainer, TrainerBase
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
@@ -73,6 +73,8 @@ def run_steps(trainer: TrainerBase) -> None:
             last_saved(trainer.checkpointer)  # a good one is not lost over another's error
             _record(trainer)
             raise
+        finally:
+            _end_loader(getattr(trainer, "_trainer", trainer))
         trainer.checkpointer.wait()
 
 
@@ -107,6 +109,14 @@ def checkpoint_to_resume(folder: str) -> str:
             f"Not every process finds the checkpoint {path}; give all machines the same folder."
         )
     return path
+
+
+def _end_loader(trainer: SimpleTrainer) -> None:
+    """End the processes that load images now; those of a loader that is garbage take 20 seconds."""
+    batches = getattr(trainer, "_data_loader_iter_obj", None)
+    if hasattr(batches, "close"):  # not that of another project's loader
+        batches.close()
+        trainer._data_loader_iter_obj = None
 
 
 def _record(trainer: TrainerBase) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -55,6 +56,24 @@ def test_what_led_to_the_end_is_on_record(tmp_path, work):
     with pytest.raises((ZeroDivisionError, Preempted)):
         loop.run_steps(_Trainer(tmp_path, work))
     assert list(metrics(tmp_path)) == [2]
+
+
+@pytest.mark.parametrize("work", [lambda _: None, _make_a_mistake])
+def test_the_loader_ends_with_the_run(tmp_path, work):
+    ended = []
+
+    def batches():
+        try:
+            yield from range(9)
+        finally:
+            ended.append(True)
+
+    trainer = _Trainer(tmp_path, work)
+    trainer._data_loader_iter_obj = kept = batches()
+    next(kept)
+    with contextlib.suppress(ZeroDivisionError):
+        loop.run_steps(trainer)
+    assert ended and trainer._data_loader_iter_obj is None
 
 
 def _full_disk(*_):
