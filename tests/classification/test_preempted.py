@@ -18,6 +18,7 @@ from lambda_det.errors import PREEMPTED_STATUS, Preempted
 from lambda_det.modeling.weights import read_checkpoint
 from lambda_det.saving.checkpointer import SafeCheckpointer
 from tests.classification.tiny import RECIPE, make_pictures
+from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import content, differences, metrics
 
 TOOL = Path(__file__).parents[2] / "tools/train_imagenet.py"
@@ -48,10 +49,6 @@ def test_a_signal_saves_after_the_step(arguments, tmp_path, monkeypatch, step):
     _assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing of ours gets to clean up."""
-
-
 def test_the_best_checkpoint_that_had_no_second_name_yet(arguments, tmp_path, monkeypatch):
     def kill(*_):
         raise Killed
@@ -75,12 +72,7 @@ def _stop_in(evaluation, how, monkeypatch):
     def evaluate_model(*args):
         calls.append(1)
         if len(calls) == evaluation:
-            if how == "killed":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGTERM)
-            for _ in range(100):  # a handler runs between two operations of Python
-                pass
-            pytest.fail("the signal was not heeded at once")
+            end_here(how)
         return original(*args)
 
     monkeypatch.setattr(trainer, "evaluate_model", evaluate_model)

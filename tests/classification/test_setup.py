@@ -14,6 +14,7 @@ from lambda_det.classification.trainer import ClassificationTrainer
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.modeling import residual
 from tests.classification.tiny import RECIPE
+from tests.reliability.ends import Killed
 
 
 @pytest.fixture
@@ -45,10 +46,6 @@ def assert_same_state(one, other):
             assert torch.equal(value, other[name]), name
         elif "config" not in name:  # which names the folder
             assert value == other[name], name
-
-
-class Killed(BaseException):
-    """As SIGKILL: nothing of ours gets to clean up."""
 
 
 def _kill_before(monkeypatch, step):

@@ -15,37 +15,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det.data import make_shapes
 from lambda_det.engine import DetectionTrainer, lazy_parser, parser, run, run_lazy, run_log
 from lambda_det.engine.milestones import PreciseStatistics
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
 from lambda_det.processes.preemption import SIGNALS
 from tests.engine.test_lazy_parity import TINY
-from tests.reliability.runs import content, differences, metrics
+from tests.reliability.ends import Killed, end_here
+from tests.reliability.runs import DETECTOR, content, data_flags, differences, metrics
 
 ROOT = Path(__file__).parents[2]
-CONFIG = """
-MODEL:
-  META_ARCHITECTURE: GeneralizedRCNN
-  DEVICE: cpu
-  MASK_ON: False
-  WEIGHTS: ""
-  BACKBONE: {NAME: build_lambda_resnet_fpn_backbone, FREEZE_AT: 0}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 3, OUT_FEATURES: [res4, res5],
-                  STOCHASTIC_DEPTH: 0.3}
-  FPN: {IN_FEATURES: [res4, res5], OUT_CHANNELS: 8}
-  ANCHOR_GENERATOR: {SIZES: [[16], [24], [32]], ASPECT_RATIOS: [[1.0]]}
-  RPN: {IN_FEATURES: [p4, p5, p6], PRE_NMS_TOPK_TRAIN: 20, PRE_NMS_TOPK_TEST: 20,
-        POST_NMS_TOPK_TRAIN: 10, POST_NMS_TOPK_TEST: 10, BATCH_SIZE_PER_IMAGE: 8}
-  ROI_HEADS: {NAME: StandardROIHeads, IN_FEATURES: [p4, p5], BATCH_SIZE_PER_IMAGE: 4}
-  ROI_BOX_HEAD: {NAME: FastRCNNConvFCHead, NUM_FC: 1, FC_DIM: 8, POOLER_RESOLUTION: 7}
-INPUT: {MIN_SIZE_TRAIN: [40, 64], MAX_SIZE_TRAIN: 64, MIN_SIZE_TEST: 32, MAX_SIZE_TEST: 32}
+CONFIG = (
+    DETECTOR.replace("MASK_ON: True", "MASK_ON: False")
+    + """INPUT: {MIN_SIZE_TRAIN: [40, 64], MAX_SIZE_TRAIN: 64, MIN_SIZE_TEST: 32, MAX_SIZE_TEST: 32}
 DATALOADER: {NUM_WORKERS: 0}
 SOLVER: {IMS_PER_BATCH: 2, BASE_LR: 0.02, MAX_ITER: 6, STEPS: [4], WARMUP_ITERS: 2,
          CHECKPOINT_PERIOD: 2}
 TEST: {EVAL_PERIOD: 3}
 SEED: 1
 """
+)
 # Six steps: checkpoints after 2, 3, 4 and 6, evaluations after 3 and 6
 VARIANTS = {
     "plain": "",
@@ -54,10 +42,6 @@ VARIANTS = {
     "precise statistics": "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2",
     "drawn seed": "SEED -1",
 }
-
-
-class Killed(BaseException):
-    """As SIGKILL: nothing of ours gets to clean up."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +62,9 @@ def logs_reach_pytest(monkeypatch):
 def flags(tmp_path_factory) -> list[str]:
     """A command line without its OUTPUT_DIR."""
     root = tmp_path_factory.mktemp("data")
-    make_shapes(root, num_train=7, num_val=2, size=48)
     (root / "config.yaml").write_text(CONFIG)
-    result = ["--config-file", str(root / "config.yaml")]
-    for part, split in (("train", "train"), ("test", "val")):
-        result += [f"--{part}-json", str(root / f"shapes/annotations/instances_{split}.json")]
-        result += [f"--{part}-images", str(root / "shapes" / split)]
-    return result
+    config = ["--config-file", str(root / "config.yaml")]
+    return config + data_flags(root, num_train=7, num_val=2, size=48)
 
 
 @pytest.fixture
@@ -183,12 +163,7 @@ def test_an_evaluation_that_did_not_end_comes_first(
     def test(cls, cfg, model):
         calls.append(1)
         if len(calls) == evaluation:
-            if how == "killed":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGTERM)
-            for _ in range(100):  # a handler runs between two operations of Python
-                pass
-            pytest.fail("the signal was not heeded at once")
+            end_here(how)
         return original(cls, cfg, model)
 
     with monkeypatch.context() as patch:

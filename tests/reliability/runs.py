@@ -14,16 +14,16 @@ from lambda_det.data import make_shapes
 from lambda_det.modeling.weights import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 
-# Stochastic depth, jitter and two loader workers: all that draws random numbers takes part
-_DETECTION = """
+# A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs
+DETECTOR = """
 MODEL:
   META_ARCHITECTURE: GeneralizedRCNN
   DEVICE: cpu
   MASK_ON: True
   WEIGHTS: ""
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone, FREEZE_AT: 0}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 5, OUT_FEATURES: [res4, res5],
-                  STOCHASTIC_DEPTH: 0.2}
+  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 3, OUT_FEATURES: [res4, res5],
+                  STOCHASTIC_DEPTH: 0.3}
   FPN: {IN_FEATURES: [res4, res5], OUT_CHANNELS: 8}
   ANCHOR_GENERATOR: {SIZES: [[16], [24], [32]], ASPECT_RATIOS: [[1.0]]}
   RPN: {IN_FEATURES: [p4, p5, p6], PRE_NMS_TOPK_TRAIN: 20, PRE_NMS_TOPK_TEST: 20,
@@ -31,24 +31,35 @@ MODEL:
   ROI_HEADS: {NAME: StandardROIHeads, IN_FEATURES: [p4, p5], BATCH_SIZE_PER_IMAGE: 4}
   ROI_BOX_HEAD: {NAME: FastRCNNConvFCHead, NUM_FC: 1, FC_DIM: 8, POOLER_RESOLUTION: 7}
   ROI_MASK_HEAD: {NAME: MaskRCNNConvUpsampleHead, NUM_CONV: 1, CONV_DIM: 8, POOLER_RESOLUTION: 7}
-INPUT: {LSJ: {ENABLED: True, SIZE: 64}, MIN_SIZE_TEST: 64, MAX_SIZE_TEST: 64}
+"""
+# Jitter and two loader workers, too: all that draws random numbers takes part
+_DETECTION = (
+    DETECTOR
+    + """INPUT: {LSJ: {ENABLED: True, SIZE: 64}, MIN_SIZE_TEST: 64, MAX_SIZE_TEST: 64}
 DATALOADER: {NUM_WORKERS: 2}
 SOLVER: {IMS_PER_BATCH: 2, ACCUMULATE_GRADIENTS: 2, BASE_LR: 0.01, MAX_ITER: 60, STEPS: [30],
          WARMUP_ITERS: 10, CHECKPOINT_PERIOD: 3}
 TEST: {EVAL_PERIOD: 20}
 SEED: 1
 """
+)
+
+
+def data_flags(root: Path, *, num_train: int, num_val: int, size: int) -> list[str]:
+    """Make shapes below ``root``; the flags that name them."""
+    make_shapes(root, num_train=num_train, num_val=num_val, size=size)
+    flags = []
+    for part, split in (("train", "train"), ("test", "val")):
+        flags += [f"--{part}-json", str(root / f"shapes/annotations/instances_{split}.json")]
+        flags += [f"--{part}-images", str(root / "shapes" / split)]
+    return flags
 
 
 def detection_words(root: Path) -> list[str]:
     """Make data and a configuration below ``root``; the arguments of a run of 60 steps on them."""
-    make_shapes(root, num_train=10, num_val=4, size=64)
     (root / "detection.yaml").write_text(_DETECTION)
     words = ["--config-file", str(root / "detection.yaml"), "--resume"]
-    for part, split in (("train", "train"), ("test", "val")):
-        words += [f"--{part}-json", str(root / f"shapes/annotations/instances_{split}.json")]
-        words += [f"--{part}-images", str(root / "shapes" / split)]
-    return words
+    return words + data_flags(root, num_train=10, num_val=4, size=64)
 
 
 def classification_words(root: Path) -> list[str]:
