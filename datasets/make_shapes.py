@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from lambda_det.data import make_panoptic_shapes, make_shapes
+from lambda_det.detection.data import make_panoptic_shapes, make_shapes
 from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:

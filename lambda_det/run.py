@@ -46,7 +46,7 @@ def register() -> None:
     """
     import detectron2.config.defaults as detectron2_defaults
 
-    import lambda_det.data  # noqa: F401
+    import lambda_det.detection.data  # noqa: F401
     from lambda_det.config import add_lambda_config, leaves
 
     defaults = detectron2_defaults._C
@@ -73,7 +73,7 @@ def _warn_of_idle_keys(added: dict[str, Any]) -> None:
             for key, default in added.items()
             if key.startswith(_OURS_ALONE) and values.get(key, default) != default
         ]
-        if idle and "lambda_det.engine" not in sys.modules and comm.is_main_process():
+        if idle and "lambda_det.detection" not in sys.modules and comm.is_main_process():
             CfgNode.freeze = freeze  # once is enough
             _say(
                 f"warning: the configuration sets {', '.join(idle)}, which only lambda_det's own "

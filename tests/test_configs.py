@@ -11,8 +11,8 @@ from detectron2.config import CfgNode
 from detectron2.solver import build_lr_scheduler
 
 import lambda_det
-from lambda_det.engine import load_config
-from lambda_det.engine.model_check import build_for_trial
+from lambda_det.detection import load_config
+from lambda_det.detection.model_check import build_for_trial
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {

@@ -10,7 +10,7 @@ import pytest
 from detectron2.config import CfgNode, get_cfg
 
 from lambda_det.config import add_lambda_config
-from lambda_det.data import build_train_loader, check_coco, register_json_datasets
+from lambda_det.detection.data import build_train_loader, check_coco, register_json_datasets
 
 COCO = Path(os.environ.get("LAMBDA_DET_COCO") or ".").absolute() / "coco"
 pytestmark = pytest.mark.skipif(

@@ -15,8 +15,8 @@ from detectron2.config import CfgNode, defaults, get_cfg
 
 from lambda_det import run
 from lambda_det.config import leaves
-from lambda_det.data import make_shapes
-from tests.engine.tiny_detector import CONFIG
+from lambda_det.detection.data import make_shapes
+from tests.training.tiny_detector import CONFIG
 
 SCRIPTS = Path(__file__).parent / "foreign_scripts"
 ROOT = SCRIPTS.parents[1]

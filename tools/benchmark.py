@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # The profiler counts allocations here; its notes about devices it can't find are of no use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-from lambda_det.errors import exit_status
-from tools.benchmarks import (
+from lambda_det.benchmarks import (
     attention_networks,
     data,
     families,
@@ -23,7 +22,8 @@ from tools.benchmarks import (
     placement,
     size,
 )
-from tools.benchmarks.options import parse_preset
+from lambda_det.benchmarks.options import parse_preset
+from lambda_det.errors import exit_status
 
 PRESETS = {
     "local": local,

@@ -6,8 +6,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lambda_det.data import check_coco
-from lambda_det.data.checks import BAD_BOX, NOTED, REFUSED, Report, registered_files
+from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.checks import BAD_BOX, NOTED, REFUSED, Report, registered_files
 from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:

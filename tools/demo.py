@@ -13,11 +13,11 @@ import os
 import sys
 from pathlib import Path
 
-from lambda_det.data import make_shapes
-from lambda_det.engine import load_config, parser, run
-from lambda_det.engine.predict import Predictor, plan_dataset, predict
+from lambda_det.detection import load_config, parser, run
+from lambda_det.detection.data import make_shapes
+from lambda_det.detection.predict import Predictor, plan_dataset, predict
 from lambda_det.errors import exit_status
-from lambda_det.saving.checkpointer import last_checkpoint
+from lambda_det.training.checkpointer import last_checkpoint
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
 EXPECTED_BOX_AP = 40.0  # well below what it reaches; less means that something is broken

@@ -9,20 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lambda_det.checkpoint import (
-    Network,
-    check_target,
-    config_of_run,
-    export_backbone,
-    extract_backbone,
-    find_checkpoint,
-    load_target,
-    network_of_config,
-    says_network,
-)
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.modeling.provenance import in_words
-from lambda_det.modeling.weights import read_checkpoint
+from lambda_det.export.backbone import export_backbone
+from lambda_det.export.extract import extract_backbone, says_network
+from lambda_det.export.identify import Network, network_of_config
+from lambda_det.export.run import config_of_run, find_checkpoint
+from lambda_det.export.target import load_target
+from lambda_det.weights.backbone_file import check_target
+from lambda_det.weights.provenance import in_words
+from lambda_det.weights.reading import read_checkpoint
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth

@@ -7,7 +7,7 @@ import argparse
 import logging
 import sys
 
-from lambda_det.engine import load_config
+from lambda_det.detection import load_config
 from lambda_det.errors import exit_status
 from lambda_det.export import FORMATS, Report, export_network
 from lambda_det.export.session import SIZES

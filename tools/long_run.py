@@ -21,9 +21,9 @@ import torch
 from detectron2.engine import HookBase
 from detectron2.utils import comm
 
-from lambda_det.data import make_shapes
-from lambda_det.engine import parser, run
-from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.detection import parser, run
+from lambda_det.detection.data import make_shapes
+from lambda_det.detection.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError, exit_status
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26.yaml"

@@ -7,8 +7,8 @@ import argparse
 import logging
 import sys
 
-from lambda_det.engine import load_config
-from lambda_det.engine.predict import Predictor, find_weights, plan_dataset, plan_files, predict
+from lambda_det.detection import load_config
+from lambda_det.detection.predict import Predictor, find_weights, plan_dataset, plan_files, predict
 from lambda_det.errors import exit_status
 
 EXAMPLES = """

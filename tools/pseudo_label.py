@@ -14,8 +14,8 @@ from detectron2.utils.logger import setup_logger
 from lambda_det.classification.data import FolderSource, read_list
 from lambda_det.classification.labelling import Choice, list_images, predict, select
 from lambda_det.classification.teacher import load_teacher
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.processes.launch import check_device
 
 _EXAMPLES = """
 With a checkpoint of tools/train_imagenet.py as the teacher:

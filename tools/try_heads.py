@@ -19,9 +19,9 @@ from pathlib import Path
 
 import yaml
 
-from lambda_det.data import make_panoptic_shapes, make_shapes
-from lambda_det.engine.config_file import leaves
+from lambda_det.detection.data import make_panoptic_shapes, make_shapes
 from lambda_det.errors import ConfigError, UserError, exit_status
+from lambda_det.training.config_file import leaves
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 QUICK = CONFIGS / "quick" / "shapes_lambdaresnet26.yaml"

@@ -7,8 +7,8 @@ import argparse
 from detectron2.config import CfgNode
 
 from lambda_det.classification.config import get_classification_config
-from lambda_det.engine.command_line import run_parser
-from lambda_det.engine.config_file import read_config
+from lambda_det.training.command_line import run_parser
+from lambda_det.training.config_file import read_config
 
 __all__ = ["load_recipe", "parser"]
 

@@ -11,8 +11,8 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lambda_det.engine.precision import Precision
 from lambda_det.errors import DataError
+from lambda_det.training.precision import Precision
 
 __all__ = ["Accuracy", "evaluate_accuracy"]
 

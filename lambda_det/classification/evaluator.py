@@ -13,10 +13,10 @@ from detectron2.engine import HookBase
 from detectron2.utils import comm
 
 from lambda_det.classification.evaluation import Accuracy
-from lambda_det.engine.loop import checkpoint_name
-from lambda_det.engine.milestones import stop_if_told
+from lambda_det.distributed.preemption import at_once
 from lambda_det.files import replace_text
-from lambda_det.processes.preemption import at_once
+from lambda_det.training.loop import checkpoint_name
+from lambda_det.training.milestones import stop_if_told
 
 __all__ = ["Evaluator", "describe"]
 

@@ -10,7 +10,7 @@ from detectron2.engine import HookBase
 from detectron2.utils.events import EventWriter, get_event_storage
 
 from lambda_det.classification.evaluator import Evaluator
-from lambda_det.engine.memory import peak_memory
+from lambda_det.training.memory import peak_memory
 
 __all__ = ["Averaging", "Checkpoints", "ProgressPrinter", "Throughput"]
 

@@ -26,9 +26,9 @@ from lambda_det.classification.data.names import PackedNames
 from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
 from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.classification.teacher import Teacher
-from lambda_det.engine.precision import Precision
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.files import replace_file
+from lambda_det.training.precision import Precision
 
 __all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
 

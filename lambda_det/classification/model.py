@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.build import Classifier, create_classifier
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.modeling.provenance import PixelSettings
 from lambda_det.modeling.specs import MobileNetSpec, get_spec
+from lambda_det.weights.provenance import PixelSettings
 
 __all__ = ["PixelClassifier", "build_classifier", "model_options", "pixel_settings"]
 

@@ -10,8 +10,8 @@ from detectron2.solver.build import get_default_optimizer_params
 from torch import nn
 
 from lambda_det.classification.schedule import peak_learning_rate
-from lambda_det.engine.clipping import add_clipping
 from lambda_det.errors import ConfigError
+from lambda_det.training.clipping import add_clipping
 
 __all__ = ["build_optimizer"]
 

@@ -32,23 +32,23 @@ from lambda_det.classification.optimizer import build_optimizer
 from lambda_det.classification.ranges import check_ranges
 from lambda_det.classification.schedule import EpochSchedule, plan_training
 from lambda_det.classification.trainer import ClassificationTrainer, evaluate_model
-from lambda_det.engine.loop import checkpoint_to_resume
-from lambda_det.engine.model_check import load_for_trial
-from lambda_det.engine.precision import Precision
-from lambda_det.engine.run_folder import (
+from lambda_det.detection.model_check import load_for_trial
+from lambda_det.distributed.launch import launch, on_main_process
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.training.checkpointer import SafeCheckpointer, newest_good
+from lambda_det.training.disk_errors import disk_errors_in_words
+from lambda_det.training.loop import checkpoint_to_resume
+from lambda_det.training.precision import Precision
+from lambda_det.training.run_folder import (
     FixedKeys,
     check_evaluation_folder,
     check_run_folder,
     describe_run,
     save_config,
 )
-from lambda_det.engine.run_log import start_log
-from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.modeling.provenance import wanted_pixels
-from lambda_det.modeling.weights import read_checkpoint
-from lambda_det.processes.launch import launch, on_main_process
-from lambda_det.saving.checkpointer import SafeCheckpointer, newest_good
-from lambda_det.saving.disk_errors import disk_errors_in_words
+from lambda_det.training.run_log import start_log
+from lambda_det.weights.provenance import wanted_pixels
+from lambda_det.weights.reading import read_checkpoint
 
 __all__ = ["run"]
 

@@ -11,7 +11,7 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lambda_det.engine.precision import Precision
+from lambda_det.training.precision import Precision
 
 __all__ = ["estimate_statistics"]
 

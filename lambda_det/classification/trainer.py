@@ -36,13 +36,13 @@ from lambda_det.classification.model import (
 from lambda_det.classification.optimizer import build_optimizer
 from lambda_det.classification.schedule import EpochSchedule, plan_training
 from lambda_det.classification.statistics import estimate_statistics
-from lambda_det.engine.hooks import Histories, RunWriter
-from lambda_det.engine.loop import checkpoint_to_resume, distribute, last_saved, run_steps
-from lambda_det.engine.milestones import STATISTICS_SEED
-from lambda_det.engine.precision import Precision
-from lambda_det.engine.step import StepTrainer
 from lambda_det.errors import DataError
-from lambda_det.saving.checkpointer import SafeCheckpointer
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.hooks import Histories, RunWriter
+from lambda_det.training.loop import checkpoint_to_resume, distribute, last_saved, run_steps
+from lambda_det.training.milestones import STATISTICS_SEED
+from lambda_det.training.precision import Precision
+from lambda_det.training.step import StepTrainer
 
 __all__ = ["ClassificationTrainer", "evaluate_model"]
 

@@ -11,14 +11,14 @@ from detectron2.config import CfgNode
 from detectron2.data.detection_utils import read_image
 from torch import Tensor
 
-from lambda_det.engine.predict import find_weights
-from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.detection.predict import find_weights
+from lambda_det.detection.trainer import DetectionTrainer
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
-from lambda_det.modeling.weights import read_checkpoint
-from lambda_det.processes.launch import check_device
-from lambda_det.saving.checkpointer import SafeCheckpointer
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.weights.reading import read_checkpoint
 
 __all__ = ["named_backbone", "network_of_config", "read_images"]
 

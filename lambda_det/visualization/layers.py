@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lambda_det.engine.lazy_config import LazyRun
+from lambda_det.detection.lazy_config import LazyRun
 from lambda_det.errors import ConfigError, listed
 from lambda_det.layers import LambdaLayer
 from lambda_det.visualization import figures

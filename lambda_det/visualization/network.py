@@ -16,15 +16,15 @@ from detectron2.structures import ImageList
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from lambda_det.data.image_files import image_fault
-from lambda_det.data.jitter import ResizeShortestEdgeAtLeastOnePixel
-from lambda_det.engine.lazy_config import LazyRun
-from lambda_det.engine.lazy_trainer import trainer_of
+from lambda_det.detection.data.image_files import image_fault
+from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.detection.lazy_config import LazyRun
+from lambda_det.detection.lazy_trainer import trainer_of
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import DataError
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.modeling.provenance import PixelSettings
-from lambda_det.modeling.weights import load_backbone_weights
-from lambda_det.processes.launch import check_device
+from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.reading import load_backbone_weights
 
 __all__ = ["Input", "Seen", "load_image", "load_network", "watch"]
 

@@ -18,8 +18,8 @@ from detectron2.utils.env import seed_all_rng
 from torch import nn
 from tqdm import tqdm
 
-from lambda_det.engine.drawing import captioned, draw_instances
-from lambda_det.engine.lazy_trainer import trainer_of
+from lambda_det.detection.drawing import captioned, draw_instances
+from lambda_det.detection.lazy_trainer import trainer_of
 from lambda_det.errors import ConfigError
 from lambda_det.visualization.album import Album
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from lambda_det.classification import load_recipe, parser
-from lambda_det.engine import run_log
+from lambda_det.training import run_log
 from tests.classification.tiny import RECIPE, make_pictures
 
 

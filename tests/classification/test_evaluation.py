@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lambda_det.classification.evaluation import evaluate_accuracy
-from lambda_det.engine.precision import Precision
 from lambda_det.errors import DataError
+from lambda_det.training.precision import Precision
 
 FLOAT32 = Precision("cpu", None)
 

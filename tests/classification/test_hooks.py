@@ -10,7 +10,7 @@ from lambda_det.classification import hooks
 from lambda_det.classification.evaluation import Accuracy
 from lambda_det.classification.evaluator import Evaluator
 from lambda_det.classification.hooks import Checkpoints, ProgressPrinter
-from lambda_det.saving.checkpointer import SafeCheckpointer
+from lambda_det.training.checkpointer import SafeCheckpointer
 
 
 def _accuracy(top1):

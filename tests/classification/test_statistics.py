@@ -5,7 +5,7 @@ from fvcore.nn.precise_bn import update_bn_stats
 from torch import nn
 
 from lambda_det.classification.statistics import estimate_statistics
-from lambda_det.engine.precision import Precision
+from lambda_det.training.precision import Precision
 
 FLOAT32 = Precision("cpu", None)
 

@@ -12,18 +12,18 @@ import torch
 from detectron2.modeling import build_model
 from torch import nn
 
-from lambda_det.engine import load_config
-from lambda_det.engine.trainer import DetectionTrainer
+from lambda_det.detection import load_config
+from lambda_det.detection.trainer import DetectionTrainer
 from lambda_det.errors import ConfigError
 from lambda_det.export import FORMATS, detector_network, export_network
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
 from lambda_det.export.session import Report, compare
 from lambda_det.layers.exporting import exporting, is_exporting
-from tests.engine.tiny_detector import tiny_config
+from tests.detection.heads.tiny import CONFIGS, HEADS
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, scramble
-from tests.heads.tiny import CONFIGS, HEADS
+from tests.training.tiny_detector import tiny_config
 
 
 @pytest.fixture(scope="module")

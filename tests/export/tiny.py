@@ -6,7 +6,7 @@ import torch
 from detectron2.config import CfgNode
 from torch import nn
 
-from tests.engine.tiny_detector import tiny_config
+from tests.training.tiny_detector import tiny_config
 
 # A fresh detector's scores are all alike; norms at the end of a block start at 0
 OPTIONS = """\

@@ -11,7 +11,7 @@ from detectron2.structures import Boxes, ImageList, Instances
 import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.saving.checkpointer import SafeCheckpointer
+from lambda_det.training.checkpointer import SafeCheckpointer
 
 
 def _cfg():

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["lambda_det.engine", "lambda_det.classification", __name__])
+_CONTEXT.set_forkserver_preload(["lambda_det.detection", "lambda_det.classification", __name__])
 _LIMIT = 180  # seconds, after which a run counts as hanging
 _FILE_EVENTS = ("open", "os.rename", "os.remove", "os.link")
 
@@ -96,10 +96,10 @@ def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
     if kill and kill.at == "operation":
         _kill_before_operation(int(kill.amount))
 
-    from lambda_det import classification, engine
+    from lambda_det import classification, detection
     from lambda_det.errors import exit_status
 
-    part = {"detection": engine, "classification": classification}[tool]
+    part = {"detection": detection, "classification": classification}[tool]
     sys.exit(exit_status(lambda: part.run(part.parser().parse_args(words))))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambda_det.data import make_shapes
-from lambda_det.modeling.weights import read_checkpoint
+from lambda_det.detection.data import make_shapes
+from lambda_det.weights.reading import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 
 # A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from detectron2.data import MetadataCatalog
 
-from lambda_det.data import make_shapes, register_shapes
+from lambda_det.detection.data import make_shapes, register_shapes
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det.saving.checkpoint_files import newest_good
+from lambda_det.training.checkpoint_files import newest_good
+from tests.tool import load_tool
 from tests.tools.test_train_net import CONFIG, _write_squares
-from tools import train_net
+
+train_net = load_tool("train_net")
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from lambda_det.errors import DataError
-from tools import demo as tool
+from tests.tool import load_tool
+
+tool = load_tool("demo")
 
 
 @pytest.fixture

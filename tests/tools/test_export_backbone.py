@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import lambda_det
-from lambda_det.checkpoint import read_backbone
-from tests.checkpoint.test_verify import CONFIG
-from tests.checkpoint.toy import classifier_checkpoint, in_fpn
-from tools import export_backbone as tool
+from lambda_det.weights.backbone_file import read_backbone
+from tests.export.test_verify import CONFIG
+from tests.export.toy import classifier_checkpoint, in_fpn
+from tests.tool import load_tool
+
+tool = load_tool("export_backbone")
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from lambda_det.modeling import create_backbone
-from tests.engine.tiny_detector import save_run
 from tests.export.tiny import scramble
-from tools import export_model as tool
+from tests.tool import load_tool
+from tests.training.tiny_detector import save_run
+
+tool = load_tool("export_model")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tools import install_detectron2 as tool
-from tools.install_detectron2 import NotInstalled
+from tests.tool import load_tool
+
+tool = load_tool("install_detectron2")
+NotInstalled = load_tool("install_detectron2").NotInstalled
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 from detectron2.config import LazyConfig
 
-from lambda_det.data import make_shapes
+from lambda_det.detection.data import make_shapes
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "lazyconfig_train_net.py"

@@ -8,8 +8,10 @@ import mmap
 import numpy as np
 import pytest
 
-from lambda_det.data import make_shapes
-from tools import long_run as tool
+from lambda_det.detection.data import make_shapes
+from tests.tool import load_tool
+
+tool = load_tool("long_run")
 
 
 def _write(path, **slopes: float) -> None:

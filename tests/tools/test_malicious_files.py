@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from tests.classification.tiny import RECIPE, make_pictures
-from tests.engine.tiny_detector import CONFIG, save_run
-from tools import (
-    export_backbone,
-    export_model,
-    lazyconfig_train_net,
-    predict,
-    pseudo_label,
-    train_imagenet,
-    train_net,
-    visualize,
-)
+from tests.tool import load_tool
+from tests.training.tiny_detector import CONFIG, save_run
+
+export_backbone = load_tool("export_backbone")
+export_model = load_tool("export_model")
+lazyconfig_train_net = load_tool("lazyconfig_train_net")
+predict = load_tool("predict")
+pseudo_label = load_tool("pseudo_label")
+train_imagenet = load_tool("train_imagenet")
+train_net = load_tool("train_net")
+visualize = load_tool("visualize")
 
 
 class _Program:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import lambda_det
-from tools import model_info as tool
+from tests.tool import load_tool
+
+tool = load_tool("model_info")
 
 
 def test_a_row_per_network():

@@ -6,7 +6,10 @@ import json
 
 import cv2
 
-from tools import plot_metrics as tool
+from tests.tool import load_tool
+
+tool = load_tool("plot_metrics")
+
 
 RECORDS = [
     {"iteration": 19, "total_loss": 3.0, "loss_mask": 1.0, "lr": 0.01},

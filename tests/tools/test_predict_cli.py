@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.tiny_detector import save_run
-from tools import predict as tool
+from tests.tool import load_tool
+from tests.training.tiny_detector import save_run
+
+tool = load_tool("predict")
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambda_det.data import make_shapes
+from lambda_det.detection.data import make_shapes
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"

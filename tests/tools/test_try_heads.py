@@ -7,9 +7,11 @@ import dataclasses
 
 import pytest
 
-from lambda_det.data import make_panoptic_shapes, make_shapes
-from lambda_det.engine import load_config
-from tools import try_heads as tool
+from lambda_det.detection import load_config
+from lambda_det.detection.data import make_panoptic_shapes, make_shapes
+from tests.tool import load_tool
+
+tool = load_tool("try_heads")
 
 SMALL = ["INPUT.MIN_SIZE_TRAIN", "(64,)", "INPUT.MIN_SIZE_TEST", "64"]
 

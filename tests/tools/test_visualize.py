@@ -13,15 +13,18 @@ import torch
 from detectron2.config import LazyConfig
 
 from lambda_det import create_backbone
-from lambda_det.checkpoint import extract_backbone, save_backbone
-from lambda_det.data import make_shapes
-from lambda_det.engine.lazy_config import dump_lazy
+from lambda_det.detection.data import make_shapes
+from lambda_det.detection.lazy_config import dump_lazy
+from lambda_det.export.extract import extract_backbone
 from lambda_det.visualization import figures
-from tests.checkpoint.test_verify import C4
-from tests.checkpoint.toy import classifier_checkpoint
-from tests.engine.tiny_detector import CONFIG
+from lambda_det.weights.backbone_file import save_backbone
+from tests.export.test_verify import C4
+from tests.export.toy import classifier_checkpoint
+from tests.tool import load_tool
 from tests.tools.test_lazyconfig_train_net import CONFIG as LAZY
-from tools import visualize as tool
+from tests.training.tiny_detector import CONFIG
+
+tool = load_tool("visualize")
 
 ROOT = Path(__file__).parents[2]
 

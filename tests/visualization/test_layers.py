@@ -8,10 +8,10 @@ from detectron2.config import CfgNode, get_cfg
 
 from lambda_det import LambdaLayer, add_lambda_config, create_backbone
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.modeling.provenance import PixelSettings
 from lambda_det.visualization import Album, draw_layers, figures
 from lambda_det.visualization.layers import choose_layers, draw_network, picture_names
 from lambda_det.visualization.network import Input, load_image, load_network, watch
+from lambda_det.weights.provenance import PixelSettings
 
 
 def backbone_config(name: str = "lambda_resnet26", **options) -> CfgNode:

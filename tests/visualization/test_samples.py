@@ -9,11 +9,11 @@ import torch
 from detectron2.data.catalog import Metadata
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 
-from lambda_det.data import make_shapes
+from lambda_det.detection.data import make_shapes
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.visualization import Album, draw_samples
 from lambda_det.visualization.samples import draw_sample
-from tests.engine.tiny_detector import tiny_config
+from tests.training.tiny_detector import tiny_config
 
 GREY = 128
 

@@ -5,9 +5,12 @@ from detectron2.data import get_detection_dataset_dicts
 from detectron2.data import transforms as T
 from omegaconf import OmegaConf
 
-from lambda_det.data import TolerantMapper, tolerant_test_loader, tolerant_train_loader
-from lambda_det.data.jitter import ResizeScaleAtLeastOnePixel, ResizeShortestEdgeAtLeastOnePixel
-from lambda_det.engine.evaluation import TolerantCOCOEvaluator
+from lambda_det.detection.data import TolerantMapper, tolerant_test_loader, tolerant_train_loader
+from lambda_det.detection.data.jitter import (
+    ResizeScaleAtLeastOnePixel,
+    ResizeShortestEdgeAtLeastOnePixel,
+)
+from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 
 dataloader = OmegaConf.create()
 

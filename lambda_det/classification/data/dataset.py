@@ -12,10 +12,10 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from lambda_det.classification.data.source import Source
-from lambda_det.data.randomness import Purpose, generator
-from lambda_det.data.unreadable import UnreadableImages
-from lambda_det.data.workers import reading
 from lambda_det.errors import DataError
+from lambda_det.training.randomness import Purpose, generator
+from lambda_det.training.unreadable import UnreadableImages
+from lambda_det.training.workers import reading
 
 # Image uint8 [S, S, 3], label, and index in the source
 Item = tuple[np.ndarray, int, int]

@@ -14,8 +14,8 @@ from lambda_det.classification.data.dataset import AugmentedDataset, EvalDataset
 from lambda_det.classification.data.sampler import EpochBatches
 from lambda_det.classification.data.source import Source
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
-from lambda_det.data.workers import WatchedLoader
 from lambda_det.errors import ConfigError
+from lambda_det.training.workers import WatchedLoader
 
 # "images": uint8 RGB [B, S, S, 3]; "labels": int64 [B]; "indices": of the images in the source,
 # int64 [B]

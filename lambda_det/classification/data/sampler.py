@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from torch.utils.data import Sampler
 
-from lambda_det.data.randomness import Purpose, generator
+from lambda_det.training.randomness import Purpose, generator
 
 
 class EpochBatches(Sampler):

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from lambda_det.classification.data.source import Source, check_same_classes
-from lambda_det.data.randomness import Purpose, generator
 from lambda_det.errors import DataError
 from lambda_det.files import replace_text
+from lambda_det.training.randomness import Purpose, generator
 
 
 class Subset:

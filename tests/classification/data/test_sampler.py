@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lambda_det.classification.data.sampler import EpochBatches
-from lambda_det.data.randomness import Purpose, generator
+from lambda_det.training.randomness import Purpose, generator
 
 
 def batches(count, size=10, seed=0, start=0, batch=5, rank=0, world_size=1):

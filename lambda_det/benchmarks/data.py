@@ -1,0 +1,217 @@
+"""How many training images one core decodes and augments in a second, beside timm and torchvision.
+
+All start from the bytes of JPEG files in memory and end with an image of 224x224. They take turns,
+so that a machine that slows down slows all of them; the ratios, of each round, are to plain Pillow
+decoding. One process, one thread; only its own processor time counts, not its waiting for others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from tabulate import tabulate
+from timm.data import create_transform
+from torchvision import transforms
+from torchvision.transforms import v2
+
+from lambda_det.benchmarks.machine import describe_machine, machine_line
+from lambda_det.benchmarks.measure import take_turns
+from lambda_det.benchmarks.report import quartiles, write_json
+from lambda_det.classification.config import get_classification_config
+from lambda_det.classification.data.decode import decode_image
+from lambda_det.classification.data.folder import image_files
+from lambda_det.classification.data.transforms import TrainTransform
+from lambda_det.errors import DataError
+
+SIZE = 224
+IMAGES = 64
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# From the bytes of a file and a number of its own to anything
+Pipeline = Callable[[bytes, int], object]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--small", action="store_true", help="a quarter of the images")
+    parser.add_argument(
+        "--images",
+        metavar="FOLDER",
+        help=f"take {IMAGES} images, spread evenly over a folder, instead of making some",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print one row per pipeline, and write the JSON file if there is to be one."""
+    rounds = args.runs or (3 if args.small else 5)
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    count = IMAGES // 4 if args.small else IMAGES
+    files = read_files(args.images, count) if args.images else make_files(count)
+    pixels = [decode_image(data, name).shape for name, data in files.items()]
+    rates = measure(pipelines(), list(files.values()), rounds)
+    figures = {
+        "preset": args.preset,
+        "machine": describe_machine(torch.device("cpu"), _LIBRARIES),
+        "images": args.images or "made on the spot",
+        "count": len(files),
+        "mean_kilobytes": float(np.mean([len(data) for data in files.values()]) / 1e3),
+        "mean_pixels": float(np.mean([height * width for height, width, _ in pixels])),
+        "size": SIZE,
+        "pipelines": {name: summary(values, rates[BASE]) for name, values in rates.items()},
+    }
+    print(machine_line(figures["machine"]))
+    print(
+        f"{figures['count']} images ({figures['images']}) of {figures['mean_kilobytes']:.0f} kB and"
+        f" {figures['mean_pixels'] / 1e6:.2f} million pixels, to {SIZE}x{SIZE}; {rounds} rounds"
+    )
+    print(table(figures["pipelines"]))
+    if args.json:
+        write_json(args.json, figures)
+
+
+_LIBRARIES = ("pillow", "simplejpeg", "opencv-python-headless", "torchvision", "timm")
+BASE = "decode: Pillow"
+
+
+def pipelines() -> dict[str, Pipeline]:
+    """What is compared, by name; the one that ratios are to comes first."""
+    classic = transforms.Compose(
+        [
+            transforms.RandomResizedCrop(SIZE),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(_MEAN, _STD),
+        ]
+    )
+    tensors = v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResizedCrop(SIZE, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(_MEAN, _STD),
+        ]
+    )
+    return {
+        BASE: lambda data, number: by_pillow(data),
+        "decode: lambda_det": decode_image,
+        "crop, flip: lambda_det": ours(layers=0),
+        "crop, flip, RandAugment(2, 15): lambda_det": ours(layers=2),
+        "crop, flip: timm": after_pillow(timm_transform(None)),
+        "crop, flip, rand-m15-n2: timm": after_pillow(timm_transform("rand-m15-n2")),
+        "crop, flip, normalise: torchvision": after_pillow(classic),
+        "crop, flip, normalise: torchvision v2": after_pillow(tensors),
+    }
+
+
+def by_pillow(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def after_pillow(transform: Callable[[Image.Image], object]) -> Pipeline:
+    return lambda data, number: transform(by_pillow(data))
+
+
+def ours(layers: int) -> Pipeline:
+    cfg = get_classification_config()
+    cfg.INPUT.SIZE = SIZE
+    cfg.INPUT.RANDAUGMENT.LAYERS = layers
+    cfg.INPUT.RANDAUGMENT.MAGNITUDE = 15
+    transform = TrainTransform(cfg)
+
+    def load(data: bytes, number: int) -> np.ndarray:
+        return transform(decode_image(data, ""), np.random.default_rng((0, 0, number)))
+
+    return load
+
+
+def timm_transform(auto_augment: str | None) -> Callable[[Image.Image], object]:
+    """As timm's loader makes it where it normalises on the device, as ours does."""
+    return create_transform(
+        SIZE,
+        is_training=True,
+        color_jitter=None,
+        auto_augment=auto_augment,
+        interpolation="bicubic",
+        use_prefetcher=True,
+    )
+
+
+def measure(
+    compared: dict[str, Pipeline], files: list[bytes], rounds: int
+) -> dict[str, np.ndarray]:
+    """Images per second of each pipeline, in each round after one more."""
+    seconds: dict[str, list[float]] = {name: [] for name in compared}
+    for turn, name in take_turns(list(compared), rounds + 1):
+        start = time.process_time()
+        for number, data in enumerate(files):
+            compared[name](data, turn * len(files) + number)
+        if turn > 0:
+            seconds[name].append(time.process_time() - start)
+    return {name: len(files) / np.array(values) for name, values in seconds.items()}
+
+
+def summary(rates: np.ndarray, base: np.ndarray) -> dict[str, list[float]]:
+    """Lower quartile, median and upper quartile of the rates and of their ratios to the base."""
+    return {
+        "images_per_second": quartiles(rates),
+        "ratio": quartiles(rates / base),
+        "rounds": rates.tolist(),
+    }
+
+
+def table(summaries: dict[str, dict[str, list[float]]]) -> str:
+    """Medians, and in brackets where the middle half of the rounds lies."""
+    rows = []
+    for name, figures in summaries.items():
+        low, rate, high = figures["images_per_second"]
+        low_ratio, ratio, high_ratio = figures["ratio"]
+        rows.append(
+            [
+                name,
+                f"{ratio:.2f} ({low_ratio:.2f} to {high_ratio:.2f})",
+                f"{rate:.0f} ({low:.0f} to {high:.0f})",
+            ]
+        )
+    return tabulate(rows, ["", "ratio", "images per second"], tablefmt="github")
+
+
+def read_files(folder: str, count: int) -> dict[str, bytes]:
+    """Up to ``count`` files of a folder, spread evenly over it, by path."""
+    paths = sorted(str(Path(folder, name)) for name in image_files(folder))
+    if not paths:
+        raise DataError(f"{folder} holds no images; name another folder with --images.")
+    chosen = np.unique(np.linspace(0, len(paths) - 1, count).round().astype(int))
+    return {paths[index]: Path(paths[index]).read_bytes() for index in chosen}
+
+
+def make_files(count: int) -> dict[str, bytes]:
+    """JPEGs of the size of ImageNet's: 500 pixels long and about 90 kB each."""
+    rng = np.random.default_rng(0)
+    sizes = [(500, 375), (375, 500), (500, 333), (500, 400)]
+    return {
+        f"image {number}": _make_file(*sizes[number % len(sizes)], rng) for number in range(count)
+    }
+
+
+def _make_file(width: int, height: int, rng: np.random.Generator) -> bytes:
+    """Noise of all wavelengths, the longer ones stronger, as in a photograph."""
+    pixels = np.full((height, width, 3), 128.0)
+    for wavelength in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+        shape = (height // wavelength + 2, width // wavelength + 2)
+        grey, colour = rng.normal(size=(*shape, 1)), rng.normal(size=(*shape, 3))
+        strength = 12 * wavelength**0.25
+        layer = (strength * (grey + 0.3 * colour)).astype(np.float32)
+        pixels += cv2.resize(layer, (width, height), interpolation=cv2.INTER_CUBIC)
+    buffer = io.BytesIO()
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    image.save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()

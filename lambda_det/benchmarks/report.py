@@ -1,0 +1,140 @@
+"""What was measured, for people and for programs: quartiles, ratios, tables and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from lambda_det.benchmarks.measure import Group, Result
+from lambda_det.files import replace_text
+
+QUARTILES = (25, 50, 75)
+
+
+def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
+    """Lower quartile, median and upper quartile."""
+    return np.percentile(values, QUARTILES).tolist()
+
+
+def ratios(result: Result, base: Result, mode: str) -> list[float] | None:
+    """Seconds of each round as multiples of the base's in the same round; None without both."""
+    own, others = result.seconds.get(mode), base.seconds.get(mode)
+    if not own or not others or len(own) != len(others):
+        return None
+    return (np.array(own) / np.array(others)).tolist()
+
+
+def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
+    """All of one case in one mode, or the reason why there is nothing."""
+    if mode in result.reasons:
+        return {"reason": result.reasons[mode]}
+    seconds = result.seconds[mode]
+    to_base = ratios(result, base, mode)
+    found = {
+        "seconds": quartiles(seconds),
+        "ratio": None if to_base is None else quartiles(to_base),
+        "rounds": seconds,
+        "ratio_rounds": to_base,
+        "peak_bytes": result.peak_bytes[mode],
+    }
+    if result.case.images:
+        found["images_per_second"] = quartiles(result.case.images / np.array(seconds))
+    return found
+
+
+def group_figures(group: Group, results: Sequence[Result]) -> dict[str, Any]:
+    """A group for JSON."""
+    base = base_of(group, results)
+    return {
+        "title": group.title,
+        **group.about,
+        "modes": list(group.modes),
+        "base": group.base,
+        "cases": {
+            result.case.name: {
+                **result.case.columns,
+                "images": result.case.images,
+                "parameters": result.parameters,
+                "model_bytes": result.model_bytes,
+                "input_bytes": result.input_bytes,
+                **{mode: figures(result, base, mode) for mode in group.modes},
+            }
+            for result in results
+        },
+    }
+
+
+def base_of(group: Group, results: Sequence[Result]) -> Result:
+    return next(result for result in results if result.case.name == group.base)
+
+
+def group_table(group: Group, results: Sequence[Result]) -> str:
+    """One row per case: ratios, times and peak memory of each mode; reasons stand below."""
+    base = base_of(group, results)
+    extra = list(dict.fromkeys(name for result in results for name in result.case.columns))
+    with_images = any(result.case.images for result in results)
+    header = ["", *(f"{mode}: ratio" for mode in group.modes)]
+    for mode in group.modes:
+        header += [f"{mode}: ms", *(["images/s"] if with_images else []), "peak MB"]
+    header += ["model MB", "inputs MB", *extra]
+    rows, notes = [], []
+    for result in results:
+        all_figures = [figures(result, base, mode) for mode in group.modes]
+        row = [result.case.name, *(_spread(found.get("ratio"), ".2f") for found in all_figures)]
+        for found in all_figures:
+            row.append(_spread(found.get("seconds"), ".3g", 1e3))
+            if with_images:
+                rate = found.get("images_per_second")
+                row.append("-" if rate is None else _short(rate[1]))
+            row.append(_megabytes(found.get("peak_bytes")))
+        known = any("reason" not in found for found in all_figures)
+        row += [_megabytes(result.model_bytes if known else None)]
+        row += [_megabytes(result.input_bytes if known else None)]
+        rows.append([*row, *(result.case.columns.get(name, "") for name in extra)])
+        for reason in dict.fromkeys(result.reasons.values()):
+            modes = [mode for mode, given in result.reasons.items() if given == reason]
+            notes.append(f"- {result.case.name}, {' and '.join(modes)}: {reason}")
+    lines = [
+        f"**{group.title}**; ratios to {group.base}",
+        "",
+        tabulate(rows, header, tablefmt="github", disable_numparse=True),
+    ]
+    if notes:
+        lines += ["", *notes]
+    return "\n".join(lines)
+
+
+HOW_TO_READ = (
+    "Medians of {rounds} rounds, in brackets the quartiles. A ratio is that of the times in one "
+    "round. Peak MB (1e6 bytes) is beyond what model and inputs take; the optimiser's state counts."
+)
+
+
+def _spread(values: Sequence[float] | None, form: str, factor: float = 1) -> str:
+    if values is None:
+        return "-"
+    low, middle, high = (_format(value * factor, form) for value in values)
+    return f"{middle} ({low} to {high})"
+
+
+def _format(value: float, form: str) -> str:
+    return _short(value) if form == ".3g" else f"{value:{form}}"
+
+
+def _short(value: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _megabytes(count: int | None) -> str:
+    return "-" if count is None else _short(count / 1e6)
+
+
+def write_json(path: str | Path, content: dict[str, Any]) -> None:
+    """Write the file in one go, so that an interrupted run leaves a whole one."""
+    replace_text(path, json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,46 @@
+"""Data sets, their checks, augmentation and loading; importing it registers the shapes."""
+
+import os
+
+from lambda_det.detection.data.checks import Problem, Report, check_coco, check_datasets
+from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
+from lambda_det.detection.data.loader import (
+    TrainLoader,
+    build_test_loader,
+    build_train_loader,
+    tolerant_test_loader,
+    tolerant_train_loader,
+)
+from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.data.registration import class_names, register_json_datasets
+from lambda_det.detection.data.shapes import (
+    make_panoptic_shapes,
+    make_shapes,
+    register_panoptic_shapes,
+    register_shapes,
+)
+
+__all__ = [
+    "Problem",
+    "Report",
+    "TolerantMapper",
+    "TrainLoader",
+    "build_augmentation",
+    "build_test_loader",
+    "build_train_loader",
+    "check_coco",
+    "check_datasets",
+    "class_names",
+    "large_scale_jitter",
+    "make_panoptic_shapes",
+    "make_shapes",
+    "register_json_datasets",
+    "register_panoptic_shapes",
+    "register_shapes",
+    "tolerant_test_loader",
+    "tolerant_train_loader",
+]
+
+# Where Detectron2 looks for its own data sets.
+register_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))
+register_panoptic_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))

@@ -1,0 +1,152 @@
+"""The checks of a run's configuration against its data sets, before the run begins."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable
+
+from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog, MetadataCatalog
+
+from lambda_det.detection.data.checks.coco import check_coco
+from lambda_det.detection.data.checks.registered import (
+    check_segmentation_files,
+    is_coco,
+    registered_files,
+)
+from lambda_det.detection.data.checks.report import BAD_BOX, Report
+from lambda_det.detection.data.checks.truth import check_truth
+from lambda_det.errors import ConfigError, DataError, printable
+
+logger = logging.getLogger(__name__)
+
+# The key that holds the number of categories, by MODEL.META_ARCHITECTURE.
+_CLASS_KEYS = {
+    "GeneralizedRCNN": "MODEL.ROI_HEADS.NUM_CLASSES",
+    "PanopticFPN": "MODEL.ROI_HEADS.NUM_CLASSES",
+    "RetinaNet": "MODEL.RETINANET.NUM_CLASSES",
+}
+
+
+def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
+    """Refuse, in one sentence, data sets that cannot be trained or evaluated on with ``cfg``.
+
+    Cheap enough to be called before each run: it reads the annotations, but opens no image.
+
+    Args:
+        cfg: the config of the run.
+        train: check ``DATASETS.TRAIN``.
+        test: check ``DATASETS.TEST``.
+
+    Raises:
+        ConfigError: a name, a switch or a number of classes in the config does not fit the data.
+        DataError: the data are missing or broken.
+    """
+    train_names = tuple(cfg.DATASETS.TRAIN) if train else ()
+    test_names = tuple(cfg.DATASETS.TEST) if test else ()
+    if train and not train_names:
+        raise ConfigError("DATASETS.TRAIN names no data set; name one to train on.")
+    if test and not train and not test_names:
+        raise ConfigError("DATASETS.TEST names no data set; name one to evaluate on.")
+    reports = {name: _check_registered(name) for name in dict.fromkeys(train_names + test_names)}
+    check_truth(cfg, train_names, test_names)
+    for name, report in reports.items():
+        if report is not None:
+            _check_masks(cfg, name, report)
+            if name in test_names and not report.annotations:
+                raise DataError(
+                    f"{report.json_file} holds no annotations, so that nothing can be evaluated "
+                    f"on {name}."
+                )
+    _check_usable([reports[name] for name in train_names], train_names)
+    _check_categories(cfg, reports)
+
+
+def _check_registered(name: str) -> Report | None:
+    """The report on a registered data set, or None where it is not COCO instances."""
+    if name in DatasetCatalog:
+        check_segmentation_files(name)
+        if not is_coco(name):
+            return None
+    json_file, image_root = registered_files(name)
+    report = check_coco(json_file, image_root, files="sample")
+    logger.info(
+        "%s: %d images, %d annotations (%d crowds) of %d categories.",
+        name,
+        report.images,
+        report.annotations,
+        report.crowds,
+        len(report.categories),
+    )
+    refusal = report.refusal()
+    if refusal:
+        raise DataError(refusal)
+    for kind, problem in report.of(BAD_BOX).items():
+        logger.warning(
+            "%s: %d x %s, left out of training or cut at the border; the first: %s.",
+            json_file,
+            problem.count,
+            kind,
+            problem.first[0],
+        )
+    names = MetadataCatalog.get(name).get("thing_classes")
+    if names is not None and list(names) != list(report.categories.values()):
+        raise DataError(
+            f"{json_file} holds {len(report.categories)} categories "
+            f"({_some(report.categories.values())}) that are not those of the data set {name} "
+            f"({_some(names)}); give your own data with --train-json and --train-images, or "
+            "--test-json and --test-images."
+        )
+    return report
+
+
+def _check_masks(cfg: CfgNode, name: str, report: Report) -> None:
+    kind = "annotation without segmentation"
+    if not cfg.MODEL.MASK_ON or kind not in report.problems:
+        return
+    if report.has_all(kind):
+        raise ConfigError(
+            f"MODEL.MASK_ON is on, but no annotation of {name} has a mask; set MODEL.MASK_ON False."
+        )
+    count = report.problems[kind].count
+    logger.warning("%s: %d annotations without a mask take their box.", name, count)
+
+
+def _check_usable(reports: list[Report | None], names: tuple[str, ...]) -> None:
+    if reports and all(report is not None and report.usable == 0 for report in reports):
+        raise DataError(
+            f"{', '.join(names)} hold{'' if len(names) > 1 else 's'} no annotation to train on "
+            "(crowds and boxes without area do not count); add some."
+        )
+
+
+def _check_categories(cfg: CfgNode, reports: dict[str, Report | None]) -> None:
+    found = {name: report for name, report in reports.items() if report is not None}
+    for (first, one), (second, other) in itertools.pairwise(found.items()):
+        if one.categories != other.categories:
+            different = sorted(set(one.categories.items()) ^ set(other.categories.items()))[0]
+            raise DataError(
+                f"The categories of {first} ({one.json_file}) and {second} ({other.json_file}) "
+                f"differ, first in id {different[0]}, {different[1]!r}; use data sets with the "
+                "same ids and names."
+            )
+    key = _CLASS_KEYS.get(cfg.MODEL.META_ARCHITECTURE)
+    for name in reports:
+        names = MetadataCatalog.get(name).get("thing_classes")
+        report = found.get(name)
+        categories = list(report.categories.values()) if report else names
+        if key is None or categories is None:
+            continue
+        _, section, _ = key.split(".")
+        configured = cfg.MODEL[section].NUM_CLASSES
+        if configured != len(categories):
+            raise ConfigError(
+                f"{key} is {configured}, but {name} has {len(categories)} categories "
+                f"({_some(categories)}); set {key} to {len(categories)}."
+            )
+
+
+def _some(names: Iterable[str], limit: int = 5) -> str:
+    names = list(names)
+    return ", ".join(map(printable, names[:limit])) + (", ..." if len(names) > limit else "")

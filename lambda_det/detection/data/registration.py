@@ -1,0 +1,103 @@
+"""One's own COCO-format data, named in the config by file instead of registered in code."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+
+from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets import register_coco_instances
+
+from lambda_det.detection.data.checks import check_coco
+from lambda_det.detection.data.checks.coco_format import read_json, read_keypoint_names
+from lambda_det.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+
+def register_json_datasets(cfg: CfgNode) -> None:
+    """Register the files of ``DATASETS.{TRAIN,TEST}_{JSON,IMAGES}`` and make ``cfg`` use them.
+
+    ``DATASETS.TRAIN`` and ``.TEST`` become the new names, and the numbers of classes become that
+    of the categories in the training file, or in the test file where no other is given. A training
+    file alone leaves ``DATASETS.TEST`` empty: what it held before does not belong to it. Where no
+    file is named, nothing happens. Safe to call again, in the same or another process.
+
+    Raises:
+        ConfigError: one of a pair is given without the other.
+        DataError: a file is missing or not in COCO's format.
+    """
+    train = _register(cfg, "TRAIN")
+    test = _register(cfg, "TEST")
+    if train:
+        cfg.DATASETS.TRAIN = (train,)
+        if not test:
+            logger.info("DATASETS.TEST is now empty; --test-json and --test-images fill it.")
+            cfg.DATASETS.TEST = ()
+    if test:
+        cfg.DATASETS.TEST = (test,)
+    if train or test:
+        names = MetadataCatalog.get(train or test).thing_classes
+        cfg.MODEL.ROI_HEADS.NUM_CLASSES = len(names)
+        cfg.MODEL.RETINANET.NUM_CLASSES = len(names)
+        if "POINT_HEAD" in cfg.MODEL:  # a key of PointRend
+            cfg.MODEL.POINT_HEAD.NUM_CLASSES = len(names)
+        logger.info("The number of classes is now %d, from %s.", len(names), train or test)
+
+
+def class_names(cfg: CfgNode) -> list[str] | None:
+    """The names of the classes that a model of ``cfg`` predicts, in their order.
+
+    Returns:
+        Those of the first data set of ``DATASETS.TRAIN``, then ``.TEST``, that is registered and
+        knows them; None if there is none.
+    """
+    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+        if name in DatasetCatalog:
+            names = MetadataCatalog.get(name).get("thing_classes")
+            if names is not None:
+                return list(names)
+    return None
+
+
+def _register(cfg: CfgNode, split: str) -> str | None:
+    """Register one pair of keys and return the data set's name, or None where none is given."""
+    json_file, images = cfg.DATASETS[f"{split}_JSON"], cfg.DATASETS[f"{split}_IMAGES"]
+    if not json_file and not images:
+        return None
+    flag = f"--{split.lower()}"
+    for given, missing, value in (("json", "images", images), ("images", "json", json_file)):
+        if not value:
+            raise ConfigError(
+                f"{flag}-{given} (DATASETS.{split}_{given.upper()}) is given without "
+                f"{flag}-{missing} (DATASETS.{split}_{missing.upper()}); give both."
+            )
+    json_file = os.path.abspath(os.path.expanduser(json_file))
+    images = os.path.abspath(os.path.expanduser(images))
+    if not os.path.isdir(images):
+        raise DataError(
+            f"The image folder {images} of {flag}-images (DATASETS.{split}_IMAGES) does not "
+            "exist; correct the path."
+        )
+    categories = list(check_coco(json_file, images, files="none").categories.values())
+    stem = os.path.splitext(os.path.basename(json_file))[0]
+    # The categories are part of the name: a changed file is another data set to the catalogue.
+    identity = "\n".join([json_file, images, *categories])
+    name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
+    if name not in DatasetCatalog:
+        register_coco_instances(name, {"thing_classes": categories}, json_file, images)
+    if cfg.MODEL.KEYPOINT_ON and not MetadataCatalog.get(name).get("keypoint_names"):
+        MetadataCatalog.get(name).set(**_keypoint_names(json_file))
+    return name
+
+
+def _keypoint_names(json_file: str) -> dict[str, list]:
+    """The keypoints that a category names, where one does; left and right change in a flip."""
+    for category in read_json(json_file)["categories"]:
+        if names := read_keypoint_names(json_file, category):
+            flipped = {name: name.replace("left", "right") for name in names}
+            pairs = [(a, b) for a, b in flipped.items() if a != b and b in names]
+            return {"keypoint_names": list(names), "keypoint_flip_map": pairs}
+    return {}

@@ -1,0 +1,163 @@
+"""Evaluation by what a model predicts; AP also where the annotations are incomplete."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from detectron2.config import CfgNode
+from detectron2.data import MetadataCatalog
+from detectron2.evaluation import (
+    COCOEvaluator,
+    DatasetEvaluator,
+    DatasetEvaluators,
+    SemSegEvaluator,
+)
+from detectron2.utils.file_io import PathManager
+from PIL import Image
+
+from lambda_det.detection.data.checks.annotations import is_area
+from lambda_det.detection.data.image_files import label_fault
+from lambda_det.detection.data.masks import FAR, usable_polygons
+from lambda_det.detection.data.predictions import evaluated
+from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
+from lambda_det.errors import DataError
+
+__all__ = ["TolerantCOCOEvaluator", "build_evaluator"]
+
+
+class TolerantCOCOEvaluator(COCOEvaluator):
+    """COCOEvaluator for files without the keys that pycocotools asks for without need.
+
+    ``info`` is missing in most files that tools export; ``iscrowd`` and ``area`` have an obvious
+    meaning where they are not given. An object without a usable mask counts as its box, and one
+    whose box has numbers that are not finite as an object of no size, which nobody finds.
+    """
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        dataset = self._coco_api.dataset
+        dataset.setdefault("info", {})
+        annotations = dataset.get("annotations", ())
+        sizes = {i["id"]: (i["height"], i["width"]) for i in dataset.get("images", ())}
+        without_mask = 0
+        for annotation in annotations:
+            _complete(annotation)
+            size = sizes.get(annotation["image_id"])  # without an image it is not evaluated
+            if size is not None and not _keep_usable_mask(annotation, *size):
+                without_mask += 1
+        if without_mask and "segm" in (self._tasks or ()):
+            logging.getLogger(__name__).warning(
+                f"{without_mask} annotation(s) have no usable mask; their boxes stand for it in "
+                "mask AP"
+            )
+        if "keypoints" in (self._tasks or ()):
+            _complete_keypoints(annotations, self._metadata.get("keypoint_names"))
+        self._number_from_one()
+
+    def _number_from_one(self) -> None:
+        """pycocotools takes a match with the object of id 0 for no match."""
+        annotations = self._coco_api.anns
+        if 0 in annotations:
+            annotation = annotations.pop(0)
+            annotation["id"] = max(annotations, default=0) + 1
+            annotations[annotation["id"]] = annotation
+
+    def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
+        """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN."""
+        results = super()._derive_coco_results(coco_eval, iou_type, class_names)
+        if coco_eval is None:
+            results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
+        return results
+
+
+def _complete(annotation: dict[str, Any]) -> None:
+    """Give an annotation the keys, and the finite numbers, that pycocotools asks for."""
+    box = annotation["bbox"] = [v if -FAR < v < FAR else 0 for v in annotation["bbox"]]
+    annotation.setdefault("iscrowd", 0)
+    if not is_area(annotation.get("area")):
+        annotation["area"] = box[2] * box[3]
+
+
+def _keep_usable_mask(annotation: dict[str, Any], height: int, width: int) -> bool:
+    """Whether an annotation has a mask; if not, its box becomes one."""
+    segmentation = annotation.get("segmentation")
+    if isinstance(segmentation, list):
+        # On polygons that are not whole and on NaN, pycocotools fails once all is predicted.
+        segmentation = [p.tolist() for p in usable_polygons(segmentation, height, width)]
+    usable = bool(segmentation)
+    if not usable:
+        x, y, w, h = annotation["bbox"]
+        segmentation = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+        # An empty mask, where the box is outside of the image or of no size.
+        segmentation = [p.tolist() for p in usable_polygons(segmentation, height, width)] or [
+            [0.0] * 6
+        ]
+    annotation["segmentation"] = segmentation
+    return usable
+
+
+def _complete_keypoints(annotations: Sequence[dict[str, Any]], names: Sequence | None) -> None:
+    """pycocotools asks for the keypoints of every object; of visibility 0 they don't count."""
+    longest = max((len(a.get("keypoints") or ()) for a in annotations), default=0)
+    values = 3 * len(names) if names else longest
+    for annotation in annotations:
+        if len(annotation.get("keypoints") or ()) != values:
+            annotation |= {"keypoints": [0] * values, "num_keypoints": 0}
+        if type(annotation.get("num_keypoints")) is not int:
+            annotation["num_keypoints"] = sum(v > 0 for v in annotation["keypoints"][2::3])
+
+
+def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluators:
+    """The measures of what the model predicts and the data set knows, written below OUTPUT_DIR.
+
+    Box AP, with mask and keypoint AP where the model has them, mean IoU of semantic masks, and
+    panoptic quality.
+
+    Raises:
+        ConfigError: the data set has not the truth of anything that the model predicts.
+    """
+    folder = os.path.join(cfg.OUTPUT_DIR, "inference")
+    if len(cfg.DATASETS.TEST) > 1:
+        folder = os.path.join(folder, dataset_name)
+    measured = evaluated(cfg, dataset_name)
+    evaluators: list[DatasetEvaluator] = []
+    if "instances" in measured:
+        evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))
+    if "semantic" in measured:
+        metadata = MetadataCatalog.get(dataset_name)
+        read = partial(
+            _read_labels, classes=len(metadata.stuff_classes), ignored=metadata.get("ignore_label")
+        )
+        evaluators.append(SemSegEvaluator(dataset_name, output_dir=folder, sem_seg_loading_fn=read))
+    if "panoptic" in measured:
+        evaluators.append(PanopticQualityEvaluator(dataset_name))
+    return DatasetEvaluators(evaluators)
+
+
+def _build_coco_evaluator(cfg: CfgNode, dataset_name: str, folder: str) -> COCOEvaluator:
+    # Named rather than taken from the predictions: a model that finds nothing still has a mask AP
+    tasks = ["bbox"]
+    if cfg.MODEL.MASK_ON:
+        tasks.append("segm")
+    if cfg.MODEL.KEYPOINT_ON:
+        tasks.append("keypoints")
+    return TolerantCOCOEvaluator(
+        dataset_name,
+        tasks=tuple(tasks),
+        output_dir=folder,
+        kpt_oks_sigmas=cfg.TEST.KEYPOINT_OKS_SIGMAS,
+    )
+
+
+def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:
+    """A semantic mask [H, W]. Detectron2's own reader fails with numpy 2, which must copy here."""
+    with PathManager.open(path, "rb") as file:
+        labels = np.array(Image.open(file), dtype=dtype)
+    if fault := label_fault(path, labels, classes, ignored):
+        raise DataError(fault)
+    return labels

@@ -1,0 +1,272 @@
+"""A trained detector on images and videos, and pictures of what it finds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import cv2
+import numpy as np
+from detectron2.config import CfgNode
+from detectron2.data.detection_utils import read_image
+from detectron2.engine import DefaultPredictor
+from detectron2.structures import Instances
+from tqdm import tqdm
+
+from lambda_det.detection.data import class_names, register_json_datasets
+from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
+from lambda_det.detection.planning import Picture, plan_dataset, plan_files
+from lambda_det.detection.trainer import DetectionTrainer
+from lambda_det.distributed.launch import check_device
+from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
+from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
+
+__all__ = [
+    "Picture",
+    "Predictor",
+    "Result",
+    "find_weights",
+    "plan_dataset",
+    "plan_files",
+    "predict",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Predictor(DefaultPredictor):
+    """Detectron2's predictor for one image, with weights that must fit and are read safely.
+
+    It resizes to ``INPUT.MIN_SIZE_TEST``, converts to ``INPUT.FORMAT`` and takes images of any
+    size, one at a time.
+
+    Attributes:
+        class_names: of the classes it predicts, in their order; None where they are not known.
+    """
+
+    def __init__(self, cfg: CfgNode, weights: str, score_threshold: float = 0.5) -> None:
+        """Build the model and load its weights.
+
+        Args:
+            cfg: the configuration that the weights were trained with.
+            weights: a checkpoint file of the whole model.
+            score_threshold: instances of a lower score are left out.
+
+        Raises:
+            ConfigError: the device is not there or the threshold is no score.
+            WeightsError: the weights are missing or do not fit the model.
+        """
+        if not 0 <= score_threshold <= 1:
+            raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
+        if "instances" not in predictions(cfg):
+            raise ConfigError(
+                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} finds no instances, and "
+                "nothing else is drawn; tools/train_net.py --eval-only measures it."
+            )
+        if not os.path.isfile(weights):
+            raise WeightsError(f"There is no weights file {weights}; correct the path.")
+        check_device(cfg.MODEL.DEVICE, 1)
+        self.cfg = cfg.clone()
+        self.cfg.defrost()
+        self.class_names = _known_class_names(self.cfg)
+        for head in (self.cfg.MODEL.ROI_HEADS, self.cfg.MODEL.RETINANET):
+            head.SCORE_THRESH_TEST = score_threshold
+        # Not DefaultPredictor.__init__: it unpickles the weights and goes on where they don't fit.
+        self.model = DetectionTrainer.build_model(self.cfg).eval()
+        SafeCheckpointer(self.model).load_complete_model(weights)
+        sizes = self.cfg.INPUT
+        self.aug = ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)
+        self.input_format = sizes.FORMAT
+
+    def __call__(self, image: np.ndarray) -> Instances:
+        """Find the instances of one image.
+
+        Args:
+            image: [H, W, 3] uint8, BGR.
+
+        Returns:
+            ``pred_boxes``, ``pred_classes``, ``scores`` and with MODEL.MASK_ON ``pred_masks``
+            [N, H, W], on the CPU and at the size of the image.
+        """
+        return super().__call__(image)["instances"].to("cpu")
+
+
+def find_weights(cfg: CfgNode, config_file: str, weights: str | None) -> str:
+    """The weights that are meant: those named, else the last of the run, else MODEL.WEIGHTS.
+
+    Args:
+        cfg: with MODEL.WEIGHTS, which in a run's config.yaml is what its training started from.
+        config_file: the run is in its folder.
+        weights: named by the user.
+
+    Raises:
+        WeightsError: there are none.
+    """
+    found = weights or last_checkpoint(os.path.dirname(config_file)) or cfg.MODEL.WEIGHTS
+    if not found:
+        raise WeightsError(
+            f"No weights are named, and {config_file} is not in the folder of a run with a "
+            "checkpoint; add --weights FILE."
+        )
+    return found
+
+
+def _known_class_names(cfg: CfgNode) -> list[str] | None:
+    """Names for all classes of the model, or None with a warning that says why."""
+    retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    section = cfg.MODEL.RETINANET if retinanet else cfg.MODEL.ROI_HEADS
+    count = section.NUM_CLASSES
+    try:
+        # On a copy: annotations that were changed since must not change the model
+        named = cfg.clone()
+        register_json_datasets(named)
+        names = class_names(named)
+    except UserError as error:
+        logger.warning("Classes are drawn as numbers, since their names are not known: %s", error)
+        return None
+    if names is not None and len(names) != count:
+        logger.warning(
+            "Classes are drawn as numbers: the model has %d and the data set has %d names.",
+            count,
+            len(names),
+        )
+        return None
+    return names
+
+
+@dataclass
+class Result:
+    """What :func:`predict` did."""
+
+    written: list[Path] = field(default_factory=list)
+    unreadable: list[Path] = field(default_factory=list)
+    instances: int = 0
+
+
+def predict(predictor: Predictor, pictures: Sequence[Picture]) -> Result:
+    """Predict and draw, with progress on the screen.
+
+    A file that cannot be read is named in a warning, and the others follow.
+
+    Raises:
+        DataError: none of the files can be read.
+        ConfigError: a picture cannot be written.
+    """
+    result = Result()
+    with tqdm(pictures, unit="file", disable=len(pictures) == 1) as progress:
+        for picture in progress:
+            draw = _draw_video if picture.is_video else _draw_image
+            try:
+                result.instances += draw(predictor, picture)
+                result.written.append(picture.target)
+            except DataError as error:
+                result.unreadable.append(picture.source)
+                progress.clear()
+                logger.warning("%s It is left out.", error)
+    if not result.written:
+        raise DataError(
+            f"None of the {len(pictures)} files could be read, the first being "
+            f"{pictures[0].source}; the warnings above say why."
+        )
+    return result
+
+
+def _draw_image(predictor: Predictor, picture: Picture) -> int:
+    try:
+        image = np.ascontiguousarray(read_image(str(picture.source), format="BGR"))
+    except Exception as error:  # PIL raises nearly anything for a damaged file
+        raise DataError(f"The image {picture.source} cannot be read ({reason(error)}).") from error
+    instances = predictor(image)
+    if picture.annotations is None:
+        drawn = draw_predictions(image, instances, predictor.class_names)
+    else:
+        drawn = side_by_side(
+            image,
+            instances,
+            picture.annotations,
+            predictor.class_names,
+            picture.true_class_names,
+        )
+    _write(picture.target, lambda path: cv2.imwrite(str(path), drawn))
+    return len(instances)
+
+
+def _draw_video(predictor: Predictor, picture: Picture) -> int:
+    """Draw all frames, at the video's own size and rate; sound is not kept."""
+    capture = cv2.VideoCapture(str(picture.source))
+    try:
+        first = capture.read()[1]
+        if first is None:
+            raise DataError(f"The video {picture.source} cannot be read, not even its first frame.")
+        said = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        rate = capture.get(cv2.CAP_PROP_FPS)
+        if not 0 < rate < 1000:
+            logger.warning("%s does not say its frame rate; 25 is taken.", picture.source)
+            rate = 25.0
+        counts = [0, 0]
+        height, width = first.shape[:2]
+
+        def write(path: Path) -> bool:
+            writer = cv2.VideoWriter(
+                str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (width, height)
+            )
+            if not writer.isOpened():
+                return False
+            draw = VideoDrawer(predictor.class_names)
+            try:
+                frames = tqdm(
+                    _frames(first, capture),
+                    desc=picture.source.name,
+                    unit="frame",
+                    total=said if said > 0 else None,
+                )
+                for frame in frames:
+                    instances = predictor(frame)
+                    writer.write(draw(frame, instances))
+                    counts[0] += 1
+                    counts[1] += len(instances)
+            finally:
+                writer.release()
+            return True
+
+        _write(picture.target, write)
+    finally:
+        capture.release()
+    if counts[0] < said:
+        logger.warning(
+            "%s ends after %d of the %d frames that it announces.",
+            picture.source,
+            counts[0],
+            said,
+        )
+    return counts[1]
+
+
+def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray]:
+    frame: np.ndarray | None = first
+    while frame is not None:
+        yield frame
+        frame = capture.read()[1]
+
+
+def _write(target: Path, write: Callable[[Path], bool]) -> None:
+    """Write under another name first, so that what bears the name is whole."""
+    unfinished = target.with_name(f"unfinished-{target.name}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = write(unfinished)
+        if written:
+            os.replace(unfinished, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+    if not written:
+        raise ConfigError(f"{target} cannot be written; check the output folder and its disk.")

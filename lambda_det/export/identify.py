@@ -1,0 +1,272 @@
+"""Which network a detector's checkpoint is of: as its configuration says, or its tensors show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from detectron2.config import CfgNode, get_cfg
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import BACKBONE_REGISTRY
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+
+from lambda_det.config import add_lambda_config, leaves
+from lambda_det.detection.lazy_config import dump_lazy
+from lambda_det.detection.lazy_file import load_lazy_file
+from lambda_det.errors import ConfigError, UserError, WeightsError, listed, reason
+from lambda_det.modeling import create_backbone
+from lambda_det.modeling.specs import SPECS, STAGES, MobileNetSpec, ResNetSpec
+from lambda_det.training.lazy_yaml import is_lazy, read_plain
+from lambda_det.weights.names import compare
+from lambda_det.weights.provenance import PixelSettings
+
+__all__ = ["Network", "identify", "network_of_config"]
+
+# Of create_backbone, but without a trace in the tensors or in what they compute
+_TRAINING = ("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout")
+# The sections of a configuration that say which backbone it is; the rest may be of any project
+_OF_BACKBONE = ("MODEL.BACKBONE.", "MODEL.RESNETS.", "MODEL.LAMBDA_RESNET.", "MODEL.PIXEL_")
+_CREATE = "create_backbone"
+# What comes of reading something else as a configuration
+_UNREADABLE = (
+    OSError,
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of ours and the images that it was trained on.
+
+    Attributes:
+        model: one of :func:`lambda_det.list_models`.
+        options: of :func:`lambda_det.create_backbone`.
+        pixels: None where they are not known.
+        known_from: "configuration" or "tensors".
+    """
+
+    model: str
+    options: Mapping[str, Any]
+    pixels: PixelSettings | None
+    known_from: str
+
+
+def network_of_config(file: str | Path) -> Network | None:
+    """The network that a run's configuration names, a YAML file of either kind.
+
+    Of such a file no more than plain data is read, and nothing of it is run. A LazyConfig in Python
+    is a program, and is run.
+
+    Returns:
+        None where the file leaves open which network it is, as with a builder of one's own.
+
+    Raises:
+        ConfigError: the file cannot be read, or its backbone is not one of lambda_det.
+    """
+    try:
+        program = Path(file).suffix == ".py"
+        text = dump_lazy(load_lazy_file(file)) if program else Path(file).read_text("utf-8")
+        loaded = read_plain(text)
+        if not program and not is_lazy(loaded):
+            # Not by our own loader, which refuses the keys of projects that it doesn't know
+            loaded = CfgNode.load_yaml_with_base(str(file), allow_unsafe=False)
+        if not isinstance(loaded, dict):
+            raise TypeError(f"it holds a {type(loaded).__name__}")
+    except _UNREADABLE as error:
+        raise ConfigError(
+            f"{file}, which should say which network the checkpoint is of, cannot be read as a "
+            f"configuration ({reason(error)}); name another one by --config."
+        ) from error
+    if is_lazy(loaded):
+        return _network_of_lazy(_resolved(loaded, file)["model"], file)
+    values = dict(leaves(loaded))
+    if "MODEL.BACKBONE.NAME" in values:
+        return _network_of_yacs(values, file)
+    return None
+
+
+def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> Network | None:
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    wanted = {
+        key: value
+        for key, value in values.items()
+        if key.startswith(_OF_BACKBONE) or key == "INPUT.FORMAT"
+    }
+    for key, value in wanted.items():
+        _set_known(cfg, key, value, file)
+    builder = cfg.MODEL.BACKBONE.NAME
+    if "lambda_resnet" not in builder:
+        if builder in BACKBONE_REGISTRY:
+            raise ConfigError(
+                f"{file} has MODEL.BACKBONE.NAME {builder}, which is no backbone of lambda_det: "
+                "its weights are not exported."
+            )
+        return None
+    plain = builder if "deeplab" in builder else "build_lambda_resnet_backbone"  # without FPN
+    with torch.device("meta"):
+        backbone = BACKBONE_REGISTRY.get(plain)(cfg, ShapeSpec(channels=3))
+    pixels = PixelSettings.from_config(cfg)
+    return _network(backbone.created_as, _plain(pixels))
+
+
+def _set_known(cfg: CfgNode, key: str, value: Any, file: str | Path) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        cfg = cfg.get(section, {})
+    if name not in cfg and key.startswith("MODEL.RESNETS."):
+        cfg[name] = value  # of DeepLab
+    if name not in cfg:
+        return  # of another version or project; not of our backbone
+    if isinstance(cfg[name], str) and isinstance(value, str):
+        value = repr(value)  # or yacs would read a 3 in it as a number
+    try:
+        cfg.merge_from_list([name, value])
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{file} has {key} {value!r}; it must be of type {type(cfg[name]).__name__}, such as "
+            f"{cfg[name]!r}."
+        ) from error
+
+
+def _resolved(loaded: dict[str, Any], file: str | Path) -> dict[str, Any]:
+    """A LazyConfig as plain data, with what its values refer to."""
+    try:
+        return OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{file} refers to what is not in it ({reason(error)}); name another "
+            "configuration by --config."
+        ) from error
+
+
+def _network_of_lazy(model: Mapping[str, Any], file: str | Path) -> Network | None:
+    nodes = [node for node in _nodes(model) if str(node["_target_"]).endswith(f".{_CREATE}")]
+    if not nodes:
+        return None
+    options = {
+        name: value
+        for name, value in nodes[0].items()
+        if name not in ("_target_", "name", "out_features", "weights")
+    }
+    try:
+        pixels = PixelSettings(
+            model.get("input_format", "BGR"), model["pixel_mean"], model["pixel_std"]
+        )
+        return _network((nodes[0]["name"], options), _plain(pixels))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file} does not say which network it is of, or for which images (name of "
+            f"{_CREATE}, pixel_mean and pixel_std of the model): {error}."
+        ) from error
+
+
+def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
+    """All parts of a LazyConfig, as plain data, that would be made by a call."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield value
+        for part in value.values():
+            yield from _nodes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _nodes(part)
+
+
+def _plain(pixels: PixelSettings) -> PixelSettings:
+    return PixelSettings(
+        str(pixels.format), [float(x) for x in pixels.mean], [float(x) for x in pixels.std]
+    )
+
+
+def _network(created_as: tuple[str, Mapping[str, Any]], pixels: PixelSettings) -> Network:
+    name, overrides = created_as
+    options = {key: value for key, value in overrides.items() if key not in _TRAINING}
+    return Network(name, options, pixels, "configuration")
+
+
+def identify(state: Mapping[str, Tensor], source: str) -> Network:
+    """The network that a backbone's tensors are of, from their names and shapes.
+
+    Options that leave no trace in them are taken to be the usual ones.
+
+    Args:
+        state: by the backbone's own names; whole stages may be missing.
+        source: what to call the checkpoint in messages.
+
+    Raises:
+        WeightsError: it is none of ours, or could be another's as well.
+    """
+    usual = {"norm": "BN" if any(name.endswith("running_var") for name in state) else "GN"}
+    shown = {**usual, **_layer_options(state)}
+    similar = [name for name, spec in SPECS.items() if _similar(spec, state)]
+    for name, options in ((n, o) for o in (usual, shown) for n in similar):
+        if fits(name, options, state):
+            _check_unambiguous(name, options, source)
+            return Network(name, options, None, "tensors")
+    raise WeightsError(
+        f"{source} holds no backbone of lambda_det: no network of tools/model_info.py has the "
+        f"tensors {listed(state)}. Name its configuration by --config if it has options of its own."
+    )
+
+
+def _check_unambiguous(name: str, options: Mapping[str, Any], source: str) -> None:
+    spec = SPECS[name]
+    if isinstance(spec, ResNetSpec) and spec.design == "vanilla" and not spec.lambda_blocks:
+        raise WeightsError(
+            f"{source} may be of Detectron2's own ResNet as well as of lambda_det's {name}: "
+            "their tensors have the same names and shapes. Name its configuration by --config."
+        )
+    if options["norm"] == "GN":
+        raise WeightsError(
+            f"{source} is of a {name} whose norms have no statistics, so that they may be GN "
+            "or LN: name its configuration by --config."
+        )
+
+
+def fits(model: str, options: Mapping[str, Any], state: Mapping[str, Tensor]) -> bool:
+    """Whether a network can be made and has the tensors of ``state``, as far as stages go."""
+    try:
+        with torch.device("meta"):
+            own = create_backbone(model, **options).state_dict()
+    except (UserError, TypeError):
+        return False
+    stages = {name.split(".")[0] for name in state}
+    return bool(compare({k: v for k, v in own.items() if k.split(".")[0] in stages}, state))
+
+
+def _similar(spec: ResNetSpec | MobileNetSpec, state: Mapping[str, Tensor]) -> bool:
+    """Whether a network may have these tensors, at a glance: building all of them takes long."""
+    if isinstance(spec, MobileNetSpec):
+        return any(name.startswith("res2.0.conv.") for name in state)
+    for index, stage in enumerate(STAGES):
+        blocks = {name.split(".")[1] for name in state if name.startswith(f"{stage}.")}
+        if blocks and len(blocks) != spec.blocks[index]:
+            return False
+        for number in map(int, filter(str.isdigit, blocks)):
+            has = f"{stage}.{number}.conv2.query_proj.weight" in state
+            if has != spec.has_lambda(stage, number + 1):
+                return False
+    return True
+
+
+def _layer_options(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """The sizes of the lambda layers that the first embedding and its projections show."""
+    for name, embedding in state.items():
+        if name.endswith("conv2.position.embedding") and embedding.ndim == 4:
+            depth, intra, scope, _ = embedding.shape
+            rows = state.get(name.replace("position.embedding", "query_proj.weight"))
+            if rows is not None and depth and len(rows) % depth == 0:
+                sizes = {"query_depth": depth, "heads": len(rows) // depth}
+                return {**sizes, "intra_depth": intra, "scope": scope}
+    return {}

@@ -1,0 +1,177 @@
+"""The checkpoints in a run folder: which there are, which is the newest, which may go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+from lambda_det.errors import WeightsError, listed
+from lambda_det.files import DRAFT, replace_text, sync_folder
+from lambda_det.weights.formats import check_torch_file
+
+__all__ = [
+    "candidates",
+    "check_checkpoint",
+    "last_checkpoint",
+    "link_file",
+    "newest_good",
+    "numbered",
+    "point_to",
+    "remove_drafts",
+    "remove_old",
+]
+
+logger = logging.getLogger(__name__)
+
+_POINTER = "last_checkpoint"
+_FINAL = "model_final.pth"
+_NUMBERED = re.compile(r"model_(\d{7,})\.pth")
+
+
+def last_checkpoint(folder: str) -> str:
+    """Path of the checkpoint that the pointer of a run folder names; "" where it names none.
+
+    The file need be neither there nor whole: :func:`newest_good` looks.
+    """
+    try:
+        name = Path(folder, _POINTER).read_bytes().decode("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    # Detectron2 and we write the name of a file beside it, and nothing else
+    plain = name.isprintable() and os.path.basename(name) == name and name not in (".", "..")
+    return os.path.join(folder, name) if name and plain and len(name) < 256 else ""
+
+
+def numbered(folder: str | Path, last: int | None = None) -> list[Path]:
+    """Checkpoints by their iteration, oldest first; up to iteration ``last`` if it is given.
+
+    Later ones are there when somebody went back to an older one.
+    """
+    if not os.path.isdir(folder):
+        return []
+    matches = ((path, _NUMBERED.fullmatch(path.name)) for path in Path(folder).iterdir())
+    steps = {path: int(match[1]) for path, match in matches if match}
+    kept = [path for path, step in steps.items() if last is None or step <= last]
+    return sorted(kept, key=steps.get)
+
+
+def candidates(folder: str) -> list[Path]:
+    """What a run may be continued from, best first: what the pointer names, and those before it.
+
+    Where the pointer names no file that is there, all of the run are candidates, the last written
+    first.
+    """
+    named = last_checkpoint(folder)
+    if named and os.path.isfile(named):
+        match = _NUMBERED.fullmatch(os.path.basename(named))
+        before = numbered(folder, int(match[1]) if match else None)
+        return [Path(named), *(path for path in reversed(before) if path.name != Path(named).name)]
+    found = numbered(folder)[::-1]
+    final = Path(folder, _FINAL)
+    if final.is_file():
+        # A run that was made longer has numbered ones that are newer
+        newer = [path for path in found if path.stat().st_mtime > final.stat().st_mtime]
+        found = [*newer, final, *found[len(newer) :]]
+    return found
+
+
+def newest_good(folder: str) -> str:
+    """Path of the newest checkpoint of a run that is whole, "" where the run has none.
+
+    That is the one the pointer names, or the newest numbered one before it. Each that is refused is
+    named in a warning. All files that are looked at are read to their ends.
+
+    Raises:
+        WeightsError: there are checkpoints, or the pointer says so, and none is whole.
+    """
+    refused: list[str] = []
+    found = candidates(folder)
+    for path in found:
+        try:
+            check_checkpoint(path)
+        except (WeightsError, OSError) as error:
+            refused.append(str(error) if isinstance(error, WeightsError) else f"{error}.")
+            continue
+        _warn(folder, refused, path)
+        return os.path.join(folder, path.name)
+    if found:
+        others = [path.name for path in sorted(Path(folder).glob("*.pth")) if path not in found]
+        raise WeightsError(
+            f"No checkpoint in {folder} is whole, so the run cannot be continued "
+            f"({listed(path.name for path in found)} were tried; {refused[0]}) Write the name of "
+            f"another file of the folder ({listed(others)}) into {Path(folder, _POINTER)}, or "
+            "start again in another OUTPUT_DIR."
+        )
+    if named := last_checkpoint(folder):
+        raise WeightsError(
+            f"{Path(folder, _POINTER)} names {Path(named).name}, which is not there, nor is any "
+            "other checkpoint: bring it back, or start again in another OUTPUT_DIR."
+        )
+    return ""
+
+
+def _warn(folder: str, refused: list[str], taken: Path) -> None:
+    for sentence in refused:
+        logger.warning(f"{sentence} Instead {taken} is taken, which is whole")
+    named = os.path.basename(last_checkpoint(folder))
+    if not refused and named != taken.name:
+        what = f"names {named}, which is not there" if named else "names no checkpoint"
+        logger.warning(
+            f"{Path(folder, _POINTER)} is missing or {what}: {taken}, the newest in the folder "
+            "that is whole, is taken"
+        )
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Read a checkpoint of ours from end to end.
+
+    Raises:
+        WeightsError: it is damaged, or is something else.
+        OSError: it is not there or cannot be read.
+    """
+    content = check_torch_file(path)
+    if not isinstance(content, dict) or "model" not in content:
+        raise WeightsError(f"{path} holds no model, so it is no checkpoint of a run.")
+
+
+def point_to(folder: str, name: str) -> None:
+    """Let the pointer of a run folder name a file of it."""
+    replace_text(Path(folder, _POINTER), name)
+
+
+def remove_drafts(folder: str) -> None:
+    """Remove what a process that was killed while it wrote a checkpoint has left."""
+    for path in (*Path(folder).glob(f"*.pth{DRAFT}"), Path(folder, _POINTER + DRAFT)):
+        path.unlink(missing_ok=True)
+
+
+def remove_old(folder: str, kept: int, last: int) -> None:
+    """Remove the oldest numbered checkpoints up to iteration ``last``, so that ``kept`` stay.
+
+    That which the pointer names stays in any case.
+    """
+    found = numbered(folder, last)
+    named = os.path.basename(last_checkpoint(folder))
+    for path in found[: max(len(found) - kept, 0)]:
+        if path.name != named:
+            path.unlink(missing_ok=True)
+
+
+def link_file(path: str | Path, link: str | Path) -> None:
+    """Give a file a second name, in place of what had it; a copy where that cannot be."""
+    draft = Path(f"{link}{DRAFT}")
+    draft.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(path, draft)
+        except OSError:
+            shutil.copyfile(path, draft)
+            with open(draft, "rb+") as file:
+                os.fsync(file.fileno())
+        os.replace(draft, link)
+        sync_folder(Path(link).parent)
+    finally:
+        draft.unlink(missing_ok=True)

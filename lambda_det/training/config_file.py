@@ -1,0 +1,155 @@
+"""The configuration out of a YAML file and the command line, with a clear word on each mistake."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from detectron2.config import CfgNode, get_cfg
+
+from lambda_det.config import add_lambda_config, leaves
+from lambda_det.detection.projects import add_projects
+from lambda_det.errors import ConfigError, reason
+
+__all__ = ["load_config", "read_config"]
+
+_DATA_FLAGS = {
+    "train_json": "DATASETS.TRAIN_JSON",
+    "train_images": "DATASETS.TRAIN_IMAGES",
+    "test_json": "DATASETS.TEST_JSON",
+    "test_images": "DATASETS.TEST_IMAGES",
+}
+
+
+def load_config(args: argparse.Namespace) -> CfgNode:
+    """Detectron2's defaults and ours, then --config-file, KEY VALUE pairs and the data flags.
+
+    The file is read as plain data. Detectron2 reads it so that a tag in it can run a program.
+
+    Args:
+        args: of :func:`lambda_det.detection.parser`; flags that are absent or None are left out.
+
+    Returns:
+        The configuration, not frozen.
+
+    Raises:
+        ConfigError: the file is missing or not a mapping, or a key or value cannot be.
+    """
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    read_config(cfg, args.config_file, args.opts)
+    for flag, key in _DATA_FLAGS.items():
+        if getattr(args, flag, None):
+            section, name = key.split(".")
+            cfg[section][name] = getattr(args, flag)
+    return cfg
+
+
+def read_config(cfg: CfgNode, file: str | None, opts: Sequence[str] | None) -> None:
+    """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
+
+    The keys of DeepLab and PointRend are added where the file or the pairs use them.
+
+    Raises:
+        ConfigError: as in :func:`load_config`, or such a project is not installed.
+    """
+    settings = list(leaves(_load_yaml(file))) if file else []
+    opts = list(opts or [])
+    _check_pairs(opts)
+    pairs = list(zip(opts[::2], opts[1::2], strict=True))
+    add_projects(cfg, settings + pairs)
+    for key, value in settings:
+        _set(cfg, key, value, file)
+    for key, value in pairs:
+        _set(cfg, key, value, "the command line")
+
+
+def _load_yaml(file: str) -> dict[str, Any]:
+    if not Path(file).is_file():
+        near = _near_files(file)
+        hint = f"; there is {' and '.join(near)}" if near else ""
+        raise ConfigError(f"There is no config file {file}{hint}.")
+    try:
+        loaded = CfgNode.load_yaml_with_base(file, allow_unsafe=False)
+    except OSError as error:
+        raise ConfigError(
+            f"A _BASE_ of {file} cannot be read: {error.filename or error}."
+        ) from error
+    except yaml.constructor.ConstructorError as error:
+        raise ConfigError(
+            f"{file} or its _BASE_ is refused: it {error.problem}; a config holds plain values, "
+            "and no Python objects."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} or its _BASE_ is not valid YAML: {reason(error)}") from error
+    except (TypeError, AttributeError, AssertionError):
+        loaded = None
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"{file} or its _BASE_ is not a mapping of keys to values, such as `SOLVER:` with an "
+            "indented `MAX_ITER: 1000` under it."
+        )
+    return loaded
+
+
+def _near_files(file: str) -> list[str]:
+    """Up to two existing config files whose names are near that of ``file``."""
+    package = Path(__file__).parents[1]  # an installed one holds the configs itself
+    folders = {Path("configs"), package.parent / "configs", package / "configs", Path(file).parent}
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if folder.is_dir():
+            found.update({p.name: p for p in sorted(folder.glob("**/*.yaml"))[:1000]})
+    return [str(found[n]) for n in difflib.get_close_matches(Path(file).name, found, n=2)]
+
+
+def _all_keys(node: CfgNode, prefix: str = "") -> Iterator[str]:
+    for name, value in node.items():
+        yield prefix + name
+        if isinstance(value, CfgNode):
+            yield from _all_keys(value, f"{prefix}{name}.")
+
+
+def _check_pairs(opts: list[str]) -> None:
+    flags = [word for word in opts[::2] if word.startswith("--")]
+    if flags:
+        raise ConfigError(
+            f"{flags[0]} stands among the KEY VALUE pairs; flags come before the first of them."
+        )
+    if len(opts) % 2:
+        raise ConfigError(
+            f"The command line must end in pairs KEY VALUE, and {opts[-1]!r} has no partner; "
+            "write SOLVER.MAX_ITER 1000, without =."
+        )
+
+
+def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
+    node: Any = cfg
+    for name in key.split("."):
+        if not isinstance(node, CfgNode) or name not in node:
+            near = difflib.get_close_matches(key, list(_all_keys(cfg)), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            raise ConfigError(f"{where} sets {key}, which is no configuration key{hint}")
+        node = node[name]
+    if isinstance(node, CfgNode):
+        raise ConfigError(f"{where} sets {key} to {value!r}, but {key} is a section of keys.")
+    if isinstance(node, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if isinstance(node, float) and isinstance(value, str):
+        # yacs takes "1" for a whole number, and refuses it where a fraction stood
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if isinstance(node, str) and isinstance(value, str):
+        value = repr(value)  # or yacs would read a folder named 2024 as a number
+    try:
+        cfg.merge_from_list([key, value])
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{where} sets {key} to {value!r}; it must be of type {type(node).__name__}, such as "
+            f"{node!r}."
+        ) from error

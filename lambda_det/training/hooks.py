@@ -1,0 +1,135 @@
+"""Hooks in which Detectron2's need a change."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from detectron2.engine import HookBase
+from detectron2.engine.hooks import PeriodicWriter
+from detectron2.utils import comm
+from detectron2.utils.events import (
+    CommonMetricPrinter,
+    EventWriter,
+    JSONWriter,
+    TensorboardXWriter,
+)
+
+from lambda_det.training.run_folder import cut_metrics
+
+__all__ = ["Histories", "RunWriter", "batches_with_objects"]
+
+
+class RunWriter(HookBase):
+    """Progress on the screen, metrics.json and TensorBoard, from the iteration that begins.
+
+    Detectron2 opens the files when the trainer is made, before a resumed run knows where it
+    begins, so iterations computed twice stay in them twice. Only the first process writes.
+    """
+
+    def __init__(
+        self, folder: str, *, printer: EventWriter | None = None, period: int = 20
+    ) -> None:
+        """
+        Args:
+            folder: of the run.
+            printer: shows the progress, in place of Detectron2's.
+            period: steps between two records.
+        """
+        self._folder = folder
+        self._printer = printer
+        self._period = period
+        self._hook: PeriodicWriter | None = None
+        self._json: JSONWriter | None = None
+        self._resumed: Mapping[str, Any] = {}
+
+    def before_train(self) -> None:
+        if not comm.is_main_process():
+            return
+        start = self.trainer.start_iter
+        written = self._resumed.get("written", start - 1)
+        cut_metrics(self._folder, written + 1)
+        self._json = JSONWriter(os.path.join(self._folder, "metrics.json"))
+        files = [self._json, TensorboardXWriter(self._folder, purge_step=written + 1)]
+        for writer in files:
+            writer._last_write = written  # what is older is in the files already
+        printer = self._printer or CommonMetricPrinter(self.trainer.max_iter)
+        self._hook = PeriodicWriter([printer, *files], self._period)
+        self._hook.trainer = self.trainer
+        if self._resumed.get("due"):
+            for writer in files:
+                writer.write()
+
+    def after_step(self) -> None:
+        if self._hook:
+            self._hook.after_step()
+
+    def after_train(self) -> None:
+        if self._hook:
+            self._hook.after_train()
+            self._hook = None  # its files are closed
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far metrics.json is, and whether this step will be written to it."""
+        if self._json is None:
+            return dict(self._resumed)
+        step = self.trainer.iter + 1
+        written = self._json._last_write
+        is_due = step % self._period == 0 or step >= self.trainer.max_iter
+        return {"written": written, "due": is_due and written < step - 1}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = state
+
+
+class Histories(HookBase):
+    """Keeps the values of the last steps over a resume, which the log is smoothed over.
+
+    Those of the clock are left out: how fast another machine was says nothing of this one.
+    """
+
+    _WINDOW = 20  # steps, as Detectron2's writers take
+    _CLOCK = ("time", "data_time", "rank_data_time", "eta_seconds", "images_per_second")
+
+    def __init__(self) -> None:
+        self._resumed: Mapping[str, Mapping[str, Any]] = {}
+
+    def before_train(self) -> None:
+        storage = self.trainer.storage
+        for name, history in self._resumed.items():
+            for value, iteration in history["values"]:
+                storage.put_scalar(
+                    name, value, smoothing_hint=history["smoothed"], cur_iter=iteration
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        storage = getattr(self.trainer, "storage", None)  # there is none before training
+        result = {}
+        for name, history in storage.histories().items() if storage else ():
+            if name in self._CLOCK:
+                continue
+            oldest = history.values()[-1][1] - self._WINDOW + 1
+            recent = itertools.takewhile(partial(_is_since, oldest), reversed(history.values()))
+            result[name] = {
+                "values": list(recent)[::-1],
+                "smoothed": storage.smoothing_hints()[name],
+            }
+        return result
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._resumed = state
+
+
+def _is_since(first: int, value: tuple[float, int]) -> bool:
+    return value[1] >= first
+
+
+def batches_with_objects(loader: Iterable[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """The batches of ``loader`` that hold an object, for precise batch norm.
+
+    A head sees no box in the others, and fvcore's estimate then divides by zero.
+    """
+    return (batch for batch in loader if any(len(image["instances"]) for image in batch))

@@ -1,0 +1,91 @@
+"""Small data sets in COCO's format, made on the spot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from detectron2.config import CfgNode, get_cfg
+from PIL import Image
+
+from lambda_det.config import add_lambda_config
+from lambda_det.detection.data import mapper
+
+
+def polygon(x: float, y: float, w: float, h: float) -> list[float]:
+    return [x, y, x + w, y, x + w, y + h, x, y + h]
+
+
+def annotation(number: int, image: int, box: list[float], **changes: Any) -> dict[str, Any]:
+    """A sound annotation of category 1, with changes; a change to None takes the key away."""
+    entry = {
+        "id": number,
+        "image_id": image,
+        "category_id": 1,
+        "bbox": box,
+        "segmentation": [polygon(*box)],
+        "area": box[2] * box[3],
+        "iscrowd": 0,
+        **changes,
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    """Four images of 64x48 with two annotations each, of two categories."""
+    images = [
+        {"id": i, "file_name": f"{i}.png", "width": 64, "height": 48} for i in (10, 20, 30, 40)
+    ]
+    annotations = []
+    for image in images:
+        for box in ([4, 6, 20, 16], [30, 10, 24, 30]):
+            number = len(annotations) + 1
+            category = 1 if number % 2 else 5
+            annotations.append(annotation(number, image["id"], box, category_id=category))
+    return {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "apple"}, {"id": 5, "name": "pear"}],
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """Write annotations, and noise for their images, and return the file and the folder."""
+
+    def write_dataset(content: Any, name: str = "set") -> tuple[str, str]:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        rng = np.random.default_rng(0)
+        for image in content["images"]:
+            shape = (*np.clip([image["height"], image["width"]], 1, 1000), 3)
+            pixels = rng.integers(0, 255, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / image["file_name"])
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(content))
+        return str(path), str(folder)
+
+    return write_dataset
+
+
+@pytest.fixture
+def cfg() -> CfgNode:
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.MODEL.MASK_ON = True
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 2
+    cfg.DATALOADER.NUM_WORKERS = 0
+    cfg.INPUT.LSJ.ENABLED = True
+    cfg.INPUT.LSJ.SIZE = 64
+    return cfg
+
+
+@pytest.fixture(autouse=True)
+def _not_yet_warned() -> None:
+    """Forget the warnings that were given once."""
+    mapper._warned.clear()

@@ -1,0 +1,307 @@
+"""Data sets in COCO's format with something wrong in them: what a fuzz test feeds to the package.
+
+A case is a whole data set: the bytes of an annotation file, what lies in the place of some images,
+and the switches of the run that meets them. It depends on its seed alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import os
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycocotools.mask as mask_util
+from PIL import Image
+
+from lambda_det.detection.data import make_panoptic_shapes
+
+
+@dataclass
+class Truth:
+    """A sound data set to start from: its annotations, and its images by file name."""
+
+    content: dict[str, Any]
+    folder: Path
+
+    @classmethod
+    def made(cls, root: Path) -> Truth:
+        """Six images of 64x64 with boxes, polygons, run lengths of both forms, and keypoints."""
+        make_panoptic_shapes(root, num_train=6, num_val=1, size=64)
+        folder = root / "shapes_panoptic"
+        content = json.loads((folder / "annotations" / "keypoints_train.json").read_text())
+        content["categories"] = [c for c in content["categories"] if "keypoints" in c]
+        for entry, compressed in zip(content["annotations"], (True, False), strict=False):
+            (runs,) = mask_util.frPyObjects(entry["segmentation"], 64, 64)
+            flat = mask_util.decode(runs).reshape(-1, order="F")
+            edges = (np.flatnonzero(np.diff(flat)) + 1).tolist()
+            counts = np.diff([0, *edges, flat.size]).tolist()
+            entry["segmentation"] = {
+                "size": [64, 64],
+                "counts": runs["counts"].decode() if compressed else counts,
+            }
+        content["annotations"][2]["iscrowd"] = 1
+        return cls(content, folder / "train")
+
+    @classmethod
+    def read(cls, json_file: Path, folder: Path, images: int = 6) -> Truth:
+        """The first few images of somebody's data set and their annotations."""
+        content = json.loads(json_file.read_text(encoding="utf-8"))
+        content["images"] = content["images"][:images]
+        kept = {image["id"] for image in content["images"]}
+        content["annotations"] = [a for a in content["annotations"] if a["image_id"] in kept]
+        return cls(content, folder)
+
+    def repeated(self, times: int) -> dict[str, Any]:
+        """The annotations several times: among a hundred, a single bad box is borne."""
+        content = copy.deepcopy(self.content)
+        number = max((a["id"] for a in content["annotations"]), default=0)
+        for entry in content["annotations"] * (times - 1):
+            number += 1
+            content["annotations"].append({**copy.deepcopy(entry), "id": number})
+        return content
+
+
+@dataclass
+class Case:
+    """One data set with faults, and how it is used."""
+
+    json: bytes
+    images: dict[str, Callable[[Path], None]] = field(default_factory=dict)  # what makes the file
+    mask_on: bool = True
+    keypoint_on: bool = False
+    large_scale_jitter: bool = True
+    mask_format: str = "polygon"
+    with_step: bool = False  # a step of training too, which takes longer than all else
+
+    @classmethod
+    def drawn(cls, rng: random.Random, json: bytes, **fields: Any) -> Case:
+        return cls(
+            json,
+            mask_on=rng.random() < 0.8,
+            keypoint_on=rng.random() < 0.2,
+            large_scale_jitter=rng.random() < 0.7,
+            mask_format=rng.choice(("polygon", "bitmask")),
+            with_step=rng.random() < 0.1,
+            **fields,
+        )
+
+
+def mutated_structure(truth: Truth, seed: int) -> Case:
+    """JSON of another structure: values of other types, entries removed, doubled, added."""
+    rng = random.Random(seed)
+    content = truth.repeated(rng.choice((1, 8, 8)))
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        _mutate(content, rng)
+    return Case.drawn(rng, json.dumps(content).encode())
+
+
+def mutated_bytes(truth: Truth, seed: int) -> Case:
+    """A JSON file with bytes changed, or cut off."""
+    rng = random.Random(seed)
+    content = bytearray(json.dumps(truth.content).encode())
+    for _ in range(rng.choice((1, 2, 5))):
+        place = rng.randrange(len(content))
+        content[place] = rng.choice((rng.randrange(256), *b'09-e."[]{}'))
+    if rng.random() < 0.2:
+        del content[rng.randrange(len(content)) :]
+    return Case.drawn(rng, bytes(content))
+
+
+def mutated_images(truth: Truth, seed: int) -> Case:
+    """Sound annotations of images of which some, or all, are not as they should be."""
+    rng = random.Random(seed)
+    content = copy.deepcopy(truth.content)
+    entries = rng.sample(content["images"], rng.randint(1, len(content["images"])))
+    images = {}
+    for entry in entries:
+        kind = rng.choice((*BROKEN_FILES, *BROKEN_FILES, *STRANGE_FILES, "name"))
+        if kind == "name":
+            entry["file_name"] = rng.choice(STRANGE_NAMES)
+            kind = "mode"
+        if "\0" not in entry["file_name"]:
+            good = (truth.folder / truth_name(truth, entry["id"])).read_bytes()
+            images[entry["file_name"]] = maker(kind, good, random.Random(rng.random()))
+    return Case.drawn(rng, json.dumps(content).encode(), images=images)
+
+
+MUTATIONS = {
+    "structure": mutated_structure,
+    "bytes": mutated_bytes,
+    "images": mutated_images,
+}
+
+
+def truth_name(truth: Truth, image_id: int) -> str:
+    return next(i["file_name"] for i in truth.content["images"] if i["id"] == image_id)
+
+
+# What may stand in the place of any value
+# fmt: off
+STRANGE_VALUES = (
+    None, True, False, 0, -1, 1, 2, 5, 0.5, 1e-9, 1e5, 1e9, 1e308, -1e308,
+    math.nan, math.inf, -math.inf, 2**31, 2**63, 2**64, -(2**63), 10**30, 10**400,
+    "", "a", "1", "\0", "ä" * 50, "a\nb", "\ud800", "../x", "/etc/passwd", "a" * 999,
+    [], {}, [[]], [{}], [None], [1], [1, 2, 3], [1, 2, 3, 4], {"a": {}},
+    # Boxes
+    [5, 5, 1e-9, 1e-9], [60, 40, 1000, 1000], [-50, -50, 60, 60], [64, 64, 1, 1], ["5"] * 4,
+    [True, True, 5, 5], [1e308] * 4, [0, 0, 10**400, 5], [1, 1, math.nan, 3],
+    # Polygons
+    [[1, 2, 3, 4, 5, 6]], [[0] * 6], [[1e308] * 6], [["a"] * 6], [[math.nan] * 6], [[True] * 6],
+    [[0, 0, 10, 10, 0, 10, 10, 0]], [[1, 1, 1, 1, 2, 2]], [[1, 1, 10**400, 1, 2, 2]],
+    [[-1e9, -1e9, 1e9, -1e9, 1e9, 1e9]], [[0, 0, 99999, 0, 99999, 99999] * 9],
+    # Run lengths
+    {"counts": [1]}, {"size": [64, 64]}, {"size": [60000, 60000], "counts": [3600000000]},
+    *({"size": size, "counts": [4]} for size in ([-1, -1], [2 * 10**9] * 2, ["a", 1], 64, [64])),
+    *({"size": [64, 64], "counts": counts} for counts in (
+        "x", "\u00ff\u00fe", "\ud800", "ooooo", "~" * 99, "0" * 99,
+        [], None, {}, [1], [4096], [-5, 4101], [1.5, 4094.5], [2**40], [[4096]], ["4096"],
+    )),
+    # Keypoints
+    [1, 2, 2] * 4, [1, 2] * 6, ["1"] * 12, [math.nan] * 12, [[1, 2, 2]] * 4, [1e308] * 12,
+)
+# fmt: on
+_KEYS = ("iscrowd", "keypoints", "num_keypoints", "ignore", "segmentation", "bbox", "area", "id")
+
+
+def _mutate(content: Any, rng: random.Random) -> None:
+    """One change at a place anywhere in ``content``."""
+    places = list(_places(content))
+    if not places:
+        return
+    parent, key = rng.choice(places)
+    value, kind = parent[key], rng.random()
+    if kind < 0.55:
+        parent[key] = copy.deepcopy(rng.choice(STRANGE_VALUES))
+    elif kind < 0.7:
+        del parent[key]
+    elif kind < 0.8 and isinstance(parent, list):
+        parent.insert(0, copy.deepcopy(value))
+    elif kind < 0.95 and isinstance(value, (int, float)) and abs(value) < 1e300:
+        parent[key] = value * rng.choice((-1, 0, 1e-3, 0.5, 1e3, 10**9, 10**12))
+    elif isinstance(parent, dict):
+        parent[rng.choice(_KEYS)] = copy.deepcopy(rng.choice(STRANGE_VALUES))
+    else:
+        other, place = rng.choice(places)
+        parent[key] = copy.deepcopy(other[place])
+
+
+def _places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """The parent and key of each value, short ways as often as long lists of numbers."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in items:
+        yield node, key
+        if isinstance(value, (dict, list)):
+            yield from _places(value)
+
+
+STRANGE_NAMES = (
+    *("", ".", "..", "a\nb.png", "caf\udce9.png", "\ud800.png", "a\0b.png", "ä ö.png", "a" * 300),
+    *("deep/er/x.png", "../out.png", "%s{}.png", "http://a/b.png", "-rf.png"),
+)
+
+
+def maker(kind: str, good: bytes, rng: random.Random) -> Callable[[Path], None]:
+    """What writes one image of a kind of ``BROKEN_FILES`` or ``STRANGE_FILES``."""
+    if kind in STRANGE_FILES:
+        return STRANGE_FILES[kind]
+    content = BROKEN_FILES[kind](good, rng)
+    return lambda path: path.write_bytes(content)
+
+
+def _cut(good: bytes, rng: random.Random) -> bytes:
+    return good[: rng.randrange(len(good))]
+
+
+def _flipped(good: bytes, rng: random.Random) -> bytes:
+    content = bytearray(good)
+    for _ in range(rng.choice((1, 5, 50))):
+        content[rng.randrange(len(content))] = rng.randrange(256)
+    return bytes(content)
+
+
+def _zeroed(good: bytes, rng: random.Random) -> bytes:
+    first, last = sorted(rng.randrange(len(good) + 1) for _ in range(2))
+    return good[:first] + bytes(last - first) + good[last:]
+
+
+def _noise(good: bytes, rng: random.Random) -> bytes:
+    return rng.randbytes(rng.randrange(2000))
+
+
+def _of_another_mode(good: bytes, rng: random.Random) -> bytes:
+    """The picture in another of Pillow's modes and formats, maybe turned by its EXIF data."""
+    picture = Image.open(io.BytesIO(good)).convert("RGB")
+    if rng.random() < 0.2:
+        picture = picture.resize(rng.choice(((1, 1), (1, 64), (63, 64), (500, 2), (64, 65))))
+    mode = rng.choice(("L", "1", "P", "RGBA", "CMYK", "I", "F", "LA", "YCbCr", "I;16", "HSV"))
+    kind = rng.choice(("PNG", "TIFF", "GIF", "BMP", "WEBP", "JPEG", "PPM", "ICO"))
+    options: dict[str, Any] = {}
+    if rng.random() < 0.3:
+        exif = Image.Exif()
+        exif[0x0112] = rng.choice((0, 1, 3, 6, 8, 9, 65535))
+        options["exif"] = exif.tobytes()
+        if rng.random() < 0.3:
+            options["exif"] = options["exif"][:-1] + rng.randbytes(9)
+    if rng.random() < 0.2 and kind in ("GIF", "TIFF", "WEBP", "PNG"):
+        options |= {"save_all": True, "append_images": [picture.rotate(90)]}
+    content = io.BytesIO()
+    try:
+        picture.convert(mode).save(content, kind, **options)
+    except Exception:  # not every format has every mode
+        content = io.BytesIO()
+        picture.save(content, "JPEG")
+    return content.getvalue()
+
+
+def _bomb(good: bytes, rng: random.Random) -> bytes:
+    """A PNG or BMP file of a few bytes that says it is a picture of gigabytes."""
+    width, height = rng.choice(((60000, 60000), (2**31 - 1, 1), (1, 2**31 - 1), (14000, 14000)))
+    if rng.random() < 0.3:
+        return b"BM" + struct.pack("<IIIIiiHHIIiiII", 66, 0, 54, 40, width, height, 1, 24, *[0] * 6)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in chunks
+    )
+
+
+# Files with other bytes: (those of a sound file, random numbers) -> bytes
+BROKEN_FILES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    "cut": _cut,
+    "flipped": _flipped,
+    "zeroed": _zeroed,
+    "noise": _noise,
+    "mode": _of_another_mode,
+    "bomb": _bomb,
+    "text": lambda good, rng: b"<html>404 Not Found</html>\n",
+    "empty": lambda good, rng: b"",
+}
+
+
+def _unreadable(path: Path) -> None:
+    path.write_bytes(b"secret")
+    path.chmod(0)
+
+
+# What is no file that could be read
+STRANGE_FILES: dict[str, Callable[[Path], None]] = {
+    "absent": lambda path: None,
+    "folder": lambda path: path.mkdir(),
+    "loop": lambda path: path.symlink_to(path),
+    "dangling": lambda path: path.symlink_to(path.parent / "not there"),
+    "pipe": lambda path: os.mkfifo(path),
+    "zeros": lambda path: path.symlink_to("/dev/zero"),
+    "nothing": lambda path: path.symlink_to("/dev/null"),
+    "forbidden": _unreadable,
+}

@@ -1,0 +1,451 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets import register_coco_instances
+from PIL import Image
+
+from lambda_det.detection.data import check_coco, check_datasets
+from lambda_det.detection.data.checks import BAD_BOX, KINDS, NOTED, REFUSED
+from lambda_det.detection.data.masks import usable_runs
+from lambda_det.errors import ConfigError, DataError
+
+from .conftest import annotation
+
+
+def test_a_sound_data_set(content, write):
+    content["annotations"][1]["iscrowd"] = 1
+    report = check_coco(*write(content))
+    assert (report.images, report.annotations, report.crowds, report.usable) == (4, 8, 1, 7)
+    assert report.categories == {1: "apple", 5: "pear"}
+    assert report.per_category == {"apple": 4, "pear": 4}
+    assert report.sizes == {"small": 8, "medium": 0, "large": 0}
+    assert report.problems == {} and report.refusal() is None
+
+
+def test_sizes_are_told_by_area(content, write):
+    for entry, area in zip(content["annotations"], (1023, 1024, 9215, 9216), strict=False):
+        entry["area"] = area
+    assert check_coco(*write(content)).sizes == {"small": 5, "medium": 2, "large": 1}
+
+
+# Each kind of finding: a change to the data set, and what the first offender's text holds.
+FINDINGS = {
+    "image id used twice": (lambda c: c["images"][1].update(id=10), "id 10"),
+    "annotation id used twice": (lambda c: c["annotations"][3].update(id=2), "id 2"),
+    "category id used twice": (lambda c: c["categories"][1].update(id=1), "id 1"),
+    "image whose width or height is not above 0": (
+        lambda c: c["images"][2].update(width=0),
+        "30.png, 0x48",
+    ),
+    "image of more pixels than can be read": (
+        lambda c: c["images"][2].update(width=2**62, height=2**62),
+        f"30.png, {2**62}x{2**62}",
+    ),
+    "annotation of an image that is not listed": (
+        lambda c: c["annotations"][4].update(image_id=99),
+        "annotation 5 of image 99",
+    ),
+    "annotation of a category that is not listed": (
+        lambda c: c["annotations"][4].update(category_id=2),
+        "annotation 5 of image 30, category 2",
+    ),
+    "bbox that is not a list of four numbers": (
+        lambda c: c["annotations"][4].update(bbox=[1, 2, 3]),
+        "annotation 5 of image 30, bbox [1, 2, 3]",
+    ),
+    "segmentation that is neither a list of polygons nor a run-length mask": (
+        lambda c: c["annotations"][4].update(segmentation=[1, 2, 3, 4, 5, 6]),
+        "annotation 5",
+    ),
+    "run-length mask that does not fit its image": (
+        lambda c: c["annotations"][4].update(segmentation={"size": [64, 48], "counts": [3072]}),
+        "annotation 5",
+    ),
+    "keypoints that are not a list of finite numbers": (
+        lambda c: c["annotations"][4].update(keypoints=[1, 2, "3"]),
+        "annotation 5 of image 30",
+    ),
+    "iscrowd that is neither 0 nor 1": (
+        lambda c: c["annotations"][4].update(iscrowd="no"),
+        "annotation 5 of image 30, iscrowd 'no'",
+    ),
+    "ignore flag, which Detectron2 does not know": (
+        lambda c: c["annotations"][4].update(ignore=1),
+        "annotation 5",
+    ),
+    "box with NaN or infinite numbers": (
+        lambda c: c["annotations"][4].update(bbox=[1, 2, math.nan, 3]),
+        "annotation 5",
+    ),
+    "box of zero or negative size": (
+        lambda c: c["annotations"][4].update(bbox=[1, 2, 3, 0]),
+        "annotation 5 of image 30 (64x48), bbox [1.0, 2.0, 3.0, 0.0]",
+    ),
+    "box outside its image": (
+        lambda c: c["annotations"][4].update(bbox=[1, 2, 64.5, 3]),
+        "annotation 5",
+    ),
+    "polygon of fewer than three points, an odd count or no numbers": (
+        lambda c: c["annotations"][4].update(segmentation=[[1, 2, 3, 4]]),
+        "annotation 5",
+    ),
+    "annotation without segmentation": (
+        lambda c: c["annotations"][4].update(segmentation=[]),
+        "annotation 5",
+    ),
+    "annotation without area": (lambda c: c["annotations"][4].pop("area"), "annotation 5"),
+    "area that is negative or not a finite number": (
+        lambda c: c["annotations"][4].update(area=[]),
+        "annotation 5 of image 30, area []",
+    ),
+    "annotation without iscrowd": (lambda c: c["annotations"][4].pop("iscrowd"), "annotation 5"),
+    "image without annotations": (lambda c: c["images"].append({**FIFTH}), "50.png"),
+}
+FIFTH = {"id": 50, "file_name": "50.png", "width": 64, "height": 48}
+
+
+@pytest.mark.parametrize("kind", FINDINGS)
+def test_each_kind_is_found_alone(content, write, kind):
+    change, expected = FINDINGS[kind]
+    change(content)
+    report = check_coco(*write(content), files="none")
+    # A change of an id may orphan what pointed to it; only those follow from another kind.
+    follow = {"image without annotations", "annotation of an image that is not listed"}
+    if kind in ("image id used twice", "category id used twice"):
+        follow |= {"annotation of a category that is not listed"}
+    if kind == "image whose width or height is not above 0":
+        follow |= {"box outside its image"}
+    assert kind in report.problems and set(report.problems) - {kind} <= follow
+    problem = report.problems[kind]
+    assert problem.count == 1 and expected in problem.first[0]
+    if KINDS[kind] != NOTED:
+        assert kind in report.refusal() and report.json_file in report.refusal()
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_images_of_as_many_pixels_as_pillow_reads_and_one_more(content, write, over):
+    pixels = 2 * Image.MAX_IMAGE_PIXELS + over
+    content["images"][2].update(width=pixels, height=1)
+    report = check_coco(*write(content), files="none")
+    assert ("image of more pixels than can be read" in report.problems) == bool(over)
+    if over:  # nor is its mask unpacked
+        assert usable_runs({"size": [1, pixels], "counts": [pixels]}, 1, pixels) is None
+
+
+def test_every_kind_has_a_test():
+    files = {"image file missing", "image file unreadable or of another size"}
+    assert set(FINDINGS) | files == set(KINDS)
+
+
+def test_only_the_first_offenders_are_kept(content, write):
+    for entry in content["annotations"]:
+        entry["bbox"] = [0, 0, 0, 0]
+    problem = check_coco(*write(content)).of(BAD_BOX)["box of zero or negative size"]
+    assert problem.count == 8 and len(problem.first) == 3
+
+
+@pytest.mark.parametrize(
+    "box", [[-1, -1, 10, 10], [55, 40, 10, 9], [0, 0, 65, 49]], ids=["left", "right", "both"]
+)
+def test_a_pixel_outside_is_a_rounding_error(content, write, box):
+    content["annotations"][0]["bbox"] = box
+    assert check_coco(*write(content)).problems == {}
+
+
+def test_boxes_are_held_against_their_own_image(content, write):
+    content["images"].reverse()  # ids need not be in order
+    content["images"][0].update(width=200, height=100)  # image 40
+    content["annotations"][6]["bbox"] = [100, 60, 90, 40]
+    assert check_coco(*write(content)).problems == {}
+    content["annotations"][4]["bbox"] = [100, 60, 90, 40]
+    (problem,) = check_coco(*write(content)).problems.values()
+    assert "annotation 5 of image 30 (64x48)" in problem.first[0]
+
+
+def test_bad_boxes_are_borne_up_to_one_percent(content, write):
+    for number in range(9, 201):
+        content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
+    content["annotations"][0]["bbox"] = [1, 1, 5, 0]
+    content["annotations"][1]["bbox"] = [1, 1, 5, 500]
+    assert check_coco(*write(content)).refusal() is None
+    content["annotations"][2]["bbox"] = [1, 1, 5, 0]
+    refusal = check_coco(*write(content)).refusal()
+    assert "3 of 200" in refusal and "annotation 1 of image 10" in refusal
+
+
+def test_run_length_masks_of_the_right_size_are_fine(content, write):
+    content["annotations"][0]["segmentation"] = {"size": [48, 64], "counts": [10, 500, 2562]}
+    assert check_coco(*write(content)).problems == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "not JSON"),
+        ("\ufeff\x00", "not JSON"),
+        ("[]", "not in COCO format: it holds a list"),
+        ('{"images": [], "annotations": []}', "'categories' is missing"),
+        ('{"images": {}, "annotations": [], "categories": []}', "'images' is a dict"),
+        ('{"images": [1], "annotations": [], "categories": []}', "entry 0 of 'images' is a int"),
+        (
+            '{"images": [{"id": 1}], "annotations": [], "categories": []}',
+            "entry 0 of 'images' has no 'file_name'",
+        ),
+        ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
+    ],
+)
+def test_what_is_not_coco_format(tmp_path, text, expected):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"bad\.json") as raised:
+        check_coco(path, tmp_path)
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("images", "id", "10"),
+        ("images", "width", 64.0),
+        ("images", "file_name", 7),
+        ("annotations", "image_id", None),
+        ("annotations", "id", 2**70),
+        ("categories", "id", True),
+    ],
+)
+def test_wrong_types_are_named(content, write, where, key, value):
+    json_file, images = write(content)
+    content[where][0][key] = value
+    Path(json_file).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=key) as raised:
+        check_coco(json_file, images)
+    assert repr(value) in str(raised.value)
+
+
+def test_missing_file_and_folder(content, write, tmp_path):
+    json_file, images = write(content)
+    with pytest.raises(DataError, match=r"nothing\.json does not exist"):
+        check_coco(tmp_path / "nothing.json", images)
+    with pytest.raises(DataError, match="no-folder does not exist"):
+        check_coco(json_file, tmp_path / "no-folder")
+
+
+def test_images_are_opened(content, write):
+    json_file, images = write(content)
+    Path(images, "10.png").unlink()
+    data = Path(images, "20.png").read_bytes()
+    Path(images, "20.png").write_bytes(data[:-3000])
+    Image.new("RGB", (48, 64)).save(Path(images, "30.png"))
+    seen = []
+    report = check_coco(json_file, images, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert report.problems["image file missing"].count == 1
+    broken = report.problems["image file unreadable or of another size"]
+    assert broken.count == 2
+    assert "20.png cannot be read" in broken.first[0] and "30.png is 48x64" in broken.first[1]
+    # The report on the annotations is kept; what was found in the images is not.
+    assert check_coco(json_file, images, files="none").problems == {}
+    assert set(check_coco(json_file, images, files="sample").problems) == {"image file missing"}
+
+
+def test_a_changed_file_is_read_again(content, write):
+    assert check_coco(*write(content)).annotations == 8
+    content["annotations"].pop()
+    assert check_coco(*write(content)).annotations == 7
+
+
+# ------------------------------------------------------------------------------ check_datasets
+
+
+@pytest.fixture
+def registered(cfg, content, write):
+    """Write and register data sets, and name them in the config."""
+
+    def register(train=content, test=None):
+        for split, data in (("train", train), ("test", test)):
+            if data is not None:
+                name = f"checks_{split}"
+                register_coco_instances(name, {}, *write(data, name))
+                cfg.DATASETS[split.upper()] = (name,)
+        return cfg
+
+    return register
+
+
+def test_sound_data_sets_pass(registered, content):
+    check_datasets(registered(content, content), train=True, test=True)
+
+
+def test_no_image_is_opened(registered, content, tmp_path):
+    cfg = registered(content)
+    for path in (tmp_path / "checks_train").iterdir():
+        path.write_bytes(b"")
+    check_datasets(cfg, train=True, test=False)
+    path.unlink()
+    with pytest.raises(DataError, match="image file missing"):
+        check_datasets(cfg, train=True, test=False)
+
+
+def test_a_name_that_is_not_registered(cfg):
+    cfg.DATASETS.TRAIN = ("coco_2017_trian",)
+    with pytest.raises(ConfigError, match=r"'coco_2017_trian'.*coco_2017_train"):
+        check_datasets(cfg, train=True, test=False)
+    assert "coco_2017_trian" not in MetadataCatalog
+    check_datasets(cfg, train=False, test=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("coco_2017_val", ["annotations_trainval2017.zip", "DETECTRON2_DATASETS", "make_shapes"]),
+        ("shapes_train", ["make_shapes.py", "DETECTRON2_DATASETS"]),
+        ("mine", ["mine.json does not exist", "correct the path"]),
+    ],
+)
+def test_no_data_says_where_to_get_them(cfg, tmp_path, monkeypatch, name, expected):
+    if name == "mine":
+        register_coco_instances("mine", {}, str(tmp_path / "mine.json"), str(tmp_path))
+    else:
+        # Metadata refuses a second value for a key, so its attribute is replaced from below.
+        values = MetadataCatalog.get(name).__dict__
+        monkeypatch.setitem(values, "json_file", str(tmp_path / "no.json"))
+    cfg.DATASETS.TEST = (name,)
+    with pytest.raises(DataError) as raised:
+        check_datasets(cfg, train=False, test=True)
+    assert all(text in str(raised.value) for text in [name, *expected])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("GeneralizedRCNN", "MODEL.ROI_HEADS.NUM_CLASSES"),
+        ("RetinaNet", "MODEL.RETINANET.NUM_CLASSES"),
+    ],
+)
+def test_the_number_of_classes(registered, architecture, key):
+    cfg = registered()
+    cfg.MODEL.META_ARCHITECTURE = architecture
+    cfg.merge_from_list([key, 80])
+    with pytest.raises(ConfigError, match=f"{key} is 80.*set {key} to 2"):
+        check_datasets(cfg, train=True, test=False)
+    cfg.merge_from_list([key, 2])
+    check_datasets(cfg, train=True, test=False)
+
+
+def test_the_number_of_classes_of_data_that_are_not_coco_json(cfg):
+    DatasetCatalog.register("checks_own", lambda: [])
+    MetadataCatalog.get("checks_own").thing_classes = ["a", "b", "c"]
+    cfg.DATASETS.TRAIN = ("checks_own",)
+    with pytest.raises(ConfigError, match=r"MODEL\.ROI_HEADS\.NUM_CLASSES is 2.*to 3"):
+        check_datasets(cfg, train=True, test=False)
+
+
+def test_other_categories_in_the_test_data(registered, content):
+    other = json.loads(json.dumps(content))
+    other["categories"][1]["name"] = "plum"
+    with pytest.raises(DataError, match=r"checks_train .* checks_test .* differ.*(pear|plum)"):
+        check_datasets(registered(content, other), train=True, test=True)
+
+
+def test_another_data_set_under_a_known_name(registered):
+    cfg = registered()
+    MetadataCatalog.get("checks_train").thing_classes = ["cat", "dog"]
+    with pytest.raises(DataError, match="not those of the data set checks_train"):
+        check_datasets(cfg, train=True, test=False)
+
+
+def test_nothing_to_train_on(registered, content):
+    for entry in content["annotations"]:
+        entry["iscrowd"] = 1
+    with pytest.raises(DataError, match="checks_train holds no annotation to train on"):
+        check_datasets(registered(content), train=True, test=False)
+
+
+def test_nothing_to_evaluate(registered, content):
+    content["annotations"] = []
+    with pytest.raises(DataError, match="nothing can be evaluated"):
+        check_datasets(registered(None, content), train=False, test=True)
+
+
+@pytest.mark.parametrize("key", ["area", "iscrowd", "segmentation"])
+@pytest.mark.parametrize("train", [True, False])
+def test_keys_that_may_be_missing(registered, content, caplog, key, train):
+    del content["annotations"][6][key]
+    check_datasets(registered(content, content), train=train, test=not train)
+    warned = any("without a mask take their box" in r.getMessage() for r in caplog.records)
+    assert warned == (key == "segmentation")
+
+
+def test_an_area_of_null_counts_as_missing(content, write):
+    content["annotations"][6]["area"] = None
+    assert set(check_coco(*write(content)).problems) == {"annotation without area"}
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_boxes_alone_cannot_train_masks(registered, content, train):
+    for entry in content["annotations"]:
+        entry["segmentation"] = []
+    cfg = registered(content, content)
+    with pytest.raises(ConfigError, match=r"MODEL\.MASK_ON"):
+        check_datasets(cfg, train=train, test=not train)
+    cfg.MODEL.MASK_ON = False
+    check_datasets(cfg, train=train, test=not train)
+
+
+def test_a_few_bad_boxes_are_warned_of(registered, content, caplog):
+    for number in range(9, 201):
+        content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
+    content["annotations"][5]["bbox"] = [1, 1, 5, 0]
+    check_datasets(registered(content), train=True, test=False)
+    assert any("annotation 6 of image 30" in r.getMessage() for r in caplog.records)
+
+
+def test_refused_kinds_stop_the_run(registered, content):
+    content["annotations"][5]["id"] = 1
+    with pytest.raises(DataError, match=r"annotation id used twice.*id 1"):
+        check_datasets(registered(content), train=True, test=False)
+
+
+@pytest.mark.parametrize(("train", "test"), [(True, False), (False, True)])
+def test_no_data_set_named(cfg, train, test):
+    cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
+    with pytest.raises(ConfigError, match="names no data set"):
+        check_datasets(cfg, train=train, test=test)
+
+
+def test_training_without_evaluation(registered):
+    cfg = registered()
+    cfg.DATASETS.TEST = ()
+    check_datasets(cfg, train=True, test=True)
+
+
+def test_severities_are_known():
+    assert set(KINDS.values()) == {REFUSED, BAD_BOX, NOTED}
+
+
+@pytest.mark.parametrize("flag", ["", None, [], "0"])
+def test_an_ignore_flag_that_is_not_0_is_found(content, write, flag):
+    """Detectron2 asserts that it equals 0, which these do not, true or not."""
+    content["annotations"][4]["ignore"] = flag
+    assert "annotation 5" in check_coco(*write(content), files="none").refusal()
+
+
+@pytest.mark.parametrize("name", [5, None, ["a"], "\ud800"], ids=ascii)
+def test_names_of_categories_must_be_text(content, write, name):
+    content["categories"][1]["name"] = name
+    with pytest.raises(DataError, match=r"set\.json: the name of category 5 is .*must be a text"):
+        check_coco(*write(content), files="none")
+
+
+@pytest.mark.parametrize("names", ["left eye", [1, 2], {"eye": 1}, 3], ids=ascii)
+def test_keypoints_of_categories_must_be_names(content, write, names):
+    content["categories"][1]["keypoints"] = names
+    with pytest.raises(DataError, match=r"set\.json: the keypoints of category .* list of names"):
+        check_coco(*write(content), files="none")
+    content["categories"][1]["keypoints"] = ["left eye", "right eye"]
+    assert not check_coco(*write(content), files="none").refusal()

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectron2.data import detection_utils
+from detectron2.data import transforms as T
+
+from lambda_det.detection.data import build_augmentation, large_scale_jitter
+from lambda_det.errors import ConfigError
+
+
+def augment(augmentations, image):
+    inputs = T.AugInput(image)
+    transforms = T.AugmentationList(augmentations)(inputs)
+    return inputs.image, transforms
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    np.random.seed(0)  # Detectron2's augmentations draw from numpy's global state
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (300, 20), (64, 64)])
+def test_output_is_the_square(shape):
+    for _ in range(20):
+        image, _ = augment(large_scale_jitter(0.1, 2.0, 64), np.zeros((*shape, 3), np.uint8))
+        assert image.shape == (64, 64, 3)
+
+
+def test_scale_fits_the_longer_side_to_the_drawn_share_of_the_square():
+    heights = []
+    for _ in range(300):
+        image, transforms = augment(
+            large_scale_jitter(0.5, 2.0, 100, pad=False), np.zeros((50, 100, 3), np.uint8)
+        )
+        resize = transforms.transforms[0]
+        assert 50 <= resize.new_w <= 200
+        assert abs(resize.new_w - 2 * resize.new_h) <= 1  # the aspect ratio stays
+        assert image.shape[:2] == (min(resize.new_h, 100), min(resize.new_w, 100))
+        heights.append(resize.new_w)
+    # Even between the limits: the mean of 300 draws is within 4 standard errors.
+    assert abs(np.mean(heights) - 125) < 4 * 43.3 / np.sqrt(300)
+
+
+@pytest.mark.parametrize("shape", [(3, 1500), (1500, 3), (1, 1)])
+@pytest.mark.parametrize("pad", [True, False])
+def test_very_thin_images_keep_a_pixel(shape, pad):
+    for _ in range(50):
+        image, _ = augment(large_scale_jitter(0.1, 0.2, 1024, pad), np.ones((*shape, 3), np.uint8))
+        assert min(image.shape[:2]) >= 1
+
+
+@pytest.mark.parametrize("shape", [(3, 1500), (1500, 3), (48, 64), (1, 1)])
+@pytest.mark.parametrize("is_train", [True, False])
+def test_without_jitter_sizes_are_those_of_detectron2_but_never_0(cfg, shape, is_train):
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MIN_SIZE_TEST = (100, 128), 128
+    cfg.INPUT.MAX_SIZE_TRAIN = cfg.INPUT.MAX_SIZE_TEST = 128
+    cfg.INPUT.RANDOM_FLIP = "none"
+    image = np.ones((*shape, 3), np.uint8)
+    for seed in range(5):
+        np.random.seed(seed)
+        ours, _ = augment(build_augmentation(cfg, is_train), image)
+        np.random.seed(seed)
+        (theirs,) = detection_utils.build_augmentation(cfg, is_train)
+        expected = theirs.get_transform(image)
+        assert ours.shape[:2] == (max(expected.new_h, 1), max(expected.new_w, 1))
+
+
+def test_a_test_size_of_0_leaves_images_as_they_are(cfg):
+    cfg.INPUT.MIN_SIZE_TEST = 0
+    image, _ = augment(build_augmentation(cfg, False), np.ones((7, 900, 3), np.uint8))
+    assert image.shape == (7, 900, 3)
+
+
+def test_without_padding_no_pixel_is_invented():
+    image, _ = augment(large_scale_jitter(0.3, 0.3, 100, pad=False), np.ones((50, 80, 3), np.uint8))
+    assert image.shape == (19, 30, 3)
+    assert (image == 1).all()
+
+
+def test_boxes_and_pixels_move_together():
+    """A white rectangle stays where its box says, through resizing, cropping and flipping."""
+    image = np.zeros((80, 120, 3), np.uint8)
+    image[20:60, 40:100] = 255
+    for _ in range(30):
+        augmentations = [*large_scale_jitter(0.4, 1.8, 100), T.RandomFlip()]
+        changed, transforms = augment(augmentations, image)
+        x0, y0, x1, y1 = transforms.apply_box(np.array([[40.0, 20, 100, 60]]))[0].clip(0, 100)
+        ys, xs = np.nonzero(changed[..., 0] > 200)
+        assert abs(xs.min() - x0) <= 1.5 and abs(xs.max() + 1 - x1) <= 1.5
+        assert abs(ys.min() - y0) <= 1.5 and abs(ys.max() + 1 - y1) <= 1.5
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"min_scale": 1.0, "max_scale": 0.5}, "INPUT.LSJ.MIN_SCALE"),
+        ({"min_scale": 0}, "INPUT.LSJ.MIN_SCALE"),
+        ({"max_scale": float("nan")}, "INPUT.LSJ.MAX_SCALE"),
+        ({"size": 0}, "INPUT.LSJ.SIZE"),
+        ({"size": 10.5}, "INPUT.LSJ.SIZE"),
+    ],
+)
+def test_bad_values_are_refused_by_key(values, key):
+    with pytest.raises(ConfigError, match=key):
+        large_scale_jitter(**values)
+
+
+def names(augmentations):
+    return [type(a).__name__ for a in augmentations]
+
+
+def test_config_chooses_the_augmentations(cfg):
+    cfg.INPUT.RANDOM_FLIP = "none"
+    assert len(build_augmentation(cfg, True)) == 2
+    cfg.INPUT.RANDOM_FLIP = "vertical"
+    resize, crop, flip = build_augmentation(cfg, True)
+    assert (resize.min_scale, resize.max_scale, resize.target_height) == (0.1, 2.0, 64)
+    assert crop.crop_size == (64, 64) and crop.pad
+    assert flip.vertical and not flip.horizontal
+    assert names(build_augmentation(cfg, False)) == ["ResizeShortestEdgeAtLeastOnePixel"]
+    cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True
+    assert not build_augmentation(cfg, True)[1].pad
+    cfg.INPUT.LSJ.ENABLED = False
+    assert names(build_augmentation(cfg, True)) == [
+        "ResizeShortestEdgeAtLeastOnePixel",
+        "RandomFlip",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("INPUT.RANDOM_FLIP", "diagonal"), ("INPUT.CROP.ENABLED", True)]
+)
+def test_config_is_refused_by_key(cfg, key, value):
+    cfg.merge_from_list([key, value])
+    with pytest.raises(ConfigError, match=key):
+        build_augmentation(cfg, True)

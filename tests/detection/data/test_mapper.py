@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import copy
+import logging
+import os
+
+import numpy as np
+import pycocotools.mask as mask_util
+import pytest
+import torch
+from detectron2.data import transforms as T
+from detectron2.modeling.roi_heads.mask_head import mask_rcnn_loss
+from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
+from detectron2.utils.events import EventStorage
+from PIL import Image
+
+from lambda_det.detection.data import TolerantMapper, build_augmentation
+from lambda_det.errors import DataError
+
+from .fuzz_trial import limits
+
+WIDTH, HEIGHT = 64, 48
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    np.random.seed(0)
+
+
+@pytest.fixture
+def record(tmp_path):
+    path = tmp_path / "image.png"
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8)).save(path)
+    return {"file_name": str(path), "height": HEIGHT, "width": WIDTH, "image_id": 1}
+
+
+def thing(box=(8, 6, 30, 20), **changes):
+    x, y, w, h = box
+    entry = {
+        "bbox": list(box),
+        "bbox_mode": BoxMode.XYWH_ABS,
+        "category_id": 0,
+        "iscrowd": 0,
+        "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]],
+        **changes,
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def runs(box=(8, 6, 30, 20), size=(HEIGHT, WIDTH), compressed=True):
+    x, y, w, h = box
+    mask = np.zeros(size, np.uint8, order="F")
+    mask[y : y + h, x : x + w] = 1
+    if compressed:
+        return mask_util.encode(mask)
+    flat = mask.reshape(-1, order="F")
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    return {"size": list(size), "counts": np.diff([0, *edges, flat.size]).tolist()}
+
+
+def mapped(cfg, record, annotations, **changes):
+    mapper = TolerantMapper(cfg, is_train=True)
+    for name, value in changes.items():
+        setattr(mapper, name, value)
+    given = {**record, "annotations": annotations}
+    before = copy.deepcopy(given)
+    output = mapper({**given})
+    assert repr(given) == repr(before)  # the caller's dict is left alone
+    return output["instances"]
+
+
+NO_CHANGE = {"augmentations": T.AugmentationList([])}
+
+
+def test_made_from_config_it_jitters_and_recomputes_boxes(cfg):
+    mapper = TolerantMapper(cfg, is_train=True)
+    expected = [type(a) for a in build_augmentation(cfg, True)]
+    assert [type(a) for a in mapper.augmentations.augs] == expected
+    assert mapper.recompute_boxes
+    cfg.MODEL.MASK_ON = False
+    assert not TolerantMapper(cfg, is_train=True).recompute_boxes
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        None,
+        [],
+        [thing(iscrowd=1, segmentation=runs())],
+        [thing(bbox=[0, 0, 0, 9])],
+        [thing(bbox=[0, 0, float("nan"), 9])],
+        [thing(bbox=[1, 2])],
+        [thing(bbox=None)],
+        [thing(segmentation=[[1, 2, 3, 4]])],
+        [thing(segmentation=[[1, 2, 3, 4, 5, 6, 7]])],
+        [thing(segmentation=[[1, 2, 3, 4, 5, float("nan")]])],
+        [thing(segmentation=[[5, 5, 20, 5, 30, 5]])],
+        [thing(segmentation=runs(size=(HEIGHT + 1, WIDTH)))],
+        [thing(segmentation={"size": [HEIGHT, WIDTH], "counts": [5, 5]})],
+        [thing(box=(-50, -50, 20, 20))],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mask_format", ["polygon", "bitmask"])
+def test_an_image_without_a_usable_annotation_trains_as_empty(
+    cfg, record, annotations, mask_format
+):
+    cfg.INPUT.MASK_FORMAT = mask_format
+    if annotations is not None:
+        record["annotations"] = annotations
+    for _ in range(5):
+        instances = TolerantMapper(cfg, is_train=True)(record)["instances"]
+        assert len(instances) == 0
+        assert len(instances.gt_boxes) == len(instances.gt_classes) == len(instances.gt_masks) == 0
+
+
+def test_annotations_outside_the_crop_train_as_empty(cfg, record):
+    crop = T.AugmentationList([T.CropTransform(40, 30, 20, 15)])
+    instances = mapped(cfg, record, [thing(box=(2, 2, 10, 10))], augmentations=crop)
+    assert len(instances) == 0 and instances.has("gt_masks")
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_mixed_forms_become_bitmaps_of_the_same_pixels(cfg, record, compressed):
+    box = (8, 6, 30, 20)
+    annotations = [thing(box), thing(box, segmentation=runs(box, compressed=compressed))]
+    for order in (annotations, annotations[::-1]):
+        instances = mapped(cfg, record, order, **NO_CHANGE)
+        assert isinstance(instances.gt_masks, BitMasks)
+        first, second = instances.gt_masks.tensor
+        assert (first == second).all() and first.sum() == 600
+        assert instances.gt_boxes.tensor.tolist() == [[8, 6, 38, 26]] * 2
+
+
+def test_boxes_are_tight_around_what_the_crop_leaves(cfg, record):
+    triangle = thing((0, 0, 20, 20), segmentation=[[0, 0, 20, 0, 0, 20]])
+    crop = T.AugmentationList([T.CropTransform(10, 0, 30, 30)])
+    instances = mapped(cfg, record, [triangle], augmentations=crop)
+    assert instances.gt_boxes.tensor.tolist() == [[0, 0, 10, 10]]
+
+
+@pytest.mark.parametrize("scale", [0.2, 0.5, 0.9, 1.5])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_run_lengths_and_polygons_are_jittered_alike(cfg, record, scale, compressed):
+    cfg.INPUT.LSJ.MIN_SCALE = cfg.INPUT.LSJ.MAX_SCALE = scale
+    found = []
+    for segmentation in (thing()["segmentation"], runs(compressed=compressed)):
+        np.random.seed(3)
+        found.append(mapped(cfg, record, [thing(segmentation=segmentation)]))
+    polygon, bitmap = found
+    assert len(polygon) == len(bitmap) == 1
+    torch.testing.assert_close(
+        bitmap.gt_boxes.tensor, polygon.gt_boxes.tensor, rtol=0, atol=0 if scale == 0.5 else 1
+    )
+    # A border of pixels that are half inside counts for one or the other.
+    width, height = (polygon.gt_boxes.tensor[0, 2:] - polygon.gt_boxes.tensor[0, :2]).tolist()
+    area = polygon.gt_masks.area().item()
+    assert abs(bitmap.gt_masks.tensor.sum().item() - area) <= width + height
+
+
+def test_a_polygon_that_crosses_itself_keeps_all_its_lobes(cfg, record):
+    bow = thing((4, 4, 40, 20), segmentation=[[4, 4, 44, 24, 44, 4, 4, 24]])
+    crop = T.AugmentationList([T.CropTransform(0, 0, WIDTH, HEIGHT)])
+    instances = mapped(cfg, record, [bow], augmentations=crop)
+    assert instances.gt_masks.area().tolist() == [400]
+    assert instances.gt_boxes.tensor.tolist() == [[4, 4, 44, 24]]
+
+
+def test_boxes_stay_inside_an_image_without_padding(cfg, record):
+    cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True
+    cfg.INPUT.LSJ.MIN_SCALE = cfg.INPUT.LSJ.MAX_SCALE = 0.5
+    record["annotations"] = [thing((50, 30, 20, 25))]  # sticks out by 6 and 7 pixels
+    output = TolerantMapper(cfg, is_train=True)(record)
+    assert output["image"].shape == (3, 24, 32)
+    x0, y0, x1, y1 = output["instances"].gt_boxes.tensor[0].tolist()
+    assert 0 <= x0 < x1 <= 32 and 0 <= y0 < y1 <= 24
+
+
+def test_a_missing_mask_becomes_the_box_and_is_warned_of_once(cfg, record, caplog):
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            instances = mapped(
+                cfg, record, [thing(segmentation=None), thing((1, 1, 9, 9))], **NO_CHANGE
+            )
+    assert instances.gt_masks.area().tolist() == [600, 81]
+    assert isinstance(instances.gt_masks, PolygonMasks)
+    warnings = [r.getMessage() for r in caplog.records if "without a mask" in r.getMessage()]
+    assert len(warnings) == 1 and record["file_name"] in warnings[0]
+
+
+def test_without_masks_the_segmentation_plays_no_part(cfg, record):
+    cfg.MODEL.MASK_ON = False
+    instances = mapped(cfg, record, [thing(segmentation="nonsense")], **NO_CHANGE)
+    assert not instances.has("gt_masks")
+    assert instances.gt_boxes.tensor.tolist() == [[8, 6, 38, 26]]
+
+
+def test_both_forms_share_a_batch_in_the_loss_of_mask_rcnn(cfg, record):
+    box = (8, 6, 30, 20)
+    batch = [
+        mapped(cfg, record, [thing(box)], **NO_CHANGE),
+        mapped(cfg, record, [thing(box, segmentation=runs(box))], **NO_CHANGE),
+        mapped(cfg, record, [], **NO_CHANGE),
+    ]
+    for instances in batch:
+        instances.proposal_boxes = Boxes(instances.gt_boxes.tensor.clone())
+    logits = torch.full((2, 2, 28, 28), 20.0)  # sure of foreground everywhere: both boxes are full
+    with EventStorage():
+        assert mask_rcnn_loss(logits, batch).item() < 1e-6
+        assert mask_rcnn_loss(-logits, batch).item() > 19
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_every_kind_of_image_becomes_three_channels(cfg, record, tmp_path, mode):
+    path = tmp_path / ("image.tif" if mode == "CMYK" else f"{mode}.png")
+    Image.open(record["file_name"]).convert(mode).save(path)
+    output = TolerantMapper(cfg, is_train=False)({**record, "file_name": str(path)})
+    assert output["image"].dtype == torch.uint8 and output["image"].shape[0] == 3
+
+
+def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
+    path = tmp_path / "turned.jpg"
+    exif = Image.Exif()
+    exif[274] = 6
+    Image.open(record["file_name"]).save(path, exif=exif)
+    turned = {**record, "file_name": str(path), "width": HEIGHT, "height": WIDTH}
+    cfg.INPUT.MIN_SIZE_TEST = HEIGHT
+    assert TolerantMapper(cfg, is_train=False)(turned)["image"].shape == (3, WIDTH, HEIGHT)
+    with pytest.raises(DataError, match=r"turned\.jpg is 48x64.* say 64x48"):
+        TolerantMapper(cfg, is_train=False)({**record, "file_name": str(path)})
+
+
+@pytest.mark.parametrize("size", [(2100, 1), (1, 2100)])
+@pytest.mark.parametrize("is_train", [True, False])
+def test_very_thin_images_are_resized_without_jitter(cfg, tmp_path, size, is_train):
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.MAX_SIZE_TRAIN = cfg.INPUT.MAX_SIZE_TEST = 1024
+    path = tmp_path / "thin.png"
+    Image.new("RGB", size).save(path)
+    record = {"file_name": str(path), "width": size[0], "height": size[1], "image_id": 1}
+    record["annotations"] = [thing((0, 0, *size))]
+    output = TolerantMapper(cfg, is_train=is_train)(record)
+    assert sorted(output["image"].shape) == [1, 3, 1024]
+
+
+def test_without_jitter_the_crop_of_the_config_stays(cfg):
+    cfg.INPUT.LSJ.ENABLED = False
+    cfg.INPUT.CROP.ENABLED = True
+    made = [type(a) for a in TolerantMapper(cfg, is_train=True).augmentations.augs]
+    assert made == [T.RandomCrop, *(type(a) for a in build_augmentation(cfg, True))]
+
+
+def break_file(path, how):
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "truncated":
+        path.write_bytes(path.read_bytes()[:-2000])
+    elif how == "text":
+        path.write_text("not an image")
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "pipe":  # to open it would wait for ever
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        Image.new("RGB", (WIDTH, HEIGHT + 1)).save(path)
+
+
+@pytest.mark.parametrize(
+    "how", ["missing", "empty", "truncated", "text", "other size", "folder", "pipe"]
+)
+@pytest.mark.parametrize("is_train", [True, False])
+def test_a_bad_file_is_named(cfg, record, tmp_path, how, is_train):
+    break_file(tmp_path / "image.png", how)
+    with pytest.raises(DataError) as raised, limits():
+        TolerantMapper(cfg, is_train=is_train)(record)
+    assert record["file_name"] in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_fault_of_the_program_is_not_blamed_on_the_file(cfg, record):
+    class Broken(T.Augmentation):
+        def get_transform(self, image):
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        mapped(cfg, record, [], augmentations=T.AugmentationList([Broken()]))
+
+
+def test_labels_without_a_class_are_named_with_their_mask(cfg, record, tmp_path):
+    cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
+    cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES = 4
+    labels = np.full((HEIGHT, WIDTH), 3, np.uint8)
+    labels[:5] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
+    record["sem_seg_file_name"] = str(tmp_path / "mask.png")
+    Image.fromarray(labels).save(tmp_path / "mask.png")
+    for _ in range(3):  # the padding of the jitter is no fault either
+        assert TolerantMapper(cfg, is_train=True)(record)["sem_seg"].unique().tolist() == [3, 255]
+    labels[10:] = 4
+    Image.fromarray(labels).save(tmp_path / "mask.png")
+    with pytest.raises(DataError, match=r"mask\.png holds the label 4, but there are 4 classes"):
+        for _ in range(9):  # of which some show the label
+            TolerantMapper(cfg, is_train=True)(record)
+
+
+@pytest.mark.parametrize("mask_format", ["polygon", "bitmask"])
+def test_a_polygon_that_reaches_far_out_is_cut_at_the_border(cfg, record, mask_format):
+    """Its outline, pixel for pixel, would not fit into memory."""
+    cfg.INPUT.MASK_FORMAT = mask_format
+    cfg.INPUT.LSJ.ENABLED = False
+    far = [10, 10, 9e5, 10, 9e5, 9e5, 10, 9e5]
+    instances = mapped(cfg, record, [thing(segmentation=[far])], **NO_CHANGE)
+    masks = instances.gt_masks
+    area = masks.area() if mask_format == "polygon" else masks.tensor.sum((1, 2))
+    assert area.tolist() == [(WIDTH - 10) * (HEIGHT - 10)]

@@ -1,0 +1,32 @@
+"""The generated data sets, small, under the names that Detectron2 knows them by."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lambda_det.detection.data import (
+    make_panoptic_shapes,
+    make_shapes,
+    register_panoptic_shapes,
+    register_shapes,
+)
+
+
+@pytest.fixture(scope="session")
+def _shapes(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shapes")
+    make_shapes(root, num_train=8, num_val=3, size=64)
+    make_panoptic_shapes(root, num_train=8, num_val=3, size=64)
+    return root
+
+
+@pytest.fixture
+def shapes(_shapes):
+    """The folder of shapes and shapes_panoptic, which are registered during the test."""
+    register_shapes(_shapes)
+    register_panoptic_shapes(_shapes)
+    yield _shapes
+    for register in (register_shapes, register_panoptic_shapes):
+        register(os.getenv("DETECTRON2_DATASETS", "datasets"))

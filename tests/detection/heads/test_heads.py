@@ -1,0 +1,109 @@
+"""Every shipped head trains a few steps, is resumed and is evaluated, by the ordinary entry."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+import cv2
+import pytest
+import torch
+from detectron2.config import CfgNode
+from detectron2.utils.events import EventStorage
+
+from lambda_det.detection import DetectionTrainer, load_config, parser, run
+from lambda_det.detection.drawing import draw_predictions
+from lambda_det.detection.predict import Predictor
+from lambda_det.errors import ConfigError
+from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.training.precision import Precision
+from tests.detection.heads.tiny import CONFIGS, HEADS
+
+
+def _run(name: str, folder, *more: str) -> None:
+    head = HEADS[name]
+    flags = ["--resume"] if "--resume" in more else []
+    pairs = [word for word in more if word != "--resume"]
+    file = str(CONFIGS / f"{head.config}.yaml")
+    opts = [*head.opts(), "OUTPUT_DIR", str(folder), *pairs]
+    run(parser().parse_args(["--config-file", file, *flags, *opts]))
+
+
+def _cfg(name: str, *skipped: str) -> CfgNode:
+    """The small configuration without the overrides of keys that end in one of ``skipped``."""
+    head = HEADS[name]
+    pairs = zip(*[iter(head.opts())] * 2, strict=True)
+    opts = [word for pair in pairs if not pair[0].endswith(skipped) for word in pair]
+    file = str(CONFIGS / f"{head.config}.yaml")
+    return load_config(argparse.Namespace(config_file=file, opts=opts))
+
+
+def _metrics(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_it_trains_and_is_evaluated(shapes, tmp_path, name):
+    head = HEADS[name]
+    _run(name, tmp_path)
+    last = {key: value for entry in _metrics(tmp_path) for key, value in entry.items()}
+    assert set(head.losses) <= set(last)
+    assert all(math.isfinite(last[key]) for key in (*head.losses, *head.results))
+    assert all(0 <= last[key] <= 100 for key in head.results)
+    state = torch.load(tmp_path / "model_final.pth", weights_only=True)
+    assert all(value.isfinite().all() for value in state["model"].values())
+
+
+@pytest.mark.parametrize("name", ["deeplab"])
+def test_a_stopped_run_goes_on_and_may_become_longer(shapes, tmp_path, name):
+    _run(name, tmp_path, "SOLVER.MAX_ITER", "2")
+    cfg = _cfg(name)
+    cfg.merge_from_list(["SOLVER.MAX_ITER", 4, "OUTPUT_DIR", str(tmp_path)])
+    trainer = DetectionTrainer(cfg)
+    trainer.resume_or_load()
+    (rate,) = {group["lr"] for group in trainer.optimizer.param_groups}
+    assert rate == pytest.approx(0.01 * 0.5**0.9)  # and not the 0 at the former end
+    _run(name, tmp_path, "--resume", "SOLVER.MAX_ITER", "4")
+    assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth"
+    last = {key: value for entry in _metrics(tmp_path) for key, value in entry.items()}
+    assert last["iteration"] >= 3 and math.isfinite(last["sem_seg/mIoU"])
+    # Polynomial to the new end: 1/4 of the way is left before the last step
+    assert last["lr"] == pytest.approx(0.01 * 0.25**0.9)
+
+
+def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(shapes, tmp_path):
+    for name, expected in (("panoptic_fpn", None), ("deeplab", "finds no instances")):
+        cfg = _cfg(name)
+        model = DetectionTrainer.build_model(cfg)
+        weights = tmp_path / f"{name}.pth"
+        torch.save({"model": model.state_dict()}, weights)
+        if expected:
+            with pytest.raises(ConfigError, match=expected):
+                Predictor(cfg, str(weights))
+        else:
+            image = cv2.imread(str(shapes / "shapes_panoptic/val/000000.png"))
+            instances = Predictor(cfg, str(weights), 0.0)(image)
+            drawn = draw_predictions(image, instances)
+            assert drawn.shape == image.shape and instances.has("pred_masks")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_its_norms_bear_bfloat16_and_images_without_objects(shapes, name):
+    """One step as shipped: synchronised norms, mixed precision, and a batch that holds nothing."""
+    cfg = _cfg(name, "NORM", "AMP.ENABLED")
+    assert cfg.SOLVER.AMP.ENABLED and cfg.MODEL.LAMBDA_RESNET.NORM == "SyncBN"
+    model = DetectionTrainer.build_model(cfg).train()
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert {type(norm) for norm in norms} <= {SyncBatchNorm2d}
+    batch = next(iter(DetectionTrainer.build_train_loader(cfg)))
+    empty = [{**image, "instances": image["instances"][:0]} for image in batch]
+    with EventStorage(0):
+        for images in (batch, empty[:1] + batch[1:], empty):
+            with Precision.from_config(cfg).autocast():
+                losses = model(images)
+            assert all(loss.isfinite() for loss in losses.values())
+            sum(losses.values()).backward()
+    gradients = {n: p.grad for n, p in model.named_parameters()}
+    assert [n for n, g in gradients.items() if g is None] == []
+    assert all(g.isfinite().all() for g in gradients.values())

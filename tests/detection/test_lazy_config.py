@@ -1,0 +1,231 @@
+"""LazyConfigs as the engine takes them: reading, saving, and the words about them."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from detectron2.config import LazyCall, LazyConfig, instantiate
+from detectron2.layers import ShapeSpec
+from detectron2.modeling.backbone.regnet import SimpleStem
+from omegaconf import DictConfig, OmegaConf
+
+import lambda_det
+from lambda_det.detection import LazyTrainer, lazy_parser, load_lazy_config, run_lazy
+from lambda_det.detection.data import make_shapes
+from lambda_det.detection.lazy_config import LazyRun, dump_lazy
+from lambda_det.detection.lazy_words import lazy_words, translated
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.training.lazy_yaml import read_saved
+from lambda_det.training.run_folder import changed_keys
+
+CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
+
+
+def loaded(*opts: str, file: Path = CONFIG, **flags: str) -> LazyRun:
+    return load_lazy_config(argparse.Namespace(config_file=str(file), opts=list(opts), **flags))
+
+
+def test_the_engine_s_keys_are_those_of_the_file():
+    run = loaded("train.output_dir=there", "train.amp.dtype=float16", "optimizer.lr=1")
+    assert run.OUTPUT_DIR == "there" and run.SOLVER.AMP.DTYPE == "float16"
+    assert run.SOLVER.BASE_LR == 1.0 and isinstance(run.SOLVER.BASE_LR, float)
+    assert run.SOLVER.IMS_PER_BATCH == 256 and run.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+    assert run.DATASETS.TRAIN == ("coco_2017_train",) and run.MODEL.MASK_ON
+    copy = run.clone()
+    copy.SOLVER.BASE_LR = 2.0
+    copy.lazy.optimizer.lr = 2.0
+    assert run.SOLVER.BASE_LR == run.lazy.optimizer.lr == 1.0
+
+
+def test_what_is_saved_is_loaded_again(tmp_path):
+    run = loaded("model.backbone.bottom_up.norm=GN", "+model.vis_period=7")
+    (tmp_path / "config.yaml").write_text(run.dump())
+    again = loaded(file=tmp_path / "config.yaml")
+    assert again.dump() == run.dump()
+    assert again.lazy.model.vis_period == 7
+    before, after = (LazyTrainer.build_for_trial(r).state_dict() for r in (run, again))
+    assert [(k, v.shape) for k, v in before.items()] == [(k, v.shape) for k, v in after.items()]
+    # in the order of the file, in which parts draw their random numbers
+    assert list(again.lazy.model) == list(run.lazy.model)
+
+
+def test_what_yaml_cannot_hold_is_saved_as_a_text(tmp_path):
+    lazy = DictConfig(
+        {"a": lambda x: x, "b": object, "c": (1, 2), "d": LazyCall(sorted)(key=len)},
+        flags={"allow_objects": True},
+    )
+    text = dump_lazy(lazy)
+    assert "builtins.sorted" in text and "[1, 2]" in text
+
+    class _Saved:
+        @staticmethod
+        def dump() -> str:
+            return dump_lazy(lazy)
+
+    (tmp_path / "config.yaml").write_text(text)
+    assert list(changed_keys(_Saved, tmp_path / "config.yaml")) == []
+    lazy.c = (1, 3)
+    assert [key for key, _, _ in changed_keys(_Saved, tmp_path / "config.yaml")] == ["c"]
+
+
+def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
+    marker = tmp_path / "ran"
+    (tmp_path / "config.yaml").write_text(
+        f"train:\n  output_dir: !!python/object/apply:os.mkdir ['{marker}']\n"
+    )
+    assert not marker.exists()
+    changes = {key: old for key, old, _ in changed_keys(loaded(), tmp_path / "config.yaml")}
+    assert changes["train.output_dir"] == [str(marker)] and not marker.exists()
+    with pytest.raises(yaml.YAMLError):
+        yaml.safe_load((tmp_path / "config.yaml").read_text())
+
+
+def test_a_node_goes_into_a_foreign_model(tmp_path):
+    """As docs/use_in_your_project.md has it: interpolations and lists as Detectron2 has them."""
+    (tmp_path / "mine.py").write_text(
+        "import lambda_det\n"
+        'model = lambda_det.detectron2_config("common/models/retinanet.py").model\n'
+        'model.backbone.bottom_up = lambda_det.get_config("common/backbone.py").lambda_resnet\n'
+        'model.backbone.bottom_up.name = "lambda_resnet26"\n'
+        'model.backbone.bottom_up.norm = "BN"\n'
+        'model.backbone.bottom_up.out_features = ["res3", "res4", "res5"]\n'
+        'model.backbone.in_features = "${.bottom_up.out_features}"\n'
+    )
+    lazy = LazyConfig.load(str(tmp_path / "mine.py"))
+    LazyConfig.apply_overrides(lazy, ["model.backbone.bottom_up.norm=GN"])
+    model = instantiate(lazy.model)
+    bottom_up = model.backbone.bottom_up
+    assert isinstance(bottom_up, lambda_det.LambdaResNet)
+    assert type(bottom_up._out_features) is list and type(bottom_up._out_features[0]) is str
+    assert type(bottom_up.stem.conv1.norm).__name__ == "GroupNorm"
+    assert list(model.backbone.output_shape()) == ["p3", "p4", "p5", "p6", "p7"]
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    make_shapes(tmp_path, num_train=4, num_val=1, size=64)
+    folder = tmp_path / "shapes"
+    run = loaded(
+        "dataloader.image_size=64",
+        "dataloader.train.num_workers=0",
+        "dataloader.train.total_batch_size=4",
+        train_json=str(folder / "annotations" / "instances_train.json"),
+        train_images=str(folder / "train"),
+    )
+    LazyTrainer.register_data(run)
+    return run, sorted((folder / "train").iterdir())
+
+
+def test_one_s_own_data(shapes):
+    run, _ = shapes
+    assert run.lazy.model.roi_heads.num_classes == run.MODEL.ROI_HEADS.NUM_CLASSES == 3
+    assert (run.lazy.dataloader.train.dataset.names,) == run.DATASETS.TRAIN
+    # without test data of one's own there is nothing to evaluate on
+    assert "evaluator" not in run.lazy.dataloader and LazyTrainer.test(run, None) == {}
+    LazyTrainer.check_data(run, train=True, test=False)
+
+
+def test_an_unreadable_image_is_replaced_or_ends_the_run_in_words(shapes):
+    run, images = shapes
+    images[0].write_bytes(b"nothing")
+    [batch] = [
+        batch for _, batch in zip(range(1), LazyTrainer.build_train_loader(run), strict=False)
+    ]
+    assert len(batch) == 4 and images[0].name not in {Path(i["file_name"]).name for i in batch}
+    run.lazy.dataloader.train.max_unreadable = 0
+    with pytest.raises(DataError, match=r"dataloader\.train\.max_unreadable"), lazy_words():
+        next(iter(LazyTrainer.build_train_loader(run)))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "words"),
+    [
+        ("add MODEL.DEVICE cpu at the end", "add train.device=cpu at the end"),
+        ("OUTPUT_DIR here holds", "train.output_dir here holds"),
+        ("SOLVER.AMP.ENABLED False.", "train.amp.enabled=False."),
+        ("MY_OUTPUT_DIR and OUTPUT_DIRS", "MY_OUTPUT_DIR and OUTPUT_DIRS"),
+        *[(text, text) for text in ("a/SEED/b", "SEED/b", "a/SEED", "'SEED'", '"SEED"', "SEED.py")],
+        ("set SEED.", "set train.seed."),
+        (
+            "DATASETS.TRAIN_JSON, DATASETS.TRAIN names",
+            "dataloader.train_json, dataloader.train.dataset.names names",
+        ),
+    ],
+)
+def test_sentences_name_the_keys_of_a_lazyconfig(sentence, words):
+    assert translated(sentence) == words
+
+
+def test_an_error_keeps_its_class():
+    with pytest.raises(WeightsError, match=r"^train\.init_checkpoint x"), lazy_words():
+        raise WeightsError("MODEL.WEIGHTS x")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config-file", "nope/SEED/x.py"], "There is no config file nope/SEED/x.py"),
+        (["--config-file", str(CONFIG), "MODEL.DEVICE", "cpu"], "'MODEL.DEVICE' is not key=value"),
+        (
+            ["--config-file", str(CONFIG.with_suffix(".yaml"))],
+            "(YAML files of keys like SOLVER.MAX_ITER are for tools/train_net.py)",
+        ),
+    ],
+)
+def test_what_the_user_wrote_is_not_translated(words, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        run_lazy(lazy_parser().parse_args(words))
+
+
+def test_a_saved_file_runs_nothing_as_it_is_read(tmp_path):
+    file, marker = tmp_path / "config.yaml", tmp_path / "ran"
+    text = f"a: 1\nb: !!python/object/apply:os.mkdir ['{marker}']\n"
+    file.write_text(text)
+    words = r"config\.yaml is refused: its line 2 holds 'python/object/apply:os\.mkdir'"
+    with pytest.raises(ConfigError, match=words):
+        loaded(file=file)
+    assert not marker.exists()
+    for tag in ("name:os.nowhere", "name:os.mkdir", "module:this", "object/new:os.mkdir []"):
+        file.write_text(f"a: !!python/{tag}\n")
+        with pytest.raises(ConfigError, match="is refused"):
+            loaded(file=file)
+    file.write_text("a: [")
+    with pytest.raises(ConfigError, match="cannot be read as YAML"):
+        loaded(file=file)
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match="holds no mapping"):
+        loaded(file=file)
+
+
+def test_the_objects_of_a_saved_file(tmp_path):
+    """As LazyConfig.save of Detectron2 writes them, of its own Mask R-CNN and RegNet."""
+    shape, stem = ShapeSpec(channels=8, height=7), SimpleStem
+    node = LazyCall(sorted)(key=1)
+    lazy = DictConfig({"a": shape, "b": stem, "c": node}, flags={"allow_objects": True})
+    LazyConfig.save(lazy, str(tmp_path / "config.yaml"))
+    with (tmp_path / "config.yaml").open("a") as file:
+        file.write("d: !!python/tuple [1, 2]\n")
+    read = read_saved(tmp_path / "config.yaml")
+    assert (read["a"], read["b"], read["d"]) == (shape, stem, (1, 2))
+    assert OmegaConf.create(read, flags={"allow_objects": True}).a == shape
+
+
+@pytest.mark.parametrize(
+    ("opts", "words"),
+    [
+        (["train.max_iter=1.5"], "must be of type int"),
+        (["train.max_iter=null"], "no train.max_iter"),
+        (["~train.max_iter"], "remove"),
+        (["model.pixel_mean=3"], "must be of type list"),
+        (["train.output_dir=${nowhere}"], "nowhere"),
+        (["lr_multiplier.scheduler.milestnes=[1]"], "lr_multiplier cannot be made"),
+        (["--resume"], "flags come before"),
+    ],
+)
+def test_values_that_cannot_be(opts, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        LazyTrainer.build_for_trial(loaded(*opts))

@@ -1,0 +1,56 @@
+"""The trial build: names that are not there, and models that need values to be built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from detectron2.modeling import META_ARCH_REGISTRY, build_model
+from torch import nn
+
+from lambda_det.detection.model_check import build_for_trial
+from lambda_det.errors import ConfigError
+from tests.training.tiny_detector import tiny_config
+
+
+def test_it_has_the_names_and_shapes_of_the_model_and_no_values():
+    cfg = tiny_config()
+    trial = build_for_trial(cfg).state_dict()
+    real = build_model(cfg).state_dict()
+    assert {k: v.shape for k, v in trial.items()} == {k: v.shape for k, v in real.items()}
+    assert all(tensor.is_meta for tensor in trial.values())
+    assert cfg.MODEL.DEVICE == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "near"),
+    [
+        ("MODEL.BACKBONE.NAME", "build_resnet_fpn_backbon", "build_resnet_fpn_backbone"),
+        ("MODEL.META_ARCHITECTURE", "GeneralisedRCNN", "GeneralizedRCNN"),
+        ("MODEL.RPN.HEAD_NAME", "StandardRPN", "StandardRPNHead"),
+        ("MODEL.ROI_BOX_HEAD.NAME", "FastRCNNConvHead", "FastRCNNConvFCHead"),
+        ("MODEL.ROI_HEADS.NAME", "", "check the spelling"),
+        ("MODEL.FPN.NORM", "SynBN", "SyncBN"),
+        ("MODEL.ROI_MASK_HEAD.NORM", "naiveSyncBN_M", "naiveSyncBN_N"),
+        ("MODEL.FPN.IN_FEATURES", ["res2", "res3", "res4", "res6"], "'res6'"),
+    ],
+)
+def test_an_unknown_name_is_one_sentence(key, value, near):
+    cfg = tiny_config()
+    cfg.MODEL.ROI_BOX_HEAD.NUM_CONV = 1
+    cfg.merge_from_list([key, value])
+    with pytest.raises(ConfigError) as caught:
+        build_for_trial(cfg)
+    text = str(caught.value)
+    assert text.startswith(key) and near in text and "\n" not in text
+
+
+def test_a_model_that_looks_at_values_is_built_on_the_cpu():
+    @META_ARCH_REGISTRY.register()
+    class LooksAtValues(nn.Module):
+        def __init__(self, cfg):
+            super().__init__()
+            self.layer = nn.Linear(2, int(torch.full((), 3.0).item()))
+
+    cfg = tiny_config()
+    cfg.MODEL.META_ARCHITECTURE = "LooksAtValues"
+    assert build_for_trial(cfg).layer.weight.shape == (3, 2)

@@ -1,0 +1,152 @@
+"""Panoptic quality: against a slow count over pairs of masks, and the paper's rules one by one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from detectron2.data import MetadataCatalog
+from PIL import Image
+
+from lambda_det.detection.panoptic_quality import Matches, PanopticQualityEvaluator, match_segments
+from lambda_det.errors import DataError
+
+
+def _slow(truth, truth_segments, predicted, predicted_segments):
+    """Section 4 of the paper, pair by pair of boolean masks, in no clever way."""
+    known = [s for s in truth_segments if (truth == s["id"]).any()]
+    void = ~np.isin(truth, [s["id"] for s in known])
+    counts, used = {}, set()
+    for category in {s["category_id"] for s in (*truth_segments, *predicted_segments)}:
+        tp, iou_sum, fp, fn = 0, 0.0, 0, 0
+        predictions = [
+            s
+            for s in predicted_segments
+            if s["category_id"] == category and (predicted == s["id"]).any()
+        ]
+        crowd = void.copy()
+        for s in known:
+            if s["category_id"] == category and s.get("iscrowd"):
+                crowd |= truth == s["id"]
+        for s in known:
+            if s["category_id"] != category or s.get("iscrowd"):
+                continue
+            mask = truth == s["id"]
+            best = 0.0
+            for p in predictions:
+                other = (predicted == p["id"]) & ~void
+                iou = (mask & other).sum() / (mask | other).sum()
+                if iou > 0.5:
+                    best, _ = iou, used.add(p["id"])
+            tp, iou_sum, fn = tp + (best > 0), iou_sum + best, fn + (best == 0)
+        for p in predictions:
+            mask = predicted == p["id"]
+            if p["id"] not in used and (mask & crowd).sum() / mask.sum() <= 0.5:
+                fp += 1
+        counts[category] = (tp, iou_sum, fp, fn)
+    return counts
+
+
+def _blocks(rng, count):
+    """Segment ids on a coarse grid, enlarged, 0 for void."""
+    coarse = rng.integers(0, count + 1, (4, 5))
+    return np.kron(coarse, np.ones((3, 3), dtype=int))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_counts_as_a_slow_reference(seed):
+    rng = np.random.default_rng(seed)
+    truth = _blocks(rng, 5)
+    predicted = np.where(rng.random(truth.shape) < 0.8, truth, _blocks(rng, 7))
+    truth_segments = [
+        {"id": i, "category_id": int(rng.integers(1, 4)), "iscrowd": int(rng.random() < 0.2)}
+        for i in range(1, 6)
+    ]
+    predicted_segments = [
+        {"id": s["id"], "category_id": s["category_id"] if rng.random() < 0.8 else 1}
+        for s in truth_segments
+    ] + [{"id": i, "category_id": int(rng.integers(1, 4))} for i in (6, 7)]
+    found = match_segments(truth, truth_segments, predicted, predicted_segments)
+    expected = _slow(truth, truth_segments, predicted, predicted_segments)
+    for category, counts in expected.items():
+        m = found.get(category, Matches())
+        result = (m.matched, m.iou, m.unmatched_predictions, m.unmatched_truths)
+        assert result == pytest.approx(counts)
+
+
+def _row(*ids):
+    return np.array([ids])
+
+
+def test_an_iou_of_one_half_is_no_match():
+    truth, predicted = _row(1, 1, 2, 2), _row(5, 7, 7, 7)
+    segments = [{"id": 1, "category_id": 3}, {"id": 2, "category_id": 3}]
+    others = [{"id": 5, "category_id": 3}, {"id": 7, "category_id": 3}]
+    count = match_segments(truth, segments, predicted, others)[3]
+    assert (count.matched, count.iou) == (1, pytest.approx(2 / 3))  # 7 and 2; 5 and 1 have 1/2
+    assert (count.unmatched_predictions, count.unmatched_truths) == (1, 1)
+    assert count.quality() == pytest.approx((1 / 3, 2 / 3, 1 / 2))
+
+
+def test_void_and_crowds_forgive():
+    truth = _row(0, 0, 0, 1, 1, 1, 2, 2)
+    predicted = _row(4, 4, 5, 5, 5, 5, 6, 6)
+    truth_segments = [
+        {"id": 1, "category_id": 1},
+        {"id": 2, "category_id": 1, "iscrowd": 1},
+    ]
+    predicted_segments = [{"id": i, "category_id": 1} for i in (4, 5, 6)]
+    count = match_segments(truth, truth_segments, predicted, predicted_segments)[1]
+    assert (count.matched, count.iou) == (1, 1.0)  # the void pixel of 5 does not count
+    assert (count.unmatched_predictions, count.unmatched_truths) == (0, 0)  # 4 is void, 6 a crowd
+
+
+@pytest.fixture
+def data(tmp_path):
+    """One image of 2x4: a thing, category 7, over the left half, and stuff, category 300."""
+    ids = np.array([[260, 260, 3, 3]] * 2)
+    colours = np.stack([ids % 256, ids // 256, 0 * ids], axis=-1).astype(np.uint8)
+    Image.fromarray(colours).save(tmp_path / "1.png")
+    content = {
+        "categories": [{"id": 7, "isthing": 1}, {"id": 300, "isthing": 0}, {"id": 9, "isthing": 0}],
+        "annotations": [
+            {
+                "image_id": 1,
+                "file_name": "1.png",
+                "segments_info": [{"id": 260, "category_id": 7}, {"id": 3, "category_id": 300}],
+            }
+        ],
+    }
+    (tmp_path / "panoptic.json").write_text(json.dumps(content))
+    MetadataCatalog.get("one_panoptic").set(
+        panoptic_root=str(tmp_path),
+        panoptic_json=str(tmp_path / "panoptic.json"),
+        thing_dataset_id_to_contiguous_id={7: 0},
+        stuff_dataset_id_to_contiguous_id={300: 0, 9: 1},
+    )
+    yield "one_panoptic"
+    MetadataCatalog.remove("one_panoptic")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "segments", "expected"),
+    [
+        ([1, 1, 2, 2], [(1, True, 0), (2, False, 0)], (100, 100, 100)),
+        ([1, 1, 2, 2], [(1, True, 0), (2, False, 1)], (100 / 3, 100, 0)),  # 300 and 9 are wrong
+        ([1, 1, 1, 2], [(1, True, 0), (2, False, 0)], (100 / 3, 200 / 3, 0)),
+        ([0, 0, 0, 0], [], (0, 0, 0)),
+    ],
+)
+def test_the_evaluator(data, predicted, segments, expected):
+    evaluator = PanopticQualityEvaluator(data)
+    segments = [{"id": i, "isthing": t, "category_id": c} for i, t, c in segments]
+    output = {"panoptic_seg": (torch.tensor([predicted] * 2), segments)}
+    for _ in range(2):  # a second round starts anew
+        evaluator.reset()
+        evaluator.process([{"image_id": 1}], [output])
+        result = evaluator.evaluate()["panoptic_seg"]
+        assert [result[key] for key in ("PQ", "PQ_th", "PQ_st")] == pytest.approx(expected)
+    with pytest.raises(DataError, match=r"no segments of image 7"):
+        evaluator.process([{"image_id": 7}], [output])

@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.engine import DefaultPredictor
+from detectron2.structures import Boxes, BoxMode, Instances
+
+from lambda_det.detection.drawing import VideoDrawer, draw_predictions, draw_truth, side_by_side
+from lambda_det.detection.predict import (
+    Predictor,
+    find_weights,
+    plan_dataset,
+    plan_files,
+    predict,
+)
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from tests.training.tiny_detector import save_run, tiny_config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The config and the checkpoint of a finished run."""
+    return save_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def predictor(run):
+    return Predictor(tiny_config(), str(run[1]), score_threshold=0.0)
+
+
+@pytest.fixture
+def picture():
+    """Noise of 48x64 pixels, blue and red far apart."""
+    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+    image[:, :, 0] //= 4
+    return image
+
+
+@pytest.fixture
+def images(tmp_path, picture):
+    """A folder with images in it and below it."""
+    folder = tmp_path / "images"
+    (folder / "below").mkdir(parents=True)
+    for name in ("a.png", "b.jpg", "below/c.bmp"):
+        cv2.imwrite(str(folder / name), picture)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.fixture
+def annotated(images):
+    """The files of a small COCO-format data set of two images, registered as "tiny_annotated"."""
+    content = {
+        "images": [
+            {"id": i, "file_name": name, "width": 64, "height": 48}
+            for i, name in enumerate(("a.png", "b.jpg"), 1)
+        ],
+        "annotations": [
+            {
+                "id": 1,
+                "image_id": 1,
+                "category_id": 7,
+                "bbox": [10, 10, 30, 20],
+                "area": 600,
+                "iscrowd": 0,
+                "segmentation": [[10, 10, 40, 10, 40, 30, 10, 30]],
+            }
+        ],
+        "categories": [{"id": i, "name": f"class{i}"} for i in (2, 7, 9)],
+    }
+    json_file = images.parent / "annotations.json"
+    json_file.write_text(json.dumps(content))
+    from detectron2.data.datasets import register_coco_instances
+
+    register_coco_instances("tiny_annotated", {}, str(json_file), str(images))
+    yield json_file, images
+    for name in list(DatasetCatalog):
+        if name.startswith(("tiny_annotated", "annotations_")):
+            DatasetCatalog.remove(name)
+            MetadataCatalog.remove(name)
+
+
+def instances(boxes, masks=True, height=48, width=64):
+    result = Instances((height, width))
+    result.pred_boxes = Boxes(torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4))
+    result.pred_classes = torch.arange(len(boxes)) % 3
+    result.scores = torch.linspace(0.9, 0.6, len(boxes))
+    if masks:
+        result.pred_masks = torch.zeros(len(boxes), height, width, dtype=torch.bool)
+        for mask, (x0, y0, x1, y1) in zip(result.pred_masks, boxes, strict=True):
+            mask[y0:y1, x0:x1] = True
+    return result
+
+
+def changed(drawn, image):
+    """Where a drawing differs visibly from the image below it."""
+    return np.abs(drawn.astype(int) - image.astype(int)).max(-1) > 40
+
+
+# ---- the predictor
+
+
+@pytest.mark.parametrize("channels", ["BGR", "RGB"])
+@pytest.mark.parametrize("size", [(48, 64), (200, 90), (33, 7)])
+def test_predicts_as_detectron2_does(run, channels, size):
+    cfg = tiny_config()
+    cfg.INPUT.FORMAT = channels
+    image = np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8)
+    ours = Predictor(cfg, str(run[1]), score_threshold=0.0)(image)
+    cfg.MODEL.WEIGHTS = str(run[1])
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    theirs = DefaultPredictor(cfg)(image)["instances"]
+    assert len(ours) == len(theirs) > 0
+    assert ours.image_size == size
+    torch.testing.assert_close(ours.pred_boxes.tensor, theirs.pred_boxes.tensor)
+    torch.testing.assert_close(ours.scores, theirs.scores)
+    assert torch.equal(ours.pred_masks, theirs.pred_masks)
+
+
+def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
+    scores = predictor(picture).scores
+    threshold = scores.sort().values[len(scores) // 2].item() - 1e-6
+    found = Predictor(tiny_config(), str(run[1]), threshold)(picture)
+    assert 0 < len(found) < len(scores)
+    assert (found.scores >= threshold).all()
+
+
+def test_weights_of_another_model_are_refused(run):
+    cfg = tiny_config()
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 4
+    with pytest.raises(WeightsError, match=r"cls_score\.weight has shape \[4, 16\]"):
+        Predictor(cfg, str(run[1]))
+
+
+def test_weights_that_lack_a_tensor_are_refused(run, tmp_path):
+    content = torch.load(run[1], weights_only=True)
+    del content["model"]["backbone.fpn_lateral2.weight"]
+    torch.save(content, tmp_path / "cut.pth")
+    with pytest.raises(WeightsError, match=r"fpn_lateral2\.weight is missing"):
+        Predictor(tiny_config(), str(tmp_path / "cut.pth"))
+
+
+def test_missing_weights_are_named(tmp_path):
+    with pytest.raises(WeightsError, match=r"nowhere\.pth"):
+        Predictor(tiny_config(), str(tmp_path / "nowhere.pth"))
+
+
+def test_a_threshold_is_a_score(run):
+    with pytest.raises(ConfigError, match="50"):
+        Predictor(tiny_config(), str(run[1]), score_threshold=50)
+
+
+def test_named_weights_come_before_those_of_the_run_and_these_before_the_start(run, tmp_path):
+    cfg = tiny_config()
+    cfg.MODEL.WEIGHTS = "pretrained.pth"
+    config_file, checkpoint = map(str, run)
+    assert find_weights(cfg, config_file, "mine.pth") == "mine.pth"
+    assert find_weights(cfg, config_file, None) == checkpoint
+    assert find_weights(cfg, str(tmp_path / "config.yaml"), None) == "pretrained.pth"
+    cfg.MODEL.WEIGHTS = ""
+    with pytest.raises(WeightsError, match="--weights"):
+        find_weights(cfg, str(tmp_path / "config.yaml"), None)
+
+
+def test_class_names_come_from_the_test_annotations(run, annotated, caplog):
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
+    assert Predictor(cfg, str(run[1])).class_names == ["class2", "class7", "class9"]
+    assert not caplog.records
+
+
+def test_class_names_that_cannot_be_had_are_numbers(run, annotated, caplog):
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
+    annotated[0].unlink()
+    assert Predictor(cfg, str(run[1])).class_names is None
+    assert "annotations.json" in caplog.text
+    cfg = tiny_config()
+    cfg.DATASETS.TEST = ("coco_2017_val",)
+    assert Predictor(cfg, str(run[1])).class_names is None
+    assert "80 names" in caplog.text
+
+
+# ---- drawing
+
+
+def test_masks_are_drawn_where_they_are():
+    image = np.full((200, 300, 3), 128, np.uint8)
+    drawn = draw_predictions(image, instances([[100, 80, 180, 160]], height=200, width=300))
+    assert drawn.shape == image.shape and drawn.dtype == np.uint8
+    difference = np.abs(drawn.astype(int) - image).max(-1) > 10
+    assert difference[85:155, 105:175].mean() > 0.95
+    assert not difference[:, :90].any() and not difference[170:].any()
+
+
+def test_channels_keep_their_order():
+    image = np.zeros((60, 80, 3), np.uint8)
+    image[..., 0] = 200  # blue
+    empty = instances([], height=60, width=80)
+    for drawn in (
+        draw_predictions(image, empty),
+        draw_truth(image, []),
+        VideoDrawer()(image, empty),
+    ):
+        assert (np.abs(drawn.astype(int) - image) <= 1).all()
+
+
+def test_pictures_are_the_same_each_time(picture):
+    found = instances([[5, 5, 20, 20], [30, 10, 60, 40]])
+    assert np.array_equal(draw_predictions(picture, found), draw_predictions(picture, found))
+
+
+def test_models_without_masks_are_drawn(picture):
+    drawn = draw_predictions(picture, instances([[5, 5, 50, 40]], masks=False), ["x", "y", "z"])
+    assert changed(drawn, picture).any()
+
+
+def test_names_and_numbers_both_serve_as_labels(picture):
+    found = instances([[5, 5, 50, 40]])
+    named, numbered = draw_predictions(picture, found, ["cat"]), draw_predictions(picture, found)
+    assert changed(named, numbered).any()
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[10, 10, 40, 10, 40, 30, 10, 30]],
+        {"size": [48, 64], "counts": [490, 20, *[28, 20] * 29, 1162]},
+        None,
+        [],
+    ],
+    ids=["polygon", "runs", "none", "empty"],
+)
+def test_the_truth_is_drawn_in_all_forms_of_segmentation(segmentation):
+    image = np.full((48, 64, 3), 128, np.uint8)
+    annotation = {"bbox": [10, 10, 30, 20], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 1}
+    if segmentation is not None:
+        annotation["segmentation"] = segmentation
+    other = {**annotation, "bbox": [50, 30, 10, 10], "segmentation": [[50, 30, 60, 30, 60, 40]]}
+    drawn = draw_truth(image, [annotation, other], ["a", "b"], scale=4)
+    assert drawn.shape == (192, 256, 3)
+    inside = np.abs(drawn[80:112, 90:150].astype(int) - 128).max(-1) > 10
+    assert inside.mean() > 0.95
+    assert not (np.abs(drawn[150:, :120].astype(int) - 128) > 10).any()
+
+
+def test_prediction_stands_left_of_the_truth():
+    image = np.full((128, 128, 3), 128, np.uint8)
+    truth = [{"bbox": [64, 64, 32, 32], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 0}]
+    found = instances([[0, 0, 32, 32]], height=128, width=128)
+    pair = side_by_side(image, found, truth, None, None)
+    assert pair.shape == (512 + 26, 2 * 512 + 4, 3)
+    drawn = np.abs(pair.astype(int) - 128).max(-1) > 10
+    left, right = drawn[26:, :512], drawn[26:, 516:]
+    assert left[70:120, 70:120].mean() > 0.95 and not left[260:].any()
+    assert right[300:380, 300:380].mean() > 0.95 and not right[:200, :200].any()
+
+
+def test_narrow_images_have_room_for_their_caption():
+    image = np.full((600, 8, 3), 128, np.uint8)
+    empty = instances([], height=600, width=8)
+    assert side_by_side(image, empty, [], None, None).shape[1] > 2 * 60
+
+
+# ---- what goes where
+
+
+def test_folders_keep_their_order_and_foreign_formats_become_png(images, tmp_path):
+    pictures = plan_files([images], tmp_path / "out", overwrite=False)
+    assert [str(p.target.relative_to(tmp_path)) for p in pictures] == [
+        "out/a.png",
+        "out/b.jpg",
+        "out/below/c.bmp.png",
+    ]
+
+
+def test_pictures_of_an_earlier_run_are_no_input(images):
+    output = images / "drawn"
+    output.mkdir()
+    shutil.copy(images / "a.png", output / "a.png")
+    pictures = plan_files([images], output, overwrite=True)
+    assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error", "words"),
+    [
+        (["images/missing.jpg"], DataError, "missing.jpg"),
+        (["images/a.png", "MODEL.DEVICE"], DataError, "KEY VALUE"),
+        (["empty"], DataError, "holds no image"),
+        (["images/a.png", "other/a.png"], ConfigError, "both be drawn"),
+    ],
+)
+def test_inputs_that_cannot_be_are_refused(images, tmp_path, monkeypatch, inputs, error, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    shutil.copy(images / "a.png", tmp_path / "other" / "a.png")
+    with pytest.raises(error, match=words):
+        plan_files(inputs, "out", overwrite=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_overwritten_unless_asked(images, tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "b.jpg").touch()
+    with pytest.raises(ConfigError, match=r"b\.jpg exists already.*--overwrite"):
+        plan_files([images], output, overwrite=False)
+    assert len(plan_files([images], output, overwrite=True)) == 3
+
+
+def test_inputs_are_never_overwritten(images):
+    with pytest.raises(ConfigError, match="is an input itself"):
+        plan_files([images / "a.png"], images, overwrite=True)
+
+
+def test_a_dataset_brings_its_truth(annotated, tmp_path):
+    pictures = plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False)
+    assert [p.target.name for p in pictures] == ["a.png", "b.jpg"]
+    assert [len(p.annotations) for p in pictures] == [1, 0]
+    first = pictures[0]
+    assert first.true_class_names[first.annotations[0]["category_id"]] == "class7"
+    assert len(plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False, 1)) == 1
+
+
+def test_a_dataset_of_the_configuration_is_named_by_its_use(annotated, tmp_path):
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
+    assert len(plan_dataset("test", cfg, tmp_path / "out", False)) == 2
+    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
+        plan_dataset("train", cfg, tmp_path / "out", False)
+
+
+@pytest.mark.parametrize("name", ["tiny_anotated", "no_such_thing"])
+def test_an_unknown_dataset_is_named(annotated, tmp_path, name):
+    with pytest.raises(ConfigError, match=name):
+        plan_dataset(name, tiny_config(), tmp_path / "out", False)
+
+
+# ---- drawing files
+
+
+def test_every_image_gets_its_picture(predictor, images, tmp_path):
+    output = tmp_path / "out"
+    result = predict(predictor, plan_files([images], output, False))
+    files = sorted(p for p in output.rglob("*") if p.is_file())
+    assert files == sorted(result.written) and len(files) == 3
+    assert all(cv2.imread(str(p)).shape == (48, 64, 3) for p in files)
+    assert result.instances > 0 and not result.unreadable
+
+
+@pytest.mark.parametrize("size", [(1, 300), (300, 1)])
+def test_very_thin_images_are_drawn(predictor, tmp_path, size):
+    cv2.imwrite(str(tmp_path / "thin.png"), np.zeros((*size, 3), np.uint8))
+    result = predict(predictor, plan_files([tmp_path / "thin.png"], tmp_path / "out", False))
+    assert cv2.imread(str(result.written[0])).shape == (*size, 3)
+
+
+def test_pictures_keep_the_colours_of_their_files(run, tmp_path):
+    blue = np.full((48, 64, 3), (200, 0, 0), np.uint8)
+    cv2.imwrite(str(tmp_path / "blue.png"), blue)
+    nothing_found = Predictor(tiny_config(), str(run[1]), score_threshold=1.0)
+    predict(nothing_found, plan_files([tmp_path / "blue.png"], tmp_path / "out", False))
+    drawn = cv2.imread(str(tmp_path / "out" / "blue.png"))
+    assert (np.abs(drawn.astype(int) - blue) <= 1).all()
+
+
+def test_an_unreadable_image_is_named_and_the_rest_follows(predictor, images, tmp_path, caplog):
+    content = (images / "b.jpg").read_bytes()
+    (images / "b.jpg").write_bytes(content[: len(content) // 3])
+    (images / "a.png").write_bytes(b"")
+    result = predict(predictor, plan_files([images], tmp_path / "out", False))
+    assert [p.name for p in result.unreadable] == ["a.png", "b.jpg"]
+    assert [p.name for p in result.written] == ["c.bmp.png"]
+    assert str(images / "a.png") in caplog.text and str(images / "b.jpg") in caplog.text
+
+
+def test_nothing_readable_is_an_error(predictor, tmp_path):
+    (tmp_path / "a.jpg").write_text("no image")
+    (tmp_path / "b.mp4").write_text("no video")
+    with pytest.raises(DataError, match="None of the 2 files"):
+        predict(
+            predictor,
+            plan_files([tmp_path / "a.jpg", tmp_path / "b.mp4"], tmp_path / "out", False),
+        )
+
+
+def test_a_folder_that_cannot_be_written_is_named(predictor, images, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        predict(predictor, plan_files([images / "a.png"], tmp_path / "file" / "out", False))
+
+
+def test_dataset_pictures_show_both(predictor, annotated, tmp_path):
+    pictures = plan_dataset("tiny_annotated", tiny_config(), tmp_path / "out", False)
+    predict(predictor, pictures)
+    drawn = cv2.imread(str(tmp_path / "out" / "a.png"))
+    assert drawn.shape == (384 + 26, 2 * 512 + 4, 3)
+
+
+def write_video(path, sizes=(48, 64), frames=6, rate=12.5):
+    height, width = sizes
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (width, height))
+    for index in range(frames):
+        frame = np.full((height, width, 3), 40 * index, np.uint8)
+        writer.write(frame)
+    writer.release()
+
+
+def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
+    write_video(tmp_path / "film.mp4")
+    result = predict(predictor, plan_files([tmp_path / "film.mp4"], tmp_path / "out", False))
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["film.mp4"]
+    capture = cv2.VideoCapture(str(result.written[0]))
+    assert capture.get(cv2.CAP_PROP_FPS) == pytest.approx(12.5, abs=0.01)
+    frames = []
+    while (frame := capture.read()[1]) is not None:
+        frames.append(frame)
+    assert [frame.shape for frame in frames] == [(48, 64, 3)] * 6
+    # Frames stay in their order: they were made brighter one after the other.
+    brightness = [np.median(frame) for frame in frames]
+    assert brightness == sorted(brightness) and brightness[-1] - brightness[0] > 100
+
+
+def test_a_video_cut_short_leaves_no_half_picture(predictor, tmp_path, monkeypatch):
+    write_video(tmp_path / "film.mp4")
+    pictures = plan_files([tmp_path / "film.mp4"], tmp_path / "out", False)
+
+    def stop(self, frame, found):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VideoDrawer, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        predict(predictor, pictures)
+    assert not list((tmp_path / "out").iterdir())

@@ -1,0 +1,364 @@
+"""A detection run that is stopped anywhere and resumed is, bit by bit, the run that was not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambda_det.detection import DetectionTrainer, lazy_parser, parser, run, run_lazy
+from lambda_det.distributed.preemption import SIGNALS
+from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
+from lambda_det.training import run_log
+from lambda_det.training.milestones import PreciseStatistics
+from tests.detection.test_lazy_parity import TINY
+from tests.reliability.ends import Killed, end_here
+from tests.reliability.runs import DETECTOR, content, data_flags, differences, metrics
+
+ROOT = Path(__file__).parents[2]
+CONFIG = (
+    DETECTOR.replace("MASK_ON: True", "MASK_ON: False")
+    + """INPUT: {MIN_SIZE_TRAIN: [40, 64], MAX_SIZE_TRAIN: 64, MIN_SIZE_TEST: 32, MAX_SIZE_TEST: 32}
+DATALOADER: {NUM_WORKERS: 0}
+SOLVER: {IMS_PER_BATCH: 2, BASE_LR: 0.02, MAX_ITER: 6, STEPS: [4], WARMUP_ITERS: 2,
+         CHECKPOINT_PERIOD: 2}
+TEST: {EVAL_PERIOD: 3}
+SEED: 1
+"""
+)
+# Six steps: checkpoints after 2, 3, 4 and 6, evaluations after 3 and 6
+VARIANTS = {
+    "plain": "",
+    "workers": "DATALOADER.NUM_WORKERS 2",
+    "accumulated": "SOLVER.ACCUMULATE_GRADIENTS 2",
+    "precise statistics": "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2",
+    "drawn seed": "SEED -1",
+}
+
+
+@pytest.fixture(autouse=True)
+def short_log_period(monkeypatch):
+    """Records that are due at, before and after the steps at which a run is stopped."""
+    monkeypatch.setattr(DetectionTrainer, "log_period", 2)
+
+
+@pytest.fixture(autouse=True)
+def logs_reach_pytest(monkeypatch):
+    monkeypatch.setattr(
+        run_log, "setup_logger", partial(run_log.setup_logger, enable_propagation=True)
+    )
+    monkeypatch.setattr(run_log, "collect_env_info", str)  # which takes a quarter of a second
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory) -> list[str]:
+    """A command line without its OUTPUT_DIR."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "config.yaml").write_text(CONFIG)
+    config = ["--config-file", str(root / "config.yaml")]
+    return config + data_flags(root, num_train=7, num_val=2, size=48)
+
+
+@pytest.fixture
+def train(flags):
+    """Runs or resumes a training in a folder."""
+
+    def call(folder: Path, *words: str, resume: bool = False) -> None:
+        more = ["--resume"] if resume else []
+        run(parser().parse_args([*flags, *more, "OUTPUT_DIR", str(folder), *words]))
+
+    return call
+
+
+def _kill_before(monkeypatch, step: int) -> None:
+    original = DetectionTrainer.run_step
+
+    def run_step(self) -> None:
+        if self.iter == step:
+            raise Killed
+        original(self)
+
+    monkeypatch.setattr(DetectionTrainer, "run_step", run_step)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name in ("model_final.pth", "model_best.pth"):
+        assert differences(content(one / name), content(other / name)) == []
+    assert differences(metrics(one), metrics(other)) == []
+    assert sorted(p.name for p in one.glob("*.pth")) == sorted(p.name for p in other.glob("*.pth"))
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory):
+    """The folder of a run of a variant that nobody stopped."""
+    folders: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("whole")
+            words = VARIANTS[name].split()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(DetectionTrainer, "log_period", 2)
+                run(parser().parse_args([*flags, "OUTPUT_DIR", str(folders[name]), *words]))
+        return folders[name]
+
+    return folder
+
+
+@pytest.mark.parametrize("step", range(1, 6))
+def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, step):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        _kill_before(patch, step)
+        with pytest.raises(Killed):
+            train(folder)
+    assert not (folder / "model_final.pth").exists()
+    train(folder, resume=True)
+    assert_same_run(whole("plain"), folder)
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS)[1:-1])
+def test_killed_in_other_kinds_of_runs(train, whole, tmp_path, monkeypatch, variant):
+    folder, words = tmp_path / "run", VARIANTS[variant].split()
+    with monkeypatch.context() as patch:
+        _kill_before(patch, 3)
+        with pytest.raises(Killed):
+            train(folder, *words)
+    train(folder, *words, resume=True)
+    assert_same_run(whole(variant), folder)
+    # Loader workers alone change nothing at all
+    others = differences(*(content(f / "model_final.pth") for f in (whole("plain"), folder)))
+    assert bool(others) == (variant != "workers")
+
+
+def test_a_drawn_seed_is_that_of_the_whole_run(train, whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    words = VARIANTS["drawn seed"].split()
+    with monkeypatch.context() as patch:
+        _kill_before(patch, 3)
+        with pytest.raises(Killed):
+            train(folder, *words)
+    seed = content(folder / "model_0000002.pth")["trainer"]["seed"]
+    train(folder, *words, resume=True)
+    assert content(folder / "model_final.pth")["trainer"]["seed"] == seed
+    assert content(whole("drawn seed") / "model_final.pth")["trainer"]["seed"] != seed
+
+
+# After step 3, and the last one
+@pytest.mark.parametrize(("evaluation", "how"), [(1, "told"), (1, "killed"), (2, "told")])
+def test_an_evaluation_that_did_not_end_comes_first(
+    train, whole, tmp_path, monkeypatch, caplog, evaluation, how
+):
+    folder = tmp_path / "run"
+    original, calls = DetectionTrainer.test.__func__, []
+
+    def test(cls, cfg, model):
+        calls.append(1)
+        if len(calls) == evaluation:
+            end_here(how)
+        return original(cls, cfg, model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DetectionTrainer, "test", classmethod(test))
+        with pytest.raises((Killed, Preempted)) as caught:
+            train(folder)
+    if how == "told":
+        last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
+        assert f"SIGTERM after step {3 * evaluation}; {last} holds" in str(caught.value)
+    train(folder, resume=True)
+    assert f"The evaluation after step {3 * evaluation} is still to come" in caplog.text
+    assert_same_run(whole("plain"), folder)
+
+
+@pytest.mark.parametrize("evaluation", [1, 2])
+def test_statistics_that_did_not_end_come_before_it(
+    train, whole, tmp_path, monkeypatch, evaluation
+):
+    folder, words = tmp_path / "run", VARIANTS["precise statistics"].split()
+    original, calls = PreciseStatistics.update_stats, []
+
+    def update_stats(self):
+        calls.append(1)
+        if len(calls) == evaluation:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for _ in range(100):  # a handler runs between two operations of Python
+                pass
+            pytest.fail("the signal was not heeded at once")
+        original(self)
+
+    last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
+    with monkeypatch.context() as patch:
+        patch.setattr(PreciseStatistics, "update_stats", update_stats)
+        with pytest.raises(Preempted, match=f"after step {3 * evaluation}; {last} holds"):
+            train(folder, *words)
+    running = content(last)
+    train(folder, *words, resume=True)
+    assert_same_run(whole("precise statistics"), folder)
+    # The checkpoint has the statistics now that it was evaluated with
+    precise = content(whole("precise statistics") / last.name)
+    assert precise["trainer"]["hooks"]["Evaluation"]["last_step"] == 3 * evaluation
+    weights = differences(running["model"], precise["model"])
+    changed = {line.split(":")[0].rsplit(".", 1)[-1] for line in weights}
+    assert changed == {"running_mean", "running_var", "num_batches_tracked"}
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, number):
+    folder = tmp_path / "run"
+    original = DetectionTrainer.run_step
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+
+    def run_step(self):
+        if self.iter == 4:
+            os.kill(os.getpid(), number)
+        original(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DetectionTrainer, "run_step", run_step)
+        with pytest.raises(Preempted) as caught:
+            train(folder)
+    last = folder / "model_0000004.pth"
+    assert str(caught.value) == (
+        f"Stopped by {number.name} after step 5; {last} holds all of it: the same command with "
+        "--resume continues."
+    )
+    assert (folder / "last_checkpoint").read_text() == last.name
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    train(folder, resume=True)
+    last.unlink()  # the run that was not stopped has none of this step
+    assert_same_run(whole("plain"), folder)
+
+
+def test_a_finished_run_stays_as_it_is(train, whole, tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "run"
+    shutil.copytree(whole("plain"), folder)
+    monkeypatch.setattr(DetectionTrainer, "test", None)  # not evaluated again
+    before = {path.name: path.read_bytes() for path in folder.glob("*.pth")}
+    train(folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.pth")} == before
+    assert "has all of its 6 iterations already" in caplog.text
+    assert_same_run(whole("plain"), folder)
+
+
+def test_a_finished_run_is_made_longer(train, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole("plain"), folder)
+    before = metrics(folder)
+    train(folder, "SOLVER.MAX_ITER", "7", "SOLVER.STEPS", "(2, 4)", resume=True)
+    assert content(folder / "model_final.pth")["iteration"] == 6
+    after = metrics(folder)
+    # By the new schedule from its first step on
+    assert after[6]["lr"] == pytest.approx(before[max(before)]["lr"] / 10)
+    assert differences(before, {key: after[key] for key in before}) == []
+    assert max(after) == 6
+
+
+def test_a_checkpoint_of_an_earlier_version_is_continued(train, whole, tmp_path, caplog):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    state = content(whole("plain") / "model_0000003.pth")
+    for key in ("seed", "data"):
+        del state["trainer"][key]
+    state["trainer"]["hooks"] = {"LRScheduler": state["trainer"]["hooks"]["LRScheduler"]}
+    torch.save(state, folder / "model_0000003.pth")
+    (folder / "last_checkpoint").write_text("model_0000003.pth")
+    train(folder, resume=True)
+    assert caplog.text.count("start anew") == 1
+    assert content(folder / "model_final.pth")["iteration"] == 5
+
+
+def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
+    folder = tmp_path / "run"
+    shutil.copytree(whole("plain"), folder)
+    with pytest.raises(ConfigError, match="SEED 1; now it is 2"):
+        train(folder, "SEED", "2", resume=True)
+    train(folder, "DATALOADER.NUM_WORKERS", "1", resume=True)
+    assert "the samples are others" not in caplog.text
+    train(folder, "INPUT.MAX_SIZE_TRAIN", "48", resume=True)
+    assert "INPUT.MAX_SIZE_TRAIN changed: the samples are others" in caplog.text
+
+
+def _lazy_words(flags: list[str], folder: Path, *words: str) -> list[str]:
+    tiny = TINY[1].replace("image_size=64", "image_size=48").split()
+    data = flags[flags.index("--train-json") :]
+    config = ["--config-file", str(ROOT / "configs/mask_rcnn_lambdaresnet50.py")]
+    words = (*words, "train.max_iter=4", "train.reference_world_size=0", "train.eval_period=2")
+    words += ("dataloader.train.total_batch_size=2", "optimizer.lr=0.01", "train.log_period=1")
+    return [*config, *data, *tiny, *words, f"train.output_dir={folder}"]
+
+
+def test_a_lazyconfig_is_resumed_alike(flags, tmp_path, monkeypatch):
+    options = ("train.best_metric=bbox/AP50", "model.backbone.bottom_up.stochastic_depth=0.2")
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run_lazy(lazy_parser().parse_args(_lazy_words(flags, whole, *options)))
+    words = _lazy_words(flags, folder, *options)
+    with monkeypatch.context() as patch:
+        _kill_before(patch, 3)
+        with pytest.raises(Killed):
+            run_lazy(lazy_parser().parse_args(words))
+    run_lazy(lazy_parser().parse_args(["--resume", *words]))
+    assert_same_run(whole, folder)
+    with pytest.raises(ConfigError, match=r"train\.seed"):
+        run_lazy(lazy_parser().parse_args(["--resume", *words, "train.seed=6"]))
+
+
+def test_a_foreign_loader_is_named_where_its_order_starts_anew(
+    train, tmp_path, monkeypatch, caplog
+):
+    original = DetectionTrainer.build_train_loader.__func__
+    monkeypatch.setattr(
+        DetectionTrainer,
+        "build_train_loader",
+        classmethod(lambda cls, cfg: list(itertools.islice(original(cls, cfg), 4))),
+    )
+    train(tmp_path / "run", "SOLVER.MAX_ITER", "1", "DATASETS.TEST_JSON", "")
+    assert "starts anew" not in caplog.text
+    train(tmp_path / "run", "SOLVER.MAX_ITER", "2", "DATASETS.TEST_JSON", "", resume=True)
+    assert caplog.text.count("a list, cannot be begun in the midst of its images") == 1
+
+
+@pytest.fixture
+def tool(flags, tmp_path):
+    """Starts tools/train_net.py in a process of its own."""
+
+    def start(folder: Path, *words: str) -> subprocess.Popen:
+        command = [sys.executable, ROOT / "tools/train_net.py", *flags, "--resume"]
+        return subprocess.Popen(
+            [*command, "OUTPUT_DIR", folder, *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+
+    return start
+
+
+def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
+    words = ("SOLVER.MAX_ITER", "16", "SOLVER.CHECKPOINT_PERIOD", "1", "TEST.EVAL_PERIOD", "0")
+    words += ("DATALOADER.NUM_WORKERS", "1")
+    process = tool(tmp_path / "run", *words)
+    while not (tmp_path / "run/last_checkpoint").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate()[1]
+    assert process.returncode == PREEMPTED_STATUS, error
+    assert error.strip().splitlines()[-1].startswith("Stopped by SIGTERM after step")
+    assert "Traceback" not in error
+    # The same command line again carries on
+    process = tool(tmp_path / "run", *words)
+    assert process.communicate() and process.returncode == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DetectionTrainer, "log_period", 20)
+        train(tmp_path / "whole", *words)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")

@@ -1,0 +1,180 @@
+"""What test_processes.py has each process do: the same step, however it is shared out."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from detectron2.config import get_cfg
+from detectron2.modeling import build_model
+from detectron2.structures import BitMasks, Boxes, Instances
+from detectron2.utils import comm
+from detectron2.utils.events import EventStorage
+from torch import Tensor, nn
+
+from lambda_det import create_backbone
+from lambda_det.config import add_lambda_config
+from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
+from lambda_det.training.loop import distribute
+from lambda_det.training.precision import Precision
+from lambda_det.training.step import StepTrainer
+
+STEPS = 4
+IMAGES = 4  # of a step
+
+MASK_RCNN = """\
+MODEL:
+  DEVICE: cpu
+  MASK_ON: True
+  BACKBONE: {NAME: build_lambda_resnet_fpn_backbone, FREEZE_AT: 0}
+  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 7, NORM: GN}
+  FPN: {IN_FEATURES: [res2, res3, res4, res5], OUT_CHANNELS: 32, NORM: GN}
+  ANCHOR_GENERATOR: {SIZES: [[8], [16], [32], [64], [128]]}
+  RPN: {IN_FEATURES: [p2, p3, p4, p5, p6], BATCH_SIZE_PER_IMAGE: 32, PRE_NMS_TOPK_TRAIN: 50,
+        POST_NMS_TOPK_TRAIN: 30}
+  ROI_HEADS: {NAME: StandardROIHeads, IN_FEATURES: [p2, p3, p4, p5], NUM_CLASSES: 3,
+              BATCH_SIZE_PER_IMAGE: 16}
+  ROI_BOX_HEAD: {NAME: FastRCNNConvFCHead, NUM_FC: 1, FC_DIM: 16, POOLER_RESOLUTION: 7}
+  ROI_MASK_HEAD: {NAME: MaskRCNNConvUpsampleHead, NUM_CONV: 1, CONV_DIM: 16}
+"""
+
+
+def _image(index: int) -> dict:
+    """Noise with two boxes of brighter noise in it, of odd sizes."""
+    generator = torch.Generator().manual_seed(index)
+    height, width = 64 + 8 * (index % 3), 72
+    image = torch.randint(0, 200, (3, height, width), generator=generator)
+    masks, boxes = torch.zeros(2, height, width, dtype=torch.bool), []
+    for number in range(2):
+        x, y = torch.randint(0, 30, (2,), generator=generator).tolist()
+        side = 20 + 3 * ((index + number) % 5)
+        masks[number, y : y + side, x : x + side] = True
+        image[number, y : y + side, x : x + side] += 55
+        boxes.append([x, y, x + side, y + side])
+    instances = Instances((height, width))
+    instances.gt_boxes = Boxes(torch.tensor(boxes, dtype=torch.float32))
+    instances.gt_classes = torch.tensor([index % 3, (index + 1) % 3])
+    instances.gt_masks = BitMasks(masks)
+    return {"image": image.to(torch.uint8), "instances": instances}
+
+
+def _share(stream: list, per_batch: int) -> list[list]:
+    """Of each step's batches those of this process: number i * processes + rank is its i-th."""
+    batches = [stream[at : at + per_batch] for at in range(0, len(stream), per_batch)]
+    return batches[comm.get_rank() :: comm.get_world_size()]
+
+
+def _mask_rcnn() -> nn.Module:
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.merge_from_other_cfg(type(cfg).load_cfg(MASK_RCNN))
+    torch.manual_seed(1)
+    return build_model(cfg)
+
+
+def _train(model: nn.Module, batches: list, accumulate: int, lr: float) -> list[dict[str, float]]:
+    """The losses of each step, as means over all processes."""
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    trainer = StepTrainer(
+        model, batches, optimizer, precision=Precision("cpu", None), accumulate=accumulate, seed=7
+    )
+    losses = []
+    with EventStorage() as storage:
+        for trainer.iter in range(STEPS):
+            storage.iter = trainer.iter
+            trainer.run_step()
+            everywhere = comm.all_gather({k: v.item() for k, v in trainer._losses_before.items()})
+            names = everywhere[0]
+            losses.append({k: sum(e[k] for e in everywhere) / len(everywhere) for k in names})
+    return losses
+
+
+def detection() -> dict:
+    """A whole Mask R-CNN: losses of some steps, and the weights after them."""
+    model = _mask_rcnn()
+    stream = [_image(index) for index in range(STEPS * IMAGES)]
+    accumulate = IMAGES // comm.get_world_size()
+    losses = _train(distribute(model, "cpu"), _share(stream, 1), accumulate, lr=0.005)
+    return {"losses": losses, "weights": dict(model.named_parameters())}
+
+
+class _Mean(nn.Module):
+    """A backbone whose loss is a mean over its outputs, in float64."""
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.backbone = create_backbone("lambda_resnet26", ("res4",), norm=norm, scope=7).double()
+
+    def forward(self, batch: list[dict]) -> dict[str, Tensor]:
+        features = self.backbone(torch.stack([item["pixels"] for item in batch]))["res4"]
+        return {"loss": (features - 1).square().mean()}
+
+
+def synchronised() -> dict:
+    """A backbone with synchronised norms, whose batch is shared out; one process takes all."""
+    world_size = comm.get_world_size()
+    model = convert_sync_norms(_Mean("BN" if world_size == 1 else "SyncBN"), "cpu")
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randn(STEPS * IMAGES, 3, 32, 48, generator=generator, dtype=torch.float64)
+    batches = _share([{"pixels": image} for image in images], IMAGES // world_size)
+    losses = _train(distribute(model, "cpu"), batches, 1, lr=0.1)
+    kinds = sorted({type(m).__name__ for m in model.modules() if "BatchNorm" in type(m).__name__})
+    return {"losses": losses, "weights": dict(model.state_dict()), "kinds": kinds}
+
+
+# Images of each of four processes; two processes take two shares each
+SHARES = [(2, 2, 2, 2), (1, 3, 0, 2), (0, 0, 0, 5), (1, 0, 0, 1)]
+CHANNELS = 5
+
+
+def values(case: int, share: int) -> tuple[Tensor, Tensor]:
+    """Input and gradient of the output of one share, [N, C, H, W], far from mean 0."""
+    generator = torch.Generator().manual_seed(100 * case + share)
+    shape = (SHARES[case][share], CHANNELS, 3, 5)
+    x, grad = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    return 3 * x + 10 * share, grad
+
+
+def norm_parameters() -> nn.BatchNorm2d:
+    norm = SyncBatchNorm2d(CHANNELS).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, CHANNELS))
+        norm.bias.copy_(torch.linspace(-1, 1, CHANNELS))
+    return norm
+
+
+def norms() -> list[dict]:
+    """Each case through one norm, which keeps its running statistics from one to the next."""
+    size, rank = comm.get_world_size(), comm.get_rank()
+    norm, results = norm_parameters(), []
+    for case in range(len(SHARES)):
+        mine = [values(case, share) for share in range(rank * 4 // size, (rank + 1) * 4 // size)]
+        x, grad = (torch.cat(parts) for parts in zip(*mine, strict=True))
+        x.requires_grad_()
+        norm.zero_grad()
+        y = norm(x)
+        y.backward(grad)
+        state = copy.deepcopy(norm.state_dict())
+        grads = [norm.weight.grad.clone(), norm.bias.grad.clone()]
+        results.append({"y": y.detach(), "x_grad": x.grad, "grads": grads, "state": state})
+    return results
+
+
+def native_on_the_cpu() -> str:
+    """What torch's own SyncBatchNorm says to tensors of the CPU; "" for nothing."""
+    try:
+        nn.SyncBatchNorm(CHANNELS).double()(values(0, 0)[0])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def everything() -> dict:
+    alone = comm.get_world_size() == 1
+    return {
+        "detection": detection(),
+        "synchronised": synchronised(),
+        "norms": [] if alone else norms(),
+        "native": "" if alone else native_on_the_cpu(),
+    }

@@ -1,0 +1,218 @@
+"""Backbones out of checkpoints: which tensors they are, what is said of them, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lambda_det
+from lambda_det.errors import WeightsError
+from lambda_det.export.extract import extract_backbone
+from lambda_det.weights.provenance import checksum
+from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble
+
+OPTIONS = {"scope": 3}
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    return classifier_checkpoint(**OPTIONS)
+
+
+def _wanted(state):
+    return {
+        name.removeprefix("backbone."): tensor
+        for name, tensor in state.items()
+        if "linear" not in name and "num_batches_tracked" not in name
+    }
+
+
+@pytest.mark.parametrize("weights", [None, "ema", "model"])
+def test_all_tensors_of_the_backbone_and_nothing_else(checkpoint, weights):
+    content = extract_backbone(checkpoint, weights=weights, fold_input=False)
+    source = checkpoint if weights == "model" else checkpoint["ema"]
+    expected = _wanted(source["model"])
+    assert content["model"].keys() == expected.keys()
+    for name, tensor in content["model"].items():
+        assert torch.equal(tensor, expected[name]) and tensor.dtype == torch.float32
+        assert tensor.data_ptr() != expected[name].data_ptr() and tensor.is_contiguous()
+    assert content["meta"]["weights"] == ("model" if weights == "model" else "ema")
+    top1 = 1.0 if weights == "model" else 2.0
+    assert content["meta"]["accuracy"] == {"held_out": {"top1": top1, "top5": top1 + 4}}
+
+
+def test_meta_says_what_a_user_must_know(checkpoint):
+    meta = extract_backbone(checkpoint)["meta"]
+    assert meta["model"] == "lambda_resnet26" and meta["options"] == {"norm": "BN", "scope": 3}
+    assert meta["input_format"] == "BGR" and meta["folded"] is True
+    assert meta["pixel_mean"] == [103.53, 116.28, 123.675] and meta["pixel_std"] == [1.0] * 3
+    assert meta["recipe"] == "SEED: 3\n" and meta["lambda_det"] == lambda_det.__version__
+    meta = extract_backbone(checkpoint, fold_input=False)["meta"]
+    assert meta["input_format"] == "RGB" and meta["folded"] is False
+    assert meta["pixel_mean"] == MEAN and meta["pixel_std"] == STD
+
+
+def test_the_raw_weights_where_there_is_no_average():
+    checkpoint = classifier_checkpoint(ema=False, **OPTIONS)
+    assert extract_backbone(checkpoint)["meta"]["weights"] == "model"
+    with pytest.raises(WeightsError, match=r"run\.pth has no 'ema' weights; it has model"):
+        extract_backbone(checkpoint, weights="ema", source="run.pth")
+    assert extract_backbone(checkpoint)["meta"]["statistics"] == "precise"
+    del checkpoint["results"], checkpoint["statistics"]
+    assert extract_backbone(checkpoint)["meta"]["accuracy"] == {}
+    assert extract_backbone(checkpoint)["meta"]["statistics"] is None
+
+
+def _change(checkpoint, **changes):
+    return {**checkpoint, **changes}
+
+
+def _state(checkpoint, change):
+    return _change(checkpoint, model=change(dict(checkpoint["model"])))
+
+
+def _fresh(state):
+    state["backbone.res3.0.conv1.norm.running_mean"] = torch.zeros(128)
+    state["backbone.res3.0.conv1.norm.running_var"] = torch.ones(128) - 1e-5
+    return state
+
+
+def _nan(state):
+    return {**state, "backbone.res5.0.conv3.weight": torch.full((2048, 512, 1, 1), torch.nan)}
+
+
+# fmt: off
+REFUSED = {
+    "another wrapper": (lambda c: _state(c, lambda s: {f"net.{k}": v for k, v in s.items()}),
+                        "net.backbone.stem.conv1.weight is in the file alone|is missing"),
+    "twice": (lambda c: _state(c, lambda s: {**s, "module.backbone.linear.bias": torch.ones(3)}),
+              "ambiguous"),
+    "no statistics": (lambda c: _state(c, lambda s: {k: s[k] for k in s if "_var" not in k}),
+                      r"stem\.conv1\.norm\.running_var is missing"),
+    "never trained": (lambda c: _state(c, _fresh), r"res3\.0\.conv1\.norm.*never trained"),
+    "nan": (lambda c: _state(c, _nan), r"NaN or infinity in res5\.0\.conv3\.weight"),
+    "another model": (lambda c: _change(c, recipe={**c["recipe"], "model": "lambda_resnet50"}),
+                      "recipe names: .*tensors don't match"),
+    "a smaller model": (lambda c: _change(c, recipe={**c["recipe"], "options": {"scope": 5}}),
+                        "another shape"),
+    "unknown model": (lambda c: _change(c, recipe={**c["recipe"], "model": "resnet51"}),
+                      r"cannot be made here: There is no model named 'resnet51'"),
+    "unknown option": (lambda c: _change(c, recipe={**c["recipe"], "options": {"depth": 3}}),
+                       "cannot be made here"),
+    "half a recipe": (lambda c: _change(c, recipe={"model": "resnet50"}), "lacks options"),
+    "no stem": (lambda c: {"model": {k: v for k, v in c["model"].items() if "stem" not in k}},
+                "holds no backbone of lambda_det: its tensors are"),
+    "no network": (lambda c: {"model": {k: c["model"][k] for k in c["model"] if "res5.1" not in k}},
+                   r"no network of tools/model_info\.py has the tensors"),
+    "nothing": (lambda c: {"iteration": 3}, "no 'model' weights; it has none"),
+    "no tensors": (lambda c: _change(c, model={"a": 1}), "'a' in it is a int"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_cannot_be_exported(checkpoint, row):
+    make, words = REFUSED[row]
+    with pytest.raises(WeightsError, match=words) as caught:
+        extract_backbone(make({k: v for k, v in checkpoint.items() if k != "ema"}), source="a.pth")
+    assert "a.pth" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_types_and_layouts_of_training_are_not_those_of_the_file(checkpoint):
+    name, norm = "res2.0.conv2.weight", "res2.0.conv2.norm"
+    model = dict(checkpoint["model"])
+    layout = {"memory_format": torch.channels_last}
+    model[f"backbone.{name}"] = model[f"backbone.{name}"].bfloat16().to(**layout)
+    model[f"backbone.{norm}.running_var"] = torch.ones(64)  # beside means that are not 0: trained
+    content = extract_backbone({**checkpoint, "model": model}, weights="model")["model"]
+    assert content[name].dtype == torch.float32 and content[name].is_contiguous()
+    assert torch.equal(content[name], model[f"backbone.{name}"].float())
+
+
+def test_another_input_format_is_not_folded(checkpoint):
+    recipe = {**checkpoint["recipe"], "input_format": "L"}
+    with pytest.raises(WeightsError, match="--no-fold"):
+        extract_backbone({**checkpoint, "recipe": recipe})
+
+
+def test_shared_embeddings_are_kept_under_each_name():
+    checkpoint = classifier_checkpoint(share_positions=True, **OPTIONS)
+    names = [n for n in extract_backbone(checkpoint)["model"] if n.endswith("embedding")]
+    assert len(names) > 1
+    model = lambda_det.create_classifier("lambda_resnet26", share_positions=True, **OPTIONS)
+    assert len(names) == sum(n.endswith("embedding") for n in scramble(model).state_dict())
+
+
+def _renamed(state, change):
+    return {change(name): tensor for name, tensor in state.items()}
+
+
+# What holds a backbone, and how its tensors are called then
+# fmt: off
+HOLDERS = {
+    "fpn":               lambda s: {"model": in_fpn(s), "trainer": {}, "iteration": 3},
+    "fpn, bare":         lambda s: in_fpn(s),
+    "plain":             lambda s: {"model": s},
+    "plain, bare":       lambda s: s,
+    "c4":                lambda s: {"model": in_c4(s)},
+    "distributed":       lambda s: {"model": _renamed(in_fpn(s), lambda n: f"module.{n}")},
+    "compiled":          lambda s: _renamed(s, lambda n: n.replace("res2.", "res2._orig_mod.")),
+    "backbone":          lambda s: {"model": _renamed(s, lambda n: n.removeprefix("backbone."))},
+    "Detectron2's own":  lambda s: {"model": in_fpn(s), "optimizer": {"state": {}},
+                                    "scheduler": {"last_epoch": 3}, "iteration": 3},
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_the_backbone_of_whatever_holds_it(checkpoint, holder):
+    content = extract_backbone(HOLDERS[holder](checkpoint["model"]))
+    expected = _wanted(checkpoint["model"])
+    assert content["model"].keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
+    meta = content["meta"]
+    assert meta["model"] == "lambda_resnet26" and meta["options"]["scope"] == 3
+    assert meta["known_from"] == "tensors" and not meta["folded"]
+    assert meta["stages"] == ["stem", "res2", "res3", "res4", "res5"]
+    assert meta["input_format"] is None and meta["pixel_mean"] is None
+    assert meta["sha256"] == checksum(content["model"], meta)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_a_classifier_s_checkpoint_in_a_wrapper(checkpoint, wrapper):
+    model = _renamed(checkpoint["model"], lambda name: wrapper + name)
+    content = extract_backbone({**checkpoint, "model": model}, weights="model", fold_input=False)
+    expected = _wanted(checkpoint["model"])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
+    assert len(content["model"]) == len(expected) and content["meta"]["known_from"] == "recipe"
+
+
+def test_mobilenet():
+    checkpoint = classifier_checkpoint("mobilenet_v2_lambda", ema=False)
+    content = extract_backbone(checkpoint)
+    assert content["meta"]["model"] == "mobilenet_v2_lambda" and content["meta"]["folded"]
+    held = extract_backbone({"model": in_fpn(checkpoint["model"])})
+    assert held["meta"]["model"] == "mobilenet_v2_lambda"
+    assert held["model"].keys() == content["model"].keys()
+
+
+def test_stages_that_a_detector_has_not(checkpoint):
+    """As with MODEL.LAMBDA_RESNET.OUT_FEATURES [res4], and beside heads of convolutions."""
+    short = {n: t for n, t in checkpoint["model"].items() if "res5" not in n}
+    foreign = {"roi_heads.res5.0.conv1.weight": torch.ones(512, 1024, 1, 1)}
+    for model in (short, {**short, **foreign}):
+        content = extract_backbone({"model": model})
+        assert content["meta"]["stages"] == ["stem", "res2", "res3", "res4"]
+        assert not any(name.startswith("res5") for name in content["model"])
+
+
+def test_a_backbone_file_is_written_anew_as_it_is(checkpoint):
+    content = extract_backbone(checkpoint)
+    again = extract_backbone(content, source="b.pth")
+    assert again["meta"] == content["meta"] and again["model"].keys() == content["model"].keys()
+    for wish in ({"weights": "model"}, {"fold_input": False}):
+        with pytest.raises(WeightsError, match=r"b\.pth is a backbone file already.*'ema'.*folded"):
+            extract_backbone(content, source="b.pth", **wish)
+    content["model"]["res2.0.conv1.weight"] += 1
+    with pytest.raises(WeightsError, match="is not what was written"):
+        extract_backbone(content)

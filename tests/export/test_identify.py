@@ -1,0 +1,223 @@
+"""Which network a checkpoint is of: by its configuration, of either kind, or by its tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from detectron2.config import LazyConfig, get_cfg
+
+import lambda_det
+from lambda_det.detection.lazy_config import dump_lazy
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.export.extract import extract_backbone
+from lambda_det.export.identify import identify, network_of_config
+from lambda_det.export.run import config_of_run, find_checkpoint
+from tests.export.test_verify import LAZY, detector_config
+from tests.export.toy import classifier_checkpoint, in_fpn
+
+
+def _shapes(name, **options):
+    """The tensors of a backbone, without values."""
+    with torch.device("meta"):
+        return lambda_det.create_backbone(name, **options).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shown"),
+    [
+        ("lambda_resnet50", {}, {"norm": "BN"}),
+        ("lambda_resnet50_c4", {}, {"norm": "BN"}),
+        ("lambda_resnet101", {"norm": "FrozenBN"}, {"norm": "BN"}),
+        (
+            "lambda_resnet26",
+            {"scope": 5, "heads": 8, "query_depth": 4},
+            {"norm": "BN", "scope": 5, "heads": 8, "query_depth": 4, "intra_depth": 1},
+        ),
+        ("resnet_rs101", {}, {"norm": "BN"}),
+        ("resnet_rs101_se", {}, {"norm": "BN"}),
+        ("resnet50_lambda_c23", {}, {"norm": "BN"}),
+        ("resnet50_lambda_content", {}, {"norm": "BN"}),
+        ("resnet50_lambda_position", {}, {"norm": "BN"}),
+        ("resnet50_lambda_k8_h8_u4", {}, {"norm": "BN"}),
+        ("mobilenet_v2", {}, {"norm": "BN"}),
+        ("mobilenet_v2_lambda", {}, {"norm": "BN"}),
+    ],
+)
+def test_networks_are_told_by_their_tensors(name, options, shown):
+    network = identify(_shapes(name, **options), "w.pth")
+    assert (network.model, network.options, network.pixels) == (name, shown, None)
+    assert network.known_from == "tensors"
+
+
+def _detectron2_resnet(depth):
+    from detectron2.layers import ShapeSpec
+    from detectron2.modeling.backbone import build_resnet_backbone
+
+    cfg = get_cfg()
+    cfg.MODEL.RESNETS.DEPTH = depth
+    cfg.MODEL.RESNETS.OUT_FEATURES = ["res5"]
+    with torch.device("meta"):
+        return build_resnet_backbone(cfg, ShapeSpec(channels=3)).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (lambda: _detectron2_resnet(101), "holds no backbone of lambda_det"),
+        (lambda: _detectron2_resnet(50), "may be of Detectron2's own ResNet as well.*--config"),
+        (lambda: _shapes("resnet50"), "may be of Detectron2's own ResNet as well.*--config"),
+        (lambda: _shapes("lambda_resnet26", norm="GN"), "GN or LN.*--config"),
+        (lambda: _shapes("lambda_resnet26", multi_head=True), "no network.*--config"),
+    ],
+)
+def test_tensors_that_leave_it_open_are_refused(state, words):
+    with pytest.raises(WeightsError, match=f"w.pth.*{words}"):
+        identify(state(), "w.pth")
+
+
+def test_a_run_s_configuration_says_it(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(detector_config(MODEL__PIXEL_MEAN=[1.0, 2.0, 3.5]).dump())
+    network = network_of_config(file)
+    assert network.model == "lambda_resnet26" and network.known_from == "configuration"
+    assert network.options == {"scope": 3, "norm": "SyncBN"}
+    assert network.pixels.by_key() == {
+        "INPUT.FORMAT": "BGR",
+        "MODEL.PIXEL_MEAN": [1.0, 2.0, 3.5],
+        "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
+    }
+    assert config_of_run(tmp_path / "model_final.pth") == str(file)
+    assert config_of_run(tmp_path / "other" / "model_final.pth") is None
+    model = in_fpn(classifier_checkpoint(scope=3, ema=False)["model"])
+    meta = extract_backbone({"model": model}, network=network)["meta"]
+    assert meta["pixel_mean"] == [1.0, 2.0, 3.5] and meta["options"]["norm"] == "SyncBN"
+    model = in_fpn(classifier_checkpoint(scope=5, ema=False)["model"])
+    words = "w.pth does not hold the lambda_resnet26 .norm SyncBN, scope 3. that its configuration"
+    with pytest.raises(WeightsError, match=words):
+        extract_backbone({"model": model}, network=network, source="w.pth")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"BACKBONE": "build_lambda_resnet_backbone"}, {}),
+        (
+            {"BACKBONE": "build_lambda_resnet_backbone", "RESNETS": "{RES5_DILATION: 2}"},
+            {"dilation": {"res5": 2}},
+        ),
+        (
+            {
+                "BACKBONE": "build_lambda_resnet_deeplab_backbone",
+                "RESNETS": "{RES4_DILATION: 1, RES5_DILATION: 2, RES5_MULTI_GRID: [1, 2]}",
+            },
+            {"dilation": {"res4": 1, "res5": 2}, "multi_grid": [1, 2]},
+        ),
+    ],
+)
+def test_layouts_without_fpn(tmp_path, changes, options):
+    """As C4 (which has no other backbone), DC5 and DeepLab ask for them."""
+    text = f"""
+MODEL:
+  BACKBONE: {{NAME: {changes["BACKBONE"]}, FREEZE_AT: 2}}
+  LAMBDA_RESNET: {{NAME: lambda_resnet26, OUT_FEATURES: [res4], STOCHASTIC_DEPTH: 0.2}}
+  RESNETS: {changes.get("RESNETS", "{DEPTH: 50}")}
+  A_SECTION_OF_ANOTHER_PROJECT: {{KEY: 3}}
+"""
+    (tmp_path / "config.yaml").write_text(text)
+    network = network_of_config(tmp_path / "config.yaml")
+    assert network.options == {"norm": "BN", **options}
+
+
+def test_a_lazy_run_s_configuration_says_it(tmp_path):
+    import sys
+
+    config = tmp_path / "detector.py"
+    config.write_text(
+        "from detectron2.config import LazyCall as L\n"
+        "from detectron2.layers import ShapeSpec\n"
+        "from detectron2.modeling import FPN, GeneralizedRCNN\n"
+        "import lambda_det\n"
+        "model = L(GeneralizedRCNN)(\n"
+        "    backbone=L(FPN)(\n"
+        "        bottom_up=L(lambda_det.create_backbone)(\n"
+        "            name='lambda_resnet26', scope=3, norm='${train.norm}', freeze_at=1,\n"
+        "            out_features=['res4', 'res5']),\n"
+        "        in_features='${.bottom_up.out_features}', out_channels=8),\n"
+        "    proposal_generator=None, roi_heads=None,\n"
+        "    pixel_mean=[1.0, 2, 3], pixel_std=[4.0, 5.0, 6.0], input_format='RGB')\n"
+        "train = {'norm': 'BN', 'shape': ShapeSpec(channels=8)}  # saved as a Python object\n"
+    )
+    sys.modules.pop("detector", None)
+    LazyConfig.save(LazyConfig.load(str(config)), str(tmp_path / "config.yaml"))
+    assert "!!python/object" in (tmp_path / "config.yaml").read_text()
+    network = network_of_config(tmp_path / "config.yaml")
+    assert (network.model, network.options) == ("lambda_resnet26", {"scope": 3, "norm": "BN"})
+    assert network.pixels.by_key() == {
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": [1.0, 2.0, 3.0],
+        "MODEL.PIXEL_STD": [4.0, 5.0, 6.0],
+    }
+
+
+# fmt: off
+REFUSED = {
+    "another backbone": ("MODEL: {BACKBONE: {NAME: build_resnet_fpn_backbone}}",
+                         "build_resnet_fpn_backbone, which is no backbone of lambda_det"),
+    "a wrong value":    ("MODEL: {BACKBONE: {NAME: build_lambda_resnet_backbone}, "
+                         "LAMBDA_RESNET: {SCOPE: wide}}", "SCOPE 'wide'; .* of type int"),
+    "a wrong name":     ("MODEL: {BACKBONE: {NAME: build_lambda_resnet_backbone}, "
+                         "LAMBDA_RESNET: {NAME: resnet51}}", "no model named 'resnet51'"),
+    "no configuration": ("- 1\n- 2", "cannot be read as a configuration"),
+    "not YAML":         ("a: [", "cannot be read as a configuration"),
+    "a program":        ("a: !!python/object/apply:os.system ['exit 1']", "cannot be read as"),
+    "lazy, no mean":    ("model: {b: {_target_: lambda_det.create_backbone, name: resnet50}}",
+                         "does not say.*pixel_mean"),
+    "lazy, dangling":   ("model: {b: '${nothing}'}", "refers to what is not in it"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_configurations_that_cannot_say_it(tmp_path, row):
+    text, words = REFUSED[row]
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        network_of_config(tmp_path / "config.yaml")
+    with pytest.raises(ConfigError, match=r"nothing\.yaml, which should say"):
+        network_of_config(tmp_path / "nothing.yaml")
+
+
+def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
+    (tmp_path / "lazy.py").write_text(LAZY)
+    (tmp_path / "config.yaml").write_text(dump_lazy(LazyConfig.load(str(tmp_path / "lazy.py"))))
+    network = network_of_config(tmp_path / "lazy.py")
+    assert network == network_of_config(tmp_path / "config.yaml")
+    assert (network.model, network.options) == ("lambda_resnet26", {"scope": 3, "norm": "BN"})
+    assert network.pixels.mean == [103.53, 116.28, 123.675]
+    (tmp_path / "lazy.py").write_text("model = 1 / 0")
+    with pytest.raises(ConfigError, match=r"lazy\.py fails as it is loaded: ZeroDivisionError"):
+        network_of_config(tmp_path / "lazy.py")
+
+
+def test_configurations_that_leave_it_open(tmp_path):
+    for text in (
+        "MODEL: {BACKBONE: {NAME: my_own_builder}}",
+        "MODEL: {NAME: lambda_resnet26}",  # a recipe
+        "model: {a: 1}",
+        "a: {b: 1}",
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        assert network_of_config(tmp_path / "config.yaml") is None
+
+
+def test_the_last_checkpoint_of_a_run(tmp_path):
+    assert find_checkpoint(tmp_path / "nothing.pth") == str(tmp_path / "nothing.pth")
+    (tmp_path / "model_0000004.pth").write_text("")
+    words = r"has no last_checkpoint.*name a file \(model_0000004\.pth\)"
+    with pytest.raises(WeightsError, match=words):
+        find_checkpoint(tmp_path)
+    (tmp_path / "last_checkpoint").write_text("model_0000009.pth")
+    with pytest.raises(WeightsError, match=r"names model_0000009\.pth, which is not there"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "model_0000009.pth").write_text("")
+    assert find_checkpoint(str(tmp_path)) == str(tmp_path / "model_0000009.pth")

@@ -1,0 +1,357 @@
+"""Saving beside the training: what is written, in which order, and what a crash leaves."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import threading
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from lambda_det import files
+from lambda_det.errors import DiskError
+from lambda_det.training import background, checkpoint_files
+from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, newest_good
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.weights.formats import write_torch
+
+
+def _model(value):
+    model = nn.Linear(8, 8)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def _value(path):
+    return torch.load(path, weights_only=True)["model"]["weight"][0, 0].item()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Writing that waits until it is let go."""
+    gate, begun = threading.Event(), threading.Event()
+
+    def write(content, file):
+        begun.set()
+        assert gate.wait(30)
+        write_torch(content, file)
+
+    monkeypatch.setattr(background, "write_torch", write)
+    gate.begun = begun
+    yield gate
+    gate.set()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, slow):
+    model = _model(1.0)
+    checkpointer = SafeCheckpointer(model, str(tmp_path))
+    checkpointer.save("model_0000001")
+    checkpointer.link("model_0000001", "model_best")
+    assert slow.begun.wait(30)
+    nn.init.constant_(model.weight, 2.0)
+    checkpointer.check()
+    assert last_checkpoint(str(tmp_path)) == ""
+    slow.set()
+    checkpointer.wait()
+    assert _value(tmp_path / "model_0000001.pth") == _value(tmp_path / "model_best.pth") == 1.0
+    assert _value(last_checkpoint(str(tmp_path))) == 1.0
+
+
+def test_one_is_written_at_a_time(tmp_path, slow):
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path))
+    checkpointer.save("model_0000001")
+    second = threading.Thread(target=checkpointer.save, args=("model_0000002",))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    slow.set()
+    second.join(30)
+    checkpointer.wait()
+    names = ["last_checkpoint", "model_0000001.pth", "model_0000002.pth"]
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+def test_those_of_an_earlier_process_are_removed_as_well(tmp_path):
+    for start in (0, 4):
+        checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=2)
+        for step in range(start, start + 4):
+            checkpointer.save(f"model_{step:07d}", iteration=step)
+        checkpointer.wait()
+    checkpointer.save("model_final", iteration=7)
+    checkpointer.wait()
+    assert [path.name for path in checkpoint_files.numbered(tmp_path)] == [
+        "model_0000006.pth",
+        "model_0000007.pth",
+    ]
+
+
+def test_who_goes_back_to_an_older_checkpoint_keeps_what_follows(tmp_path):
+    """Later ones are there already; those just written must not be taken for the oldest."""
+    for step in (20, 30, 40):
+        (tmp_path / f"model_{step:07d}.pth").write_text("later")
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
+    for step in range(4):
+        checkpointer.save(f"model_{step:07d}")
+    checkpointer.save("model_final", iteration=3)
+    checkpointer.wait()
+    steps = [int(path.stem[6:]) for path in checkpoint_files.numbered(tmp_path)]
+    assert steps == [3, 20, 30, 40]
+
+
+def test_the_order_of_a_save(tmp_path, monkeypatch):
+    """Contents reach the disk before a name, a name before the pointer, all before a removal."""
+    steps = []
+    sync, replace, unlink = os.fsync, os.replace, Path.unlink
+
+    def synced(number):
+        steps.append("sync " + ("folder" if os.path.isdir(f"/proc/self/fd/{number}") else "file"))
+        sync(number)
+
+    def unlinked(path, **options):
+        if path.exists():
+            steps.append(f"remove {path.name}")
+        unlink(path, **options)
+
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
+    checkpointer.save("model_0000001")
+    checkpointer.save("model_0000002")
+    checkpointer.wait()
+    checked = background.check_checkpoint
+    monkeypatch.setattr(
+        background, "check_checkpoint", lambda path: (steps.append("check"), checked(path))
+    )
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (steps.append(f"name {Path(b).name}"), replace(a, b))
+    )
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    checkpointer.save("model_0000003")
+    checkpointer.wait()
+    assert steps == [
+        "sync file",
+        "check",
+        "name model_0000003.pth",
+        "sync folder",
+        "sync file",
+        "name last_checkpoint",
+        "sync folder",
+        "remove model_0000002.pth",
+    ]
+
+
+def _die_at(operation):
+    """Let this process end before that operation of saving, counted from 0."""
+    count = [0]
+
+    def tick():
+        if count[0] == operation:
+            os._exit(9)
+        count[0] += 1
+
+    def before(call):
+        def called(*arguments, **options):
+            tick()
+            return call(*arguments, **options)
+
+        return called
+
+    def write_in_parts(content, file):
+        whole = io.BytesIO()
+        write_torch(content, whole)
+        data = whole.getvalue()
+        for start in range(0, len(data), len(data) // 3):
+            file.write(data[start : start + len(data) // 3])
+            file.flush()
+            tick()
+
+    background.write_torch = write_in_parts
+    background.check_checkpoint = before(background.check_checkpoint)
+    for name in ("fsync", "replace", "link"):
+        setattr(os, name, before(getattr(os, name)))
+    Path.unlink = before(Path.unlink)
+    files.open = before(builtins.open)
+
+
+def _save_and_die(folder, operation):
+    """Save the state 3.0 in a process of its own; returns its status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            checkpointer = SafeCheckpointer(_model(3.0), str(folder), keep=2)
+            _die_at(operation)
+            checkpointer.save("model_0000003")
+            checkpointer.link("model_0000003", "model_best")
+            checkpointer.wait()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path):
+    taken = []
+    for operation in range(99):
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        checkpointer = SafeCheckpointer(_model(0.0), str(folder))
+        for step in (0, 1, 2):
+            nn.init.constant_(checkpointer.model.weight, step)
+            checkpointer.save(f"model_{step:07d}")
+        checkpointer.link("model_0000002", "model_best")
+        checkpointer.wait()
+        status = _save_and_die(folder, operation)
+        assert status in (0, 9)
+        taken.append(_value(newest_good(str(folder))))
+        check_checkpoint(last_checkpoint(str(folder)))  # what it names is whole by itself
+        good = {_value(path) for path in folder.glob("model_0*.pth")}
+        # Nothing goes before the pointer has moved, and then only what is too old
+        assert good >= ({1.0, 2.0} if taken[-1] == 2.0 else {2.0, 3.0})
+        assert _value(folder / "model_best.pth") in (2.0, 3.0)
+        if status == 0:
+            break
+        checkpointer = SafeCheckpointer(_model(4.0), str(folder), keep=2)
+        checkpointer.save("model_0000004")
+        checkpointer.wait()
+        assert _value(newest_good(str(folder))) == 4.0
+        assert not list(folder.glob("*.pth.tmp")) and not list(folder.glob("last*.tmp"))
+    assert taken == sorted(taken) and taken.count(2.0) >= 10 and taken.count(3.0) >= 5
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+@pytest.mark.parametrize("operation", ["write", "fsync", "replace", "pointer"])
+@pytest.mark.parametrize("told_by", ["save", "check", "wait"])
+def test_an_error_is_told_in_words(tmp_path, monkeypatch, number, operation, told_by):
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
+    checkpointer.save("model_0000001")
+    checkpointer.link("model_0000001", "model_best")
+    checkpointer.wait()
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    places = {
+        "write": (background, "write_torch"),
+        "fsync": (os, "fsync"),
+        "replace": (os, "replace"),
+        "pointer": (background, "point_to"),
+    }
+    monkeypatch.setattr(*places[operation], fail)
+    checkpointer.save("model_0000002")
+    checkpointer.link("model_0000002", "model_best")  # not done any more
+    with pytest.raises(DiskError) as caught:
+        if told_by == "save":
+            checkpointer.save("model_0000003")
+        if told_by == "check":
+            checkpointer._writer._jobs[-1].exception()
+            checkpointer.check()
+        checkpointer.wait()
+    sentence = str(caught.value)
+    good = f"the last good checkpoint is {tmp_path / 'model_0000001.pth'}"
+    for words in ("model_0000002.pth could not be written", "free", good, "--resume"):
+        assert words in sentence
+    assert "\n" not in sentence
+    monkeypatch.undo()
+    assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000001.pth")
+    assert not list(tmp_path.glob("*.tmp"))
+    assert os.path.samefile(tmp_path / "model_0000001.pth", tmp_path / "model_best.pth")
+    checkpointer.check()  # it is told once
+    checkpointer.save("model_0000003")
+    checkpointer.wait()
+    assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000003.pth")
+
+
+class _Late(Future):
+    """Of a thread that comes to a piece of work only when that is waited for."""
+
+    def __init__(self, function, work):
+        super().__init__()
+        self.work = partial(function, work)
+
+    def exception(self, timeout=None):
+        if not self.done():
+            try:
+                self.set_result(self.work())
+            except OSError as error:
+                self.set_exception(error)
+        return super().exception(timeout)
+
+
+def test_what_waits_behind_an_error_is_never_done():
+    writer, done = background.BackgroundWriter(), []
+
+    def fail():
+        raise OSError(errno.ENOSPC, "full")
+
+    writer._pool = SimpleNamespace(submit=_Late)
+    writer.submit(fail)
+    writer.submit(lambda: done.append("link"))
+    with pytest.raises(OSError, match="full"):
+        writer.wait()
+    writer.wait()
+    assert done == []
+    writer.submit(lambda: done.append("save"))
+    writer.wait()
+    assert done == ["save"]
+
+
+def test_a_disk_that_does_not_keep_what_was_written_is_noticed(tmp_path, monkeypatch):
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
+    checkpointer.save("model_0000001")
+    checkpointer.wait()
+
+    def write_badly(content, file):
+        write_torch(content, file)
+        file.seek(file.tell() // 2)
+        file.write(b"\x55" * 8)
+
+    monkeypatch.setattr(background, "write_torch", write_badly)
+    checkpointer.save("model_0000002")
+    with pytest.raises(DiskError, match=r"model_0000002\.pth could not be written.*damaged"):
+        checkpointer.wait()
+    assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000001.pth")
+
+
+def test_what_could_not_be_read_again_is_not_kept(tmp_path):
+    """A state that weights_only refuses would make every checkpoint of the run useless."""
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path))
+    checkpointer.save("model_0000001", hook=threading.Event)
+    with pytest.raises(DiskError, match="holds more than tensors"):
+        checkpointer.wait()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_is_too_small_is_told_once(tmp_path, monkeypatch, caplog):
+    model = _model(1.0)  # 288 bytes, and as much for each of Adam's two averages
+    optimizer = torch.optim.Adam(model.parameters())
+    checkpointer = SafeCheckpointer(model, str(tmp_path), keep=3, trainer=optimizer)
+    checkpointer.checkpointables["trainer"] = _Trainer(optimizer)
+    usage = background.shutil.disk_usage(tmp_path)
+    for free, warnings in ((5 * 864, 0), (5 * 864 - 1, 1), (0, 1)):
+        monkeypatch.setattr(
+            background.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
+        )
+        checkpointer.warn_of_little_space()
+        assert len(caplog.records) == warnings
+    assert "will take 4 kB more, and only 4 kB are free" in caplog.text
+    other = SafeCheckpointer(_model(1.0), str(tmp_path), keep=3)
+    other.save("model_0000001")
+    other.wait()
+    assert len(caplog.records) == 2
+
+
+class _Trainer:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def state_dict(self):
+        return {"iteration": 0, "optimizer": self.optimizer.state_dict()}

@@ -1,0 +1,194 @@
+"""Which checkpoint of a run folder is taken, whatever has happened to the folder."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from lambda_det.errors import WeightsError
+from lambda_det.training import checkpoint_files
+from lambda_det.training.checkpoint_files import (
+    last_checkpoint,
+    link_file,
+    newest_good,
+    numbered,
+    point_to,
+    remove_drafts,
+    remove_old,
+)
+
+
+def _save(folder, *steps):
+    for step in steps:
+        name = step if isinstance(step, str) else f"model_{step:07d}.pth"
+        torch.save({"model": {"w": torch.ones(99)}, "iteration": step}, folder / name)
+
+
+def _damage(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        del data[len(data) // 2 :]
+    elif how == "empty":
+        data.clear()
+    else:
+        data[data.index(torch.ones(9).numpy().tobytes()) + 5] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    _save(tmp_path, 1, 3, 5)
+    point_to(str(tmp_path), "model_0000005.pth")
+    return tmp_path
+
+
+def _taken(folder):
+    return os.path.basename(newest_good(str(folder)))
+
+
+def test_that_which_the_pointer_names(folder, caplog):
+    assert _taken(folder) == "model_0000005.pth"
+    point_to(str(folder), "model_0000003.pth")  # somebody went back
+    assert _taken(folder) == "model_0000003.pth"
+    assert not caplog.records
+
+
+def test_a_folder_by_another_name(folder, caplog, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    for name in (f"./{folder.name}", f"{folder.name}/", "./"):
+        if name == "./":
+            monkeypatch.chdir(folder)
+        remove_old(name, 1, last=5)
+        assert newest_good(name) == last_checkpoint(name) == os.path.join(name, "model_0000005.pth")
+    assert not caplog.records
+
+
+def test_an_empty_folder_and_none(tmp_path):
+    assert newest_good(str(tmp_path)) == newest_good(str(tmp_path / "none")) == ""
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "altered"])
+def test_the_one_before_a_damaged_one(folder, caplog, how):
+    _damage(folder / "model_0000005.pth", how)
+    assert _taken(folder) == "model_0000003.pth"
+    assert len(caplog.records) == 1
+    words = caplog.text
+    assert "model_0000005.pth cannot be read" in words and "model_0000003.pth is taken" in words
+    caplog.clear()
+    _damage(folder / "model_0000003.pth", how)
+    assert _taken(folder) == "model_0000001.pth"
+    assert len(caplog.records) == 2
+    _damage(folder / "model_0000001.pth", how)
+    with pytest.raises(WeightsError, match=r"No checkpoint.*whole.*model_0000003\.pth") as caught:
+        newest_good(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_not_one_after_that_which_the_pointer_names(folder):
+    point_to(str(folder), "model_0000003.pth")
+    _damage(folder / "model_0000003.pth", "cut")
+    assert _taken(folder) == "model_0000001.pth"
+
+
+def test_a_file_without_a_model_is_none_of_ours(folder, caplog):
+    torch.save({"weights": torch.ones(2)}, folder / "model_0000005.pth")
+    assert _taken(folder) == "model_0000003.pth"
+    assert "holds no model" in caplog.text
+
+
+POINTERS = {
+    "missing": None,
+    "empty": b"",
+    "space": b" \n",
+    "gone": b"model_0000009.pth",
+    "up": b"../HERE/model_0000001.pth",
+    "absolute": b"FOLDER/model_0000001.pth",
+    "dots": b"..",
+    "binary": bytes(range(256)),
+    "zero": b"model_0000001.pth\0",
+    "long": b"m" * 5000,
+    "lines": b"model_0000001.pth\nmodel_0000003.pth",
+}
+
+
+@pytest.mark.parametrize("content", POINTERS.values(), ids=POINTERS)
+def test_a_pointer_that_names_nothing(folder, caplog, content):
+    path = folder / "last_checkpoint"
+    path.unlink()
+    if content is not None:
+        content = content.replace(b"HERE", os.fsencode(folder.name))
+        path.write_bytes(content.replace(b"FOLDER", os.fsencode(folder)))
+    named = str(folder / "model_0000009.pth") if content == POINTERS["gone"] else ""
+    assert last_checkpoint(str(folder)) == named
+    assert _taken(folder) == "model_0000005.pth"
+    assert len(caplog.records) == 1 and "model_0000005.pth, the newest" in caplog.text
+
+
+def test_a_pointer_that_is_a_folder(folder):
+    (folder / "last_checkpoint").unlink()
+    (folder / "last_checkpoint").mkdir()
+    assert _taken(folder) == "model_0000005.pth"
+
+
+def test_a_pointer_without_any_file(tmp_path):
+    point_to(str(tmp_path), "model_0000005.pth")
+    with pytest.raises(WeightsError, match=r"names model_0000005\.pth, which is not there"):
+        newest_good(str(tmp_path))
+
+
+def test_the_final_one_without_a_pointer(folder):
+    (folder / "last_checkpoint").unlink()
+    _save(folder, "model_final.pth", "model_best.pth")
+    assert _taken(folder) == "model_final.pth"
+    os.utime(folder / "model_final.pth", (1, 1))  # the run was made longer later
+    assert _taken(folder) == "model_0000005.pth"
+
+
+def test_the_one_before_a_damaged_final_one(folder):
+    _save(folder, "model_final.pth")
+    point_to(str(folder), "model_final.pth")
+    _damage(folder / "model_final.pth", "altered")
+    assert _taken(folder) == "model_0000005.pth"
+
+
+def test_old_ones_are_removed(folder):
+    remove_old(str(folder), 4, last=10**9)  # more than there are
+    assert len(numbered(folder)) == 3
+    _save(folder, 7, 12345678, "model_final.pth", "model_best.pth", "model_12.pth")
+    remove_old(str(folder), 2, last=5)
+    others = ["model_0000003.pth", "model_0000005.pth", "model_0000007.pth", "model_12345678.pth"]
+    assert [path.name for path in numbered(folder)] == others
+    remove_old(str(folder), 1, last=10**9)  # and never that which the pointer names
+    assert [path.name for path in numbered(folder)] == ["model_0000005.pth", "model_12345678.pth"]
+    for name in ("model_final.pth", "model_best.pth", "model_12.pth"):
+        assert (folder / name).exists()
+    point_to(str(folder), "model_12345678.pth")
+    remove_old(str(folder), 0, last=10**9)
+    assert [path.name for path in numbered(folder)] == ["model_12345678.pth"]
+
+
+def test_drafts_are_removed(folder):
+    for name in ("model_0000009.pth.tmp", "last_checkpoint.tmp", "notes.tmp"):
+        (folder / name).touch()
+    remove_drafts(str(folder))
+    assert [path.name for path in folder.glob("*.tmp")] == ["notes.tmp"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_second_name(folder, monkeypatch, links):
+    if not links:
+
+        def refuse(*_):
+            raise OSError
+
+        monkeypatch.setattr(checkpoint_files.os, "link", refuse)
+    (folder / "model_best.pth").write_text("older")
+    link_file(folder / "model_0000003.pth", folder / "model_best.pth")
+    assert torch.load(folder / "model_best.pth", weights_only=True)["iteration"] == 3
+    remove_old(str(folder), 1, last=5)
+    assert torch.load(folder / "model_best.pth", weights_only=True)["iteration"] == 3
+    with pytest.raises(FileNotFoundError):
+        link_file(folder / "model_0000003.pth", folder / "other.pth")
+    assert not list(folder.glob("*.tmp"))

@@ -1,0 +1,275 @@
+"""Checkpoints: nothing in them is run, and what does not fit is an error."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from detectron2.layers import FrozenBatchNorm2d
+from detectron2.modeling import Backbone, build_model
+from torch import nn
+
+from lambda_det.detection import DetectionTrainer
+from lambda_det.detection.setup import _check_start
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
+from tests.training.tiny_detector import tiny_config
+
+
+class _Network(Backbone):
+    def __init__(self, width):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 1)
+        self.norm = nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return {"stem": self.norm(self.stem(x))}
+
+
+class _Detector(nn.Module):
+    def __init__(self, classes=2, width=3):
+        super().__init__()
+        self.backbone = _Network(width)
+        self.roi_heads = nn.ModuleDict(
+            {"box_predictor": nn.ModuleDict({"cls_score": nn.Linear(4, classes + 1)})}
+        )
+        self.register_buffer("pixel_mean", torch.zeros(3))
+
+
+def _saved(path, model, **changes):
+    state = {k: v for k, v in {**model.state_dict(), **changes}.items() if v is not None}
+    torch.save({"model": state}, path)
+    return str(path)
+
+
+class _Program:
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.pkl", "w.pyth"])
+def test_a_program_in_a_file_is_not_run(tmp_path, name):
+    evil, mark = {"model": {"a": _Program(tmp_path / "ran")}, "__author__": "x"}, tmp_path / "ran"
+    path = tmp_path / name
+    if name.endswith(".pkl"):
+        path.write_bytes(pickle.dumps(evil))
+    else:
+        torch.save(evil, path)
+    checkpointer = SafeCheckpointer(_Detector())
+    with pytest.raises(WeightsError, match="refused"):
+        checkpointer.load_initial_weights(str(path))
+    assert not mark.exists()
+    # Detectron2's checkpointer cannot load anything any more after an error
+    checkpointer.load_complete_model(_saved(tmp_path / "good.pth", _Detector()))
+
+
+def test_a_pickle_of_arrays_is_read(tmp_path):
+    source, target = _Detector(), _Detector()
+    arrays = {k: v.numpy() for k, v in source.state_dict().items()}
+    data = {"model": arrays, "__author__": "someone", "lr": np.float32(0.1)}
+    for protocol in (2, 4):
+        (tmp_path / "w.pkl").write_bytes(pickle.dumps(data, protocol=protocol))
+        SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pkl"))
+        assert torch.equal(target.backbone.stem.weight, source.backbone.stem.weight)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "absent", "list"])
+def test_a_file_that_is_no_checkpoint(tmp_path, damage):
+    path = tmp_path / "w.pth"
+    _saved(path, _Detector())
+    content = path.read_bytes()
+    if damage == "absent":
+        path.unlink()
+    elif damage == "list":
+        torch.save([1, 2], path)
+    else:
+        path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "text": b"hi"}[damage])
+    with pytest.raises(WeightsError, match=str(path)):
+        SafeCheckpointer(_Detector()).load_complete_model(str(path))
+
+
+def test_everything_must_be_there_to_evaluate(tmp_path):
+    model = _Detector()
+    without = {"backbone.norm.num_batches_tracked": None, "pixel_mean": None}
+    SafeCheckpointer(model).load_complete_model(_saved(tmp_path / "a.pth", model, **without))
+    path = _saved(tmp_path / "b.pth", model, **{"backbone.stem.bias": None})
+    with pytest.raises(WeightsError, match=r"backbone\.stem\.bias is missing"):
+        SafeCheckpointer(model).load_complete_model(path)
+    path = _saved(tmp_path / "c.pth", _Detector(classes=5))
+    with pytest.raises(WeightsError, match=r"cls_score\.weight has shape \[6, 4\].*\[3, 4\]"):
+        SafeCheckpointer(model).load_complete_model(path)
+
+
+def test_a_run_is_not_resumed_from_weights_alone(tmp_path):
+    model, source = _Detector(), _Detector()
+    before = model.backbone.stem.weight.clone()
+    with pytest.raises(WeightsError, match=r"a\.pth lacks trainer.*MODEL\.WEIGHTS"):
+        SafeCheckpointer(model).load_everything(_saved(tmp_path / "a.pth", source))
+    assert torch.equal(model.backbone.stem.weight, before)
+    saved = SafeCheckpointer(source, str(tmp_path), trainer=nn.Linear(1, 1))
+    saved.save("b")
+    saved.wait()
+    SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load_everything(str(tmp_path / "b.pth"))
+    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
+
+
+def test_a_run_is_not_resumed_without_a_part_of_its_state(tmp_path):
+    """fvcore would leave it as it is at the start, and say nothing."""
+    parts = {
+        name: SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+        for name in ("trainer", "ema")
+    }
+    torch.save({"model": _Detector().state_dict(), "trainer": {}}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="lacks ema"):
+        SafeCheckpointer(_Detector(), **parts).load_everything(str(tmp_path / "a.pth"))
+
+
+def test_weights_of_a_larger_model_are_not_evaluated(tmp_path):
+    """A deeper network's names are a superset, and their shapes are equal."""
+    deeper = _Detector()
+    deeper.backbone.more = nn.Conv2d(3, 3, 1)
+    path = _saved(tmp_path / "a.pth", deeper)
+    with pytest.raises(WeightsError, match=r"backbone\.more\.weight is in the file alone"):
+        SafeCheckpointer(_Detector()).load_complete_model(path)
+    # But for the pixel settings, which some versions of Detectron2 keep in it
+    path = _saved(tmp_path / "b.pth", _Detector(), pixel_std=torch.ones(3))
+    SafeCheckpointer(_Detector()).load_complete_model(path)
+
+
+def test_training_may_start_from_other_classes_alone(tmp_path):
+    source, model = _Detector(classes=5), _Detector()
+    before = model.roi_heads["box_predictor"]["cls_score"].weight.clone()
+    SafeCheckpointer(model).load_initial_weights(_saved(tmp_path / "a.pth", source))
+    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
+    assert torch.equal(model.roi_heads["box_predictor"]["cls_score"].weight, before)
+    path = _saved(tmp_path / "b.pth", _Detector(width=7))
+    with pytest.raises(WeightsError, match=r"backbone\.stem\.weight has shape"):
+        SafeCheckpointer(model).load_initial_weights(path)
+
+
+def test_a_file_with_nothing_of_the_backbone(tmp_path):
+    state = {f"encoder.{k}": v for k, v in _Detector().backbone.state_dict().items()}
+    torch.save(state, tmp_path / "other.pth")
+    with pytest.raises(WeightsError) as caught:
+        SafeCheckpointer(_Detector()).load_initial_weights(str(tmp_path / "other.pth"))
+    for words in ("Nothing of the backbone", "backbone.stem.weight", "the file has", "encoder."):
+        assert words in str(caught.value)
+
+
+def test_a_backbone_in_part_changes_nothing(tmp_path):
+    model, source = _Detector(), _Detector()
+    before = model.backbone.stem.weight.clone()
+    path = _saved(tmp_path / "a.pth", source, **{"backbone.norm.running_var": None})
+    with pytest.raises(WeightsError, match=r"1 of its 6 tensors .*norm\.running_var is missing"):
+        SafeCheckpointer(model).load_initial_weights(path)
+    assert torch.equal(model.backbone.stem.weight, before)
+
+
+def test_heads_of_another_shape_are_an_error(tmp_path):
+    model = _Detector()
+    model.roi_heads["box_head"] = nn.Linear(4, 4)
+    wrong = {"roi_heads.box_head.weight": torch.ones(4, 5)}
+    path = _saved(tmp_path / "a.pth", model, **wrong)
+    with pytest.raises(WeightsError, match=r"does not fit the model: roi_heads\.box_head\.weight"):
+        SafeCheckpointer(model).load_initial_weights(path)
+
+
+def test_statistics_that_a_frozen_norm_would_make_up(tmp_path):
+    """FrozenBatchNorm2d puts 0 and 1 there and reports nothing, for a state without version."""
+    model = _Detector()
+    model.backbone.norm = FrozenBatchNorm2d(3)
+    state = {k: v for k, v in model.state_dict().items() if "running" not in k}
+    torch.save({"model": dict(state)}, tmp_path / "a.pth")
+    for load in ("load_complete_model", "load_initial_weights"):
+        with pytest.raises(WeightsError, match=r"norm\.running_mean is missing"):
+            getattr(SafeCheckpointer(model), load)(str(tmp_path / "a.pth"))
+
+
+def test_a_log_line_says_what_was_loaded(tmp_path, caplog):
+    source = {k: v for k, v in _Detector().state_dict().items() if "cls_score" not in k}
+    torch.save({"model": {**source, "extra": torch.ones(1)}}, tmp_path / "a.pth")
+    with caplog.at_level("INFO"):
+        SafeCheckpointer(_Detector()).load_initial_weights(str(tmp_path / "a.pth"))
+    line = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("Loaded"))
+    assert "Loaded 6 of the model's 8 tensors from the weights of" in line
+    assert "start afresh: roi_heads.box_predictor.cls_score.weight, " in line
+    assert line.endswith("unused in the file: extra")
+
+
+@pytest.mark.parametrize("place", ["trial", "training"])
+def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path, place):
+    cfg = tiny_config()
+    model = build_model(cfg)
+    pixels = {"input_format": "BGR", "pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": [9.0] * 3}
+    torch.save({"model": model.state_dict(), "meta": pixels}, tmp_path / "a.pth")
+    cfg.MODEL.WEIGHTS = str(tmp_path / "a.pth")
+    with pytest.raises(ConfigError, match=r"set MODEL\.PIXEL_STD \[9\.0, 9\.0, 9\.0\] \(now"):
+        if place == "trial":
+            _check_start(cfg, "", DetectionTrainer)
+        else:
+            run = SimpleNamespace(
+                cfg=cfg,
+                checkpointer=SafeCheckpointer(model),
+                start_iter=0,
+                pixel_settings=DetectionTrainer.pixel_settings,
+            )
+            DetectionTrainer.resume_or_load(run, resume=False)
+
+
+class _State:
+    def state_dict(self):
+        return {"step": 3}
+
+
+def test_a_checkpoint_holds_the_model_and_the_rest(tmp_path):
+    model = _Detector()
+    checkpointer = SafeCheckpointer(model, str(tmp_path), trainer=_State())
+    checkpointer.save("model_3", iteration=3)
+    checkpointer.wait()
+    content = torch.load(tmp_path / "model_3.pth", weights_only=True)
+    assert content["trainer"] == {"step": 3} and content["iteration"] == 3
+    assert content["model"].keys() == model.state_dict().keys()
+    assert content["model"]._metadata  # the versions of modules
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_3.pth"]
+    for other in (
+        SafeCheckpointer(model),
+        SafeCheckpointer(model, str(tmp_path), save_to_disk=False),
+    ):
+        other.save("other")
+        other.link("other", "model_best")
+        other.wait()
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_3.pth"]
+
+
+def test_a_checkpoint_that_is_being_written_can_be_loaded(tmp_path):
+    source, model = _Detector(), _Detector()
+    checkpointer = SafeCheckpointer(source, str(tmp_path))
+    checkpointer.save("model_3")
+    checkpointer.model = model
+    checkpointer.load_complete_model(str(tmp_path / "model_3.pth"))
+    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
+
+
+def test_the_pointer_follows_what_was_resumed(tmp_path, monkeypatch):
+    """A damaged file that it named would be called the last good one else."""
+    monkeypatch.chdir(tmp_path)
+    model, trainer = _Detector(), {"trainer": nn.Linear(1, 1)}
+    checkpointer = SafeCheckpointer(model, "./", **trainer)
+    for step in (1, 2, 3):
+        checkpointer.save(f"model_{step:07d}")
+    checkpointer.load_everything("model_0000002.pth")
+    assert last_checkpoint("./") == "./model_0000002.pth"
+    SafeCheckpointer(model, "./", **trainer).load_complete_model("model_0000001.pth")  # evaluation
+    for other in (
+        SafeCheckpointer(model, **trainer),  # for a trial
+        SafeCheckpointer(model, "./", save_to_disk=False, **trainer),  # in another process
+    ):
+        other.load_everything("model_0000001.pth")
+    assert last_checkpoint("./") == "./model_0000002.pth"

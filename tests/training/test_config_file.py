@@ -1,0 +1,126 @@
+"""Reading the configuration: what is merged, and the word on each mistake."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from detectron2.config import get_cfg
+
+from lambda_det.detection import load_config, parser, projects
+from lambda_det.errors import ConfigError
+
+
+def _load(*argv: str):
+    return load_config(parser().parse_args([str(a) for a in argv]))
+
+
+def test_file_pairs_and_flags(tmp_path):
+    (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 1, MAX_ITER: 7}\nSEED: 3\n")
+    file = tmp_path / "child.yaml"
+    file.write_text("_BASE_: base.yaml\nSOLVER:\n  MAX_ITER: 8\n  STEPS: [5]\n")
+    pairs = ["SOLVER.GAMMA", "1", "OUTPUT_DIR", "2024"]
+    cfg = _load("--config-file", file, "--train-json", "a.json", *pairs)
+    assert (cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER, cfg.SOLVER.STEPS) == (1.0, 8, (5,))
+    assert (cfg.SEED, cfg.SOLVER.GAMMA, cfg.OUTPUT_DIR) == (3, 1.0, "2024")
+    assert cfg.DATASETS.TRAIN_JSON == "a.json" and cfg.DATASETS.TEST_JSON == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- a\n- b\n", "not a mapping"),
+        ("", "not a mapping"),
+        ("just words", "not a mapping"),
+        ("_BASE_: nowhere.yaml\n", "nowhere.yaml"),
+        ("SOLVER: {MAX_ITERS: 3}\n", "did you mean SOLVER.MAX_ITER?"),
+        ("SOLVER: 3\n", "SOLVER is a section"),
+        ("SOLVER: {MAX_ITER: {a: 3}}\n", "sets SOLVER.MAX_ITER.a, which is no configuration key"),
+        ("NO_SUCH: {}\n", "sets NO_SUCH, which is no configuration key"),
+        ("SOLVER: {MAX_ITER: many}\n", "must be of type int"),
+        ("MODEL: {MASK_ON: 1}\n", "must be of type bool"),
+        ("SOLVER: {MAX_ITER: [\n", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_fault(tmp_path, text, words):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        _load("--config-file", file)
+    assert str(file) in str(caught.value) and words in str(caught.value)
+
+
+def test_a_file_cannot_run_a_program(tmp_path):
+    mark = tmp_path / "ran"
+    file = tmp_path / "evil.yaml"
+    file.write_text(f"OUTPUT_DIR: !!python/object/apply:os.mkdir ['{mark}']\n")
+    with pytest.raises(ConfigError, match="plain values"):
+        _load("--config-file", file)
+    assert not mark.exists()
+
+
+def test_a_missing_file_suggests_a_near_one(tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mask_rcnn_xyz50.yaml").write_text("SEED: 1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"configs/mask_rcnn_xyz50\.yaml"):
+        _load("--config-file", "configs/mask_rcnn_xyz5.yaml")
+
+
+@pytest.mark.parametrize(
+    ("opts", "words"),
+    [
+        (["SOLVER.MAX_ITER"], "no partner"),
+        (["SOLVER.MAX_ITER=3"], "without ="),
+        (["SOLVER.MAX_ITER", "3", "--resume"], "--resume stands among"),
+        (["SOLVER.MAXITER", "3"], "did you mean SOLVER.MAX_ITER"),
+        (["SOLVER.MAX_ITER", "x"], "must be of type int"),
+        (["MODEL", "x"], "MODEL is a section"),
+        (["SEED.X", "3"], "no configuration key"),
+    ],
+)
+def test_a_bad_pair_is_named(opts, words):
+    with pytest.raises(ConfigError) as caught:
+        _load(*opts)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("MODEL: {POINT_HEAD: {NUM_CLASSES: 3}}", "MODEL.POINT_HEAD.NUM_CLASSES", 3),
+        ("MODEL: {ROI_HEADS: {NAME: PointRendROIHeads}}", "MODEL.ROI_MASK_HEAD.NUM_FC", 2),
+        ("SOLVER: {POLY_LR_POWER: 1.0}", "SOLVER.POLY_LR_POWER", 1.0),
+        ("SOLVER: {LR_SCHEDULER_NAME: WarmupPolyLR}", "SOLVER.POLY_LR_POWER", 0.9),
+        (
+            "MODEL: {BACKBONE: {NAME: build_lambda_resnet_deeplab_backbone}}",
+            "MODEL.RESNETS.RES4_DILATION",
+            1,
+        ),
+    ],
+)
+def test_the_keys_of_a_project_come_with_what_needs_them(tmp_path, text, key, value):
+    file = tmp_path / "project.yaml"
+    file.write_text(text + "\n")
+    for arguments in (["--config-file", file], ["--config-file", file, key, value]):
+        node = _load(*arguments)
+        for name in key.split("."):
+            node = node[name]
+        assert node == value
+    assert "POINT_HEAD" not in _load().MODEL and "POLY_LR_POWER" not in _load().SOLVER
+
+
+def test_a_project_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "detectron2.projects.deeplab", None)
+    with pytest.raises(ConfigError, match=r"RES4_DILATION needs detectron2.projects.deeplab"):
+        _load("MODEL.RESNETS.RES4_DILATION", "2")
+    with pytest.raises(ConfigError, match="NAME DeepLabV3PlusHead needs"):
+        _load("MODEL.SEM_SEG_HEAD.NAME", "DeepLabV3PlusHead")
+    assert _load("SOLVER.MAX_ITER", "7").SOLVER.MAX_ITER == 7
+
+
+def test_projects_stay_unimported_where_nothing_asks_for_them(monkeypatch):
+    imported = []
+    monkeypatch.setattr(projects.importlib, "import_module", imported.append)
+    projects.add_projects(get_cfg(), [("SOLVER.MAX_ITER", 5), ("MODEL.DEVICE", "cpu")])
+    assert not imported

@@ -1,0 +1,179 @@
+"""A disk that is full or broken, in words: by errors made, by a limit, and on a small disk."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from detectron2.utils.logger import setup_logger
+
+from lambda_det.errors import DataError, DiskError
+from lambda_det.training.checkpoint_files import point_to
+from lambda_det.training.disk_errors import disk_errors_in_words, gigabytes, let_logs_fail
+
+ROOT = Path(__file__).parents[2]
+
+
+def _raise(number, file=None):
+    raise OSError(number, os.strerror(number), *([file] if file else []))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_what_only_writing_can_raise(tmp_path, number):
+    words = "A file in .* could not be written: .*; there is no checkpoint yet"
+    with pytest.raises(DiskError, match=words), disk_errors_in_words(str(tmp_path)):
+        _raise(number)
+    point_to(str(tmp_path), "model_0000003.pth")
+    words = r"last good checkpoint is .*model_0000003\.pth.*--resume"
+    with pytest.raises(DiskError, match=words), disk_errors_in_words(str(tmp_path)):
+        try:
+            _raise(number, str(tmp_path / "metrics.json"))
+        finally:
+            raise RuntimeError("of a library that hides it")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO])
+def test_what_reading_raises_as_well_must_be_of_the_run(tmp_path, number):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    words = r"metrics\.json could not be written"
+    with pytest.raises(DiskError, match=words), disk_errors_in_words(str(folder)):
+        _raise(number, str(folder / "metrics.json"))
+    for file in (None, str(tmp_path / "image.jpg")):
+        with pytest.raises(OSError, match="Errno"), disk_errors_in_words(str(folder)):
+            _raise(number, file)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), DataError("x"), FileNotFoundError(errno.ENOENT, "x"), OSError("x")]
+)
+def test_other_errors_stay_what_they_are(tmp_path, error):
+    with pytest.raises(type(error)) as caught, disk_errors_in_words(str(tmp_path)):
+        raise error
+    assert caught.value is error
+
+
+def test_a_thread_that_writes_events_ends_without_a_stack_trace(tmp_path, capsys):
+    def run(*arguments):
+        thread = threading.Thread(target=_raise, args=arguments)
+        thread.start()
+        thread.join()
+
+    before = threading.excepthook
+    with disk_errors_in_words(str(tmp_path)):
+        run(errno.ENOSPC)
+        assert capsys.readouterr().err == ""
+        run(errno.ENOENT)
+        assert "Traceback" in capsys.readouterr().err
+    assert threading.excepthook is before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
+def test_a_log_that_cannot_be_written_is_told_once(tmp_path, capsys):
+    setup_logger(str(tmp_path), name="lambda_det")
+    logger = logging.getLogger("lambda_det")
+    handlers = [h for h in logger.handlers if str(tmp_path) in getattr(h.stream, "name", "")]
+    assert len(handlers) == 1
+    try:
+        let_logs_fail()
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, handlers[0].stream.fileno())
+        os.close(full)
+        for step in range(3):
+            logger.info(f"step {step}")
+        printed = capsys.readouterr()
+        assert printed.err.strip().endswith("log.txt cannot be written any more: the disk is full")
+        assert printed.err.count("\n") == 1
+        assert all(f"step {step}" in printed.out for step in range(3))
+        handlers[0].stream.close()  # as Detectron2 does at the end
+    finally:
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+
+
+def test_sizes():
+    assert [gigabytes(n) for n in (0, 1500, 89_200_000, 1.24e9)] == [
+        "0 kB",
+        "2 kB",
+        "89.2 MB",
+        "1.2 GB",
+    ]
+
+
+# A run of checkpoints of 1 MB, until one cannot be written; then with what makes room
+_FILL = """
+import sys
+from pathlib import Path
+from torch import nn
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.checkpoint_files import newest_good
+from lambda_det.errors import DiskError
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+checkpointer = SafeCheckpointer(nn.Linear(500, 500), str(folder))
+saved = 0
+try:
+    for step in range(20):
+        if step == 2 and limit:
+            import resource
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        checkpointer.save(f"model_{step:07d}", iteration=step)
+        checkpointer.wait()
+        saved += 1
+except DiskError as error:
+    print(error)
+assert 2 <= saved < 20, saved
+assert newest_good(str(folder)).endswith(f"model_{saved - 1:07d}.pth")
+assert not list(folder.glob("*.tmp"))
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+(folder / "model_0000000.pth").unlink()
+checkpointer.save("model_0000099")
+checkpointer.wait()
+assert newest_good(str(folder)).endswith("model_0000099.pth")
+"""
+
+
+def _fill(command, folder, limit):
+    done = subprocess.run(
+        [*command, sys.executable, "-c", _FILL, str(folder), str(limit)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = done.stdout.splitlines()
+    return line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no limits of files")
+def test_files_that_may_not_become_large_enough(tmp_path):
+    line = _fill([], tmp_path, 500_000)
+    assert "model_0000002.pth could not be written: files may not become that large" in line
+    assert "it needs 1.0 MB" in line and "last good checkpoint" in line and "model_0000001" in line
+
+
+def _mount() -> list[str]:
+    """A command that runs another with a disk of 5 MB at the folder that it names third to last."""
+    script = 'mount -t tmpfs -o size=5m tmpfs "$1" && shift && exec "$@"'
+    return ["unshare", "-rm", "sh", "-c", script, "sh"]
+
+
+def test_a_small_disk_that_is_full(tmp_path):
+    usable = (
+        shutil.which("unshare")
+        and not subprocess.run([*_mount(), str(tmp_path), "true"], capture_output=True).returncode
+    )
+    if not usable:
+        pytest.skip("no disk can be mounted here")
+    line = _fill([*_mount(), str(tmp_path)], tmp_path, 0)
+    assert "could not be written: the disk is full; it needs 1.0 MB" in line
+    assert "the last good checkpoint is" in line and "Free some space" in line

@@ -1,0 +1,231 @@
+"""The layer that NaN and infinite numbers come from is named."""
+
+import math
+
+import pytest
+import torch
+from detectron2.utils.events import EventStorage
+from torch import nn
+
+import lambda_det
+from lambda_det.errors import NonFiniteLossError
+from lambda_det.layers import LambdaLayer, lambda_layer
+from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
+from lambda_det.training.precision import LossScaler, Precision
+from lambda_det.training.step import StepTrainer
+from tests.training.toy import ToyModel, batches, items
+
+FLOAT32 = Precision("cpu", None)
+
+
+@pytest.fixture
+def net():
+    return lambda_det.create_backbone("lambda_resnet26", scope=5, stochastic_depth=0.5)
+
+
+def _run(net, debugger, x=None, **options):
+    x = torch.randn(2, 3, 64, 64) if x is None else x
+    with debugger.watching(**options):
+        sum(y.sum() for y in net(x).values()).backward()
+
+
+def _found(net, x=None, **options):
+    with pytest.raises(NonFiniteNumbers) as caught:
+        _run(net, NumericsDebugger(net), x, **options)
+    return str(caught.value)
+
+
+def test_a_healthy_network_computes_as_without(net):
+    x = torch.randn(2, 3, 64, 64)
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    results = []
+    for debug in (False, True):
+        net.load_state_dict(state)
+        net.zero_grad()
+        torch.manual_seed(0)
+        if debug:
+            _run(net, NumericsDebugger(net), x)
+        else:
+            sum(y.sum() for y in net(x).values()).backward()
+        results.append([p.grad.clone() for p in net.parameters()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max()))
+
+
+def test_outside_of_its_time_it_does_nothing(net):
+    NumericsDebugger(net)
+    assert net(torch.full((2, 3, 64, 64), torch.nan))["res5"].isnan().any()
+
+
+def test_the_first_module_is_named_with_what_it_was_given(net):
+    nn.init.constant_(net.res3[1].conv2.weight, torch.nan)
+    text = _found(net)
+    assert text.startswith(
+        "res3.1.conv2 (SaturatingConv2d) gives its part res3.1.conv2.norm (BatchNorm2d) an input "
+    )
+    assert " NaN (its input: finite, magnitudes up to" in text
+    weights = net.res3[1].conv2.weight.numel()
+    assert f"its parameters and buffers: {weights} numbers not finite" in text
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_image_of_nan_is_told_from_a_bad_layer(net, bad):
+    x = torch.randn(2, 3, 64, 64)
+    x[1, 2, 3, 4] = bad
+    assert _found(net, x).startswith(f"The data hold an input of which 1 of {x.numel()} numbers")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "beginning"),
+    [
+        ("query_proj.weight", ".query_proj (Conv2d) gives an output"),
+        ("value_norm.weight", ".value_norm (BatchNorm2d) gives an output"),
+        ("position.embedding", ".position (RelativePosition) gives an output"),
+    ],
+)
+def test_parts_of_a_lambda_layer_that_are_modules(net, parameter, beginning):
+    name, layer = next((n, m) for n, m in net.named_modules() if isinstance(m, LambdaLayer))
+    nn.init.constant_(layer.get_parameter(parameter), torch.inf)
+    assert _found(net).startswith(name + beginning)
+
+
+@pytest.mark.parametrize("bad", ["content lambda", "position output"])
+def test_parts_of_a_lambda_layer_that_are_none(net, bad, monkeypatch):
+    function = {"content lambda": "content_lambda", "position output": "local_position_output"}[bad]
+    original = getattr(lambda_layer, function)
+    monkeypatch.setattr(lambda_layer, function, lambda *a, **k: original(*a, **k) * torch.inf)
+    name = next(n for n, m in net.named_modules() if isinstance(m, LambdaLayer))
+    text = _found(net)
+    assert text.startswith(f"{name} (LambdaLayer) gives an output of which")
+    for part in ("queries", "normalised keys", "values"):
+        assert f"its {part}: finite" in text
+    assert f"its {bad}: finite" not in text and f"its {bad}: " in text
+    other = {"content lambda": "position output", "position output": "content lambda"}[bad]
+    assert f"its {other}: finite" in text
+
+
+def test_parts_of_another_lambda_layer_are_not_told():
+    net = nn.Sequential(LambdaLayer(8, scope=3), nn.BatchNorm2d(8), LambdaLayer(8, scope=None))
+    debugger = NumericsDebugger(net)  # which sees the values before they are changed
+    net[2].value_norm.register_forward_hook(lambda *args: args[-1] * torch.inf)
+    with pytest.raises(NonFiniteNumbers) as caught, debugger.watching():
+        net(torch.randn(2, 8, 5, 5))
+    text = str(caught.value)
+    assert text.startswith("2 (LambdaLayer) gives an output") and "its content output: " in text
+    assert "its position output" not in text
+
+
+class _BadBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * math.inf
+
+
+class Breaks(nn.Module):
+    def forward(self, x):
+        return _BadBackward.apply(x)
+
+
+def test_the_module_whose_backward_pass_breaks_is_named():
+    net = nn.Sequential(nn.Linear(3, 4), Breaks(), nn.Linear(4, 2))
+    debugger = NumericsDebugger(net)
+    with (
+        pytest.raises(NonFiniteNumbers, match=r"^1 \(Breaks\) passes back a gradient of its input"),
+        debugger.watching(),
+    ):
+        net(torch.randn(5, 3)).sum().backward()
+    with debugger.watching(gradients=False):
+        net(torch.randn(5, 3)).sum().backward()
+
+
+def test_what_lies_between_modules_is_told_by_what_comes_before():
+    net = nn.Sequential(nn.Linear(3, 4))
+    with (
+        pytest.raises(
+            NonFiniteNumbers,
+            match=r"^What follows 0 \(Linear\) passes back a gradient of its output",
+        ),
+        NumericsDebugger(net).watching(),
+    ):
+        _BadBackward.apply(net(torch.randn(5, 3))).sum().backward()
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x + self.gamma.sqrt()
+
+
+def test_a_gradient_of_a_parameter():
+    net = nn.Sequential(Scale())
+    with (
+        pytest.raises(NonFiniteNumbers, match=r"^0 \(Scale\) gets a gradient of its gamma"),
+        NumericsDebugger(net).watching(),
+    ):
+        net(torch.randn(3)).sum().backward()
+
+
+class Toy(ToyModel):
+    """Its loss is NaN at the item "bad"."""
+
+    def forward(self, batch):
+        losses = super().forward(batch)
+        if any("bad" in item["file_name"] for item in batch):
+            nn.init.constant_(self.layers[2].weight, torch.nan)
+            return super().forward(batch)
+        return losses
+
+
+def _named_items(count, bad):
+    result = items(count)
+    for index, item in enumerate(result):
+        item["file_name"] = f"bad{index}.jpg" if index == bad else f"{index}.jpg"
+    return result
+
+
+def _steps(model, loader, steps, *, debug, precision=FLOAT32, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = StepTrainer(model, loader, optimizer, precision=precision, **options)
+    if debug:
+        trainer.debug_numerics()
+    with EventStorage():
+        for trainer.iter in range(steps):
+            trainer.run_step()
+
+
+def _message(debug):
+    data = batches(_named_items(8, 5), 2)
+    model = Toy()
+    with pytest.raises(NonFiniteLossError) as caught:
+        _steps(model, data, 4, debug=debug, last_checkpoint=lambda: "run/model_7.pth")
+    return str(caught.value)
+
+
+def test_a_step_names_iteration_layer_images_and_checkpoint():
+    text = _message(debug=True)
+    assert text.startswith("layers.2 (Linear) gives an output of which 2 of 2 numbers are not ")
+    assert "at iteration 2 (images 4.jpg, bad5.jpg)" in text and "run/model_7.pth" in text
+    assert "--debug-numerics" not in text
+
+
+def test_an_ordinary_step_says_how_to_find_the_layer():
+    text = _message(debug=False)
+    assert text.startswith("A loss is not finite (loss_fit nan")
+    assert "at iteration 2 (images 4.jpg, bad5.jpg)" in text
+    assert text.endswith("the same command with --resume --debug-numerics names the layer.")
+
+
+def test_with_loss_scaling_gradients_are_looked_at_when_no_scale_helps(monkeypatch):
+    monkeypatch.setattr(Precision, "grad_scaler", lambda self: LossScaler("cpu"))
+    monkeypatch.setattr(LossScaler, "get_scale", lambda self: 2.0)
+    model = ToyModel()
+    model.layers.insert(1, Breaks())
+    with pytest.raises(NonFiniteLossError, match=r"layers\.1 \(Breaks\).* at iteration 10"):
+        _steps(model, batches(items(60), 2), 30, debug=True)

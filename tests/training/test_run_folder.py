@@ -1,0 +1,149 @@
+"""OUTPUT_DIR: an older run is not overwritten, and resumed only as what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from detectron2.config import get_cfg
+
+from lambda_det.config import add_lambda_config
+from lambda_det.errors import ConfigError
+from lambda_det.training.run_folder import (
+    FixedKeys,
+    check_evaluation_folder,
+    check_run_folder,
+    cut_metrics,
+    save_config,
+)
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.OUTPUT_DIR = str(tmp_path / "run")
+    return cfg
+
+
+@pytest.fixture
+def started(cfg):
+    """The configuration of a run that has come to its first checkpoint."""
+    os.mkdir(cfg.OUTPUT_DIR)
+    save_config(cfg)
+    with open(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"), "w") as file:
+        file.write("model_0000004.pth")
+    return cfg
+
+
+def test_a_new_folder_is_fine_and_not_made(cfg):
+    for resume in (False, True):
+        check_run_folder(cfg, resume=resume)
+    assert not os.path.exists(cfg.OUTPUT_DIR)
+    os.mkdir(cfg.OUTPUT_DIR)
+    save_config(cfg)  # a start that was refused later leaves no run
+    check_run_folder(cfg, resume=False)
+
+
+@pytest.mark.parametrize("name", ["last_checkpoint", "metrics.json", "model_0000004.pth"])
+def test_a_folder_with_a_run(cfg, name):
+    os.mkdir(cfg.OUTPUT_DIR)
+    open(os.path.join(cfg.OUTPUT_DIR, name), "w").close()
+    with pytest.raises(ConfigError) as caught:
+        check_run_folder(cfg, resume=False)
+    for words in (cfg.OUTPUT_DIR, "--resume", "another OUTPUT_DIR"):
+        assert words in str(caught.value)
+    if name != "model_0000004.pth":
+        check_run_folder(cfg, resume=True)
+
+
+def test_checkpoints_without_a_pointer_are_found_by_their_names(cfg):
+    os.mkdir(cfg.OUTPUT_DIR)
+    Path(cfg.OUTPUT_DIR, "model_0000004.pth").touch()
+    check_run_folder(cfg, resume=True)
+
+
+def test_other_weights_in_the_folder_are_not_trained_over(cfg):
+    os.mkdir(cfg.OUTPUT_DIR)
+    Path(cfg.OUTPUT_DIR, "mine.pth").touch()
+    with pytest.raises(ConfigError, match=r"holds mine\.pth.*write a name into"):
+        check_run_folder(cfg, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (("MODEL", "FPN"), "OUT_CHANNELS", 64),
+        (("MODEL", "ANCHOR_GENERATOR"), "SIZES", [[1.0]]),
+        (("INPUT",), "FORMAT", "RGB"),
+        (("SOLVER",), "BASE_LR", 0.5),
+    ],
+)
+def test_resume_refuses_another_model(started, section, key, value):
+    folder = Path(started.OUTPUT_DIR)
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    node = started
+    for name in section:
+        node = node[name]
+    node[key] = value
+    with pytest.raises(ConfigError, match=".".join((*section, key))):
+        check_run_folder(started, resume=True)
+    assert before == {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_resume_allows_what_changes_no_weight(started):
+    started.MODEL.DEVICE = "cpu"
+    started.MODEL.WEIGHTS = "elsewhere.pth"
+    started.MODEL.LAMBDA_RESNET.IMPLEMENTATION = "conv"
+    started.SOLVER.MAX_ITER = 9
+    started.DATALOADER.NUM_WORKERS = 0
+    started.TEST.EVAL_PERIOD = 7
+    check_run_folder(started, resume=True)
+
+
+def test_a_file_is_no_folder(cfg, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_run_folder(cfg, resume=True)
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_evaluation_folder(cfg, "weights.pth")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
+def test_a_read_only_folder(cfg, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(ConfigError, match="read-only"):
+            check_evaluation_folder(cfg, "weights.pth")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path, monkeypatch):
+    check_evaluation_folder(started, os.path.join(started.OUTPUT_DIR, "model_0000004.pth"))
+    monkeypatch.chdir(started.OUTPUT_DIR)
+    check_evaluation_folder(started, "model_0000004.pth")
+    for other in (tmp_path / "other.pth", tmp_path / "run2" / "a.pth", "https://host/a.pth"):
+        with pytest.raises(ConfigError, match="give another OUTPUT_DIR"):
+            check_evaluation_folder(started, str(other))
+    (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
+    check_evaluation_folder(started, str(tmp_path / "other.pth"))
+
+
+def test_cut_metrics(tmp_path):
+    path = tmp_path / "metrics.json"
+    cut_metrics(str(tmp_path), 3)
+    assert not path.exists()
+    lines = [json.dumps({"iteration": i, "total_loss": 1.0}) for i in (0, 1, 2, 3, 4)]
+    path.write_text("\n".join(lines) + '\n{"iteration": 1, "tot')
+    cut_metrics(str(tmp_path), 3)
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [0, 1, 2]
+    assert path.read_text().endswith("\n")
+
+
+def test_a_key_is_fixed_by_its_whole_name():
+    keys = FixedKeys(names=("SOLVER.WEIGHT_DECAY",), but_not=())
+    assert "SOLVER.WEIGHT_DECAY" in keys and "SOLVER.WEIGHT_DECAY.X" in keys
+    assert "SOLVER.WEIGHT_DECAY_NORM" not in keys

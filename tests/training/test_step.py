@@ -1,0 +1,155 @@
+"""The training step: accumulation, precision, and the guard against non-finite numbers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from detectron2.utils.events import EventStorage
+from torch.nn.parallel import DistributedDataParallel
+
+from lambda_det.errors import ConfigError, NonFiniteLossError
+from lambda_det.training.precision import Precision
+from lambda_det.training.step import StepTrainer
+from tests.training.toy import ToyModel, batches, items
+
+FLOAT32 = Precision("cpu", None)
+
+
+def _train(model, loader, steps, *, accumulate=1, precision=FLOAT32, wrap=None, **kwargs):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapped = wrap(model) if wrap else model
+    trainer = StepTrainer(
+        wrapped, loader, optimizer, precision=precision, accumulate=accumulate, **kwargs
+    )
+    with EventStorage() as storage:
+        for trainer.iter in range(steps):
+            storage.iter = trainer.iter
+            trainer.run_step()
+    return storage
+
+
+def _weights(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_accumulation_is_one_large_batch():
+    data = items(24)
+    large, small = ToyModel(), ToyModel()
+    expected = _train(large, batches(data, 8), 3)
+    got = _train(small, batches(data, 2), 3, accumulate=4)
+    torch.testing.assert_close(_weights(small), _weights(large), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(_weights(small), _weights(ToyModel()))
+    for name in ("total_loss", "loss_fit", "loss_size"):
+        a, b = got.history(name).values(), expected.history(name).values()
+        assert [i for _, i in a] == [0, 1, 2]
+        torch.testing.assert_close([v for v, _ in a], [v for v, _ in b], rtol=1e-5, atol=1e-6)
+
+
+def test_each_batch_draws_numbers_of_its_own():
+    """Not those of another batch or step, and whatever was drawn before."""
+
+    def draws(seed, drawn_before):
+        drawn, model = [], ToyModel()
+        model.register_forward_pre_hook(lambda *_: drawn.append(torch.rand(()).item()))
+        torch.manual_seed(drawn_before)
+        _train(model, batches(items(6), 1), 2, accumulate=3, seed=seed)
+        return drawn
+
+    found = draws(3, 0)
+    assert found == draws(3, 1)
+    assert len({*found, *draws(4, 0)}) == 12
+
+
+def test_bfloat16_on_the_cpu_is_near_float32():
+    data = items(8)
+    exact, rounded = ToyModel(), ToyModel()
+    _train(exact, batches(data, 4), 2)
+    _train(rounded, batches(data, 4), 2, precision=Precision("cpu", torch.bfloat16))
+    assert all(p.dtype == torch.float32 for p in rounded.parameters())
+    difference = (_weights(rounded) - _weights(exact)).abs().max()
+    assert 0 < difference < 0.02
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_bad_number_stops_before_the_weights_change(where):
+    data = items(6)
+    model = ToyModel()
+    before = _weights(model)
+    if where == "loss":
+        data[3]["y"] = torch.tensor(float("nan"))
+    else:
+        model.layers[0].weight.register_hook(lambda grad: grad * float("inf"))
+    with pytest.raises(NonFiniteLossError) as caught:
+        _train(model, batches(data, 3), 1, accumulate=2, last_checkpoint=lambda: "run/model_7.pth")
+    assert torch.equal(_weights(model), before)
+    text = str(caught.value)
+    assert where in text and "iteration 0" in text and "run/model_7.pth" in text
+    assert "loss_fit" in text and "loss_size" in text
+
+
+def test_without_a_checkpoint_it_says_none_yet():
+    data = items(2)
+    data[0]["y"] = torch.tensor(float("inf"))
+    with pytest.raises(NonFiniteLossError, match="none yet"):
+        _train(ToyModel(), [data], 1)
+
+
+def test_when_the_forward_pass_stops_the_losses_before_are_named():
+    model, data = ToyModel(), items(4)
+
+    def stop_at_the_third(module, args):
+        if args[0][0] is data[2]:
+            raise FloatingPointError("Predicted boxes hold NaN. Training has diverged.")
+
+    model.register_forward_pre_hook(stop_at_the_third)
+    with pytest.raises(NonFiniteLossError) as caught:
+        _train(model, batches(data[2:], 2), 1)
+    assert "Predicted boxes hold NaN at iteration 0;" in str(caught.value)
+    expected = {k: v.item() for k, v in ToyModel()(data[:2]).items()}
+    model = ToyModel()
+    model.register_forward_pre_hook(stop_at_the_third)
+    with pytest.raises(NonFiniteLossError) as caught:
+        _train(model, batches(data, 2), 2)
+    losses = ", ".join(f"{name} {value:.4g}" for name, value in expected.items())
+    assert f"(the losses of the step before were {losses}) at iteration 1;" in str(caught.value)
+
+
+def _worker(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+    model = ToyModel(seed=rank)  # DistributedDataParallel hands out those of rank 0
+    shares = [batch[rank * 2 : rank * 2 + 2] for batch in batches(items(16), 4)]
+    _train(model, shares, 2, accumulate=2, wrap=DistributedDataParallel)
+    weights = _weights(model)
+    bad = items(2)
+    if rank == 1:
+        bad[0]["offset"] = float("inf")  # the gradients stay finite, so rank 0 must be told
+    try:
+        _train(model, [bad], 1, wrap=DistributedDataParallel)
+    except NonFiniteLossError as error:
+        text = str(error)
+    torch.save({"weights": weights, "text": text}, os.path.join(folder, f"{rank}.pth"))
+    dist.destroy_process_group()
+
+
+def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
+    mp.start_processes(_worker, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    results = [torch.load(tmp_path / f"{rank}.pth", weights_only=True) for rank in range(2)]
+    alone = ToyModel()
+    _train(alone, batches(items(16), 8), 2)
+    for result in results:
+        torch.testing.assert_close(result["weights"], _weights(alone), rtol=1e-5, atol=1e-6)
+        assert "on worker 1" in result["text"] and "loss_fit inf" in result["text"]
+
+
+def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):
+    def forward(self, data):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(ToyModel, "forward", forward)
+    with pytest.raises(ConfigError, match=r"raise SOLVER\.ACCUMULATE_GRADIENTS"):
+        _train(ToyModel(), batches(items(8), 4), 1)

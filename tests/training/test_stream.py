@@ -1,0 +1,226 @@
+"""The order of images, against plain loops over Detectron2's samplers."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from detectron2.data.samplers import (
+    RandomSubsetTrainingSampler,
+    RepeatFactorTrainingSampler,
+    TrainingSampler,
+)
+from torch.utils.data import Sampler
+
+from lambda_det.training.randomness import Purpose, generator
+from lambda_det.training.stream import Stream, orientations
+
+SIZE = 37
+# Two in five are higher than wide
+WIDE = [index % 5 not in (1, 3) for index in range(SIZE)]
+FACTORS = torch.linspace(0.3, 2.7, SIZE)
+SAMPLERS = {
+    "shuffled": lambda **seed: TrainingSampler(SIZE, **seed),
+    "in order": lambda **seed: TrainingSampler(SIZE, shuffle=False, **seed),
+    "repeated": lambda **seed: RepeatFactorTrainingSampler(FACTORS, **seed),
+    "repeated in order": lambda **seed: RepeatFactorTrainingSampler(FACTORS, shuffle=False, **seed),
+    "subset": lambda seed=None, subset=None: RandomSubsetTrainingSampler(
+        SIZE, 0.6, seed_shuffle=seed, seed_subset=subset
+    ),
+}
+
+
+def as_process(monkeypatch, rank, world_size):
+    monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda: rank)
+    monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: world_size)
+
+
+def sampler_of(name, seed):
+    """As Detectron2 would make it with the seeds that are the run's."""
+    order, subset = generator(Purpose.SAMPLERS, seed).integers(2**31, size=2).tolist()
+    extra = {"subset": subset} if name == "subset" else {}
+    return SAMPLERS[name](seed=order, **extra)
+
+
+def reference(name, seed, count, group=1):
+    """The first images of the stream of all processes, in plain loops."""
+    ungrouped = iter(sampler_of(name, seed))
+    if group == 1:
+        return [next(ungrouped) for _ in range(count)]
+    result = []
+    for window in itertools.count():
+        if len(result) >= count:
+            return result[:count]
+        images = [next(ungrouped) for _ in range(16 * group)]
+        images.sort(key=lambda index: not WIDE[index])  # a stable sort
+        groups = [images[k * group : (k + 1) * group] for k in range(16)]
+        for k in np.random.default_rng((seed, window, 0, 6)).permutation(16):
+            result += groups[k]
+
+
+def batches(stream, count, seed=5, first=0):
+    return list(itertools.islice(stream.batches(seed, first), count))
+
+
+def make(name, images, *, grouped=False, **options):
+    is_wide = WIDE.__getitem__ if grouped else None
+    return Stream(SAMPLERS[name](), images, is_wide=is_wide, **options)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_order_is_detectron2s(name, grouped):
+    """Over several epochs, whatever seeds the sampler drew where it was made."""
+    found = batches(make(name, 4, grouped=grouped), 100)
+    indices = [index for batch in found for _, _, index in batch]
+    assert indices == reference(name, 5, 400, group=4 if grouped else 1)
+    assert [key[:2] for batch in found for key in batch] == [(5, p) for p in range(400)]
+    assert all(type(number) is int for key in found[0] for number in key)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("first", [1, 15, 16, 17, 64, 200])
+def test_it_can_be_begun_anywhere(name, grouped, first):
+    stream = make(name, 6, grouped=grouped)
+    assert batches(stream, 20, first=first) == batches(stream, first + 20)[first:]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize("name", ["shuffled", "repeated"])
+def test_a_step_has_the_same_images_with_any_number_of_processes(
+    monkeypatch, name, world_size, accumulate, grouped
+):
+    """Batch i of process r of R is part number i * R + r of a step of 12 images."""
+    expected = reference(name, 5, 50 * 12, group=3 if grouped else 1)
+    for rank in range(world_size):
+        as_process(monkeypatch, rank, world_size)
+        monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
+        found = batches(make(name, 12 // accumulate, grouped=grouped), 50 * accumulate)
+        for number, batch in enumerate(found):
+            step, i = divmod(number, accumulate)
+            start = step * 12 + (i * world_size + rank) * 3
+            assert [position for _, position, _ in batch] == [start, start + 1, start + 2]
+            assert [index for _, _, index in batch] == expected[start : start + 3]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_resume_with_other_numbers_keeps_the_order(monkeypatch, grouped):
+    """Begun by one process with batches of 8; taken up by four, each with one image."""
+    began = make("shuffled", 8, grouped=grouped)
+    whole = [key for batch in batches(began, 40) for key in batch]
+    state = began.state_dict()
+    rest = []
+    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
+    for rank in range(4):
+        as_process(monkeypatch, rank, 4)
+        stream = make("shuffled", 4, grouped=grouped)
+        stream.load_state_dict(state)
+        assert stream.state_dict() == state
+        rest += [key for batch in batches(stream, 60, first=20) for key in batch]
+    assert sorted(rest, key=lambda key: key[1]) == whole[80:320]
+
+
+@pytest.mark.parametrize("group", [2, 5, 8])
+def test_at_most_one_group_of_a_window_is_mixed(group):
+    found = batches(make("shuffled", group, grouped=True), 16 * 20)
+    mixed = [len({WIDE[index] for _, _, index in batch}) == 2 for batch in found]
+    windows = [sum(mixed[k : k + 16]) for k in range(0, len(mixed), 16)]
+    assert max(windows) == 1 and len(windows) == 20
+    assert 0 < len({i % 16 for i, is_mixed in enumerate(mixed) if is_mixed}) <= 16
+    assert len({i % 16 for i, is_mixed in enumerate(mixed) if is_mixed}) > 4  # anywhere in it
+    # The windows have the images that they have without groups
+    plain = [i for batch in batches(make("shuffled", group), 16 * 20) for *_, i in batch]
+    grouped = [i for batch in found for *_, i in batch]
+    size = 16 * group
+    for k in range(0, len(plain), size):
+        assert sorted(plain[k : k + size]) == sorted(grouped[k : k + size])
+
+
+@pytest.mark.parametrize("images", [1, 5, 37, 100])
+def test_an_epoch_has_each_image_once(images):
+    """Also where a batch is longer than an epoch."""
+    indices = [i for batch in batches(make("shuffled", images), 10 * SIZE) for *_, i in batch]
+    for epoch in range(10):
+        assert sorted(indices[epoch * SIZE : (epoch + 1) * SIZE]) == list(range(SIZE))
+
+
+def test_another_seed_is_another_order_and_another_subset():
+    runs = [batches(make("subset", 22), 1, seed=seed)[0] for seed in (1, 1, 2)]
+    orders = [[index for *_, index in run] for run in runs]
+    assert orders[0] == orders[1] != orders[2]
+    assert set(orders[0]) != set(orders[2]) and len(set(orders[0])) == 22
+    shuffles = [[i for *_, i in batches(make("shuffled", 9), 1, seed=s)[0]] for s in (1, 2)]
+    assert shuffles[0] != shuffles[1]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_of_the_user_keeps_its_seeds(name):
+    """Those that it drew itself too, over a resume."""
+    extra = {"subset": 8} if name == "subset" else {}
+    stream = Stream(SAMPLERS[name](seed=7, **extra), 6, own_seeds=True)
+    own = iter(SAMPLERS[name](seed=7, **extra))
+    found = batches(stream, 30, seed=1)
+    assert [i for batch in found for *_, i in batch] == [next(own) for _ in range(180)]
+    drawn = make(name, 6, own_seeds=True)
+    resumed = make(name, 6, own_seeds=True)
+    resumed.load_state_dict(drawn.state_dict())
+    assert batches(resumed, 10, first=3) == batches(drawn, 13)[3:]
+
+
+class Countdown(Sampler):
+    """Of one process, and finite."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def __iter__(self):
+        return iter(range(self._count - 1, -1, -1))
+
+
+class EvenFirst(TrainingSampler):
+    """A subclass whose order is not the one that ``_infinite_indices`` gives."""
+
+    def __iter__(self):
+        return itertools.cycle([*range(0, SIZE, 2), *range(1, SIZE, 2)])
+
+
+def test_a_foreign_sampler_is_taken_as_it_is(monkeypatch, caplog):
+    as_process(monkeypatch, 1, 2)
+    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
+    found = batches(Stream(Countdown(SIZE), 10), 99)
+    assert [[i for *_, i in batch] for batch in found] == [
+        list(range(SIZE - 1 - start, SIZE - 6 - start, -1)) for start in range(0, 35, 5)
+    ]
+    assert [p for _, p, _ in found[1]] == [15, 16, 17, 18, 19]  # this process's, of all
+    assert not caplog.records
+    stream = Stream(EvenFirst(SIZE), 10)
+    assert [i for *_, i in batches(stream, 4, first=3)[0]] == [30, 32, 34, 36, 1]
+    batches(stream, 4, first=4)
+    (record,) = caplog.records
+    assert "EvenFirst is no sampler of Detectron2's" in record.getMessage()
+    assert [i for *_, i in batches(Stream([4, 2, 0, 1], 4), 9)[0]] == [4, 2]
+
+
+def test_the_last_window_of_a_finite_sampler():
+    wide = [index < 20 for index in range(SIZE)]
+    found = batches(Stream(Countdown(SIZE), 2, is_wide=wide.__getitem__), 99)
+    indices = [i for batch in found for *_, i in batch]
+    assert len(found) == 18 and len(set(indices)) == 36  # one is left over
+    assert sorted(indices[:32]) == list(range(5, 37))
+    mixed = [len({wide[i] for *_, i in batch}) for batch in found].count(2)
+    assert mixed <= 2
+
+
+def test_orientations():
+    records = [
+        {"width": 3, "height": 2},
+        {"width": 2, "height": 3},
+        {"width": 2, "height": 2},
+        {"file_name": "of unknown size"},
+        "not a dict",
+    ]
+    assert orientations(records).tolist() == [True, False, True, True, True]

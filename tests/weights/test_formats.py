@@ -1,0 +1,129 @@
+"""Files of torch.save: damage is noticed, and what has no checksum is read nevertheless."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import tarfile
+
+import pytest
+import torch
+
+from lambda_det.errors import WeightsError
+from lambda_det.weights.formats import check_torch_file, read_torch, write_torch
+
+
+@pytest.fixture(scope="module")
+def state():
+    generator = torch.Generator().manual_seed(0)
+    tensors = {f"layer{i}.weight": torch.randn(9, 7, generator=generator) for i in range(8)}
+    shared = torch.arange(20)
+    plain = {"iteration": 3, "rates": [0.5, 0.25], "name": "lambda", "none": None}
+    return {"model": tensors, "views": [shared[:5], shared[5:]], "trainer": plain}
+
+
+@pytest.fixture(scope="module")
+def data(state):
+    file = io.BytesIO()
+    write_torch(state, file)
+    return file.getvalue()
+
+
+def _same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and one == other
+
+
+READERS = pytest.mark.parametrize("read", [read_torch, check_torch_file])
+
+
+@READERS
+def test_what_was_written_is_read(state, data, tmp_path, read):
+    (tmp_path / "a.pth").write_bytes(data)
+    assert _same(read(tmp_path / "a.pth"), state)
+
+
+@READERS
+def test_a_file_that_was_cut_anywhere_is_refused(data, tmp_path, read):
+    path = tmp_path / "a.pth"
+    for part in range(20):
+        path.write_bytes(data[: len(data) * part // 20])
+        with pytest.raises(WeightsError, match=r"a\.pth"):
+            read(path)
+    path.write_bytes(data[:-1])
+    with pytest.raises(WeightsError, match=r"a\.pth"):
+        read(path)
+
+
+@READERS
+def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(state, data, tmp_path, read):
+    rng = random.Random(0)
+    path, noticed = tmp_path / "a.pth", 0
+    for _ in range(200):
+        place = rng.randrange(len(data))
+        altered = bytearray(data)
+        altered[place] ^= rng.randrange(1, 256)
+        path.write_bytes(altered)
+        try:
+            content = read(path)
+        except WeightsError:
+            noticed += 1
+        else:
+            assert _same(content, state), place
+    assert noticed > 50  # the rest are names and dates of the archive, and the padding of records
+
+
+def test_a_number_of_a_weight_that_was_altered_is_noticed(data, tmp_path, state):
+    """torch.load alone takes it as it is."""
+    place = data.index(state["model"]["layer3.weight"].numpy().tobytes())
+    path = tmp_path / "a.pth"
+    path.write_bytes(data[: place + 3] + bytes([data[place + 3] ^ 64]) + data[place + 4 :])
+    assert not _same(torch.load(path, weights_only=True), state)
+    with pytest.raises(WeightsError, match="damaged"):
+        read_torch(path)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "set_crc32_options"), reason="checksums are always there"
+)
+def test_checksums_are_written_whatever_is_set(state, tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(state, tmp_path / "others.pth")
+        with open(tmp_path / "ours.pth", "wb") as file:
+            write_torch(state, file)
+        assert torch.serialization.get_crc32_options() is False
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert _same(read_torch(tmp_path / "others.pth"), state)  # which has no checksums
+    data = bytearray((tmp_path / "ours.pth").read_bytes())
+    data[data.index(state["views"][0].numpy().tobytes()) + 1] ^= 1
+    (tmp_path / "ours.pth").write_bytes(data)
+    with pytest.raises(WeightsError, match="damaged"):
+        read_torch(tmp_path / "ours.pth")
+
+
+@READERS
+def test_the_form_of_before_pytorch_1_6_is_read(state, tmp_path, read):
+    torch.save(state, tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    assert _same(read(tmp_path / "a.pth"), state)
+
+
+@READERS
+def test_a_tar_archive_is_refused(tmp_path, monkeypatch, read):
+    """The form of before PyTorch 0.1.10; up to 2.5, weights_only did not help against it."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("left to PyTorch"))
+    with tarfile.open(tmp_path / "a.pth", "w") as archive:
+        for name in ("pickle", "storages", "tensors", "sys_info"):
+            content = pickle.dumps(0)
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    with pytest.raises(WeightsError, match="refused"):
+        read(tmp_path / "a.pth")

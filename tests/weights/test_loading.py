@@ -1,0 +1,342 @@
+"""The ways in which weights do not load without a word: each loads all of them, or is an error."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from detectron2.modeling import Backbone
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.reading import load_backbone_weights
+from tests.export.toy import Detector, Model, Network
+
+
+def _prefixed(state, prefix):
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
+def _arrays(state):
+    return {name: tensor.numpy() for name, tensor in state.items()}
+
+
+def _compiled_within(state):
+    """As of a model whose stage alone was compiled."""
+    return {name.replace("res2.", "res2._orig_mod."): tensor for name, tensor in state.items()}
+
+
+def _averaged(network):
+    return AveragedModel(network).state_dict()
+
+
+def _caffe2(state, statistics=True):
+    """The names that Detectron's first version gave these tensors."""
+    renamed = {
+        "stem.conv1.weight": "conv1_w",
+        "stem.conv1.norm.weight": "res_conv1_bn_s",
+        "stem.conv1.norm.bias": "res_conv1_bn_b",
+        "stem.conv1.norm.running_mean": "res_conv1_bn_rm",
+        "stem.conv1.norm.running_var": "res_conv1_bn_riv",
+        "res2.0.conv1.weight": "res2_0_branch2a_w",
+        "res2.0.conv1.norm.weight": "res2_0_branch2a_bn_s",
+        "res2.0.conv1.norm.bias": "res2_0_branch2a_bn_b",
+        "res2.0.conv1.norm.running_mean": "res2_0_branch2a_bn_rm",
+        "res2.0.conv1.norm.running_var": "res2_0_branch2a_bn_riv",
+    }
+    return {
+        new: state[name].numpy()
+        for name, new in renamed.items()
+        if statistics or "running" not in name
+    }
+
+
+def _without(state, *words):
+    return {name: t for name, t in state.items() if not any(word in name for word in words)}
+
+
+def _ema_of(model, average):
+    return {"model": model.state_dict(), "ema": {"model": average.state_dict(), "updates": 3}}
+
+
+# What is written, and how the file is called; n is a network. All of it must arrive.
+# fmt: off
+LOADS = {
+    "model": (lambda n: {"model": n.state_dict()}, "w.pth"),
+    "bare": (lambda n: n.state_dict(), "w.pth"),
+    "query": (lambda n: {"model": n.state_dict()}, "w.pth?matching_heuristics=True"),
+    "heuristics": (lambda n: {"model": n.state_dict(), "matching_heuristics": True}, "w.pth"),
+    "pkl": (lambda n: {"model": _arrays(n.state_dict()), "__author__": "x",
+                       "matching_heuristics": True}, "w.pkl"),
+    "pkl without heuristics": (lambda n: {"model": _arrays(n.state_dict()), "__author__": "x"},
+                               "w.pkl"),
+    "pkl flat": (lambda n: _arrays(n.state_dict()), "w.pkl"),
+    "pkl of Caffe2 by name": (lambda n: {"model": _arrays(n.state_dict()), "__author__": "Caffe2",
+                                         "matching_heuristics": True}, "w.pkl"),
+    "pkl without author": (lambda n: {"model": _arrays(n.state_dict())}, "w.pkl"),
+    "Caffe2": (lambda n: _caffe2(n.state_dict()), "w.pkl"),
+    "blobs of Caffe2": (lambda n: {"blobs": {**_caffe2(n.state_dict()), "conv1_w_momentum": None}},
+                        "w.pkl"),
+    "classifier": (lambda n: {"model": _prefixed(n.state_dict(), "backbone."),
+                              "matching_heuristics": True}, "w.pth"),
+    "detector": (lambda n: {"model": _prefixed(n.state_dict(), "backbone.bottom_up.")}, "w.pth"),
+    "compiled": (lambda n: {"model": _prefixed(n.state_dict(), "_orig_mod.")}, "w.pth"),
+    "compiled classifier": (lambda n: {"model": _prefixed(n.state_dict(), "_orig_mod.backbone.")},
+                            "w.pth"),
+    "compiled backbone": (lambda n: {"model": _prefixed(n.state_dict(), "backbone._orig_mod.")},
+                          "w.pth"),
+    "compiled stage": (lambda n: {"model": _compiled_within(n.state_dict())}, "w.pth"),
+    "averaged": (lambda n: _averaged(n), "w.pth"),
+    "averaged classifier": (lambda n: {"model": _prefixed(_without(_averaged(n), "n_averaged"),
+                            "module.backbone."), "n_averaged": 3}, "w.pth"),
+    "distributed": (lambda n: {"model": _prefixed(n.state_dict(), "module.")}, "w.pth"),
+    "distributed, heuristics": (lambda n: {"model": _prefixed(n.state_dict(), "module."),
+                                           "matching_heuristics": True}, "w.pth"),
+    "distributed, compiled": (lambda n: {"model": _prefixed(
+        n.state_dict(), "module._orig_mod.module.backbone.bottom_up.")}, "w.pth"),
+    "float16": (lambda n: {"model": {k: v.half() for k, v in n.state_dict().items()}}, "w.pth"),
+    "pth.tar": (lambda n: {"model": n.state_dict()}, "w.pth.tar"),
+    "pycls": (lambda n: {"model_state": n.state_dict()}, "w.pyth"),
+    "without counters": (lambda n: {"model": _without(n.state_dict(), "tracked")}, "w.pth"),
+}
+FAILS = {
+    "no statistics": (lambda n: {"model": _without(n.state_dict(), "running")}, "w.pth",
+                      r"4 of its 10 tensors don't match: \S*stem\.conv1\.norm\.running_mean is"),
+    "no statistics, heuristics": (lambda n: {"model": _without(n.state_dict(), "running"),
+                                             "matching_heuristics": True}, "w.pth", "running_mean"),
+    "one kind of statistic": (lambda n: {"model": _without(n.state_dict(), "norm.running_var")},
+                      "w.pth", "2 of its 10 .*running_var is missing"),
+    "Caffe2 without statistics": (lambda n: _caffe2(n.state_dict(), statistics=False), "w.pkl",
+                                  "4 of its 10"),
+    "timm": (lambda n: {"epoch": 3, "arch": "resnet50", "state_dict": n.state_dict()}, "w.pth",
+             "'epoch' in it is a int"),
+    "namespace": (lambda n: {"model": n.state_dict(), "args": argparse.Namespace(a=1)}, "w.pth",
+                  "refused"),
+    "safetensors": (lambda n: b"\x40\0\0\0\0\0\0\0{}", "w.safetensors", "format|no checkpoint"),
+    "another wrapper": (lambda n: {"model": _prefixed(n.state_dict(), "encoder.q.")}, "w.pth",
+                        "stem.conv1.weight"),
+    "twice": (lambda n: {"model": {**n.state_dict(), **_prefixed(n.state_dict(), "module.")}},
+              "w.pth", "ambiguous: stem.conv1.weight and module.stem.conv1.weight"),
+    "no state dict": (lambda n: {"model": [1]}, "w.pth", "no state dict"),
+    "deeper": (lambda n: {"model": Network(blocks=2).state_dict()}, "w.pth",
+               r"0 of its 10 tensors don't match and 5 are too many: \S*res2\.1\.conv1\.weight"),
+    "wider": (lambda n: {**n.state_dict(), "res2.0.conv1.weight": torch.ones(4, 5, 3, 3)}, "w.pth",
+              r"weight has shape \[4, 5, 3, 3\] in the file.*\[4, 4, 3, 3\]"),
+}
+# fmt: on
+
+
+def _write(content, path):
+    path = path.split("?")[0]
+    if isinstance(content, bytes):
+        with open(path, "wb") as file:
+            file.write(content)
+    elif path.endswith(".pkl"):
+        with open(path, "wb") as file:
+            pickle.dump(content, file)
+    else:
+        torch.save(content, path)
+
+
+def _copy(state):
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def _assert_same(state, expected, half=False):
+    for name, tensor in expected.items():
+        if not name.endswith("num_batches_tracked"):
+            wanted = tensor.half().float() if half else tensor
+            assert torch.equal(state[name], wanted), name
+
+
+@pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
+@pytest.mark.parametrize("row", LOADS)
+def test_every_tensor_of_a_detector_s_backbone_is_loaded(tmp_path, row, norm):
+    make, name = LOADS[row]
+    source, target = Network(), Detector(norm)
+    path = str(tmp_path / name)
+    _write(make(source), path)
+    heads = target.roi_heads["box_predictor"]["cls_score"].weight.clone()
+    SafeCheckpointer(target).load_initial_weights(path)
+    _assert_same(target.backbone.bottom_up.state_dict(), source.state_dict(), row == "float16")
+    assert torch.equal(target.roi_heads["box_predictor"]["cls_score"].weight, heads)
+
+
+@pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
+@pytest.mark.parametrize("row", FAILS)
+def test_what_does_not_load_is_an_error_and_changes_nothing(tmp_path, row, norm):
+    make, name, words = FAILS[row]
+    target = Detector(norm)
+    before = _copy(target.state_dict())
+    path = str(tmp_path / name)
+    _write(make(Network()), path)
+    with pytest.raises(WeightsError, match=words) as caught:
+        SafeCheckpointer(target).load_initial_weights(path)
+    assert path in str(caught.value) and "\n" not in str(caught.value)
+    _assert_same(target.state_dict(), before)
+
+
+@pytest.mark.parametrize("row", [row for row, (_, name) in LOADS.items() if name == "w.pth"])
+def test_every_tensor_of_a_backbone_is_loaded(tmp_path, row):
+    source, target = Network(), Network()
+    torch.save(LOADS[row][0](source), tmp_path / "w.pth")
+    load_backbone_weights(target, tmp_path / "w.pth")
+    _assert_same(target.state_dict(), source.state_dict(), row == "float16")
+
+
+@pytest.mark.parametrize("row", [row for row, (_, name, _) in FAILS.items() if name == "w.pth"])
+@pytest.mark.parametrize("norm", ["BN", "FrozenBN"])
+def test_a_backbone_is_not_loaded_in_part(tmp_path, row, norm):
+    make, _, words = FAILS[row]
+    target = Network(norm)
+    before = _copy(target.state_dict())
+    torch.save(make(Network()), tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=words):
+        load_backbone_weights(target, tmp_path / "w.pth")
+    _assert_same(target.state_dict(), before)
+
+
+@pytest.mark.parametrize("heuristics", [True, False])
+def test_two_backbones_in_the_model(tmp_path, heuristics):
+    target = nn.ModuleDict({"student": Detector(), "teacher": Detector()})
+    before = _copy(target.state_dict())
+    content = {"model": Network().state_dict(), "matching_heuristics": heuristics}
+    torch.save(content, tmp_path / "w.pth")
+    words = "ambiguous" if heuristics else "Nothing of the backbone"
+    with pytest.raises(WeightsError, match=words):
+        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    _assert_same(target.state_dict(), before)
+    # their own names leave no doubt, and both have to be there
+    source = nn.ModuleDict({"student": Detector(), "teacher": Detector()})
+    torch.save({"model": source.state_dict()}, tmp_path / "w.pth")
+    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    _assert_same(target.state_dict(), source.state_dict())
+    torch.save({"model": _without(source.state_dict(), "teacher")}, tmp_path / "w.pth")
+    with pytest.raises(WeightsError, match=r"teacher\.backbone\.bottom_up"):
+        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+
+
+def test_a_detector_s_other_parts_come_along(tmp_path):
+    source, target = Detector(classes=2), Detector(classes=2)
+    torch.save({"model": _prefixed(source.state_dict(), "module._orig_mod.")}, tmp_path / "w.pth")
+    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    _assert_same(target.state_dict(), source.state_dict())
+
+
+def test_stages_that_a_detector_has_in_its_heads(tmp_path):
+    class C4(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = Network()
+            self.roi_heads = nn.ModuleDict({"res5": nn.Conv2d(4, 4, 1)})
+
+    source, target = Network(), C4()
+    source.res5 = nn.Conv2d(4, 4, 1)
+    content = {"model": source.state_dict(), "matching_heuristics": True}
+    torch.save(content, tmp_path / "w.pth")
+    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    _assert_same(target.backbone.state_dict(), _without(source.state_dict(), "res5"))
+    assert torch.equal(target.roi_heads["res5"].weight, source.res5.weight)
+
+
+def test_averaged_weights_of_a_classifier_are_preferred_and_named(tmp_path, caplog):
+    raw, average, target = Model(), Model(), Detector()
+    path = str(tmp_path / "w.pth")
+    torch.save(_ema_of(raw, average), path)
+    with caplog.at_level("INFO"):
+        SafeCheckpointer(target).load_initial_weights(path)
+    assert "the averaged (EMA) weights of " + path in caplog.text
+    expected = _without(average.backbone.state_dict(), "linear")
+    _assert_same(target.backbone.bottom_up.state_dict(), expected)
+    target = Network()
+    load_backbone_weights(target, path)
+    _assert_same(target.state_dict(), expected)
+    # what is evaluated or resumed is the model itself
+    same = Model()
+    SafeCheckpointer(same).load_complete_model(path)
+    _assert_same(same.state_dict(), raw.state_dict())
+
+
+def test_a_classifier_starts_from_another_with_or_without_its_last_layer(tmp_path):
+    source, same, other = Model(), Model(), Model(classes=7)
+    torch.save({"model": source.state_dict()}, tmp_path / "w.pth")
+    SafeCheckpointer(same).load_initial_weights(str(tmp_path / "w.pth"))
+    _assert_same(same.state_dict(), source.state_dict())
+    before = other.backbone.linear.weight.clone()
+    SafeCheckpointer(other).load_initial_weights(str(tmp_path / "w.pth"))
+    _assert_same(other.state_dict(), _without(source.state_dict(), "linear"))
+    assert torch.equal(other.backbone.linear.weight, before)
+    torch.save({"model": Network().state_dict()}, tmp_path / "w.pth")
+    SafeCheckpointer(other).load_initial_weights(str(tmp_path / "w.pth"))
+
+
+def test_module_versions_are_kept(tmp_path):
+    class Versioned(Backbone):
+        _version = 2
+        seen = None
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            raise NotImplementedError
+
+        def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+            self.seen = local_metadata.get("version")
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+    source, target = nn.ModuleDict({"head": Versioned()}), nn.ModuleDict({"head": Versioned()})
+    state = source.state_dict()
+    torch.save({"model": state}, tmp_path / "w.pth")
+    SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pth"))
+    assert target["head"].seen == 2
+    wrapped = OrderedDict(_prefixed(state, "module."))
+    wrapped._metadata = OrderedDict({"": {}, "module": {}, "module.head": {"version": 2}})
+    target["head"].seen = None
+    torch.save({"model": wrapped}, tmp_path / "w.pth")
+    SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pth"))
+    assert target["head"].seen == 2
+
+
+PIXELS = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"input_format": "RGB"}, ["INPUT.FORMAT RGB (now BGR)"]),
+        ({"pixel_mean": [103.53, 116.28, 120.0]}, ["MODEL.PIXEL_MEAN [103.53, 116.28, 120.0]"]),
+        ({"pixel_std": [2.0, 1.0, 1.0]}, ["MODEL.PIXEL_STD [2.0, 1.0, 1.0] (now [1.0, 1.0, 1.0])"]),
+        ({"pixel_mean": [103.53], "pixel_std": [1.0]}, ["PIXEL_MEAN [103.53]", "PIXEL_STD [1.0]"]),
+        ({"pixel_mean": [103.530001, 116.28, 123.675]}, None),
+        ({"pixel_mean": None}, None),
+    ],
+)
+@pytest.mark.parametrize("key", ["meta", "recipe"])
+def test_weights_for_other_images_are_refused(tmp_path, key, about, words):
+    settings = {"input_format": "BGR", "pixel_mean": PIXELS.mean, "pixel_std": PIXELS.std}
+    content = {"model": Network().state_dict(), key: {**settings, **about}}
+    torch.save(content, tmp_path / "w.pth")
+    target = Detector()
+    before = _copy(target.state_dict())
+    if words is None:
+        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
+        _assert_same(target.backbone.bottom_up.state_dict(), content["model"])
+        return
+    with pytest.raises(ConfigError) as caught:
+        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
+    assert all(word in str(caught.value) for word in [*words, "w.pth"])
+    _assert_same(target.state_dict(), before)
+
+
+def test_meta_of_another_project_is_left_alone(tmp_path):
+    for content in ({"meta": {"epoch": 3}}, {"meta": "a note"}, {"recipe": None}):
+        torch.save({"model": Network().state_dict(), **content}, tmp_path / "w.pth")
+        SafeCheckpointer(Detector()).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
