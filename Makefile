@@ -1,6 +1,8 @@
 # make setup   the environment in .venv: pinned dependencies, Detectron2 and this project
 # make demo    set-up, then train, evaluate and look at a small model on the shapes data set
-# make test    set-up, then all tests
+# make test    set-up, then the quick tests, which touch every module
+# make test-all   set-up, then all tests, with the larger number of random cases
+# make test-rest  what `make test` leaves out of `make test-all`
 # make lint    set-up, then ruff (rules and formatting)
 #
 # make setup PYTHON=/path/to/python3 takes a certain Python, 3.10 or newer.
@@ -13,7 +15,7 @@ PROJECT := .venv/project-is-installed
 PYTHON ?= python3.13 python3.12 python3.11 python3.10 python3
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
 
-.PHONY: setup demo test lint
+.PHONY: setup demo test test-all test-rest lint
 .DEFAULT_GOAL := setup
 
 setup: $(PROJECT)
@@ -22,8 +24,17 @@ demo: setup
 	$(BIN)/python tools/demo.py
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+LONG := slow or fuzz or benchmark or gpu
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not ($(LONG))"
+
+test-all: setup
+	LAMBDA_DET_FUZZ=large $(PYTEST)
+
+test-rest: setup
+	LAMBDA_DET_FUZZ=large $(PYTEST) -m "$(LONG)"
 
 lint: setup
 	$(BIN)/python -m ruff check .
