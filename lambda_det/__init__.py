@@ -20,7 +20,7 @@ if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMM
         # Detectron2 scripts some functions as it is imported, which PyTorch by now advises against.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
         from lambda_det.config import add_lambda_config
-        from lambda_det.config_files import detectron2_config, get_config
+        from lambda_det.detection.config_files import detectron2_config, get_config
         from lambda_det.layers import LambdaLayer
         from lambda_det.modeling import (
             LambdaResNet,

@@ -28,7 +28,6 @@ LEVELS = {
     "modeling": 1,
     "config": 2,
     "projects": 2,
-    "config_files": 2,
     "data": 2,
     "saving": 3,
     "processes": 3,

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.backbone import export_backbone
-from lambda_det.export.extract import extract_backbone, says_network
-from lambda_det.export.identify import Network, network_of_config
-from lambda_det.export.run import config_of_run, find_checkpoint
-from lambda_det.export.target import load_target
+from lambda_det.export.backbone import export_backbone, extract_backbone, says_network
+from lambda_det.export.identify import Network, config_of_run, find_checkpoint, network_of_config
+from lambda_det.export.verify import load_target
 from lambda_det.weights.backbone_file import check_target
+from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import in_words
-from lambda_det.weights.reading import read_checkpoint
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth

@@ -15,7 +15,7 @@ from lambda_det.detection.data import register_json_datasets
 from lambda_det.detection.lazy_file import load_config_of_either_kind
 from lambda_det.detection.lazy_words import words_of
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.run import find_checkpoint
+from lambda_det.export.identify import find_checkpoint
 from lambda_det.training.checkpointer import last_checkpoint
 from lambda_det.visualization import Album, draw_layers, draw_results, draw_samples
 

@@ -47,8 +47,8 @@ from lambda_det.training.run_folder import (
     save_config,
 )
 from lambda_det.training.run_log import start_log
+from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import wanted_pixels
-from lambda_det.weights.reading import read_checkpoint
 
 __all__ = ["run"]
 

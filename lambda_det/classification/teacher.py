@@ -16,9 +16,9 @@ from lambda_det.classification.config import get_classification_config
 from lambda_det.classification.model import PixelClassifier
 from lambda_det.errors import ConfigError, WeightsError, listed
 from lambda_det.modeling import create_classifier
+from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.names import tensors_only
 from lambda_det.weights.provenance import checksum, initial_weights
-from lambda_det.weights.reading import read_checkpoint
 
 __all__ = ["Teacher", "load_teacher"]
 

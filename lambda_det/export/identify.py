@@ -1,4 +1,4 @@
-"""Which network a detector's checkpoint is of: as its configuration says, or its tensors show."""
+"""Which checkpoint of a run is meant, and which network it is of."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ from lambda_det.detection.lazy_file import load_lazy_file
 from lambda_det.errors import ConfigError, UserError, WeightsError, listed, reason
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.specs import SPECS, STAGES, MobileNetSpec, ResNetSpec
+from lambda_det.training.checkpointer import last_checkpoint
 from lambda_det.training.lazy_yaml import is_lazy, read_plain
 from lambda_det.weights.names import compare
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["Network", "identify", "network_of_config"]
+__all__ = [
+    "Network",
+    "config_of_run",
+    "find_checkpoint",
+    "identify",
+    "network_of_config",
+]
 
 # Of create_backbone, but without a trace in the tensors or in what they compute
 _TRAINING = ("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout")
@@ -270,3 +277,31 @@ def _layer_options(state: Mapping[str, Tensor]) -> dict[str, int]:
                 sizes = {"query_depth": depth, "heads": len(rows) // depth}
                 return {**sizes, "intra_depth": intra, "scope": scope}
     return {}
+
+
+def find_checkpoint(path: str | Path) -> str:
+    """The checkpoint that is meant: a file itself, of a run's folder the last one.
+
+    Raises:
+        WeightsError: the folder does not say which is the last, or it is not there.
+    """
+    if not Path(path).is_dir():
+        return str(path)
+    last = last_checkpoint(str(path))
+    if not last:
+        there = [file.name for file in sorted(Path(path).glob("*.pth"))]
+        raise WeightsError(
+            f"The folder {path} has no last_checkpoint that says which one is meant: name a file "
+            f"({listed(there)})."
+        )
+    if not Path(last).is_file():
+        raise WeightsError(
+            f"last_checkpoint in {path} names {Path(last).name}, which is not there: name a file."
+        )
+    return last
+
+
+def config_of_run(checkpoint: str | Path) -> str | None:
+    """The config.yaml that a run wrote beside its checkpoint, if it is there."""
+    beside = Path(checkpoint).with_name("config.yaml")
+    return str(beside) if beside.is_file() else None

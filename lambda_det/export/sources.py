@@ -18,7 +18,7 @@ from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.reading import read_checkpoint
+from lambda_det.weights.formats import read_checkpoint
 
 __all__ = ["named_backbone", "network_of_config", "read_images"]
 

@@ -16,7 +16,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
-from lambda_det.weights.reading import load_backbone_weights
+from lambda_det.weights.backbone_file import load_backbone_weights
 
 _NETWORKS = {ResNetSpec: LambdaResNet, MobileNetSpec: MobileNetV2}
 

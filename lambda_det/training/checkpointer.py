@@ -17,6 +17,7 @@ from torch import Tensor
 from lambda_det.errors import WeightsError
 from lambda_det.training.background import SavingCheckpointer
 from lambda_det.training.checkpoint_files import last_checkpoint, newest_good
+from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.names import (
     backbone_prefixes,
     bare_name,
@@ -33,7 +34,6 @@ from lambda_det.weights.provenance import (
     initial_weights,
     wanted_pixels,
 )
-from lambda_det.weights.reading import read_checkpoint
 
 __all__ = ["SafeCheckpointer", "last_checkpoint", "newest_good"]
 

@@ -16,7 +16,7 @@ from matplotlib.figure import SubFigure
 from matplotlib.patches import Circle
 from torch import Tensor
 
-from lambda_det.visualization.context import effective_positions
+from lambda_det.visualization.context import effective_positions, radius
 from lambda_det.visualization.plots import (
     around_one,
     centred,
@@ -26,7 +26,6 @@ from lambda_det.visualization.plots import (
     overlay,
     to_picture,
 )
-from lambda_det.visualization.receptive_field import radius
 
 __all__ = ["Field", "content_reach", "context", "embeddings", "receptive_fields"]
 

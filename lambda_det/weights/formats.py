@@ -33,6 +33,7 @@ __all__ = [
     "READERS",
     "WRITERS",
     "check_torch_file",
+    "read_checkpoint",
     "read_pickle",
     "read_safetensors",
     "read_torch",
@@ -214,3 +215,26 @@ def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 READERS = {".pkl": read_pickle, ".safetensors": read_safetensors}  # all others: read_torch
 WRITERS = {".pth": write_torch, ".pkl": _write_pickle, ".safetensors": _write_safetensors}
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a file of weights and plain values, by its ending, and run nothing in it.
+
+    Args:
+        path: of Detectron2's or Caffe2's pickles with .pkl, safetensors with .safetensors, else of
+            ``torch.save``.
+
+    Raises:
+        WeightsError: if the file is missing or damaged, or holds anything else.
+    """
+    try:
+        content = READERS.get(Path(path).suffix, read_torch)(path)
+    except FileNotFoundError as error:
+        raise WeightsError(f"There is no checkpoint file {path}; check the path.") from error
+    except OSError as error:
+        raise WeightsError(
+            f"{path} cannot be read ({error.strerror or error}); check the path and its rights."
+        ) from error
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path} holds a {type(content).__name__}, not a state dict.")
+    return content

@@ -16,7 +16,7 @@ from lambda_det.classification.hooks import Checkpoints
 from lambda_det.classification.trainer import ClassificationTrainer
 from lambda_det.errors import PREEMPTED_STATUS, Preempted
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.reading import read_checkpoint
+from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import content, differences, metrics

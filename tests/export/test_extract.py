@@ -7,7 +7,7 @@ import torch
 
 import lambda_det
 from lambda_det.errors import WeightsError
-from lambda_det.export.extract import extract_backbone
+from lambda_det.export.backbone import extract_backbone
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble
 

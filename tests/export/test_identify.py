@@ -9,9 +9,8 @@ from detectron2.config import LazyConfig, get_cfg
 import lambda_det
 from lambda_det.detection.lazy_config import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.export.extract import extract_backbone
-from lambda_det.export.identify import identify, network_of_config
-from lambda_det.export.run import config_of_run, find_checkpoint
+from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.identify import config_of_run, find_checkpoint, identify, network_of_config
 from tests.export.test_verify import LAZY, detector_config
 from tests.export.toy import classifier_checkpoint, in_fpn
 

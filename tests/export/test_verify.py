@@ -12,9 +12,8 @@ import lambda_det
 from lambda_det.detection.lazy_config import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export import verify
-from lambda_det.export.extract import extract_backbone
-from lambda_det.export.target import load_target
-from lambda_det.export.verify import verify_backbone
+from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.verify import load_target, verify_backbone
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble

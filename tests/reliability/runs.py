@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lambda_det.detection.data import make_shapes
-from lambda_det.weights.reading import read_checkpoint
+from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 
 # A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs

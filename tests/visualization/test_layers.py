@@ -9,8 +9,15 @@ from detectron2.config import CfgNode, get_cfg
 from lambda_det import LambdaLayer, add_lambda_config, create_backbone
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.visualization import Album, draw_layers, figures
-from lambda_det.visualization.layers import choose_layers, draw_network, picture_names
-from lambda_det.visualization.network import Input, load_image, load_network, watch
+from lambda_det.visualization.layers import (
+    Input,
+    choose_layers,
+    draw_network,
+    load_image,
+    load_network,
+    picture_names,
+    watch,
+)
 from lambda_det.weights.provenance import PixelSettings
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from detectron2.structures import Boxes, BoxMode, Instances
 
-from lambda_det.visualization.matching import Match, match
+from lambda_det.visualization.results import Match, match
 
 
 def predicted(*entries):

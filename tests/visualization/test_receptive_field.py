@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lambda_det.errors import ConfigError
-from lambda_det.visualization.receptive_field import radius, receptive_field
+from lambda_det.visualization.context import radius, receptive_field
 
 
 def test_of_one_convolution_it_is_the_absolute_kernel():

@@ -12,8 +12,7 @@ from detectron2.structures import BoxMode
 
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.visualization import Album, draw_results
-from lambda_det.visualization.matching import Match
-from lambda_det.visualization.results import read_results
+from lambda_det.visualization.results import Match, read_results
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 

@@ -20,11 +20,11 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.export.extract import extract_backbone
+from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.backbone_file import read_backbone, save_backbone
+from lambda_det.weights.backbone_file import load_backbone_weights, read_backbone, save_backbone
+from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import PixelSettings, checksum
-from lambda_det.weights.reading import load_backbone_weights, read_checkpoint
 from tests.export.toy import Detector, classifier_checkpoint, scramble
 
 OPTIONS = {"scope": 3}

@@ -8,7 +8,7 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import WeightsError
-from lambda_det.weights.folding import fold_normalisation
+from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.provenance import PixelSettings
 from tests.export.toy import scramble
 

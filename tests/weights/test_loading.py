@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.weights.backbone_file import load_backbone_weights
 from lambda_det.weights.provenance import PixelSettings
-from lambda_det.weights.reading import load_backbone_weights
 from tests.export.toy import Detector, Model, Network
 
 

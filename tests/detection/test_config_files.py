@@ -9,10 +9,10 @@ import pytest
 from detectron2.config import CfgNode, instantiate
 
 import lambda_det
-from lambda_det import config_files
+from lambda_det.detection import config_files
 from lambda_det.errors import ConfigError
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_a_node_is_fresh_each_time():

@@ -15,7 +15,7 @@ from lambda_det.errors import ConfigError
 
 __all__ = ["detectron2_config", "get_config"]
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 def get_config(name: str) -> DictConfig | CfgNode:
