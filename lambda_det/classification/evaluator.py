@@ -13,10 +13,10 @@ from detectron2.engine import HookBase
 from detectron2.utils import comm
 
 from lambda_det.classification.evaluation import Accuracy
-from lambda_det.distributed.preemption import at_once
+from lambda_det.distributed.signals import interruptible
 from lambda_det.files import replace_text
 from lambda_det.training.loop import checkpoint_name
-from lambda_det.training.milestones import stop_if_told
+from lambda_det.training.milestones import stop_if_requested
 
 __all__ = ["Evaluator", "describe"]
 
@@ -97,8 +97,8 @@ class Evaluator(HookBase):
 
     def _do(self) -> None:
         step = self.trainer.iter + 1
-        stop_if_told()
-        self.results = at_once(self._evaluate)
+        stop_if_requested()
+        self.results = interruptible(self._evaluate)
         self.last_step, self.is_pending = step, False
         self._keep_best(step)
         if comm.is_main_process():

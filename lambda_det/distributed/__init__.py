@@ -1,1 +1,1 @@
-"""The processes of a run: how they start, meet, are asked to stop, and end together."""
+"""Processes of a run: how they start, connect, receive signals and end."""

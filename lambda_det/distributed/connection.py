@@ -1,4 +1,4 @@
-"""The connection between the processes of a run, and what is said when it breaks."""
+"""The connection between the processes of a run, and the error when it breaks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lambda_det.errors import ConfigError, LostProcessError, reason
 
 __all__ = ["run_connected"]
 
-# Of a collective call: the others wait in one while the first process evaluates its results or
-# reads a large index, for minutes. A process that ends is noticed at once, as its connections
-# close; only a machine that loses its power or its network is noticed as late as this.
+# Of a collective call. The other processes wait in one while rank 0 evaluates its results or reads
+# a large index, for minutes. The end of a process is noticed at once, because its connections
+# close; only a machine that loses its power or network is noticed after this time.
 _TIMEOUT = timedelta(minutes=30)
-# What gloo and NCCL say, under whichever class of torch's, when another process is gone
+# The messages of gloo and NCCL, under any of torch's exception classes, when a process is gone
 _LOST = re.compile(
     r"gloo/transport|connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
     r"|ncclRemoteError|communicator was aborted|time(d )?out (waiting|after) \d+ ?ms",
@@ -29,7 +29,7 @@ _LOST = re.compile(
 
 def run_connected(
     work: Callable[[], None],
-    kind: str,
+    device_type: str,
     rank: int,
     world_size: int,
     local_rank: int,
@@ -40,20 +40,20 @@ def run_connected(
 
     Args:
         work: called once all are connected.
-        kind: "cuda", for NCCL, or another device, for gloo.
-        rank: of this process among all ``world_size``; ``local_rank`` of ``local_size`` on this
-            machine.
-        url: where they meet; "env://" under torchrun.
+        device_type: "cuda", for NCCL, or another, for gloo.
+        rank: of this process among all ``world_size``; ``local_rank`` among the ``local_size`` on
+            this machine.
+        url: of the rendezvous; "env://" under torchrun.
 
     Raises:
-        ConfigError: they did not come together.
+        ConfigError: the processes could not be connected.
         LostProcessError: another process ended while this one was waiting for it.
     """
-    if kind == "cuda":
+    if device_type == "cuda":
         torch.cuda.set_device(local_rank)
     try:
         dist.init_process_group(
-            "nccl" if kind == "cuda" else "gloo",
+            "nccl" if device_type == "cuda" else "gloo",
             store=_store(url, rank, world_size),
             rank=rank,
             world_size=world_size,
@@ -68,7 +68,7 @@ def run_connected(
         comm.create_local_process_group(local_size)
         comm.synchronize()
         work()
-    except RuntimeError as error:  # torch's DistError and its kinds are RuntimeErrors
+    except RuntimeError as error:  # torch's DistError is one
         if not _LOST.search(str(error)):
             raise
         raise LostProcessError(
@@ -76,15 +76,15 @@ def run_connected(
             f"or no longer answers ({reason(error)}). The same command with --resume continues "
             "from the last checkpoint."
         ) from error
-    # Not after an error: the others may be in a collective call, and this would wait for them
+    # Not after an error: this would wait for processes that are in a collective call
     dist.destroy_process_group()
 
 
 def _store(url: str, rank: int, world_size: int) -> dist.Store:
-    """Where the processes read each other's addresses.
+    """The store in which the processes find each other's addresses.
 
-    torchrun keeps one store over its restarts, and PyTorch (2.15) would have a restarted process
-    read the address of one that was killed. So every attempt has names of its own there.
+    torchrun keeps one store over its restarts, and with PyTorch 2.15 a restarted process would read
+    the address of one that was killed. So each attempt has a prefix of its own.
     """
     store, _, _ = next(dist.rendezvous(url, rank, world_size, timeout=_TIMEOUT))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

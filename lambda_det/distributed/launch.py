@@ -1,25 +1,38 @@
-"""Start of the worker processes: by --num-gpus, on several machines, or under torchrun."""
+"""How worker processes start: by --num-gpus, on several machines, or under torchrun."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
+import signal
 import socket
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from detectron2.utils import comm
 
 from lambda_det.distributed.connection import run_connected
-from lambda_det.distributed.together import run_together
-from lambda_det.distributed.torchrun import join_torchrun, started_by_torchrun
-from lambda_det.errors import ConfigError, UserError
+from lambda_det.distributed.spawn import end_with_parent, spawn
+from lambda_det.errors import (
+    PREEMPTED_STATUS,
+    ConfigError,
+    LostProcessError,
+    Preempted,
+    UserError,
+    WeightsError,
+)
 
 __all__ = ["check_device", "launch", "on_main_process"]
 
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
 
 def check_device(device: str, num_gpus: int) -> torch.device:
-    """Refuse a device that is not there.
+    """Refuse a device that does not exist.
 
     Args:
         device: MODEL.DEVICE.
@@ -61,39 +74,40 @@ def check_device(device: str, num_gpus: int) -> torch.device:
 def launch(
     main: Callable[[argparse.Namespace], None], args: argparse.Namespace, *, device: str
 ) -> None:
-    """Run ``main(args)`` in as many connected processes as were asked for.
+    """Run ``main(args)`` in as many connected processes as the command line asks for.
 
-    Under torchrun the processes are there and only get connected: Detectron2's ``launch`` would not
-    notice them, and N trainings without a connection would write into one folder. Besides, that
-    one chooses NCCL wherever there is a GPU, even for training on the CPU.
+    Under torchrun the processes exist already and are only connected. Detectron2's ``launch`` does
+    not notice torchrun: N unconnected trainings would write into one folder. It also chooses NCCL
+    wherever there is a GPU, even for training on the CPU.
+
+    An attempt that torchrun has restarted continues the one before it, as with --resume.
 
     Args:
         main: called in each process.
-        args: num_gpus, num_machines, machine_rank and dist_url are used.
+        args: num_gpus, num_machines, machine_rank and dist_url are used; under torchrun eval_only
+            and resume, too.
         device: MODEL.DEVICE.
-
-    Under torchrun a restarted attempt goes on where the one before it was, as with --resume.
 
     Raises:
         ConfigError: the flags contradict each other, the device or the address.
         UserError: what ``main`` raised in one of the processes, or that one of them was killed.
-        Preempted: ``main`` raised it, after a signal that came to this process or to those.
+        Preempted: ``main`` raised it, after a signal to this process or to one of those.
     """
-    if started_by_torchrun():
-        join_torchrun(main, args, lambda count: check_device(device, count).type)
+    if all(name in os.environ for name in _TORCHRUN_VARIABLES):
+        _join_torchrun(main, args, device)
         return
     parsed = check_device(device, args.num_gpus)
     _check_machines(args)
     world_size = args.num_gpus * args.num_machines
     if world_size == 1:
         if parsed.type == "cuda" and parsed.index is not None:
-            torch.cuda.set_device(parsed)  # whose random numbers are seeded at each step
+            torch.cuda.set_device(parsed)  # seeds are set on the current device at each step
         main(args)
         return
     url = f"tcp://127.0.0.1:{_free_port()}" if args.dist_url == "auto" else args.dist_url
     first = args.machine_rank * args.num_gpus
-    run_together(
-        functools.partial(_spawned, main=main, args=args, kind=parsed.type, url=url),
+    spawn(
+        functools.partial(_run_spawned, main=main, args=args, device_type=parsed.type, url=url),
         [f"Process {first + index} of {world_size}" for index in range(args.num_gpus)],
     )
 
@@ -102,7 +116,7 @@ def _check_machines(args: argparse.Namespace) -> None:
     if args.num_machines < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise ConfigError(
             f"--machine-rank {args.machine_rank} does not fit --num-machines {args.num_machines}: "
-            "it counts from 0 and is another one on each machine."
+            "it counts from 0 and differs on each machine."
         )
     if args.num_machines > 1 and args.dist_url == "auto":
         raise ConfigError(
@@ -117,14 +131,14 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _spawned(local_rank: int, main, args, kind: str, url: str) -> None:
+def _run_spawned(local_rank: int, main, args, device_type: str, url: str) -> None:
     rank = args.machine_rank * args.num_gpus + local_rank
     world_size = args.num_gpus * args.num_machines
-    run_connected(lambda: main(args), kind, rank, world_size, local_rank, args.num_gpus, url)
+    run_connected(lambda: main(args), device_type, rank, world_size, local_rank, args.num_gpus, url)
 
 
 def on_main_process(check: Callable[[], None]) -> None:
-    """Run ``check`` on the first process; a UserError of it is raised on all of them."""
+    """Run ``check`` on the main process; a UserError in it is raised on all processes."""
     error = None
     if comm.is_main_process():
         try:
@@ -134,3 +148,82 @@ def on_main_process(check: Callable[[], None]) -> None:
     error = comm.all_gather(error)[0]
     if error is not None:
         raise error
+
+
+# Under torchrun --------------------------------------------------------------------------------
+
+
+def _join_torchrun(
+    main: Callable[[argparse.Namespace], None], args: argparse.Namespace, device: str
+) -> None:
+    """Run ``main(args)`` in this process, one of those that torchrun has started.
+
+    torchrun ends the others when one has failed, within ``--shutdown-timeout`` (30 s).
+    """
+    rank, world_size, local_rank, local_size = (int(os.environ[v]) for v in _TORCHRUN_VARIABLES)
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # other launchers may end before their processes
+        end_with_parent(os.getppid())
+    try:
+        if args.num_gpus > 1 or args.num_machines > 1:
+            raise ConfigError(
+                f"torchrun has started {world_size} processes already: leave out --num-gpus and "
+                "--num-machines, or start without torchrun."
+            )
+        device_type = check_device(device, local_size).type
+        work = functools.partial(_run_and_note_refusal, main, _resume_if_restarted(args))
+        run_connected(work, device_type, rank, world_size, local_rank, local_size, "env://")
+    except Preempted:
+        if rank > 0:
+            sys.exit(PREEMPTED_STATUS)  # rank 0 prints the message
+        raise
+    except LostProcessError:
+        raise
+    except UserError:
+        if rank > 0:
+            # Mostly all processes raise the same error. torchrun ends the others soon after rank 0
+            # has printed it, so that only an error of this process alone gets past this line.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(10)
+        raise
+
+
+def _resume_if_restarted(args: argparse.Namespace) -> argparse.Namespace:
+    """Add --resume if this is a restart by torchrun and the attempt before was not refused.
+
+    Raises:
+        ConfigError: the attempt before was refused, for the same reason.
+    """
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0 or args.eval_only:
+        return args
+    refusal = _refusal_file()
+    if refusal is None:
+        return args
+    if refusal.exists():
+        raise ConfigError(refusal.read_text("utf-8"))
+    return argparse.Namespace(**{**vars(args), "resume": True})
+
+
+def _run_and_note_refusal(
+    main: Callable[[argparse.Namespace], None], args: argparse.Namespace
+) -> None:
+    """Run ``main(args)``; if it refuses to start, note why, for the attempts that follow.
+
+    Otherwise torchrun's restart, which resumes, might continue the run of another folder that was
+    refused.
+    """
+    try:
+        main(args)
+    except (ConfigError, WeightsError) as error:
+        refusal = _refusal_file()
+        if refusal is not None:
+            refusal.write_text(str(error), "utf-8")
+        raise
+
+
+def _refusal_file() -> Path | None:
+    """A file that lasts from one attempt of this torchrun to the next; None if there is no place.
+
+    torchrun keeps the folders of all attempts in one folder.
+    """
+    report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    return Path(report).parents[2] / "refused.txt" if report else None

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.distributed.launch import on_main_process
-from lambda_det.distributed.preemption import listening
+from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import Preempted, UserError, WeightsError
 from lambda_det.training.checkpoint_files import last_checkpoint, newest_good
 from lambda_det.training.checkpointer import SafeCheckpointer
@@ -45,7 +45,7 @@ def run_steps(trainer: TrainerBase) -> None:
     trainer.iter = trainer.start_iter
     folder = trainer.checkpointer.save_dir
     with (
-        listening(),
+        catch_signals(),
         disk_errors_in_words(folder),
         EventStorage(trainer.start_iter) as trainer.storage,
     ):
@@ -60,15 +60,14 @@ def run_steps(trainer: TrainerBase) -> None:
                 if trainer.stop_signal and trainer.iter + 1 < trainer.max_iter:
                     logger.info("Told to stop: saving a checkpoint")
                     trainer.save_checkpoint(checkpoint_name(trainer.iter))
-                    raise Preempted(trainer.stop_signal)
+                    raise StopRequest(trainer.stop_signal)
                 trainer.iter += 1
             trainer.iter = trainer.max_iter
             trainer.after_train()
-        except Preempted as stop:
+        except StopRequest as request:
             trainer.checkpointer.wait()
             _record(trainer)
-            # The first argument is the signal's number until here
-            raise Preempted(_last_words(stop.args[0], trainer.iter + 1, folder)) from stop
+            raise Preempted(_last_words(request.signal, trainer.iter + 1, folder)) from request
         except BaseException:
             last_saved(trainer.checkpointer)  # a good one is not lost over another's error
             _record(trainer)

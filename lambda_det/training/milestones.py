@@ -12,13 +12,13 @@ from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.utils import comm
 from torch import nn
 
-from lambda_det.distributed.preemption import at_once, received
-from lambda_det.errors import Preempted, listed
+from lambda_det.distributed.signals import StopRequest, interruptible, received_signal
+from lambda_det.errors import listed
 from lambda_det.training.hooks import batches_with_objects
 from lambda_det.training.loop import checkpoint_name
 from lambda_det.training.randomness import Purpose, seed_all
 
-__all__ = ["STATISTICS_SEED", "Checkpoints", "Evaluation", "PreciseStatistics", "stop_if_told"]
+__all__ = ["STATISTICS_SEED", "Checkpoints", "Evaluation", "PreciseStatistics", "stop_if_requested"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ STATISTICS_SEED = 1_000_003  # added to the run's, so that these images are not 
 _METRICS = ("segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "panoptic_seg/PQ")
 
 
-def stop_if_told() -> None:
-    """Raise ``Preempted`` on all processes if any was told to stop: the others would wait for it.
+def stop_if_requested() -> None:
+    """Raise ``StopRequest`` on all processes if any received a signal: they must stop together.
 
-    Call it on all of them, where all that they did is saved.
+    Call it on all processes, where all that they did is saved.
     """
-    if signal := max(comm.all_gather(received())):
-        raise Preempted(signal)
+    if signal := max(comm.all_gather(received_signal())):
+        raise StopRequest(signal)
 
 
 class PreciseStatistics(PreciseBN):
@@ -141,8 +141,8 @@ class Evaluation(HookBase):
     def _do(self) -> None:
         trainer = self.trainer
         step = trainer.iter + 1
-        stop_if_told()
-        self.results = at_once(self._evaluate)
+        stop_if_requested()
+        self.results = interruptible(self._evaluate)
         self.last_step, self._is_pending = step, False
         is_best = comm.is_main_process() and self._keep_best(step)
         if self._statistics or step >= trainer.max_iter:

@@ -17,7 +17,7 @@ from detectron2.utils.events import get_event_storage
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambda_det.distributed.preemption import received
+from lambda_det.distributed.signals import received_signal
 from lambda_det.errors import NonFiniteLossError
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import Precision
@@ -191,7 +191,7 @@ class StepTrainer(SimpleTrainer):
             finite = finite & grad_norm.isfinite()
         calm = values.sum() <= self._spikes.limit
         # That somebody was asked to stop goes along: all stop after the same step
-        signal = torch.full_like(grad_norm, -received())
+        signal = torch.full_like(grad_norm, -received_signal())
         verdict = torch.stack([finite.float(), calm.float(), signal])
         if comm.get_world_size() > 1:
             dist.all_reduce(verdict, dist.ReduceOp.MIN)

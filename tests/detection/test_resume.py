@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lambda_det.detection import DetectionTrainer, lazy_parser, parser, run, run_lazy
-from lambda_det.distributed.preemption import SIGNALS
+from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
 from lambda_det.training import run_log
 from lambda_det.training.milestones import PreciseStatistics

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 import torch
 from detectron2.utils import comm
 
 from lambda_det.detection import parser
+from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.launch import check_device, launch, on_main_process
 from lambda_det.errors import ConfigError, DataError
 
@@ -28,27 +30,30 @@ def _note(args):
     on_main_process(check)
 
 
-def test_processes_are_connected_and_an_error_is_told_once(tmp_path):
+@pytest.mark.slow
+def test_processes_are_connected_and_agree_on_an_error(tmp_path):
     with pytest.raises(DataError, match=r"^seen by 0$"):
         launch(_note, _args("--num-gpus", "2", "FOLDER", str(tmp_path)), device="cpu")
     assert {p.read_text() for p in tmp_path.iterdir()} == {"0 0 of 2", "1 1 of 2"}
 
 
-def test_one_process_runs_here():
+def test_one_process_is_this_one():
     seen = []
     launch(seen.append, args := _args(), device="cpu")
     assert seen == [args]
 
 
-def test_torchrun_with_num_gpus_is_refused(monkeypatch):
-    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(ConfigError, match="torchrun has started 2 processes already"):
-        launch(_note, _args("--num-gpus", "2"), device="cpu")
+def test_on_main_process_alone():
+    def check():
+        raise DataError("broken.json")
+
+    on_main_process(lambda: None)
+    with pytest.raises(DataError, match=r"broken\.json"):
+        on_main_process(check)
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "flag"),
     [
         (["--num-machines", "2"], "--dist-url"),
         (["--num-machines", "2", "--machine-rank", "2"], "--machine-rank 2"),
@@ -56,24 +61,76 @@ def test_torchrun_with_num_gpus_is_refused(monkeypatch):
         (["--num-gpus", "-1"], "--num-gpus is -1"),
     ],
 )
-def test_flags_that_contradict_each_other(argv, words):
-    with pytest.raises(ConfigError, match=words):
+def test_contradictory_flags(argv, flag):
+    with pytest.raises(ConfigError, match=flag):
         launch(_note, _args(*argv), device="cpu")
 
 
 @pytest.mark.parametrize(
-    ("device", "num_gpus", "there", "words"),
+    ("device", "num_gpus", "existing", "named"),
     [
         ("cuda", 1, 0, "MODEL.DEVICE cpu"),
-        ("cuda", 4, 2, "this machine has 2"),
-        ("cuda:3", 1, 2, "this machine has 2"),
-        ("cuda:1", 2, 2, "is one GPU"),
-        ("graphics", 1, 0, "no device"),
+        ("cuda", 4, 2, "has 2"),
+        ("cuda:3", 1, 2, "has 2"),
+        ("cuda:1", 2, 2, "cuda:1"),
+        ("graphics", 1, 0, "graphics"),
     ],
 )
-def test_a_device_that_is_not_there(monkeypatch, device, num_gpus, there, words):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    with pytest.raises(ConfigError, match=words):
+def test_device_that_does_not_exist(monkeypatch, device, num_gpus, existing, named):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: existing > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: existing)
+    with pytest.raises(ConfigError, match=named):
         check_device(device, num_gpus)
     assert check_device("cpu", 4).type == "cpu"
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """As if torchrun had started this process alone; attempts begin with ``torchrun(number)``."""
+    variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setattr(launch_module, "run_connected", lambda work, *_: work())
+
+    def attempt(number: int, folder: Path) -> None:
+        report = folder / f"attempt_{number}" / "0" / "error.json"
+        report.parent.mkdir(parents=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
+
+    return attempt
+
+
+def _is_resumed(*argv: str) -> bool:
+    seen = []
+    launch(seen.append, _args(*argv), device="cpu")
+    return seen[0].resume
+
+
+def test_torchrun_and_num_gpus_are_refused(torchrun):
+    with pytest.raises(ConfigError, match="--num-gpus"):
+        launch(_note, _args("--num-gpus", "2"), device="cpu")
+
+
+def test_restart_resumes(torchrun, tmp_path):
+    torchrun(0, tmp_path)
+    assert not _is_resumed() and _is_resumed("--resume")
+    torchrun(1, tmp_path)
+    assert _is_resumed() and not _is_resumed("--eval-only")
+
+
+def test_restart_repeats_a_refusal(monkeypatch, torchrun, tmp_path):
+    """The folder of another run may have been refused, and must not be continued."""
+
+    def refuse(args):
+        raise ConfigError("OUTPUT_DIR holds a run: add --resume")
+
+    torchrun(0, tmp_path)
+    with pytest.raises(ConfigError):
+        launch(refuse, _args(), device="cpu")
+    torchrun(1, tmp_path)
+    with pytest.raises(ConfigError, match=r"^OUTPUT_DIR holds a run: add --resume$"):
+        launch(lambda args: None, _args(), device="cpu")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")  # nowhere to note a refusal
+    assert not _is_resumed()

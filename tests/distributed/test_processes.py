@@ -17,6 +17,8 @@ from tests.distributed.same_steps import (
     values,
 )
 
+pytestmark = pytest.mark.slow
+
 EPS = 1e-5
 
 

@@ -1,0 +1,135 @@
+"""SIGTERM and SIGUSR1, with which a scheduler asks a run to stop: it saves, and can be resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = ["SIGNALS", "StopRequest", "catch_signals", "interruptible", "received_signal"]
+
+T = TypeVar("T")
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# A scheduler may signal both a process and its launcher, which passes the signal on: one request
+_SECONDS_OF_ONE_REQUEST = 3.0
+
+
+class StopRequest(Exception):
+    """A signal asked the run to stop, and all that it did so far is saved or being saved.
+
+    Attributes:
+        signal: its number.
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+class _Interrupt(BaseException):
+    """Leaves the work; an ``except Exception`` in it must not take the request for an error."""
+
+
+@dataclass
+class _State:
+    """There is one in a process, as there is one table of signal handlers.
+
+    Attributes:
+        process: the id of the process that catches signals. Loader workers are forked from it and
+            inherit its handlers.
+        signal: the number of the first signal received; 0 for none.
+        time: when it came.
+        is_interruptible: whether the next signal may leave the work wherever it is.
+    """
+
+    process: int = 0
+    signal: int = 0
+    time: float = 0.0
+    is_interruptible: bool = False
+
+
+_state = _State()
+
+
+def received_signal() -> int:
+    """The number of the signal that asks this process to stop; 0 for none."""
+    return _state.signal
+
+
+@contextmanager
+def catch_signals() -> Iterator[None]:
+    """Note the first signal instead of dying of it; a second one ends the process.
+
+    The previous handlers are restored on leaving. Nested calls do nothing, and neither do calls
+    outside of the main thread, where Python handles no signals.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or _state.process == os.getpid():
+        yield
+        return
+    _state.process, _state.signal, _state.is_interruptible = os.getpid(), 0, False
+    previous = {number: signal.signal(number, _handle) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        restore_handlers(previous)
+        _state.process = _state.signal = 0
+
+
+def restore_handlers(previous: dict[int, object]) -> None:
+    """Set the signal handlers that ``signal.signal`` or ``signal.getsignal`` returned."""
+    for number, handler in previous.items():
+        # None: the handler was not set from Python, and cannot be set from Python
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """Return what ``work`` returns; a signal leaves it wherever it is.
+
+    A function and not a context manager: a signal may come between entering and leaving one.
+
+    Args:
+        work: can be repeated from its beginning, after all before it was saved.
+
+    Raises:
+        StopRequest: a signal came, during the work or before it.
+    """
+    cause = None
+    try:
+        _state.is_interruptible = True
+        if not _state.signal:
+            result = work()
+    except _Interrupt:
+        pass
+    except Exception as error:
+        if not _state.signal:
+            raise
+        cause = error  # work has turned the interrupt into an error, or another process has failed
+    finally:
+        _state.is_interruptible = False
+    if _state.signal:  # even if work returned: it may have caught the interrupt
+        raise StopRequest(_state.signal) from cause
+    return result
+
+
+def _handle(number: int, _frame: object) -> None:
+    if os.getpid() != _state.process:  # a loader worker, which has nothing to save
+        die_of(number)
+    elif not _state.signal:
+        _state.signal, _state.time = number, time.monotonic()
+        if _state.is_interruptible:
+            raise _Interrupt
+    elif time.monotonic() - _state.time > _SECONDS_OF_ONE_REQUEST:
+        die_of(number)
+
+
+def die_of(number: int) -> None:
+    """End this process by a signal, as if no handler had been set."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,147 @@
+"""Signals of schedulers: noted, raised during interruptible work, deadly the second time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lambda_det.distributed import signals
+from lambda_det.distributed.signals import (
+    SIGNALS,
+    StopRequest,
+    catch_signals,
+    interruptible,
+    received_signal,
+)
+
+
+def _send(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_signal_is_noted_and_the_handler_restored(number):
+    previous = signal.signal(number, signal.SIG_IGN)
+    try:
+        with catch_signals():
+            assert received_signal() == 0
+            _send(number)
+            assert received_signal() == number
+            with catch_signals():  # nested: changes nothing
+                assert received_signal() == number
+            assert received_signal() == number
+        assert received_signal() == 0
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, previous)
+
+
+def test_interruptible_work():
+    def work():
+        _send(signal.SIGUSR1)
+        pytest.fail("not interrupted")
+
+    with catch_signals():
+        assert interruptible(lambda: 5) == 5
+        with pytest.raises(StopRequest) as caught:
+            interruptible(work)
+        assert caught.value.signal == signal.SIGUSR1
+        with pytest.raises(StopRequest):  # the signal came before
+            interruptible(lambda: pytest.fail("not interrupted"))
+
+
+def _catches_exceptions():
+    try:
+        _send()
+        pytest.fail("not interrupted")
+    except Exception:
+        pytest.fail("taken for an error")
+
+
+def _is_interrupted_in_a_finalizer():
+    class Noisy:
+        def __del__(self):  # Python prints what it raises, and goes on
+            _send()
+            for _ in range(100):  # a handler runs between two operations of Python
+                pass
+
+    Noisy()
+    return "a result"
+
+
+def _raises_another_error():
+    try:
+        _send()
+        pytest.fail("not interrupted")
+    except BaseException as error:
+        raise RuntimeError("the other process is gone") from error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "work", [_catches_exceptions, _is_interrupted_in_a_finalizer, _raises_another_error]
+)
+def test_work_cannot_swallow_the_request(work):
+    with catch_signals():
+        with pytest.raises(StopRequest) as caught:
+            interruptible(work)
+        assert caught.value.signal == signal.SIGTERM
+
+
+def test_errors_of_the_work_are_raised():
+    with catch_signals():
+        with pytest.raises(ZeroDivisionError):
+            interruptible(lambda: 1 / 0)
+        _send()  # no longer interruptible
+        assert received_signal() == signal.SIGTERM
+
+
+def test_two_signals_in_a_row_are_one_request():
+    with catch_signals():
+        _send(signal.SIGUSR1)
+        _send(signal.SIGTERM)
+        assert received_signal() == signal.SIGUSR1
+
+
+def test_other_threads_change_nothing():
+    previous, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work() -> None:
+        with catch_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [previous]
+
+
+_SCRIPT = """
+import importlib.util, os, signal, sys
+spec = importlib.util.spec_from_file_location("signals", sys.argv[1])
+sys.modules["signals"] = signals = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(signals)
+signals._SECONDS_OF_ONE_REQUEST = -1
+with signals.catch_signals():
+    if sys.argv[2] == "worker":
+        worker = os.fork()
+        if not worker:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) + 100)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(
+    ("process", "status"), [("itself", -signal.SIGTERM), ("worker", 100 - signal.SIGTERM)]
+)
+def test_a_second_signal_and_signals_to_forked_workers_are_deadly(process, status):
+    command = [sys.executable, "-c", _SCRIPT, signals.__file__, process]
+    assert subprocess.run(command).returncode == status
