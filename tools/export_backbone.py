@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make a backbone file for detectors from the checkpoint of a training; --help shows how."""
+"""Make a verified backbone file for detectors from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,35 +10,40 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.backbone import export_backbone, extract_backbone, says_network
-from lambda_det.export.identify import Network, config_of_run, find_checkpoint, network_of_config
+from lambda_det.export.backbone import export_backbone, extract_backbone, names_network
+from lambda_det.export.identify import (
+    KnownNetwork,
+    config_of_run,
+    find_checkpoint,
+    network_of_config,
+)
 from lambda_det.export.verify import load_target
 from lambda_det.weights.backbone_file import check_target
 from lambda_det.weights.formats import read_checkpoint
-from lambda_det.weights.provenance import in_words
+from lambda_det.weights.provenance import format_options
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
       the averaged weights of a classifier, for detectors with Detectron2's default pixel settings
   %(prog)s output/imagenet/model_best.pth output/backbone.pth \\
       --verify-config configs/mask_rcnn_lambdaresnet50_pretrained.yaml
-      load them into that detector, too, and compare every tensor and the features
+      also load the file into that detector, and compare every tensor and the features
   %(prog)s output/mask_rcnn output/backbone.safetensors
       the backbone of a detector, from the last checkpoint of its run
   %(prog)s output/backbone.pth output/backbone.pkl
-      a backbone file in another form
+      a backbone file in another format
 
-forms of OUTPUT, each with the same tensors, pixel settings and checksum:
+formats of OUTPUT, each with the same tensors, pixel settings and checksum:
   .pth          a file of torch.save; Detectron2's own checkpointer loads it
   .pkl          arrays, as in Detectron2's model zoo; Detectron2's own checkpointer loads it
-  .safetensors  cannot hold a program; Detectron2's own checkpointer does not read it
-All of them are loaded by lambda_det.create_backbone(NAME, weights=OUTPUT) and by MODEL.WEIGHTS
-OUTPUT of tools/train_net.py.
+  .safetensors  cannot hold code; Detectron2's own checkpointer does not read it
+lambda_det.create_backbone(NAME, weights=OUTPUT) and MODEL.WEIGHTS OUTPUT of tools/train_net.py load
+all of them.
 
-The file is written under another name and verified; only if it passes does OUTPUT get its name, and
-with --overwrite the old file stays until then.
+The file is written under a temporary name and verified. It is renamed to OUTPUT only if it passes;
+with --overwrite, an existing OUTPUT stays until then.
 
-status: 0; 1 if the file did not pass the verification and was removed; 2 if it could not be made
+exit status: 0; 1 if the file failed the verification and was removed; 2 if it could not be made
 """
 
 
@@ -48,25 +53,25 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "checkpoint",
-        help="of a classifier or a detector, with FPN or without; the folder of a run stands for "
-        "its last checkpoint",
+        help="of a classifier or a detector, with FPN or without; or the folder of a run, for its "
+        "last checkpoint",
     )
     parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
     parser.add_argument(
-        "--weights", choices=("ema", "model"), help="averaged or raw ones; averaged if there are"
+        "--weights",
+        choices=("ema", "model"),
+        help="averaged or raw ones; default: averaged if there are any",
     )
     parser.add_argument(
         "--no-fold",
         action="store_true",
-        help="keep a classifier's first convolution as it was trained, for RGB images divided by "
-        "their std",
+        help="do not fold the input normalisation of a classifier into its first convolution",
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="configuration that the detector was trained with, which says which network it is and "
-        "for which images: YAML, or a LazyConfig (.py), which is run; by default the config.yaml "
-        "beside CHECKPOINT, if there is one",
+        help="configuration of the detector, which names the network and the pixel settings: YAML, "
+        "or a LazyConfig (.py), which is run; default: config.yaml beside CHECKPOINT",
     )
     parser.add_argument(
         "--verify-config",
@@ -77,7 +82,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace OUTPUT if it is there and the new file passes",
+        help="replace OUTPUT if it exists and the new file passes",
     )
     return parser.parse_args(argv)
 
@@ -93,7 +98,7 @@ def export(args: argparse.Namespace) -> int:
         checkpoint,
         weights=args.weights,
         fold_input=not args.no_fold,
-        network=None if says_network(checkpoint) else _network(args.config, path),
+        network=None if names_network(checkpoint) else _network(args.config, path),
         source=path,
     )
     report = export_backbone(
@@ -109,45 +114,46 @@ def export(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _network(config: str | None, checkpoint: str) -> Network | None:
+def _network(config: str | None, checkpoint: str) -> KnownNetwork | None:
     file = config or config_of_run(checkpoint)
     return network_of_config(file) if file else None
 
 
 _KNOWN_FROM = {
-    "recipe": "as its recipe says",
-    "configuration": "as its configuration says",
-    "tensors": "as its tensors look (--config FILE tells for sure)",
+    "recipe": "from its recipe",
+    "configuration": "from its configuration",
+    "tensors": "identified by its tensors (--config FILE is more certain)",
 }
 _STATISTICS = {
-    "precise": "taken afresh for these weights",
+    "precise": "recomputed for these weights",
     "running": "running averages, which lag behind the weights; model_best.pth and model_final.pth "
-    "have better ones",
-    None: "not said by the checkpoint",
+    "have recomputed ones",
+    None: "not recorded in the checkpoint",
 }
 
 
 def describe(content: Mapping[str, Any], path: str) -> str:
-    """What is in a backbone file, line by line."""
+    """The content of a backbone file as a table of text."""
     meta, tensors = content["meta"], content["model"].values()
     accuracy = "; ".join(
         f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         for part, values in meta["accuracy"].items()
     )
     if meta["input_format"] is None:
-        pixels = ["not known: those of the configuration that it was trained with"]
+        pixels = ["not recorded; use those of the configuration it was trained with"]
     else:
         pixels = [
             f"INPUT.FORMAT {meta['input_format']}",
             f"MODEL.PIXEL_MEAN {meta['pixel_mean']}",
             f"MODEL.PIXEL_STD {meta['pixel_std']}",
         ]
+    network = f"{meta['model']}{format_options(meta['options'])}"
     rows = {
         "file": path,
-        "model": f"{meta['model']}{in_words(meta['options'])}, {_KNOWN_FROM[meta['known_from']]}",
+        "model": f"{network}, {_KNOWN_FROM[meta['known_from']]}",
         "stages": ", ".join(meta["stages"]),
         "weights": "averaged (EMA)" if meta["weights"] == "ema" else "raw",
-        "accuracy": accuracy or "not in the checkpoint",
+        "accuracy": accuracy or "not recorded in the checkpoint",
         "statistics": _STATISTICS[meta["statistics"]],
         "tensors": f"{len(tensors)} of {sum(t.numel() for t in tensors) / 1e6:.2f} M values",
         "sha256": meta["sha256"],

@@ -1,4 +1,4 @@
-"""A backbone out of a checkpoint of any kind, as a file that gets its name once it is verified."""
+"""Extract the backbone of any checkpoint and write it as a verified backbone file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 
 import lambda_det
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
-from lambda_det.export.identify import Network, fits, identify
-from lambda_det.export.verify import Report, verify_backbone
+from lambda_det.export.identify import KnownNetwork, fits, identify
+from lambda_det.export.verify import Verification, verify_backbone
 from lambda_det.modeling import Classifier, create_backbone, create_classifier
 from lambda_det.modeling.specs import STAGES
 from lambda_det.weights.backbone_file import check_target, fold_normalisation, save_backbone
@@ -28,20 +28,20 @@ from lambda_det.weights.provenance import (
     PixelSettings,
     check_provenance,
     checksum,
-    in_words,
+    format_options,
     wanted_pixels,
 )
 
 __all__ = [
     "export_backbone",
     "extract_backbone",
-    "says_network",
+    "names_network",
 ]
 
 _RECIPE = ("model", "options", "num_classes", "input_format", "pixel_mean", "pixel_std")
-_RESULTS = {"ema": "ema", "model": "raw"}  # as the results of each are called in a checkpoint
-# Where the networks are in models, by the beginning of their tensors' names; the first that is
-# there counts. C4 detectors have the last stage in their heads.
+_RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", by kind of weights
+# Name prefixes of backbones within models; the first match is used. In C4 detectors the last stage
+# is a part of the heads.
 _PLACES = ("backbone.bottom_up.", "backbone.", "")
 _STAGE_IN_HEADS = "roi_heads.res5."
 _PARTS = ("stem", *STAGES)
@@ -52,32 +52,30 @@ def extract_backbone(
     *,
     weights: str | None = None,
     fold_input: bool = True,
-    network: Network | None = None,
+    network: KnownNetwork | None = None,
     source: str = "the checkpoint",
 ) -> dict[str, Any]:
     """Make the content of a backbone file.
 
     Args:
-        checkpoint: of a classifier, as ``tools/train_imagenet.py`` writes it, whose recipe says
-            which network it is of; of a detector, with FPN or without, whose images are those of
-            its configuration; of a backbone; or the state dict of one of them.
-        weights: "ema" or "model"; None for "ema" where there is one.
-        fold_input: make the first convolution of a classifier take images as Detectron2's default
-            configuration has them: BGR, less their mean, not divided. The configuration's mean is
-            right for a recipe with ImageNet's mean. Detectors' stay as they are.
-        network: of a detector, as :func:`lambda_det.weights.network_of_config` finds it; None to
-            find it by its tensors.
-        source: what to call the checkpoint in messages.
+        checkpoint: of a classifier (its recipe names the network), of a detector with or without
+            FPN, of a backbone, or a bare state dict of one of these.
+        weights: "ema" or "model". None: "ema" if the checkpoint has them.
+        fold_input: fold the input normalisation of a classifier into its first convolution, see
+            :func:`lambda_det.weights.backbone_file.fold_normalisation`. Detectors are not changed.
+        network: of a detector, see :func:`lambda_det.export.identify.network_of_config`. None:
+            identify it by its tensors.
+        source: name of the checkpoint for messages.
 
     Returns:
-        ``model``: float32 tensors by the backbone's own names, running statistics included, without
+        ``model``: float32 tensors under the backbone's own names, with running statistics, without
         counters and without the classifier's last layer. ``meta``: plain values, among them the
-        network and the pixel settings that the tensors want, None where they are not known.
-        ``__author__`` and ``matching_heuristics`` let Detectron2 find the tensors' places.
+        network and its pixel settings (None where they are not known). ``__author__`` and
+        ``matching_heuristics`` make Detectron2 match the tensors by the ends of their names.
 
     Raises:
-        WeightsError: the checkpoint is of no network that is known, is not complete, was never
-            trained, or has no such weights.
+        WeightsError: the network is unknown, tensors are missing or untrained, or the checkpoint
+            does not have the ``weights`` asked for.
     """
     if _is_backbone_file(checkpoint):
         return _of_backbone_file(checkpoint, weights, fold_input, source)
@@ -99,7 +97,7 @@ def extract_backbone(
         except WeightsError:
             if not from_heads:
                 raise
-            # Detectron2's C4 heads have a res5 of convolutions, whatever the backbone is
+            # The C4 heads of Detectron2 have their own res5, of convolutions, for any backbone
             state = {name: tensor for name, tensor in part.items() if not name.startswith("res5.")}
             network = _checked(state, network, source)
     _check_trained(state, source)
@@ -113,7 +111,7 @@ def extract_backbone(
         "weights": chosen,
         "folded": fold_input,
         "accuracy": _accuracy(checkpoint, chosen),
-        # "precise": taken afresh for these weights; "running": averages of the training, which lag
+        # "precise": recomputed for these weights; "running": the running averages of the training
         "statistics": checkpoint.get("statistics"),
         "format": FORMAT,
         "lambda_det": lambda_det.__version__,
@@ -122,8 +120,8 @@ def extract_backbone(
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
 
 
-def says_network(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint itself says which network it is of, as those of classifiers do."""
+def names_network(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint records its network. Those of classifiers do."""
     return isinstance(checkpoint.get("recipe"), Mapping) or _is_backbone_file(checkpoint)
 
 
@@ -134,20 +132,22 @@ def _is_backbone_file(checkpoint: Mapping[str, Any]) -> bool:
 def _of_backbone_file(
     content: Mapping[str, Any], weights: str | None, fold_input: bool, source: str
 ) -> dict[str, Any]:
-    """The content of a backbone file, to be written in another form.
+    """The content of a backbone file, to be written in another format.
 
     Raises:
-        WeightsError: it is damaged, or other things are wanted than it has.
+        WeightsError: the file was changed, or was made with other options than those asked for.
     """
     check_provenance(content, source)
     if content["meta"]["format"] != FORMAT:
-        raise WeightsError(f"{source} is of an older lambda_det; name the checkpoint it is from.")
+        raise WeightsError(
+            f"{source} was written by an older lambda_det; name the checkpoint it was made from."
+        )
     meta = content["meta"]
     if weights not in (None, meta["weights"]) or (meta["folded"] and not fold_input):
         folded = "folded" if meta["folded"] else "not folded"
         raise WeightsError(
-            f"{source} is a backbone file already, of the {meta['weights']!r} weights, {folded}: "
-            "name the checkpoint that it is from to have others."
+            f"{source} is a backbone file of the {meta['weights']!r} weights, {folded}; name the "
+            "checkpoint it was made from to get others."
         )
     return {**content, "model": dict(tensors_only(content["model"], source))}
 
@@ -155,10 +155,13 @@ def _of_backbone_file(
 def _weights_of(
     checkpoint: Mapping[str, Any], weights: str | None, source: str
 ) -> tuple[str, dict[str, Tensor]]:
-    """The weights of a checkpoint that are meant, "ema" or "model", and their state dict.
+    """Choose the "ema" or "model" weights of a checkpoint.
+
+    Returns:
+        The choice, and the state dict.
 
     Raises:
-        WeightsError: it has none of them, or not as tensors.
+        WeightsError: the checkpoint does not have them, or they are no state dict.
     """
     chosen = weights or ("ema" if "ema" in checkpoint else "model")
     holder = checkpoint.get("ema") if chosen == "ema" else checkpoint
@@ -167,44 +170,44 @@ def _weights_of(
     if not isinstance(holder, Mapping) or "model" not in holder:
         held = [name for name in ("ema", "model") if name in checkpoint]
         raise WeightsError(f"{source} has no {chosen!r} weights; it has {listed(held)}.")
-    # As a classifier's own or a detector's: the places are looked for in these names
+    # Keep the names that a classifier or detector gives its backbone: _backbone_part needs them
     return chosen, named_as_in({}, None, tensors_only(holder["model"], source), source)
 
 
-def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> tuple[Network, Classifier]:
-    """The network that a classifier's recipe names, and the classifier without values.
+def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> tuple[KnownNetwork, Classifier]:
+    """The network that a classifier's recipe names, and the classifier on the meta device.
 
     Raises:
-        WeightsError: this version of lambda_det cannot make it.
+        WeightsError: the recipe is incomplete, or this version of lambda_det has no such model.
     """
     lacking = [name for name in _RECIPE if name not in recipe]
     if lacking:
-        raise WeightsError(f"The recipe in {source} lacks {listed(lacking)}; it cannot be used.")
+        raise WeightsError(
+            f"The recipe in {source} lacks {listed(lacking)}; use another checkpoint."
+        )
     try:
         with torch.device("meta"):
             model = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
-    except (ConfigError, TypeError) as error:  # an option that is not there any more
-        raise WeightsError(
-            f"{source} is of a model that cannot be made here: {reason(error)}"
-        ) from error
+    except (ConfigError, TypeError) as error:  # TypeError: an option that no longer exists
+        raise WeightsError(f"The model of {source} cannot be created: {reason(error)}") from error
     pixels = wanted_pixels({"recipe": recipe})
-    return Network(recipe["model"], recipe["options"], pixels, "recipe"), model
+    return KnownNetwork(recipe["model"], recipe["options"], pixels, "recipe"), model
 
 
 def _check_classifier(model: Classifier, state: Mapping[str, Tensor], source: str) -> None:
     fit = compare(model.state_dict(), state)
     if not fit:
         raise WeightsError(
-            f"{source} does not hold the classifier that its recipe names: {fit.summary()}; take "
-            "another checkpoint of that run."
+            f"{source} does not match the model of its recipe: {fit.summary()}; use another "
+            "checkpoint of that run."
         )
 
 
 def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The backbone's tensors by its own names, each with memory of its own.
+    """Copies of the backbone's tensors under the backbone's own names.
 
     Raises:
-        WeightsError: the stem and the first stages are nowhere in it.
+        WeightsError: ``state`` has no stem.
     """
     for place in _PLACES:
         names = {name: name.removeprefix(place) for name in state if name.startswith(place)}
@@ -213,8 +216,8 @@ def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor
             break
     else:
         raise WeightsError(
-            f"{source} holds no backbone of lambda_det: its tensors are {listed(state)}, and not "
-            "those of a backbone, a classifier or a detector with a stem and stages res2 to res5."
+            f"{source} holds no backbone of lambda_det, which has a stem and stages res2 to res5; "
+            f"its tensors are {listed(state)}."
         )
     if "res5" not in parts:
         names |= {
@@ -229,11 +232,13 @@ def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor
     }
 
 
-def _checked(state: Mapping[str, Tensor], network: Network | None, source: str) -> Network:
-    """The network that the tensors are of.
+def _checked(
+    state: Mapping[str, Tensor], network: KnownNetwork | None, source: str
+) -> KnownNetwork:
+    """Check that the tensors match ``network``; identify the network if it is None.
 
     Raises:
-        WeightsError: they are not those of ``network``, or if it is None of no network.
+        WeightsError: the tensors do not match ``network``, or match no network.
     """
     if network is None:
         return identify(state, source)
@@ -242,13 +247,14 @@ def _checked(state: Mapping[str, Tensor], network: Network | None, source: str) 
     with torch.device("meta"):
         fit = compare(create_backbone(network.model, **network.options).state_dict(), state)
     raise WeightsError(
-        f"{source} does not hold the {network.model}{in_words(network.options)} that its "
-        f"configuration names: {fit.summary()}; name the right one by --config."
+        f"{source} does not match its configuration, which names "
+        f"{network.model}{format_options(network.options)}: {fit.summary()}; give the right one "
+        "with --config."
     )
 
 
 def _accuracy(checkpoint: Mapping[str, Any], chosen: str) -> dict[str, dict[str, float]]:
-    """What a classifier's trainer measured with these weights, by part of the data."""
+    """The accuracy of these weights that the checkpoint records, by part of the data."""
     results = checkpoint.get("results", {})
     return {
         part: dict(by_weights[_RESULTS[chosen]])
@@ -260,16 +266,16 @@ def _accuracy(checkpoint: Mapping[str, Any], chosen: str) -> dict[str, dict[str,
 def _check_trained(state: Mapping[str, Tensor], source: str) -> None:
     broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
     if broken:
-        raise WeightsError(f"{source} holds NaN or infinity in {listed(broken)}; take another one.")
+        raise WeightsError(f"{source} holds NaN or infinity in {listed(broken)}; use another one.")
     for name, var in state.items():
         mean = state.get(f"{name.removesuffix('running_var')}running_mean")
         if not name.endswith("running_var") or mean is None:
             continue
-        # A frozen norm starts with 1 - eps
+        # FrozenBN starts with a variance of 1 - eps
         if not mean.any() and torch.allclose(var, torch.ones_like(var), rtol=0, atol=1e-4):
             raise WeightsError(
-                f"The statistics {name} in {source} are as they were at the start, all 0 and 1: "
-                "these weights were never trained, or their statistics never estimated."
+                f"The statistics {name} in {source} have their initial values, 0 and 1: the "
+                "weights were never trained, or their statistics never computed."
             )
 
 
@@ -290,25 +296,25 @@ def export_backbone(
     *,
     checkpoint: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-) -> Report:
-    """Write a backbone file and verify it; only if it passes does it stay.
+) -> Verification:
+    """Write a backbone file under a temporary name, verify it, and rename it if it passes.
 
-    A file that was there is kept unless the new one passes.
+    An existing file stays until then.
 
     Args:
-        content: of :func:`lambda_det.weights.extract_backbone`.
-        path: see :func:`lambda_det.weights.save_backbone`.
-        target, checkpoint: see :func:`lambda_det.weights.verify_backbone`.
-        overwrite: replace a file that is there.
+        content: made by :func:`extract_backbone`.
+        path: see :func:`lambda_det.weights.backbone_file.save_backbone`.
+        target, checkpoint: see :func:`lambda_det.export.verify.verify_backbone`.
+        overwrite: replace an existing file.
 
     Raises:
-        ConfigError: the name is not one to write to, or ``target`` describes no detector.
+        ConfigError: the file cannot be written, or ``target`` describes no detector.
     """
     check_target(path, overwrite=overwrite)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A folder, so that the draft has the file's own name in what is said of it
+        # A folder, so that the draft has the final suffix and name
         with tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent) as folder:
             draft = Path(folder, path.name)
             save_backbone(content, draft)

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is meant, and which network it is of."""
+"""Find the checkpoint of a run, and identify its network by its configuration or its tensors."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from lambda_det.weights.names import compare
 from lambda_det.weights.provenance import PixelSettings
 
 __all__ = [
-    "Network",
+    "KnownNetwork",
     "config_of_run",
     "find_checkpoint",
     "identify",
     "network_of_config",
 ]
 
-# Of create_backbone, but without a trace in the tensors or in what they compute
+# Options of create_backbone that change neither the tensors nor the features
 _TRAINING = ("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout")
-# The sections of a configuration that say which backbone it is; the rest may be of any project
+# The sections of a configuration that describe the backbone. Others may be of any project.
 _OF_BACKBONE = ("MODEL.BACKBONE.", "MODEL.RESNETS.", "MODEL.LAMBDA_RESNET.", "MODEL.PIXEL_")
 _CREATE = "create_backbone"
-# What comes of reading something else as a configuration
+# Errors of reading a file that is no configuration
 _UNREADABLE = (
     OSError,
     yaml.YAMLError,
@@ -52,14 +52,14 @@ _UNREADABLE = (
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network of ours and the images that it was trained on.
+class KnownNetwork:
+    """A network of lambda_det and its pixel settings.
 
     Attributes:
         model: one of :func:`lambda_det.list_models`.
-        options: of :func:`lambda_det.create_backbone`.
-        pixels: None where they are not known.
-        known_from: "configuration" or "tensors".
+        options: keyword arguments of :func:`lambda_det.create_backbone`.
+        pixels: None if they are not known.
+        known_from: "recipe", "configuration" or "tensors".
     """
 
     model: str
@@ -68,14 +68,15 @@ class Network:
     known_from: str
 
 
-def network_of_config(file: str | Path) -> Network | None:
-    """The network that a run's configuration names, a YAML file of either kind.
+def network_of_config(file: str | Path) -> KnownNetwork | None:
+    """The network that a configuration names.
 
-    Of such a file no more than plain data is read, and nothing of it is run. A LazyConfig in Python
-    is a program, and is run.
+    Args:
+        file: YAML, of a CfgNode or a saved LazyConfig: read as plain data, no code in it is run. Or
+            a LazyConfig in Python, which is run.
 
     Returns:
-        None where the file leaves open which network it is, as with a builder of one's own.
+        None if the configuration does not name a network, as with a custom builder.
 
     Raises:
         ConfigError: the file cannot be read, or its backbone is not one of lambda_det.
@@ -85,14 +86,14 @@ def network_of_config(file: str | Path) -> Network | None:
         text = dump_lazy(load_lazy_file(file)) if program else Path(file).read_text("utf-8")
         loaded = read_plain(text)
         if not program and not is_lazy(loaded):
-            # Not by our own loader, which refuses the keys of projects that it doesn't know
+            # load_config would refuse the keys of unknown projects
             loaded = CfgNode.load_yaml_with_base(str(file), allow_unsafe=False)
         if not isinstance(loaded, dict):
             raise TypeError(f"it holds a {type(loaded).__name__}")
     except _UNREADABLE as error:
         raise ConfigError(
-            f"{file}, which should say which network the checkpoint is of, cannot be read as a "
-            f"configuration ({reason(error)}); name another one by --config."
+            f"{file}, the configuration of the checkpoint, cannot be read ({reason(error)}); give "
+            "another one with --config."
         ) from error
     if is_lazy(loaded):
         return _network_of_lazy(_resolved(loaded, file)["model"], file)
@@ -102,7 +103,7 @@ def network_of_config(file: str | Path) -> Network | None:
     return None
 
 
-def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> Network | None:
+def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> KnownNetwork | None:
     cfg = get_cfg()
     add_lambda_config(cfg)
     wanted = {
@@ -116,8 +117,8 @@ def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> Network | N
     if "lambda_resnet" not in builder:
         if builder in BACKBONE_REGISTRY:
             raise ConfigError(
-                f"{file} has MODEL.BACKBONE.NAME {builder}, which is no backbone of lambda_det: "
-                "its weights are not exported."
+                f"{file} has MODEL.BACKBONE.NAME {builder}, which is no backbone of lambda_det; "
+                "only those can be exported."
             )
         return None
     plain = builder if "deeplab" in builder else "build_lambda_resnet_backbone"  # without FPN
@@ -132,11 +133,11 @@ def _set_known(cfg: CfgNode, key: str, value: Any, file: str | Path) -> None:
     for section in sections:
         cfg = cfg.get(section, {})
     if name not in cfg and key.startswith("MODEL.RESNETS."):
-        cfg[name] = value  # of DeepLab
+        cfg[name] = value  # a key of DeepLab
     if name not in cfg:
-        return  # of another version or project; not of our backbone
+        return  # a key of another version or project, which does not concern the backbone
     if isinstance(cfg[name], str) and isinstance(value, str):
-        value = repr(value)  # or yacs would read a 3 in it as a number
+        value = repr(value)  # yacs would parse the string "3" as a number
     try:
         cfg.merge_from_list([name, value])
     except (ValueError, SyntaxError) as error:
@@ -147,17 +148,17 @@ def _set_known(cfg: CfgNode, key: str, value: Any, file: str | Path) -> None:
 
 
 def _resolved(loaded: dict[str, Any], file: str | Path) -> dict[str, Any]:
-    """A LazyConfig as plain data, with what its values refer to."""
+    """A LazyConfig as plain data, its references resolved."""
     try:
         return OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"{file} refers to what is not in it ({reason(error)}); name another "
-            "configuration by --config."
+            f"A reference in {file} cannot be resolved ({reason(error)}); give another "
+            "configuration with --config."
         ) from error
 
 
-def _network_of_lazy(model: Mapping[str, Any], file: str | Path) -> Network | None:
+def _network_of_lazy(model: Mapping[str, Any], file: str | Path) -> KnownNetwork | None:
     nodes = [node for node in _nodes(model) if str(node["_target_"]).endswith(f".{_CREATE}")]
     if not nodes:
         return None
@@ -173,13 +174,12 @@ def _network_of_lazy(model: Mapping[str, Any], file: str | Path) -> Network | No
         return _network((nodes[0]["name"], options), _plain(pixels))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{file} does not say which network it is of, or for which images (name of "
-            f"{_CREATE}, pixel_mean and pixel_std of the model): {error}."
+            f"{file} lacks the name of {_CREATE}, or pixel_mean or pixel_std of the model: {error}."
         ) from error
 
 
 def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """All parts of a LazyConfig, as plain data, that would be made by a call."""
+    """All nodes of a LazyConfig, given as plain data, that have a ``_target_``."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield value
@@ -196,34 +196,34 @@ def _plain(pixels: PixelSettings) -> PixelSettings:
     )
 
 
-def _network(created_as: tuple[str, Mapping[str, Any]], pixels: PixelSettings) -> Network:
+def _network(created_as: tuple[str, Mapping[str, Any]], pixels: PixelSettings) -> KnownNetwork:
     name, overrides = created_as
     options = {key: value for key, value in overrides.items() if key not in _TRAINING}
-    return Network(name, options, pixels, "configuration")
+    return KnownNetwork(name, options, pixels, "configuration")
 
 
-def identify(state: Mapping[str, Tensor], source: str) -> Network:
-    """The network that a backbone's tensors are of, from their names and shapes.
+def identify(state: Mapping[str, Tensor], source: str) -> KnownNetwork:
+    """Identify the network of a backbone by the names and shapes of its tensors.
 
-    Options that leave no trace in them are taken to be the usual ones.
+    Options that do not show in them are assumed to have their defaults.
 
     Args:
-        state: by the backbone's own names; whole stages may be missing.
-        source: what to call the checkpoint in messages.
+        state: tensors under the backbone's own names. Whole stages may be missing.
+        source: name of the checkpoint for messages.
 
     Raises:
-        WeightsError: it is none of ours, or could be another's as well.
+        WeightsError: no network matches, or the tensors do not determine it.
     """
-    usual = {"norm": "BN" if any(name.endswith("running_var") for name in state) else "GN"}
-    shown = {**usual, **_layer_options(state)}
+    default = {"norm": "BN" if any(name.endswith("running_var") for name in state) else "GN"}
+    inferred = {**default, **_layer_options(state)}
     similar = [name for name, spec in SPECS.items() if _similar(spec, state)]
-    for name, options in ((n, o) for o in (usual, shown) for n in similar):
+    for name, options in ((n, o) for o in (default, inferred) for n in similar):
         if fits(name, options, state):
             _check_unambiguous(name, options, source)
-            return Network(name, options, None, "tensors")
+            return KnownNetwork(name, options, None, "tensors")
     raise WeightsError(
-        f"{source} holds no backbone of lambda_det: no network of tools/model_info.py has the "
-        f"tensors {listed(state)}. Name its configuration by --config if it has options of its own."
+        f"{source} holds no known backbone: no network of tools/model_info.py has the tensors "
+        f"{listed(state)}; if it was made with options, give its configuration with --config."
     )
 
 
@@ -231,18 +231,18 @@ def _check_unambiguous(name: str, options: Mapping[str, Any], source: str) -> No
     spec = SPECS[name]
     if isinstance(spec, ResNetSpec) and spec.design == "vanilla" and not spec.lambda_blocks:
         raise WeightsError(
-            f"{source} may be of Detectron2's own ResNet as well as of lambda_det's {name}: "
-            "their tensors have the same names and shapes. Name its configuration by --config."
+            f"{source} may hold Detectron2's own ResNet or lambda_det's {name}, whose tensors have "
+            "equal names and shapes; give its configuration with --config."
         )
     if options["norm"] == "GN":
         raise WeightsError(
-            f"{source} is of a {name} whose norms have no statistics, so that they may be GN "
-            "or LN: name its configuration by --config."
+            f"{source} holds a {name} whose norms have no statistics and may be GN or LN; give its "
+            "configuration with --config."
         )
 
 
 def fits(model: str, options: Mapping[str, Any], state: Mapping[str, Tensor]) -> bool:
-    """Whether a network can be made and has the tensors of ``state``, as far as stages go."""
+    """Whether the model exists and its stages have the tensors that ``state`` has of them."""
     try:
         with torch.device("meta"):
             own = create_backbone(model, **options).state_dict()
@@ -253,7 +253,7 @@ def fits(model: str, options: Mapping[str, Any], state: Mapping[str, Tensor]) ->
 
 
 def _similar(spec: ResNetSpec | MobileNetSpec, state: Mapping[str, Tensor]) -> bool:
-    """Whether a network may have these tensors, at a glance: building all of them takes long."""
+    """A quick test whether a network may have these tensors, as building every network is slow."""
     if isinstance(spec, MobileNetSpec):
         return any(name.startswith("res2.0.conv.") for name in state)
     for index, stage in enumerate(STAGES):
@@ -268,7 +268,7 @@ def _similar(spec: ResNetSpec | MobileNetSpec, state: Mapping[str, Tensor]) -> b
 
 
 def _layer_options(state: Mapping[str, Tensor]) -> dict[str, int]:
-    """The sizes of the lambda layers that the first embedding and its projections show."""
+    """The sizes of the lambda layers, from the shapes of the first embedding and its queries."""
     for name, embedding in state.items():
         if name.endswith("conv2.position.embedding") and embedding.ndim == 4:
             depth, intra, scope, _ = embedding.shape
@@ -280,10 +280,10 @@ def _layer_options(state: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def find_checkpoint(path: str | Path) -> str:
-    """The checkpoint that is meant: a file itself, of a run's folder the last one.
+    """The path itself if it is a file; the last checkpoint if it is the folder of a run.
 
     Raises:
-        WeightsError: the folder does not say which is the last, or it is not there.
+        WeightsError: the folder has no ``last_checkpoint``, or that names a missing file.
     """
     if not Path(path).is_dir():
         return str(path)
@@ -291,17 +291,16 @@ def find_checkpoint(path: str | Path) -> str:
     if not last:
         there = [file.name for file in sorted(Path(path).glob("*.pth"))]
         raise WeightsError(
-            f"The folder {path} has no last_checkpoint that says which one is meant: name a file "
-            f"({listed(there)})."
+            f"The folder {path} has no last_checkpoint; name a file in it ({listed(there)})."
         )
     if not Path(last).is_file():
         raise WeightsError(
-            f"last_checkpoint in {path} names {Path(last).name}, which is not there: name a file."
+            f"last_checkpoint in {path} names {Path(last).name}, which is missing; name a file."
         )
     return last
 
 
 def config_of_run(checkpoint: str | Path) -> str | None:
-    """The config.yaml that a run wrote beside its checkpoint, if it is there."""
+    """The config.yaml beside a checkpoint, or None if there is none."""
     beside = Path(checkpoint).with_name("config.yaml")
     return str(beside) if beside.is_file() else None

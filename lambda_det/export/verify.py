@@ -1,4 +1,4 @@
-"""Proof that a backbone file arrives in a detector whole, and computes there what it did before."""
+"""Verify that a backbone file loads completely and gives the features of its checkpoint."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
 __all__ = [
-    "Report",
+    "Verification",
     "build_target",
     "load_target",
     "verify_backbone",
 ]
 
-TOLERANCE = 1e-5  # of features, relative to their greatest value
-_SIZE = (96, 128)  # of the image; whole strides, so that nothing is padded
-_UNKNOWN = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])  # Detectron2's default
+TOLERANCE = 1e-5  # of features, relative to their largest absolute value
+_SIZE = (96, 128)  # of the image. Multiples of 32, so that nothing is padded.
+_DEFAULT_PIXELS = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])  # Detectron2's
 _LAYOUT = ("dilation", "multi_grid")
 
 
 @dataclass
-class Report:
-    """What became of a backbone file.
+class Verification:
+    """The result of verifying a backbone file.
 
     Attributes:
-        tensors: of the backbone, counters left out.
-        equal: those that are bit for bit the file's.
-        errors: of each feature map, the greatest difference relative to its greatest value; empty
-            where there is nothing to compare with.
-        offenders: everything that is wrong, in words.
-        loaded: whether the detector took the file at all.
+        tensors: number of tensors of the backbone, without counters.
+        equal: number of tensors that equal those of the file to the bit.
+        errors: for each feature map, the largest difference relative to its largest value. Empty
+            if there was no checkpoint to compare with.
+        offenders: one phrase for each fault.
+        loaded: whether the detector accepted the file.
     """
 
     tensors: int = 0
@@ -61,10 +61,10 @@ class Report:
         return not self.offenders and self.tensors > 0 and self.equal == self.tensors
 
     def __str__(self) -> str:
-        text = f"{self.equal} of {self.tensors} tensors are those of the file"
+        text = f"{self.equal} of {self.tensors} tensors equal those of the file"
         if self.errors:
             errors = ", ".join(f"{name} {error:.1e}" for name, error in self.errors.items())
-            text += f"; greatest relative error of features: {errors}"
+            text += f"; largest relative error of features: {errors}"
         return text
 
 
@@ -73,24 +73,23 @@ def verify_backbone(
     target: CfgNode | DictConfig | None = None,
     *,
     checkpoint: Mapping[str, Any] | None = None,
-) -> Report:
-    """Load a backbone file and look at every tensor, the pixel settings and the features.
+) -> Verification:
+    """Load a backbone file, and compare every tensor, the pixel settings and the features.
 
-    What loads and what looks share no code but the reading of the file and the networks.
+    The comparison shares no code with the loading but the reader of the file and the networks.
 
     Args:
-        path: a file of :func:`lambda_det.weights.save_backbone`.
-        target: the configuration of the detector to load it into as a training would, of either
-            kind; None for the backbone alone, with the pixel settings that the file names.
-        checkpoint: that the file was made from, to compare features with. They are not compared
-            without it.
+        path: a file of :func:`lambda_det.weights.backbone_file.save_backbone`.
+        target: configuration of a detector. The file is loaded into it as a training would. None:
+            into the backbone alone, with the pixel settings of the file.
+        checkpoint: that the file was made from. Without it, features are not compared.
 
     Raises:
         ConfigError: ``target`` describes no detector.
-        WeightsError: the file is no backbone file, or not what was written.
+        WeightsError: the file is no backbone file, or was changed.
     """
     content = read_backbone(path)
-    report = Report()
+    report = Verification()
     network = _alone(path, content) if target is None else _of_detector(path, target, report)
     _compare_pixels(network.pixels, content["meta"], report)
     _compare_tensors(network, content["model"], report)
@@ -101,13 +100,13 @@ def verify_backbone(
 
 @dataclass
 class _Loaded:
-    """A network that has the weights, in evaluation mode.
+    """A network with the weights of the file, in evaluation mode.
 
     Attributes:
         backbone: without FPN.
-        res5: the last stage, where a detector has it in its heads.
-        pixels: what becomes of an image before it; None where nothing says.
-        prepare: makes an RGB image [3, H, W] its input in float64, as the detector does.
+        res5: the last stage of a detector that has it in its heads, else None.
+        pixels: the pixel settings, None if they are not known.
+        prepare: maps an RGB image [3, H, W] to the input in float64, as the detector does.
     """
 
     backbone: nn.Module
@@ -136,7 +135,7 @@ def _alone(path: str | Path, content: Mapping[str, Any]) -> _Loaded:
     return _Loaded(backbone.eval(), None, pixels, lambda image: _normalised(image, pixels))
 
 
-def _of_detector(path: str | Path, target: CfgNode | DictConfig, report: Report) -> _Loaded:
+def _of_detector(path: str | Path, target: CfgNode | DictConfig, report: Verification) -> _Loaded:
     detector, pixels = build_target(target)
     try:
         SafeCheckpointer(detector).load_initial_weights(str(path))
@@ -149,7 +148,7 @@ def _of_detector(path: str | Path, target: CfgNode | DictConfig, report: Report)
         res5 = getattr(getattr(detector, "roi_heads", None), "res5", None)
 
     def prepare(image: Tensor) -> Tensor:
-        if not hasattr(detector, "preprocess_image"):  # semantic segmenters
+        if not hasattr(detector, "preprocess_image"):  # SemanticSegmentor
             return _normalised(image, pixels)
         order = [2, 1, 0] if pixels.format == "BGR" else [0, 1, 2]
         detector.double()
@@ -158,8 +157,10 @@ def _of_detector(path: str | Path, target: CfgNode | DictConfig, report: Report)
     return _Loaded(backbone, res5, pixels, prepare)
 
 
-def _compare_pixels(here: PixelSettings | None, meta: Mapping[str, Any], report: Report) -> None:
-    if meta["input_format"] is None or here is None:  # not known of this file
+def _compare_pixels(
+    here: PixelSettings | None, meta: Mapping[str, Any], report: Verification
+) -> None:
+    if meta["input_format"] is None or here is None:  # the file does not record them
         return
     if meta["input_format"] != here.format:
         report.offenders.append(f"INPUT.FORMAT is {here.format}; set it to {meta['input_format']}")
@@ -169,8 +170,8 @@ def _compare_pixels(here: PixelSettings | None, meta: Mapping[str, Any], report:
             report.offenders.append(f"MODEL.PIXEL_{key.upper()} is {value}; set it to {wanted}")
 
 
-def _compare_tensors(network: _Loaded, state: Mapping[str, Tensor], report: Report) -> None:
-    """By name, on the bits: NaN equals NaN, and 0 is not -0."""
+def _compare_tensors(network: _Loaded, state: Mapping[str, Tensor], report: Verification) -> None:
+    """Compare by name and by bytes: NaN equals NaN, and 0 differs from -0."""
     loaded = {
         name: tensor
         for name, tensor in network.state().items()
@@ -184,14 +185,14 @@ def _compare_tensors(network: _Loaded, state: Mapping[str, Tensor], report: Repo
             shapes = f"{list(state[name].shape)} in the file, {list(tensor.shape)} in the backbone"
             report.offenders.append(f"{name} has another shape: {shapes}")
         elif not report.loaded:
-            continue  # its values are those of a fresh network, as the first sentence says
+            continue  # its values are the initial ones, and the refusal is reported already
         elif state[name].dtype != tensor.dtype or _bytes(state[name]) != _bytes(tensor):
             report.offenders.append(f"{name} has other values than the file")
         else:
             report.equal += 1
     stages = {name.split(".")[0] for name in loaded}
     report.offenders += [
-        f"{name} is in the file and not in the backbone"
+        f"{name} is only in the file"
         for name in state
         if name not in loaded and name.split(".")[0] in stages
     ]
@@ -203,15 +204,15 @@ def _bytes(tensor: Tensor) -> bytes:
 
 @torch.no_grad()
 def _compare_features(
-    network: _Loaded, checkpoint: Mapping[str, Any], meta: Mapping[str, Any], report: Report
+    network: _Loaded, checkpoint: Mapping[str, Any], meta: Mapping[str, Any], report: Verification
 ) -> None:
-    """In float64, in which nothing but the rounding of folded weights is left to differ.
+    """Compare features in float64, where only the rounding of the folded weights differs.
 
-    That is within the stem, and a hundred layers can make a hundred times as much of it. So the
-    stem's output is a feature, too, and where it is right the later ones are compared from there.
+    That error arises in the stem and may grow over many layers. So the stem's output is compared as
+    well, and if it is within the tolerance, both networks continue from the same stem output.
     """
     generator = torch.Generator().manual_seed(0)
-    # Embeddings of the whole map know no larger one
+    # Global embeddings refuse larger maps
     largest = meta["options"].get("global_context") or max(_SIZE)
     height, width = (min(side, largest) for side in _SIZE)
     image = torch.randint(0, 256, (3, height, width), generator=generator, dtype=torch.uint8)
@@ -224,7 +225,7 @@ def _compare_features(
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """The greatest one, relative to the greatest value."""
+    """The largest absolute difference, relative to the largest absolute value."""
     return (found - expected).abs().max().item() / (expected.abs().max().item() or 1.0)
 
 
@@ -233,7 +234,7 @@ def _with_stem(
     compute: Callable[[], dict[str, Tensor]],
     instead: Callable[[Tensor], Tensor] = lambda stem: stem,
 ) -> dict[str, Tensor]:
-    """Features and the stem's output; the later ones from what ``instead`` makes of that."""
+    """Features, and the output of the stem. ``instead`` replaces that output for later layers."""
     stem = []
 
     def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
@@ -253,14 +254,14 @@ def _source_features(
     image: Tensor,
     found: Mapping[str, Tensor],
 ) -> Mapping[str, Tensor]:
-    """What the network of the checkpoint makes of an RGB image, prepared as it was trained.
+    """The features that the network of the checkpoint computes from an RGB image.
 
-    From the stem that was ``found``, if it is right.
+    After the stem it continues from ``found["stem"]`` if that is within the tolerance.
     """
     about = checkpoint.get("recipe", meta)
     state = checkpoint["ema"] if meta["weights"] == "ema" and "ema" in checkpoint else checkpoint
     state = {name.replace("_orig_mod.", ""): t for name, t in state.get("model", state).items()}
-    # Strides and dilations leave no trace in tensors, and may be the target's own
+    # Dilations do not show in the tensors; the target may have others than the checkpoint
     layout = {key: getattr(network.backbone, "created_as", ("", {}))[1].get(key) for key in _LAYOUT}
     options = {key: value for key, value in about["options"].items() if key not in _LAYOUT}
     options |= {key: value for key, value in layout.items() if value is not None}
@@ -281,18 +282,18 @@ def _source_features(
 
 
 def _ending_in(name: str, state: Mapping[str, Any]) -> Tensor:
-    """The tensor whose name is ``name`` after whatever held the network."""
+    """The tensor whose name is ``name`` after the prefixes of enclosing modules."""
     found = [key for key in state if key == name or key.endswith(f".{name}")]
-    if len(found) > 1:  # a last stage of the backbone's own, and one in the heads
+    if len(found) > 1:  # a res5 in the backbone and another in the heads
         found = [key for key in found if "roi_heads" not in key]
     if len(found) != 1:
-        raise WeightsError(f"The checkpoint has {len(found)} tensors that could be {name}.")
+        raise WeightsError(f"The checkpoint has {len(found)} tensors that match {name}.")
     return torch.as_tensor(state[found[0]])
 
 
 def _normalised(image: Tensor, pixels: PixelSettings | None) -> Tensor:
     """An RGB image [3, H, W] as a batch [1, 3, H, W] in float64."""
-    pixels = pixels or _UNKNOWN
+    pixels = pixels or _DEFAULT_PIXELS
     image = image.double().flip(0) if pixels.format == "BGR" else image.double()
     mean, std = (
         torch.tensor(values, dtype=torch.float64)[:, None, None]
@@ -302,48 +303,51 @@ def _normalised(image: Tensor, pixels: PixelSettings | None) -> Tensor:
 
 
 def load_target(file: str | Path) -> CfgNode | DictConfig:
-    """Read a detector's configuration: YAML, or a LazyConfig, saved or as the program that it is.
+    """Read the configuration of a detector: YAML, or a LazyConfig, saved or in Python.
 
     Raises:
-        ConfigError: it is not there, or describes no model.
+        ConfigError: the file is missing or describes no model.
     """
     if not is_lazy_file(file):
         return load_config(argparse.Namespace(config_file=str(file), opts=[]))
     loaded = load_lazy_file(file)
     if "model" not in loaded:
-        raise ConfigError(f"{file} has no `model`; name the LazyConfig of a detector.")
+        raise ConfigError(f"{file} has no `model`; give the LazyConfig of a detector.")
     return loaded
 
 
 def build_target(target: CfgNode | DictConfig) -> tuple[nn.Module, PixelSettings]:
-    """Build the detector on the CPU, in evaluation mode, and say what it makes of images.
+    """Build the detector on the CPU, in evaluation mode.
+
+    Returns:
+        The detector and its pixel settings.
 
     Raises:
         ConfigError: the configuration describes no detector.
     """
     if isinstance(target, CfgNode):
-        build_for_trial(target)  # which has a word for each mistake in the configuration
+        build_for_trial(target)  # raises a ConfigError for each mistake in the configuration
         target = target.clone()
         target.defrost()
         target.MODEL.DEVICE = "cpu"
         return DetectionTrainer.build_model(target).eval(), PixelSettings.from_config(target)
     try:
         detector = instantiate(target.model)
-    except Exception as error:  # from within whatever it names
+    except Exception as error:  # raised by any code that the configuration names
         raise ConfigError(
-            f"The `model` of the LazyConfig cannot be made ({type(error).__name__}: "
-            f"{reason(error)}); mend it, or name another one."
+            f"The `model` of the LazyConfig cannot be created ({type(error).__name__}: "
+            f"{reason(error)}); correct it."
         ) from error
     if not isinstance(getattr(detector, "backbone", None), nn.Module):
         raise ConfigError(
             f"The `model` of the LazyConfig is a {type(detector).__name__} without a backbone; "
-            "name that of a detector."
+            "give that of a detector."
         )
     return detector.eval(), _pixels(detector, target.model)
 
 
 def _pixels(detector: Any, model: DictConfig) -> PixelSettings:
-    # Semantic segmenters don't keep the order of the channels
+    # SemanticSegmentor does not store the order of the channels
     order = getattr(detector, "input_format", None) or model.get("input_format", "BGR")
     mean, std = (getattr(detector, name).flatten().tolist() for name in ("pixel_mean", "pixel_std"))
     return PixelSettings(order, mean, std)

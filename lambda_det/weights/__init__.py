@@ -1,1 +1,1 @@
-"""A file of weights: read safely, with its names, its provenance and its formats."""
+"""Files of weights: safe readers, tensor names, provenance, backbone files."""

@@ -1,4 +1,4 @@
-"""Backbone files in each of their forms: written, folded, checked and loaded."""
+"""Backbone files: write, read and load them, and fold the input normalisation into weights."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ __all__ = [
 
 
 def check_target(path: str | Path, *, overwrite: bool = False) -> None:
-    """Refuse to write a backbone file of that name; write nothing.
+    """Check that a backbone file can be written to ``path``. Writes nothing.
 
     Raises:
-        ConfigError: the name has no known ending, or is there already.
+        ConfigError: the suffix is unknown, or the file exists and ``overwrite`` is not set.
     """
     path = Path(path)
     if path.suffix not in WRITERS:
         raise ConfigError(
-            f"The backbone file {path} must have a name that ends in one of {', '.join(WRITERS)}."
+            f"The name of the backbone file {path} must end in one of {', '.join(WRITERS)}."
         )
     if path.is_dir() or (path.exists() and not overwrite):
-        raise ConfigError(f"{path} is there already; give another name, or --overwrite.")
+        raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
 
 
 def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bool = False) -> None:
-    """Write a backbone file, at once or not at all.
+    """Write a backbone file. After a crash it is complete or not there.
 
     Args:
-        content: of :func:`lambda_det.weights.extract_backbone`.
-        path: ends in .pth, .pkl (Detectron2's model zoo; arrays) or .safetensors. Detectron2's own
-            checkpointer reads the first two.
-        overwrite: replace a file that is there.
+        content: made by :func:`lambda_det.export.backbone.extract_backbone`.
+        path: ends in .pth, .pkl (arrays, as in Detectron2's model zoo) or .safetensors.
+            Detectron2's own checkpointer reads .pth and .pkl.
+        overwrite: replace an existing file.
 
     Raises:
-        ConfigError: the name is not one to write to.
+        ConfigError: see :func:`check_target`, or the file cannot be written.
     """
     check_target(path, overwrite=overwrite)
     path = Path(path)
@@ -71,13 +71,13 @@ def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bo
 
 
 def read_backbone(path: str | Path) -> dict[str, Any]:
-    """Read a file of :func:`save_backbone`, of any form.
+    """Read a file of :func:`save_backbone`, in any format.
 
     Returns:
-        What :func:`lambda_det.weights.extract_backbone` made, with tensors for arrays.
+        The content that was written. Arrays are converted to tensors.
 
     Raises:
-        WeightsError: it cannot be read, is another file, or is not what was written.
+        WeightsError: the file cannot be read, is no backbone file, or was changed.
     """
     content = read_checkpoint(path)
     if content.get("__author__") != AUTHOR or "meta" not in content:
@@ -88,8 +88,8 @@ def read_backbone(path: str | Path) -> dict[str, Any]:
     check_provenance(content, path)
     if content["meta"]["format"] != FORMAT:
         raise WeightsError(
-            f"{path} is of an older lambda_det, which says less of the network in it: it can still "
-            "be loaded, but not looked at or written anew; export the backbone again."
+            f"{path} was written by an older lambda_det and records too little about its network "
+            "to be converted or verified; it can still be loaded, or export the backbone again."
         )
     return {**content, "model": dict(tensors_only(content["model"], path))}
 
@@ -97,24 +97,27 @@ def read_backbone(path: str | Path) -> dict[str, Any]:
 def fold_normalisation(
     backbone: nn.Module, state: Mapping[str, Tensor], pixels: PixelSettings
 ) -> tuple[dict[str, Tensor], PixelSettings]:
-    """Turn a network for RGB images, divided by their std, into one for undivided BGR images.
+    """Fold std and the channel order of RGB images into the first convolution.
 
-    With BGR images less their mean it computes what it did before: padding is 0 for both, so this
-    is exact at the border, too. The weights are divided by std and their input channels reversed.
-    Where a batch norm follows, they are multiplied by the mean of std again and the statistics take
-    that factor: weights 57 times smaller under a norm would learn 57^2 times faster than the others
-    (van Laarhoven, 2017), and the first steps of fine-tuning would wipe them out.
+    The result takes BGR images with the mean subtracted and a std of 1. It computes the same
+    features; padding is 0 in both cases, so this also holds at the border.
+
+    The weights are divided by std and their input channels are reversed. If a batch norm follows,
+    the weights are then multiplied by the mean of std, and the running statistics are scaled
+    accordingly. Otherwise the weights would be some 57 times smaller than in training. Weights
+    before a norm have an effective learning rate proportional to 1 / |w|^2 (van Laarhoven, 2017),
+    so the first steps of fine-tuning would destroy them.
 
     Args:
-        backbone: whose structure to look at; it needs no values.
-        state: its tensors.
-        pixels: of the training, RGB.
+        backbone: gives the structure. Its values are not used, so it may be on the meta device.
+        state: the tensors of the backbone.
+        pixels: the RGB pixel settings of the training.
 
     Returns:
-        A new state and the pixel settings it is for: BGR, std 1.
+        A new state dict, and its pixel settings: BGR, std 1.
 
     Raises:
-        WeightsError: the network or the pixel settings are others.
+        WeightsError: there is not exactly one convolution of 3 channels, or the images are not RGB.
     """
     modules = list(backbone.named_modules())
     first = [
@@ -128,8 +131,8 @@ def fold_normalisation(
             f"with {len(first)} convolutions of 3 channels; use --no-fold."
         )
     (name, conv), *following = modules[first[0] :]
-    # The norm of Detectron2's convolutions is a part of them, torchvision's comes after: in either
-    # case the next module
+    # Detectron2's norm is a child of the convolution, torchvision's follows it. In both cases it is
+    # the next module.
     norm_name, norm = following[0] if following else ("", None)
     std = torch.tensor(pixels.std, dtype=torch.float64)
     result = dict(state)
@@ -138,7 +141,7 @@ def fold_normalisation(
         factor = std.mean().item()
         mean, var = f"{norm_name}.running_mean", f"{norm_name}.running_var"
         result[mean] = (state[mean].double() * factor).float()
-        # var + eps is what the output is divided by, and has to take the factor as a whole
+        # The output is divided by sqrt(var + eps), so the sum has to be scaled, not var alone
         result[var] = ((state[var].double() + norm.eps) * factor**2 - norm.eps).float()
     weight = state[f"{name}.weight"].double() * factor / std[:, None, None]
     result[f"{name}.weight"] = weight.flip(1).float().contiguous()
@@ -155,37 +158,37 @@ def load_backbone_weights(
 
     Args:
         backbone: any module.
-        path: a backbone file, a checkpoint of a classifier, whose averaged weights are taken if it
-            has them, or of a detector, or a bare state dict; the names may have any of the prefixes
-            of :func:`lambda_det.weights.names.bare_name`.
-        name: of the model that the backbone is; a file that says it is of another is refused.
+        path: a backbone file, the checkpoint of a classifier or a detector, or a state dict. Of a
+            classifier the averaged weights are loaded if there are any. Prefixes of names are
+            removed, see :func:`lambda_det.weights.names.bare_name`.
+        name: of the model. A file that records another name is refused.
 
     Returns:
-        The images that the weights are for, if the file says so.
+        The pixel settings that the weights need. None: the file does not record them.
 
     Raises:
-        WeightsError: if the file cannot be read or is not what it says, or a tensor of the backbone
-            is not in it or has another shape; the backbone is unchanged then.
+        WeightsError: the file cannot be read or was changed, or a tensor is missing or has another
+            shape. The backbone is unchanged then.
     """
     content = read_checkpoint(path)
     check_provenance(content, path)
     there, options = named_network(content)
     if name is not None and there not in (None, name):
         raise WeightsError(
-            f"{path} is of {there}{options}, and this is {name}: take the file of a {name}, or "
-            f"make the backbone {there!r}."
+            f"{path} holds the weights of {there}{options}, but the backbone is {name}: use a file "
+            f"of {name}, or create the backbone {there!r}."
         )
     state, which = initial_weights(content)
     own = backbone.state_dict()
     state = named_as_in(own, "", tensors_only(state, path), path)
     fit = compare(own, state)
     if not fit:
-        said = f" It is of {there}{options}." if there else ""
+        network = f" It holds the weights of {there}{options}." if there else ""
         raise WeightsError(
             f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
-            f"options.{said}"
+            f"options.{network}"
         )
     backbone.load_state_dict(fitting(own, state), strict=False)
     pixels = wanted_pixels(content)
-    logger.info(f"Loaded {which} of {path}" + (f", for images in {pixels}" if pixels else ""))
+    logger.info(f"Loaded {which} of {path}" + (f"; pixel settings: {pixels}" if pixels else ""))
     return pixels

@@ -1,9 +1,11 @@
-"""The three forms of weight files, written, and read without running what is in them.
+"""Readers and writers of the three formats of weight files. Reading never runs code of a file.
 
-A .pth is a file of ``torch.save``, a .pkl a pickle of NumPy arrays as in Detectron2's model zoo, a
-.safetensors holds nothing but tensors and text. The first has checksums. The other two, and a .pth
-of PyTorch before 1.6 or with ``set_crc32_options(False)``, have none but that of a backbone file,
-:func:`lambda_det.weights.provenance.checksum`.
+- .pth: a file of ``torch.save``. It has checksums, unless PyTorch before 1.6 wrote it or
+  ``set_crc32_options(False)`` was set.
+- .pkl: a pickle of NumPy arrays, as in Detectron2's model zoo. It has no checksums.
+- .safetensors: tensors and text only. It has no checksums.
+
+Backbone files carry a checksum of their own, :func:`lambda_det.weights.provenance.checksum`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ __all__ = [
     "write_torch",
 ]
 
-# What Detectron2's and Caffe2's weight files need; anything else in a pickle may be a program
+# The globals that weight files of Detectron2 and Caffe2 need. Any other may run code.
 _PICKLE_GLOBALS = {
     ("collections", "OrderedDict"),
     ("_codecs", "encode"),
@@ -55,22 +57,21 @@ _NUMPY_TYPES = "?bBhHiIlLqQefd"
 
 
 def read_torch(path: str | Path) -> Any:
-    """The content of a file of ``torch.save``: tensors, arrays, plain values and their containers.
+    """Read a file of ``torch.save``: tensors, arrays, plain values and containers of them.
 
-    The checksums that ``torch.save`` puts into the file, and ``torch.load`` passes over, are
-    checked; the module says which files have none.
+    Verifies the checksums in the file, which ``torch.load`` ignores.
 
     Raises:
-        WeightsError: it is damaged or holds anything else.
-        OSError: it is not there or cannot be opened.
+        WeightsError: the file is damaged or holds anything else.
+        OSError: the file is missing or cannot be opened.
     """
     return _read_torch(path, mmap=False)
 
 
 def check_torch_file(path: str | Path) -> Any:
-    """As :func:`read_torch`, but its tensors stay on the disk until they are looked at.
+    """As :func:`read_torch`, but map the tensors from the disk instead of copying them.
 
-    Use it to see whether a file is whole: it takes the time of reading it, and no memory.
+    Use it to verify a file. It takes the time of one read and next to no memory.
     """
     return _read_torch(path, mmap=True)
 
@@ -83,28 +84,32 @@ def _read_torch(path: str | Path, *, mmap: bool) -> Any:
     except OSError:
         raise
     except pickle.UnpicklingError as error:
-        # torch's own message advises to switch the protection off
+        # The message of torch advises to disable the protection
         raise WeightsError(
-            f"{path} holds more than tensors, numbers, strings and containers of them, or is no "
-            "checkpoint at all; reading it could run a program, so it is refused."
+            f"{path} is refused: it holds more than tensors, numbers, strings and containers of "
+            "them, or is no checkpoint, and reading it could run a program."
         ) from error
-    except Exception as error:  # a damaged file may raise nearly anything
+    except Exception as error:  # a damaged file raises errors of many types
         raise WeightsError(
-            f"{path} cannot be read: it is damaged, was not written to the end, or is not in the "
-            "format of torch.save (.pth); take another checkpoint."
+            f"{path} cannot be read: it is damaged, incomplete, or not in the format of torch.save "
+            "(.pth); use another checkpoint."
         ) from error
 
 
 def _check_records(path: str | Path) -> bool:
-    """Whether the file is a zip archive, as those of today are; its records are whole then.
+    """Verify the records of a zip archive, the format of ``torch.save`` since PyTorch 1.6.
+
+    Returns:
+        False if the file is no zip archive and nothing was verified.
 
     Raises:
-        zipfile.BadZipFile: a record differs from its checksum; a broken archive may raise others.
-        pickle.UnpicklingError: the file is of a form that older PyTorch is not safe to read.
+        zipfile.BadZipFile: a record differs from its checksum. Broken archives may raise others.
+        pickle.UnpicklingError: the file is a tar archive, which is not safe to read.
     """
     with open(path, "rb") as file:
         if file.read(4) != b"PK\x03\x04":
-            # Of before PyTorch 0.1.10; up to 2.5 such a file could run a program (CVE-2025-32434)
+            # The format before PyTorch 0.1.10. With weights_only=True it can still run a program
+            # in PyTorch up to 2.5 (CVE-2025-32434).
             if tarfile.is_tarfile(path):
                 raise pickle.UnpicklingError("a tar archive")
             return False
@@ -115,8 +120,8 @@ def _check_records(path: str | Path) -> bool:
 
 
 def _numpy_allowed() -> AbstractContextManager:
-    """Let ``torch.load`` read arrays, such as the metrics that trainers of others save along."""
-    if torch.__version__ < (2, 6):  # which cannot allow a name that has moved within NumPy
+    """Allow NumPy arrays in ``torch.load``. Trainers of other projects save metrics as such."""
+    if torch.__version__ < (2, 6):  # cannot allow a function whose module was renamed in NumPy
         return contextlib.nullcontext()
     multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
     moved = [
@@ -136,38 +141,41 @@ class _NumpyUnpickler(pickle.Unpickler):
 
 
 def read_pickle(path: str | Path) -> Any:
-    """The content of a pickle of arrays.
+    """Read a pickle of arrays.
 
     Returns:
-        That of Detectron2's model zoo as it is; that of Caffe2's in the same form.
+        The content of a file of Detectron2's model zoo. Files of Caffe2 are converted to that form.
 
     Raises:
-        WeightsError: it is damaged or holds anything but arrays and plain values.
-        OSError: it is not there or cannot be opened.
+        WeightsError: the file is damaged or holds anything but arrays and plain values.
+        OSError: the file is missing or cannot be opened.
     """
     with open(path, "rb") as file:
         content = io.BytesIO(file.read())
     try:
         data = _NumpyUnpickler(content, encoding="latin1").load()
-    except Exception as error:  # a damaged pickle may raise nearly anything
+    except Exception as error:  # a damaged pickle raises errors of many types
         raise WeightsError(
-            f"{path} is refused ({reason(error)}): a .pkl of "
-            "weights may hold arrays, numbers, strings and containers of them alone, and be whole."
+            f"{path} is refused ({reason(error)}): a .pkl of weights must be complete and may only "
+            "hold arrays, numbers, strings and containers of them."
         ) from error
     if not isinstance(data, dict) or "model" in data:
         return data
-    # Caffe2's: detection models keep their tensors under "blobs"
+    # A file of Caffe2. Those of detectors have their tensors under "blobs".
     blobs = data.get("blobs", data)
     model = {name: blob for name, blob in blobs.items() if not name.endswith("_momentum")}
     return {"model": model, "__author__": "Caffe2", "matching_heuristics": True}
 
 
 def read_safetensors(path: str | Path) -> dict[str, Any]:
-    """The tensors of a safetensors file under "model", and beside them what its metadata says.
+    """Read a safetensors file.
+
+    Returns:
+        "model": the tensors. If lambda_det wrote the file, also the other entries of its content.
 
     Raises:
-        WeightsError: it is damaged.
-        OSError: it is not there or cannot be opened.
+        WeightsError: the file is damaged.
+        OSError: the file is missing or cannot be opened.
     """
     data = Path(path).read_bytes()
     try:
@@ -177,19 +185,21 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
         about = json.loads(texts[_ABOUT]) if _ABOUT in texts else {}
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise WeightsError(
-            f"{path} cannot be read as safetensors ({reason(error)}): it is damaged, was not "
-            "written to the end, or is in another format; take another copy."
+            f"{path} cannot be read as safetensors ({reason(error)}): it is damaged, incomplete, "
+            "or in another format; use another copy."
         ) from error
     if not isinstance(about, dict):
-        raise WeightsError(f"{path} has metadata {_ABOUT!r} of another kind; export it again.")
+        raise WeightsError(
+            f"The metadata {_ABOUT!r} of {path} is no mapping; export the file again."
+        )
     return {**about, "model": model}
 
 
-_ABOUT = "lambda_det"  # the metadata that has what stands beside "model", as JSON
+_ABOUT = "lambda_det"  # key of the metadata that holds all entries but "model", as JSON
 
 
 def write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
-    """``torch.save`` with checksums, whatever is set elsewhere in the process."""
+    """``torch.save`` with checksums, even if the process has disabled them."""
     if not hasattr(torch.serialization, "set_crc32_options"):  # before PyTorch 2.6: always
         torch.save(dict(content), file)
         return
@@ -203,7 +213,7 @@ def write_torch(content: Mapping[str, Any], file: IO[bytes]) -> None:
 
 def _write_pickle(content: Mapping[str, Any], file: IO[bytes]) -> None:
     arrays = {name: tensor.numpy() for name, tensor in content["model"].items()}
-    # From protocol 5 on, NumPy refers to more functions than readers allow
+    # With protocol 5, NumPy's pickles refer to globals that readers do not allow
     pickle.dump({**content, "model": arrays}, file, protocol=4)
 
 
@@ -213,19 +223,19 @@ def _write_safetensors(content: Mapping[str, Any], file: IO[bytes]) -> None:
     file.write(save_safetensors(dict(model), metadata={"format": "pt", _ABOUT: about}))
 
 
-READERS = {".pkl": read_pickle, ".safetensors": read_safetensors}  # all others: read_torch
+READERS = {".pkl": read_pickle, ".safetensors": read_safetensors}  # others: read_torch
 WRITERS = {".pth": write_torch, ".pkl": _write_pickle, ".safetensors": _write_safetensors}
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a file of weights and plain values, by its ending, and run nothing in it.
+    """Read a file of weights and plain values without running code in it.
 
     Args:
-        path: of Detectron2's or Caffe2's pickles with .pkl, safetensors with .safetensors, else of
-            ``torch.save``.
+        path: the suffix decides on the format. .pkl: pickles of Detectron2 or Caffe2.
+            .safetensors: safetensors. Any other: ``torch.save``.
 
     Raises:
-        WeightsError: if the file is missing or damaged, or holds anything else.
+        WeightsError: the file is missing or damaged, or holds anything else.
     """
     try:
         content = READERS.get(Path(path).suffix, read_torch)(path)
@@ -233,8 +243,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise WeightsError(f"There is no checkpoint file {path}; check the path.") from error
     except OSError as error:
         raise WeightsError(
-            f"{path} cannot be read ({error.strerror or error}); check the path and its rights."
+            f"{path} cannot be read ({error.strerror or error}); check its path and permissions."
         ) from error
     if not isinstance(content, dict):
-        raise WeightsError(f"{path} holds a {type(content).__name__}, not a state dict.")
+        raise WeightsError(f"{path} holds a {type(content).__name__} instead of a state dict.")
     return content

@@ -1,4 +1,4 @@
-"""Which tensor of a file belongs where in a model, and whether all of a backbone is there."""
+"""Map the tensor names of a file to those of a model, and report what is missing."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
 
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel and AveragedModel; torch.compile
 _OWNERS = ("backbone", "bottom_up")  # classifiers and detectors; FPN
-# Not part of what a network computes
+# Counters do not change what a network computes
 _COUNTERS = ("num_batches_tracked", "n_averaged")
 
 
 def is_counter(name: str) -> bool:
-    """Whether a tensor of that name only counts steps, so that it may be missing or left over."""
+    """Whether the tensor only counts steps. Such tensors may be missing or left over."""
     return name.rpartition(".")[2] in _COUNTERS
 
 
 def _stripped(name: str, prefixes: Iterable[str]) -> str:
-    # torch.compile's mark may stand before any part that was compiled
+    # torch.compile inserts _orig_mod before each compiled submodule, at any depth
     parts = [part for part in name.split(".") if part != "_orig_mod"]
     while len(parts) > 1 and parts[0] in prefixes:
         del parts[0]
@@ -46,19 +46,19 @@ def _stripped(name: str, prefixes: Iterable[str]) -> str:
 
 
 def bare_name(name: str) -> str:
-    """A backbone's own name for its tensor, without the prefixes of what held it.
+    """The name of a tensor in the backbone itself, without the prefixes of enclosing modules.
 
-    Those are ``backbone.`` and ``backbone.bottom_up.`` of classifiers and detectors, ``module.`` of
-    DistributedDataParallel and AveragedModel, ``_orig_mod.`` of torch.compile, one in another.
+    Removed are ``backbone.`` and ``bottom_up.`` (classifiers, detectors), ``module.``
+    (DistributedDataParallel, AveragedModel) and ``_orig_mod.`` (torch.compile), nested in any way.
     """
     return _stripped(name, _WRAPPERS + _OWNERS)
 
 
 def backbone_prefixes(model: nn.Module) -> list[str]:
-    """What the names of the networks begin with that see the images; of an FPN its ``bottom_up``.
+    """Name prefixes of the networks that see the images. Of an FPN this is its ``bottom_up``.
 
     Returns:
-        Mostly one; [""] for a model that has no part of Detectron2's ``Backbone``.
+        Usually one prefix. [""] for a model without a submodule of Detectron2's ``Backbone``.
     """
     names = [name for name, part in model.named_modules() if isinstance(part, Backbone)]
     prefixes = [f"{name}." if name else "" for name in names]
@@ -67,28 +67,34 @@ def backbone_prefixes(model: nn.Module) -> list[str]:
 
 
 def tensors_only(state: Any, path: str | Path) -> dict[str, Tensor]:
-    """A state dict with arrays as tensors.
+    """Convert the arrays of a state dict to tensors.
+
+    Args:
+        state: name to tensor or array.
+        path: named in messages.
 
     Raises:
-        WeightsError: it is none.
+        WeightsError: ``state`` is no dict, or a value is neither a tensor nor an array of numbers.
     """
     if not isinstance(state, dict):
-        raise WeightsError(f'{path} holds a {type(state).__name__} under "model", no state dict.')
+        raise WeightsError(
+            f'{path} has a {type(state).__name__} under "model" instead of a state dict.'
+        )
     result = OrderedDict()
     for name, value in state.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             value = torch.from_numpy(value)
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise WeightsError(
-                f"{path} is no file of weights: {name!r} in it is a {type(value).__name__} and not "
-                'a tensor; name a state dict, or a file that holds one under "model".'
+                f"{path} is not a file of weights: its entry {name!r} is a {type(value).__name__}, "
+                'not a tensor; name a state dict, or a file with a state dict under "model".'
             )
         result[name] = value
     return _with_metadata(result, state)
 
 
 def _with_metadata(state: OrderedDict, source: Mapping[str, Any]) -> OrderedDict:
-    """The versions of modules, by which some of Detectron2's convert old states."""
+    """Copy the module versions. Some modules of Detectron2 convert old state dicts by them."""
     metadata = getattr(source, "_metadata", None)
     if metadata is not None:
         state._metadata = OrderedDict(
@@ -98,7 +104,7 @@ def _with_metadata(state: OrderedDict, source: Mapping[str, Any]) -> OrderedDict
 
 
 def _parts(names: Iterable[str], prefix: str) -> set[str]:
-    """The first words of the names that begin with a prefix, such as stem and res2."""
+    """The first components, such as stem and res2, of the names that begin with ``prefix``."""
     return {name[len(prefix) :].split(".")[0] for name in names if name.startswith(prefix)}
 
 
@@ -108,17 +114,17 @@ def named_as_in(
     state: Mapping[str, Tensor],
     path: str | Path,
 ) -> dict[str, Tensor]:
-    """The tensors of a file under the names that they have in a model.
+    """Rename the tensors of a file to the names they have in a model.
 
     Args:
-        own: the model's state dict.
-        prefix: of the backbone in it; None to leave the names of backbones as they are.
-        state: the file's.
-        path: its path, for messages.
+        own: the state dict of the model.
+        prefix: of the backbone in the model. None: keep the backbone's names.
+        state: the state dict of the file.
+        path: of the file, named in messages.
 
     Returns:
-        ``state`` under other names: those of the backbone by :func:`bare_name`, whatever they were
-        called in the file; all others without wrappers.
+        ``state`` with new names. Backbone tensors get ``prefix`` and their :func:`bare_name`; all
+        others only lose the prefixes of wrappers.
 
     Raises:
         WeightsError: two tensors would get the same name.
@@ -131,8 +137,8 @@ def named_as_in(
         new = prefix + bare if bare.split(".")[0] in parts else _stripped(name, _WRAPPERS)
         if new in result:
             raise WeightsError(
-                f"{path} is ambiguous: {before[new]} and {name} in it could both be {new}; keep "
-                "one of them."
+                f"{path} is ambiguous: both {before[new]} and {name} map to {new}; keep one of "
+                "them."
             )
         result[new] = tensor
         before[new] = name
@@ -141,13 +147,13 @@ def named_as_in(
 
 @dataclass(frozen=True)
 class Fit:
-    """How the tensors of a file fit those of a model; true if all do.
+    """How the tensors of a file match those of a model. True if all of them match.
 
     Attributes:
-        wanted: how many tensors the model has.
-        missing: those that the file has not.
-        reshaped: those of another shape, with that in the file and that in the model.
-        unexpected: tensors in the file that belong to the same parts and are not in the model.
+        wanted: number of tensors of the model.
+        missing: names that the file lacks.
+        reshaped: name to (shape in the file, shape in the model), where these differ.
+        unexpected: names in the file that belong to the same submodules but not to the model.
     """
 
     wanted: int
@@ -159,18 +165,18 @@ class Fit:
         return not (self.missing or self.reshaped or self.unexpected)
 
     def sentences(self) -> list[str]:
-        """What is wrong, tensor by tensor."""
+        """One phrase for each tensor that does not match."""
         return [
             *(
-                f"{name} has shape {there} in the file, another shape than {here} in the model"
+                f"{name} has shape {there} in the file but {here} in the model"
                 for name, (there, here) in self.reshaped.items()
             ),
             *(f"{name} is missing" for name in self.missing),
-            *(f"{name} is in the file alone" for name in self.unexpected),
+            *(f"{name} is only in the file" for name in self.unexpected),
         ]
 
     def summary(self) -> str:
-        """How many tensors are wrong, and the first of them."""
+        """The number of tensors that do not match, and the first of them."""
         failing = len(self.missing) + len(self.reshaped)
         extra = f" and {len(self.unexpected)} are too many" if self.unexpected else ""
         return (
@@ -182,8 +188,9 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str 
     """Compare names and shapes of the tensors whose names begin with ``prefix``.
 
     Args:
-        own: the model's, all of which are wanted; running statistics are, counters aren't.
-        state: the file's, see :func:`named_as_in`.
+        own: the state dict of the model. Running statistics are required, counters are not.
+        state: the tensors of the file, as returned by :func:`named_as_in`.
+        prefix: of the tensors to compare.
     """
     wanted = [name for name in own if name.startswith(prefix) and not is_counter(name)]
     parts = _parts(wanted, prefix)
@@ -207,7 +214,7 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str 
 
 
 def fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of ``state`` that ``own`` has, of the same shape."""
+    """The tensors of ``state`` whose name and shape are in ``own``."""
     both = ((name, state[name]) for name in own if name in state)
     return _with_metadata(
         OrderedDict((name, tensor) for name, tensor in both if tensor.shape == own[name].shape),

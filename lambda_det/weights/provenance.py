@@ -1,4 +1,4 @@
-"""What a file of weights says of itself: which weights, for which images, with which checksum."""
+"""What a file records about its weights: the network, the pixel settings, the checksum."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = [
     "PixelSettings",
     "check_provenance",
     "checksum",
-    "in_words",
+    "format_options",
     "initial_weights",
     "named_network",
     "wanted_pixels",
 ]
 
 AUTHOR = "lambda_det"
-FORMAT = 2  # of the backbone files; a reader refuses those of a later one
-_TENSORS_ALONE = 1  # the format whose checksum leaves out what the file says of them
+FORMAT = 2  # of backbone files. Readers refuse files of a later format.
+_FORMAT_1 = 1  # its checksum covers the tensors only, not the metadata
 
 
 @dataclass(frozen=True)
 class PixelSettings:
-    """How pixels from 0 to 255 become the input of a network: (pixel - mean) / std.
+    """The normalisation of images: the input of a network is (pixel - mean) / std, pixels 0 to 255.
 
     Attributes:
         format: order of the channels, "RGB" or "BGR".
-        mean: of the channels in that order.
-        std: likewise.
+        mean: one value for each channel, in that order.
+        std: one value for each channel, in that order.
     """
 
     format: str
@@ -50,11 +50,11 @@ class PixelSettings:
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> PixelSettings:
-        """Those of a detector."""
+        """The pixel settings of a detector."""
         return cls(cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
 
     def by_key(self) -> dict[str, str | list[float]]:
-        """The keys of a detector's configuration and their values."""
+        """The settings as keys and values of a detector's configuration."""
         return {
             "INPUT.FORMAT": self.format,
             "MODEL.PIXEL_MEAN": list(self.mean),
@@ -65,7 +65,7 @@ class PixelSettings:
         return ", ".join(f"{key} {value}" for key, value in self.by_key().items())
 
     def differences(self, wanted: PixelSettings) -> list[str]:
-        """What to change so that these become the ``wanted`` ones, key by key."""
+        """The keys to change, each with the value of ``wanted`` and the current one."""
         here = self.by_key()
         return [
             f"{key} {value} (now {here[key]})"
@@ -74,17 +74,21 @@ class PixelSettings:
         ]
 
     def check(self, wanted: PixelSettings | None, path: str | Path) -> None:
-        """Refuse weights for other images.
+        """Refuse weights that were trained with other pixel settings.
+
+        Args:
+            wanted: the settings that the weights need. None: not known, nothing is checked.
+            path: the file of the weights, named in the message.
 
         Raises:
-            ConfigError: these settings differ from the ``wanted`` ones of the file ``path``.
+            ConfigError: these settings differ from ``wanted``.
         """
         if wanted is None:
             return
         differences = self.differences(wanted)
         if differences:
             raise ConfigError(
-                f"The weights {path} want other images than the model gets: set "
+                f"The weights {path} need other pixel settings than the model has: set "
                 f"{' and '.join(differences)}."
             )
 
@@ -98,10 +102,10 @@ def _same(one: str | Sequence[float], other: str | Sequence[float]) -> bool:
 
 
 def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
-    """The images that the weights of a file are for, if the file says so.
+    """The pixel settings that the weights of a file need. None: the file does not record them.
 
     Args:
-        content: of a backbone file or of a checkpoint of a classifier.
+        content: of a backbone file or of a classifier's checkpoint.
     """
     about = content.get("meta", content.get("recipe"))
     keys = ("input_format", "pixel_mean", "pixel_std")
@@ -111,30 +115,30 @@ def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
 
 
 def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The name of the model that a file of weights is of, if it says so, and its options in words.
+    """The name of the model that a file records, or None, and its options as text.
 
     Args:
-        content: of a backbone file or of a checkpoint of a classifier.
+        content: of a backbone file or of a classifier's checkpoint.
     """
     about = content.get("meta") if content.get("__author__") == AUTHOR else content.get("recipe")
     name = about.get("model") if isinstance(about, Mapping) else None
     if not isinstance(name, str):
         return None, ""
-    return name, in_words(about.get("options"))
+    return name, format_options(about.get("options"))
 
 
-def in_words(options: Any) -> str:
-    """Options as they stand behind a model's name: " (norm BN, scope 3)"."""
+def format_options(options: Any) -> str:
+    """Options as text to append to the name of a model, such as " (norm BN, scope 3)"."""
     if not isinstance(options, Mapping) or not options:
         return ""
     return f" ({', '.join(f'{name} {value}' for name, value in options.items())})"
 
 
 def initial_weights(content: Mapping[str, Any]) -> tuple[Any, str]:
-    """What to start from: the average (EMA) in the checkpoint of a classifier, if it has one.
+    """The weights to start a training from: the averaged (EMA) ones if the checkpoint has them.
 
     Returns:
-        The state dict and its description.
+        The state dict, and its description for messages.
     """
     average = content.get("ema")
     if isinstance(average, Mapping) and isinstance(average.get("model"), Mapping):
@@ -143,11 +147,11 @@ def initial_weights(content: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def checksum(state: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> str:
-    """SHA-256 of names, types, shapes and values, in the order of the names, and then of ``meta``.
+    """SHA-256 over the names, dtypes, shapes and values of all tensors, and over ``meta``.
 
     Args:
-        state: tensors.
-        meta: plain values; "sha256" among them is left out.
+        state: tensors by name. Their order does not matter.
+        meta: plain values. The entry "sha256" is left out.
     """
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -155,35 +159,35 @@ def checksum(state: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None)
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy())
     if meta is not None:
-        said = {key: value for key, value in meta.items() if key != "sha256"}
-        digest.update(json.dumps(said, sort_keys=True).encode())
+        rest = {key: value for key, value in meta.items() if key != "sha256"}
+        digest.update(json.dumps(rest, sort_keys=True).encode())
     return digest.hexdigest()
 
 
 def check_provenance(content: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse a backbone file that is not what it was when it was written.
+    """Refuse a backbone file that was changed since it was written.
 
-    Files of other authors are not looked at.
+    Files of other authors are not checked.
 
     Raises:
-        WeightsError: its checksum is not that of its content, or its format is a later one.
+        WeightsError: the checksum does not match the content, or the format is a later one.
     """
     meta = content.get("meta")
     if content.get("__author__") != AUTHOR or not isinstance(meta, Mapping):
         return
-    if meta.get("format") not in (_TENSORS_ALONE, FORMAT):
+    if meta.get("format") not in (_FORMAT_1, FORMAT):
         raise WeightsError(
-            f"{path} has format {meta.get('format')}, and this lambda_det reads up to {FORMAT}: "
-            "export the backbone again with this version, or install that which wrote it."
+            f"{path} has format {meta.get('format')}, and this lambda_det reads formats up to "
+            f"{FORMAT}: export the backbone again, or install the version that wrote the file."
         )
     state = tensors_only(content.get("model"), path)
-    said = None if meta["format"] == _TENSORS_ALONE else meta
+    covered = None if meta["format"] == _FORMAT_1 else meta
     try:
-        found = checksum(state, said)
-    except TypeError:  # a value that no export writes
+        found = checksum(state, covered)
+    except TypeError:  # meta holds a value that no export writes
         found = None
     if meta.get("sha256") != found:
         raise WeightsError(
-            f"{path} is not what was written: the checksum in it is not that of its content; "
+            f"{path} was changed after it was written: its checksum does not match its content; "
             "export the backbone again."
         )

@@ -1,4 +1,4 @@
-"""Backbones out of checkpoints: which tensors they are, what is said of them, what is refused."""
+"""Extracting backbones from checkpoints: tensors, metadata, refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_meta_says_what_a_user_must_know(checkpoint):
 def test_the_raw_weights_where_there_is_no_average():
     checkpoint = classifier_checkpoint(ema=False, **OPTIONS)
     assert extract_backbone(checkpoint)["meta"]["weights"] == "model"
-    with pytest.raises(WeightsError, match=r"run\.pth has no 'ema' weights; it has model"):
+    with pytest.raises(WeightsError, match=r"run\.pth.*'ema'.*model"):
         extract_backbone(checkpoint, weights="ema", source="run.pth")
     assert extract_backbone(checkpoint)["meta"]["statistics"] == "precise"
     del checkpoint["results"], checkpoint["statistics"]
@@ -84,28 +84,28 @@ def _nan(state):
 # fmt: off
 REFUSED = {
     "another wrapper": (lambda c: _state(c, lambda s: {f"net.{k}": v for k, v in s.items()}),
-                        "net.backbone.stem.conv1.weight is in the file alone|is missing"),
+                        r"backbone\.stem\.conv1\.weight"),
     "twice": (lambda c: _state(c, lambda s: {**s, "module.backbone.linear.bias": torch.ones(3)}),
-              "ambiguous"),
+              r"backbone\.linear\.bias"),
     "no statistics": (lambda c: _state(c, lambda s: {k: s[k] for k in s if "_var" not in k}),
-                      r"stem\.conv1\.norm\.running_var is missing"),
-    "never trained": (lambda c: _state(c, _fresh), r"res3\.0\.conv1\.norm.*never trained"),
-    "nan": (lambda c: _state(c, _nan), r"NaN or infinity in res5\.0\.conv3\.weight"),
+                      r"stem\.conv1\.norm\.running_var"),
+    "never trained": (lambda c: _state(c, _fresh), r"res3\.0\.conv1\.norm\.running_var"),
+    "nan": (lambda c: _state(c, _nan), r"NaN.*res5\.0\.conv3\.weight"),
     "another model": (lambda c: _change(c, recipe={**c["recipe"], "model": "lambda_resnet50"}),
-                      "recipe names: .*tensors don't match"),
+                      "recipe"),
     "a smaller model": (lambda c: _change(c, recipe={**c["recipe"], "options": {"scope": 5}}),
-                        "another shape"),
+                        r"position\.embedding.*\[16, 1, 3, 3\].*\[16, 1, 5, 5\]"),
     "unknown model": (lambda c: _change(c, recipe={**c["recipe"], "model": "resnet51"}),
-                      r"cannot be made here: There is no model named 'resnet51'"),
+                      "resnet51"),
     "unknown option": (lambda c: _change(c, recipe={**c["recipe"], "options": {"depth": 3}}),
-                       "cannot be made here"),
-    "half a recipe": (lambda c: _change(c, recipe={"model": "resnet50"}), "lacks options"),
+                       "depth"),
+    "half a recipe": (lambda c: _change(c, recipe={"model": "resnet50"}), "options"),
     "no stem": (lambda c: {"model": {k: v for k, v in c["model"].items() if "stem" not in k}},
-                "holds no backbone of lambda_det: its tensors are"),
+                "backbone.res2"),
     "no network": (lambda c: {"model": {k: c["model"][k] for k in c["model"] if "res5.1" not in k}},
-                   r"no network of tools/model_info\.py has the tensors"),
-    "nothing": (lambda c: {"iteration": 3}, "no 'model' weights; it has none"),
-    "no tensors": (lambda c: _change(c, model={"a": 1}), "'a' in it is a int"),
+                   "tools/model_info.py"),
+    "nothing": (lambda c: {"iteration": 3}, "'model'"),
+    "no tensors": (lambda c: _change(c, model={"a": 1}), "'a'"),
 }
 # fmt: on
 
@@ -210,9 +210,9 @@ def test_a_backbone_file_is_written_anew_as_it_is(checkpoint):
     content = extract_backbone(checkpoint)
     again = extract_backbone(content, source="b.pth")
     assert again["meta"] == content["meta"] and again["model"].keys() == content["model"].keys()
-    for wish in ({"weights": "model"}, {"fold_input": False}):
-        with pytest.raises(WeightsError, match=r"b\.pth is a backbone file already.*'ema'.*folded"):
-            extract_backbone(content, source="b.pth", **wish)
+    for options in ({"weights": "model"}, {"fold_input": False}):
+        with pytest.raises(WeightsError, match=r"b\.pth.*'ema'.*folded"):
+            extract_backbone(content, source="b.pth", **options)
     content["model"]["res2.0.conv1.weight"] += 1
-    with pytest.raises(WeightsError, match="is not what was written"):
-        extract_backbone(content)
+    with pytest.raises(WeightsError, match=r"b\.pth.*checksum"):
+        extract_backbone(content, source="b.pth")

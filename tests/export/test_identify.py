@@ -1,4 +1,4 @@
-"""Which network a checkpoint is of: by its configuration, of either kind, or by its tensors."""
+"""Identifying the network of a checkpoint by its configuration or its tensors."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _detectron2_resnet(depth):
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (lambda: _detectron2_resnet(101), "holds no backbone of lambda_det"),
-        (lambda: _detectron2_resnet(50), "may be of Detectron2's own ResNet as well.*--config"),
-        (lambda: _shapes("resnet50"), "may be of Detectron2's own ResNet as well.*--config"),
-        (lambda: _shapes("lambda_resnet26", norm="GN"), "GN or LN.*--config"),
-        (lambda: _shapes("lambda_resnet26", multi_head=True), "no network.*--config"),
+        (lambda: _detectron2_resnet(101), r"stem\.conv1\.weight"),
+        (lambda: _detectron2_resnet(50), "Detectron2.*resnet50.*--config"),
+        (lambda: _shapes("resnet50"), "Detectron2.*resnet50.*--config"),
+        (lambda: _shapes("lambda_resnet26", norm="GN"), "lambda_resnet26.*GN.*LN.*--config"),
+        (lambda: _shapes("lambda_resnet26", multi_head=True), "--config"),
     ],
 )
 def test_tensors_that_leave_it_open_are_refused(state, words):
@@ -91,7 +91,7 @@ def test_a_run_s_configuration_says_it(tmp_path):
     meta = extract_backbone({"model": model}, network=network)["meta"]
     assert meta["pixel_mean"] == [1.0, 2.0, 3.5] and meta["options"]["norm"] == "SyncBN"
     model = in_fpn(classifier_checkpoint(scope=5, ema=False)["model"])
-    words = "w.pth does not hold the lambda_resnet26 .norm SyncBN, scope 3. that its configuration"
+    words = "w.pth.*lambda_resnet26.*norm SyncBN, scope 3"
     with pytest.raises(WeightsError, match=words):
         extract_backbone({"model": model}, network=network, source="w.pth")
 
@@ -161,17 +161,17 @@ def test_a_lazy_run_s_configuration_says_it(tmp_path):
 # fmt: off
 REFUSED = {
     "another backbone": ("MODEL: {BACKBONE: {NAME: build_resnet_fpn_backbone}}",
-                         "build_resnet_fpn_backbone, which is no backbone of lambda_det"),
+                         "build_resnet_fpn_backbone"),
     "a wrong value":    ("MODEL: {BACKBONE: {NAME: build_lambda_resnet_backbone}, "
-                         "LAMBDA_RESNET: {SCOPE: wide}}", "SCOPE 'wide'; .* of type int"),
+                         "LAMBDA_RESNET: {SCOPE: wide}}", "SCOPE 'wide'.*int"),
     "a wrong name":     ("MODEL: {BACKBONE: {NAME: build_lambda_resnet_backbone}, "
-                         "LAMBDA_RESNET: {NAME: resnet51}}", "no model named 'resnet51'"),
-    "no configuration": ("- 1\n- 2", "cannot be read as a configuration"),
-    "not YAML":         ("a: [", "cannot be read as a configuration"),
-    "a program":        ("a: !!python/object/apply:os.system ['exit 1']", "cannot be read as"),
+                         "LAMBDA_RESNET: {NAME: resnet51}}", "resnet51"),
+    "no configuration": ("- 1\n- 2", "config.yaml.*list"),
+    "not YAML":         ("a: [", "config.yaml"),
+    "a program":        ("a: !!python/object/apply:os.system ['exit 1']", "config.yaml"),
     "lazy, no mean":    ("model: {b: {_target_: lambda_det.create_backbone, name: resnet50}}",
-                         "does not say.*pixel_mean"),
-    "lazy, dangling":   ("model: {b: '${nothing}'}", "refers to what is not in it"),
+                         "pixel_mean"),
+    "lazy, dangling":   ("model: {b: '${nothing}'}", "config.yaml.*nothing"),
 }
 # fmt: on
 
@@ -182,7 +182,7 @@ def test_configurations_that_cannot_say_it(tmp_path, row):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         network_of_config(tmp_path / "config.yaml")
-    with pytest.raises(ConfigError, match=r"nothing\.yaml, which should say"):
+    with pytest.raises(ConfigError, match=r"nothing\.yaml"):
         network_of_config(tmp_path / "nothing.yaml")
 
 
@@ -194,7 +194,7 @@ def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
     assert (network.model, network.options) == ("lambda_resnet26", {"scope": 3, "norm": "BN"})
     assert network.pixels.mean == [103.53, 116.28, 123.675]
     (tmp_path / "lazy.py").write_text("model = 1 / 0")
-    with pytest.raises(ConfigError, match=r"lazy\.py fails as it is loaded: ZeroDivisionError"):
+    with pytest.raises(ConfigError, match=r"lazy\.py.*ZeroDivisionError"):
         network_of_config(tmp_path / "lazy.py")
 
 
@@ -212,11 +212,11 @@ def test_configurations_that_leave_it_open(tmp_path):
 def test_the_last_checkpoint_of_a_run(tmp_path):
     assert find_checkpoint(tmp_path / "nothing.pth") == str(tmp_path / "nothing.pth")
     (tmp_path / "model_0000004.pth").write_text("")
-    words = r"has no last_checkpoint.*name a file \(model_0000004\.pth\)"
+    words = r"last_checkpoint.*model_0000004\.pth"
     with pytest.raises(WeightsError, match=words):
         find_checkpoint(tmp_path)
     (tmp_path / "last_checkpoint").write_text("model_0000009.pth")
-    with pytest.raises(WeightsError, match=r"names model_0000009\.pth, which is not there"):
+    with pytest.raises(WeightsError, match=r"model_0000009\.pth"):
         find_checkpoint(tmp_path)
     (tmp_path / "model_0000009.pth").write_text("")
     assert find_checkpoint(str(tmp_path)) == str(tmp_path / "model_0000009.pth")

@@ -1,4 +1,4 @@
-"""The verification: what passes, and that each kind of damage is found."""
+"""Verifying backbone files: good files pass, and each kind of damage is found."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_folded(checkpoint, tmp_path):
     report = verify_backbone(tmp_path / "b.pth", detector_config(), checkpoint=checkpoint)
     words = "\n".join(report.offenders)
     assert not report.passed and report.equal == report.tensors
-    for key in ("INPUT.FORMAT is BGR; set it to RGB", "PIXEL_MEAN", "PIXEL_STD", "feature res5"):
+    for key in ("INPUT.FORMAT", "PIXEL_MEAN", "PIXEL_STD", "feature res5"):
         assert key in words
 
 
@@ -105,9 +105,9 @@ def test_features_that_are_not_finite(checkpoint, file, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"MODEL__LAMBDA_RESNET__SCOPE": 5}, "position.embedding has another shape"),
-        ({"MODEL__LAMBDA_RESNET__NAME": "lambda_resnet26_c4"}, "is missing in the file"),
-        ({"MODEL__LAMBDA_RESNET__NAME": "resnet50"}, "is in the file and not in the backbone"),
+        ({"MODEL__LAMBDA_RESNET__SCOPE": 5}, "position.embedding"),
+        ({"MODEL__LAMBDA_RESNET__NAME": "lambda_resnet26_c4"}, "res4.0.conv2.query_norm"),
+        ({"MODEL__LAMBDA_RESNET__NAME": "resnet50"}, "res4.1.conv2.position.embedding"),
     ],
 )
 def test_another_backbone(checkpoint, file, changes, words):
@@ -116,7 +116,7 @@ def test_another_backbone(checkpoint, file, changes, words):
         cfg.MODEL.LAMBDA_RESNET.SCOPE = 0
     report = verify_backbone(file, cfg, checkpoint=checkpoint)
     assert not report.passed and report.equal == 0 and report.errors == {}
-    assert report.offenders[0].startswith("it is refused: ")
+    assert not report.loaded and str(file) in report.offenders[0]
     assert any(words in text for text in report.offenders[1:])
     assert not any("other values" in text for text in report.offenders)
 
@@ -134,23 +134,23 @@ def test_a_value_that_the_loader_spoils(checkpoint, file, monkeypatch, kind):
     monkeypatch.setattr(verify.SafeCheckpointer, "load_initial_weights", spoil)
     report = verify_backbone(file, detector_config(), checkpoint=checkpoint)
     assert not report.passed and report.equal == report.tensors - 1
-    assert report.offenders == [f"{name} has other values than the file"]
+    assert len(report.offenders) == 1 and name in report.offenders[0]
 
 
 def test_a_detector_that_does_not_load_at_all(checkpoint, file, monkeypatch):
     monkeypatch.setattr(verify.SafeCheckpointer, "load_initial_weights", lambda *_: None)
     report = verify_backbone(file, detector_config(), checkpoint=checkpoint)
     assert not report.passed
-    assert sum("other values" in text for text in report.offenders) > report.tensors / 2
+    assert len(report.offenders) > report.tensors / 2
 
 
 def test_a_file_or_configuration_that_cannot_be_used(checkpoint, file, tmp_path):
     with pytest.raises(ConfigError, match="resnet51"):
         verify_backbone(file, detector_config(MODEL__LAMBDA_RESNET__NAME="resnet51"))
-    with pytest.raises(ConfigError, match="names 'build_fpn'"):
+    with pytest.raises(ConfigError, match="build_fpn"):
         verify_backbone(file, detector_config(MODEL__BACKBONE__NAME="build_fpn"))
     torch.save({"model": {}}, tmp_path / "x.pth")
-    with pytest.raises(WeightsError, match="no backbone file"):
+    with pytest.raises(WeightsError, match=r"x\.pth"):
         verify_backbone(tmp_path / "x.pth", detector_config())
 
 
@@ -231,20 +231,21 @@ def test_a_lazy_target(checkpoint, file, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("model = 1 / 0", r"lazy\.py fails as it is loaded: ZeroDivisionError: division by"),
-        ("train = {}", "has no `model`"),
-        (LAZY.replace("num_classes=2", "classes=2"), "cannot be made"),
-        (LAZY + "model = bottom_up", "a LambdaResNet without a backbone"),
+        ("model = 1 / 0", r"lazy\.py.*ZeroDivisionError"),
+        ("train = {}", "`model`"),
+        (LAZY.replace("num_classes=2", "classes=2"), "classes"),
+        (LAZY + "model = bottom_up", "LambdaResNet"),
     ],
 )
 def test_lazy_targets_that_cannot_be_used(file, tmp_path, text, words):
     (tmp_path / "lazy.py").write_text(text)
     with pytest.raises(ConfigError, match=words):
         verify_backbone(file, load_target(tmp_path / "lazy.py"))
-    with pytest.raises(ConfigError, match=r"no config file \S*nothing\.py"):
+    with pytest.raises(ConfigError, match=r"nothing\.py"):
         load_target(tmp_path / "nothing.py")
 
 
+@pytest.mark.slow
 def test_a_deep_network_is_as_near(tmp_path):
     """Rounding of the folded convolution would grow with the depth, if it were not for the stem."""
     deep = classifier_checkpoint("lambda_resnet101", ema=False, scope=3)

@@ -1,4 +1,4 @@
-"""Backbone files: what is in them, that Detectron2 itself can load them, and what is refused."""
+"""Backbone files: content, loading by Detectron2 and by us, folding, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ import lambda_det
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.backbone_file import load_backbone_weights, read_backbone, save_backbone
+from lambda_det.weights.backbone_file import (
+    fold_normalisation,
+    load_backbone_weights,
+    read_backbone,
+    save_backbone,
+)
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import PixelSettings, checksum
 from tests.export.toy import Detector, classifier_checkpoint, scramble
@@ -51,7 +56,7 @@ def written(checkpoint, form, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def backbone():
-    """To load files into, again and again: making one takes longer."""
+    """A network to load files into, made once."""
     return lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
 
 
@@ -79,15 +84,15 @@ def test_nothing_is_overwritten_unasked(checkpoint, tmp_path):
     content = extract_backbone(checkpoint)
     path = tmp_path / "b.pth"
     path.write_text("old")
-    with pytest.raises(ConfigError, match=r"b\.pth is there already.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"b\.pth.*--overwrite"):
         save_backbone(content, path)
     assert path.read_text() == "old"
     save_backbone(content, path, overwrite=True)
     read_backbone(path)
-    with pytest.raises(ConfigError, match=r"ends in one of \.pth, \.pkl, \.safetensors"):
+    with pytest.raises(ConfigError, match=r"b\.onnx.*\.pth, \.pkl, \.safetensors"):
         save_backbone(content, tmp_path / "b.onnx")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written"):
+    with pytest.raises(ConfigError, match=r"file/b\.pth"):
         save_backbone(content, tmp_path / "file" / "b.pth")
 
 
@@ -118,7 +123,7 @@ def test_our_checkpointer_loads_all_of_it(written, form):
         checkpointer = SafeCheckpointer(nn.ModuleDict({"backbone": wrap(network)}))
         checkpointer.load_initial_weights(str(path), pixels)
         _assert_whole(network, content)
-    with pytest.raises(ConfigError, match=rf"b\{form} want other images.*INPUT.FORMAT BGR"):
+    with pytest.raises(ConfigError, match=rf"b\{form}.*INPUT.FORMAT BGR"):
         checkpointer.load_initial_weights(str(path), replace(pixels, format="RGB"))
 
 
@@ -142,10 +147,10 @@ def test_it_is_loaded_without_a_configuration(written, form, caplog):
 
 def test_a_file_of_another_model_or_options(written, form):
     path, _ = written
-    words = rf"b\{form} is of lambda_resnet26 \(norm BN, scope 3\), and this is resnet50"
+    words = rf"b\{form}.*lambda_resnet26 \(norm BN, scope 3\).*resnet50"
     with pytest.raises(WeightsError, match=words), torch.device("meta"):
         lambda_det.create_backbone("resnet50", weights=path)
-    with pytest.raises(WeightsError, match=r"another shape.*It is of lambda_resnet26.*scope 3"):
+    with pytest.raises(WeightsError, match=r"position\.embedding.*lambda_resnet26.*scope 3"):
         lambda_det.create_backbone("lambda_resnet26", weights=path)
 
 
@@ -158,7 +163,7 @@ def test_tensors_of_another_author_in_safetensors(tmp_path):
         backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
         assert backbone.pixel_settings is None
         assert all(torch.equal(t, source[name]) for name, t in backbone.state_dict().items())
-    with pytest.raises(WeightsError, match="no backbone file"):
+    with pytest.raises(WeightsError, match=r"b\.safetensors.*export_backbone"):
         read_backbone(path)
 
 
@@ -177,7 +182,7 @@ def test_a_file_that_is_not_what_was_written(written, backbone, tmp_path, change
     elif change == "format":
         content["meta"]["format"], words = 3, "format 3"
     else:
-        content["__author__"], words = "x", "no backbone file"
+        content["__author__"], words = "x", "export_backbone"
     path = str(tmp_path / f"b{form}")
     save_backbone(content, path)
     with pytest.raises(WeightsError, match=words) as caught:
@@ -198,7 +203,7 @@ def test_a_file_of_the_format_before(checkpoint, tmp_path):
     torch.save(content, path)
     _assert_whole(lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS), content)
     for read in (read_backbone, lambda path: extract_backbone(content, source=str(path))):
-        with pytest.raises(WeightsError, match=r"b\.pth is of an older lambda_det"):
+        with pytest.raises(WeightsError, match=r"b\.pth.*older"):
             read(path)
     content["model"]["res2.0.conv1.weight"][0] += 1
     torch.save(content, path)
@@ -247,11 +252,10 @@ def test_a_program_in_a_file_is_not_run(checkpoint, backbone, tmp_path, form, pl
         lambda p: load_backbone_weights(backbone, p),
         lambda p: SafeCheckpointer(Detector()).load_initial_weights(str(p)),
     ):
-        with pytest.raises(WeightsError, match="refused") as caught:
+        with pytest.raises(WeightsError, match=str(path)):
             load(path)
-        assert str(path) in str(caught.value)
     assert not os.path.exists(mark)
-    with open(path, "rb") as file:  # which it would be
+    with open(path, "rb") as file:  # an unsafe reader runs it
         torch.load(file, weights_only=False) if form == ".pth" else pickle.load(file)
     assert os.path.exists(mark)
 
@@ -264,18 +268,19 @@ def test_arrays_and_numbers_of_numpy_in_a_checkpoint_of_others(tmp_path):
     read = read_checkpoint(tmp_path / "m.pth")
     assert read["scheduler"]["bbox/AP"] == 3.5 and read["scheduler"]["lrs"].sum() == 3
     torch.save({"model": source, "f": np.array([_Program("x")], object)}, tmp_path / "o.pth")
-    with pytest.raises(WeightsError, match="refused"):
+    with pytest.raises(WeightsError, match=r"o\.pth"):
         read_checkpoint(tmp_path / "o.pth")
 
 
 def test_files_that_cannot_be_opened(tmp_path, form):
-    with pytest.raises(WeightsError, match=rf"no checkpoint file \S*b\{form}"):
+    with pytest.raises(WeightsError, match=rf"b\{form}"):
         read_backbone(tmp_path / f"b{form}")
     (tmp_path / f"b{form}").mkdir()
-    with pytest.raises(WeightsError, match="cannot be read"):
+    with pytest.raises(WeightsError, match=rf"b\{form}"):
         read_backbone(tmp_path / f"b{form}")
 
 
+@pytest.mark.fuzz
 def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, form):
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -303,3 +308,103 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, f
             assert torch.equal(read["model"][name], state[name]), place
             assert torch.equal(tensor, state[name]), place
     assert noticed > 50
+
+
+# ---- folding: the folded network on BGR pixels against the original on normalised RGB pixels
+
+MEAN, STD = [125.3, 122.9, 113.8], [20.0, 57.0, 90.0]  # far apart, so that their order matters
+RGB_PIXELS = PixelSettings("RGB", MEAN, STD)
+NETWORKS = {
+    "lambda_resnet26": {"scope": 3},  # ResNet-RS' stem
+    "resnet50_lambda_c5": {"scope": 3},  # the vanilla stem
+    "mobilenet_v2": {},
+}
+NO_BN = ("GN", "")
+
+
+def _features(backbone, image):
+    """In float64; the image may have odd sides, where borders differ."""
+    with torch.no_grad():
+        return backbone.double().eval()(image.double())
+
+
+def _copy(backbone, name, state, **options):
+    copy = lambda_det.create_backbone(name, ("stem", "res5"), **options)
+    copy.load_state_dict({**backbone.state_dict(), **state})
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"),
+    [*((name, "BN") for name in NETWORKS), *(("lambda_resnet26", n) for n in NO_BN)],
+)
+def test_the_features_are_the_same(name, norm):
+    options = {**NETWORKS[name], "norm": norm}
+    original = scramble(lambda_det.create_backbone(name, ("stem", "res5"), **options))
+    state, pixels = fold_normalisation(original, original.state_dict(), RGB_PIXELS)
+    assert pixels == PixelSettings("BGR", MEAN[::-1], (1.0, 1.0, 1.0))
+    folded = _copy(original, name, state, **options)
+    image = torch.randint(0, 256, (1, 3, 65, 47)).double()
+    mean, std = (torch.tensor(v).view(3, 1, 1).double() for v in (MEAN, STD))
+    expected = _features(original, (image - mean) / std)
+    found = _features(folded, image.flip(1) - mean.flip(0))
+    for key, feature in expected.items():
+        assert (found[key] - feature).abs().max() < 1e-5 * feature.abs().max()
+    # and the test would see an error of the size that matters
+    wrong = _features(folded, image - mean)
+    assert (wrong["stem"] - expected["stem"]).abs().max() > 1e-3 * expected["stem"].abs().max()
+
+
+def test_one_convolution_and_its_norm_are_changed_and_nothing_else():
+    backbone = scramble(lambda_det.create_backbone("lambda_resnet26", scope=3))
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    given = backbone.state_dict()
+    state, _ = fold_normalisation(backbone, given, RGB_PIXELS)
+    changed = {name for name in state if not torch.equal(state[name], before[name])}
+    statistics = {f"stem.conv1.norm.running_{kind}" for kind in ("mean", "var")}
+    assert changed == {"stem.conv1.weight"} | statistics
+    assert all(torch.equal(t, before[name]) for name, t in given.items())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_first_weights_learn_as_fast_as_before(name):
+    """A step of SGD on the folded network is one on the original network, at the same rate."""
+    options = {**NETWORKS[name], "norm": "BN"}
+    std = [57.0, 57.0, 57.0]
+    original = scramble(lambda_det.create_backbone(name, ("stem",), **options)).train()
+    state, _ = fold_normalisation(
+        original, original.state_dict(), PixelSettings("RGB", [0.0] * 3, std)
+    )
+    folded = lambda_det.create_backbone(name, ("stem",), **options)
+    folded.load_state_dict(state)
+    image = torch.randint(0, 256, (2, 3, 32, 32)).float()
+    gradients = []
+    for network, pixels in ((original, image / 57), (folded.train(), image.flip(1))):
+        network(pixels)["stem"].square().mean().backward()
+        conv = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
+        gradients.append(conv.weight.grad)
+    error = (gradients[0] - gradients[1].flip(1)).abs().max() / gradients[0].abs().max()
+    assert error < 0.05  # eps counts less beside larger variances
+
+
+def test_what_cannot_be_folded():
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1))
+    with pytest.raises(WeightsError, match="2 convolutions"):
+        fold_normalisation(network, network.state_dict(), RGB_PIXELS)
+    network = nn.Sequential(nn.Conv2d(3, 4, 1))
+    with pytest.raises(WeightsError, match="BGR"):
+        fold_normalisation(network, network.state_dict(), PixelSettings("BGR", MEAN, STD))
+
+
+@pytest.mark.parametrize(("bias", "var"), [(True, 1.0), (False, 1e-6)])
+def test_a_bias_before_the_norm_and_a_variance_below_eps(bias, var):
+    network = scramble(nn.Sequential(nn.Conv2d(3, 4, 1, bias=bias), nn.BatchNorm2d(4)))
+    nn.init.constant_(network[1].running_var, var)
+    state, _ = fold_normalisation(network, network.state_dict(), RGB_PIXELS)
+    network.double().eval()
+    image = torch.randint(0, 256, (1, 3, 5, 4)).double()
+    mean, std = (torch.tensor(v).view(3, 1, 1).double() for v in (MEAN, STD))
+    expected = network((image - mean) / std)
+    network.load_state_dict(state)
+    found = network(image.flip(1) - mean.flip(0))
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
