@@ -7,7 +7,7 @@ from typing import Any
 
 from detectron2.config import CfgNode as CN
 
-__all__ = ["add_lambda_config", "leaves"]
+__all__ = ["add_lambda_config", "leaves", "option"]
 
 
 def add_lambda_config(cfg: CN) -> None:
@@ -93,3 +93,8 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def option(key: str, value: Any) -> str:
+    """A setting as a command line has it: KEY VALUE of YAML files, key=value of LazyConfigs."""
+    return f"{key} {value}" if key.isupper() else f"{key}={value}"

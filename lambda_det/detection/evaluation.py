@@ -23,7 +23,7 @@ from PIL import Image
 from lambda_det.detection.data.checks.annotations import is_area
 from lambda_det.detection.data.image_files import label_fault
 from lambda_det.detection.data.masks import FAR, usable_polygons
-from lambda_det.detection.data.predictions import evaluated
+from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.errors import DataError
 
@@ -124,7 +124,7 @@ def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluators:
     folder = os.path.join(cfg.OUTPUT_DIR, "inference")
     if len(cfg.DATASETS.TEST) > 1:
         folder = os.path.join(folder, dataset_name)
-    measured = evaluated(cfg, dataset_name)
+    measured = evaluated(Detector.from_config(cfg), dataset_name)
     evaluators: list[DatasetEvaluator] = []
     if "instances" in measured:
         evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))

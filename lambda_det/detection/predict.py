@@ -65,7 +65,7 @@ class Predictor(DefaultPredictor):
         """
         if not 0 <= score_threshold <= 1:
             raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
-        if "instances" not in predictions(cfg):
+        if "instances" not in predictions(cfg.MODEL.META_ARCHITECTURE):
             raise ConfigError(
                 f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} finds no instances, and "
                 "nothing else is drawn; tools/train_net.py --eval-only measures it."

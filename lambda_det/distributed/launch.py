@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from detectron2.utils import comm
 
+from lambda_det.config import option
 from lambda_det.distributed.connection import run_connected
 from lambda_det.distributed.spawn import end_with_parent, spawn
 from lambda_det.errors import (
@@ -31,12 +32,13 @@ __all__ = ["check_device", "launch", "on_main_process"]
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def check_device(device: str, num_gpus: int) -> torch.device:
+def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch.device:
     """Refuse a device that does not exist.
 
     Args:
-        device: MODEL.DEVICE.
+        device: that the configuration names.
         num_gpus: processes on this machine, each with a GPU of its own unless on the CPU.
+        key: the user's key for the device.
 
     Raises:
         ConfigError: the device is unknown or absent, or there are fewer GPUs than processes.
@@ -44,35 +46,39 @@ def check_device(device: str, num_gpus: int) -> torch.device:
     try:
         parsed = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"MODEL.DEVICE {device!r} is no device; use cuda or cpu.") from error
+        raise ConfigError(f"{key} {device!r} is no device; use cuda or cpu.") from error
     if num_gpus < 1:
         raise ConfigError(
             f"--num-gpus is {num_gpus}; it counts processes and must be 1 or more. To train on the "
-            "CPU, add MODEL.DEVICE cpu at the end of the command line."
+            f"CPU, add {option(key, 'cpu')} at the end of the command line."
         )
     if parsed.type != "cuda":
         return parsed
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"MODEL.DEVICE is {device}, but PyTorch {torch.__version__} sees no CUDA GPU here: add "
-            "MODEL.DEVICE cpu at the end of the command line to use the CPU."
+            f"{key} is {device}, but PyTorch {torch.__version__} sees no CUDA GPU here: add "
+            f"{option(key, 'cpu')} at the end of the command line to use the CPU."
         )
     count = torch.cuda.device_count()
     if num_gpus > 1 and parsed.index is not None:
         raise ConfigError(
-            f"MODEL.DEVICE {device} is one GPU, and {num_gpus} processes were asked for; set "
-            "MODEL.DEVICE cuda."
+            f"{option(key, device)} is one GPU, and {num_gpus} processes were asked for; set "
+            f"{option(key, 'cuda')}."
         )
     if num_gpus > count or (parsed.index or 0) >= count:
         raise ConfigError(
-            f"{num_gpus} GPU(s) with MODEL.DEVICE {device} were asked for, and this machine has "
+            f"{num_gpus} GPU(s) with {option(key, device)} were asked for, and this machine has "
             f"{count}: lower --num-gpus or the index."
         )
     return parsed
 
 
 def launch(
-    main: Callable[[argparse.Namespace], None], args: argparse.Namespace, *, device: str
+    main: Callable[[argparse.Namespace], None],
+    args: argparse.Namespace,
+    *,
+    device: str,
+    key: str = "MODEL.DEVICE",
 ) -> None:
     """Run ``main(args)`` in as many connected processes as the command line asks for.
 
@@ -86,7 +92,8 @@ def launch(
         main: called in each process.
         args: num_gpus, num_machines, machine_rank and dist_url are used; under torchrun eval_only
             and resume, too.
-        device: MODEL.DEVICE.
+        device: that the configuration names.
+        key: the user's key for it.
 
     Raises:
         ConfigError: the flags contradict each other, the device or the address.
@@ -94,9 +101,9 @@ def launch(
         Preempted: ``main`` raised it, after a signal to this process or to one of those.
     """
     if all(name in os.environ for name in _TORCHRUN_VARIABLES):
-        _join_torchrun(main, args, device)
+        _join_torchrun(main, args, device, key)
         return
-    parsed = check_device(device, args.num_gpus)
+    parsed = check_device(device, args.num_gpus, key)
     _check_machines(args)
     world_size = args.num_gpus * args.num_machines
     if world_size == 1:
@@ -154,7 +161,7 @@ def on_main_process(check: Callable[[], None]) -> None:
 
 
 def _join_torchrun(
-    main: Callable[[argparse.Namespace], None], args: argparse.Namespace, device: str
+    main: Callable[[argparse.Namespace], None], args: argparse.Namespace, device: str, key: str
 ) -> None:
     """Run ``main(args)`` in this process, one of those that torchrun has started.
 
@@ -169,7 +176,7 @@ def _join_torchrun(
                 f"torchrun has started {world_size} processes already: leave out --num-gpus and "
                 "--num-machines, or start without torchrun."
             )
-        device_type = check_device(device, local_size).type
+        device_type = check_device(device, local_size, key).type
         work = functools.partial(_run_and_note_refusal, main, _resume_if_restarted(args))
         run_connected(work, device_type, rank, world_size, local_rank, local_size, "env://")
     except Preempted:

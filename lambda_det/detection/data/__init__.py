@@ -2,7 +2,13 @@
 
 import os
 
-from lambda_det.detection.data.checks import Problem, Report, check_coco, check_datasets
+from lambda_det.detection.data.checks import (
+    Problem,
+    Report,
+    check_coco,
+    check_datasets,
+    check_detector_data,
+)
 from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.detection.data.loader import (
     TrainLoader,
@@ -12,7 +18,11 @@ from lambda_det.detection.data.loader import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.mapper import TolerantMapper
-from lambda_det.detection.data.registration import class_names, register_json_datasets
+from lambda_det.detection.data.registration import (
+    class_names,
+    register_coco_files,
+    register_json_datasets,
+)
 from lambda_det.detection.data.shapes import (
     make_panoptic_shapes,
     make_shapes,
@@ -30,10 +40,12 @@ __all__ = [
     "build_train_loader",
     "check_coco",
     "check_datasets",
+    "check_detector_data",
     "class_names",
     "large_scale_jitter",
     "make_panoptic_shapes",
     "make_shapes",
+    "register_coco_files",
     "register_json_datasets",
     "register_panoptic_shapes",
     "register_shapes",

@@ -59,7 +59,7 @@ class TolerantMapper(DatasetMapper):
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
         arguments = super().from_config(cfg, is_train)
-        if "semantic" in predictions(cfg):
+        if "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE):
             arguments["semantic_classes"] = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
             arguments["ignored_label"] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
         augmentations = build_augmentation(cfg, is_train)

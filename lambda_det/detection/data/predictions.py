@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 
 from lambda_det.errors import ConfigError
 
-__all__ = ["evaluated", "predictions"]
+__all__ = ["Detector", "evaluated", "predictions"]
 
 # Of other architectures, those of other projects, instances are expected as of most.
 _PREDICTIONS = {
@@ -17,31 +20,87 @@ _PREDICTIONS = {
 # What is in a data set, by Detectron2's evaluator_type; of others, instances
 _TRUTH = {
     "sem_seg": ("semantic",),
-    "cityscapes_sem_seg": (),  # needs cityscapesscripts
+    "cityscapes_sem_seg": ("semantic",),
     "cityscapes_panoptic_seg": (),
     "ade20k_panoptic_seg": (),  # without the files that the COCO form of the truth needs
     "coco_panoptic_seg": ("instances", "semantic", "panoptic"),
 }
 
 
-def predictions(cfg: CfgNode) -> tuple[str, ...]:
-    """Some of "instances", "semantic" and "panoptic"."""
-    return _PREDICTIONS.get(cfg.MODEL.META_ARCHITECTURE, ("instances",))
+_NUM_CLASSES = {
+    "GeneralizedRCNN": "MODEL.ROI_HEADS.NUM_CLASSES",
+    "PanopticFPN": "MODEL.ROI_HEADS.NUM_CLASSES",
+    "RetinaNet": "MODEL.RETINANET.NUM_CLASSES",
+}
 
 
-def evaluated(cfg: CfgNode, dataset_name: str) -> tuple[str, ...]:
-    """Which of the predictions can be compared with the truth of a data set.
+@dataclass(frozen=True)
+class Detector:
+    """What a configuration says of a detector, as far as its data depend on it.
+
+    Attributes:
+        architecture: the name of the model's class.
+        num_classes: of its instances; None where nobody knows.
+        masks: whether it learns masks.
+        keypoints: how many it predicts of an object; None if it predicts none.
+        semantic_classes, ignored_label: of semantic masks; None where nobody knows.
+        sigmas: how many numbers TEST.KEYPOINT_OKS_SIGMAS holds; 0 for those of COCO.
+        keys: the user's keys for these, and for the data sets to "train" and to "test" on.
+    """
+
+    architecture: str
+    num_classes: int | None = None
+    masks: bool = False
+    keypoints: int | None = None
+    semantic_classes: int | None = None
+    ignored_label: int | None = None
+    sigmas: int = 0
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> Detector:
+        model = cfg.MODEL
+        classes = _NUM_CLASSES.get(model.META_ARCHITECTURE)
+        count = None if classes is None else model[classes.split(".")[1]].NUM_CLASSES
+        return cls(
+            architecture=model.META_ARCHITECTURE,
+            num_classes=count,
+            masks=model.MASK_ON,
+            keypoints=model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else None,
+            semantic_classes=model.SEM_SEG_HEAD.NUM_CLASSES,
+            ignored_label=model.SEM_SEG_HEAD.IGNORE_VALUE,
+            sigmas=len(cfg.TEST.KEYPOINT_OKS_SIGMAS),
+            keys={
+                "architecture": "MODEL.META_ARCHITECTURE",
+                "num_classes": classes,
+                "masks": "MODEL.MASK_ON",
+                "keypoints": "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS",
+                "semantic_classes": "MODEL.SEM_SEG_HEAD.NUM_CLASSES",
+                "ignored_label": "MODEL.SEM_SEG_HEAD.IGNORE_VALUE",
+                "train": "DATASETS.TRAIN",
+                "test": "DATASETS.TEST",
+            },
+        )
+
+
+def predictions(architecture: str) -> tuple[str, ...]:
+    """What models of a class predict: some of "instances", "semantic" and "panoptic"."""
+    return _PREDICTIONS.get(architecture, ("instances",))
+
+
+def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:
+    """Which of the predictions can be compared with the ground truth of a data set.
 
     Raises:
         ConfigError: none of them.
     """
     kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
-    predicted = predictions(cfg)
+    predicted = predictions(detector.architecture)
     result = tuple(name for name in predicted if name in _TRUTH.get(kind, ("instances",)))
     if not result:
         raise ConfigError(
-            f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} predicts "
+            f"{detector.keys['architecture']} {detector.architecture} predicts "
             f"{' and '.join(predicted)} segments, which cannot be evaluated on {dataset_name}, of "
-            f"evaluator_type {kind}; name another data set in DATASETS.TEST."
+            f"evaluator_type {kind}; name another data set in {detector.keys['test']}."
         )
     return result

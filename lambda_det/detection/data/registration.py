@@ -29,8 +29,15 @@ def register_json_datasets(cfg: CfgNode) -> None:
         ConfigError: one of a pair is given without the other.
         DataError: a file is missing or not in COCO's format.
     """
-    train = _register(cfg, "TRAIN")
-    test = _register(cfg, "TEST")
+    train, test = (
+        register_coco_files(
+            cfg.DATASETS[f"{split}_JSON"],
+            cfg.DATASETS[f"{split}_IMAGES"],
+            split.lower(),
+            keypoints=cfg.MODEL.KEYPOINT_ON,
+        )
+        for split in ("TRAIN", "TEST")
+    )
     if train:
         cfg.DATASETS.TRAIN = (train,)
         if not test:
@@ -62,24 +69,39 @@ def class_names(cfg: CfgNode) -> list[str] | None:
     return None
 
 
-def _register(cfg: CfgNode, split: str) -> str | None:
-    """Register one pair of keys and return the data set's name, or None where none is given."""
-    json_file, images = cfg.DATASETS[f"{split}_JSON"], cfg.DATASETS[f"{split}_IMAGES"]
+def register_coco_files(
+    json_file: str, images: str, split: str, *, keypoints: bool = False
+) -> str | None:
+    """Register a data set by its files. Safe to call again, in the same or another process.
+
+    Args:
+        json_file: annotations in COCO's format.
+        images: the folder of the images.
+        split: "train" or "test", which names the flags in messages.
+        keypoints: learn the names of keypoints, too.
+
+    Returns:
+        The name of the data set; None where neither file nor folder is given.
+
+    Raises:
+        ConfigError: one of the two is given without the other.
+        DataError: a file is missing or not in COCO's format.
+    """
     if not json_file and not images:
         return None
-    flag = f"--{split.lower()}"
+    flag, section = f"--{split}", f"DATASETS.{split.upper()}"
     for given, missing, value in (("json", "images", images), ("images", "json", json_file)):
         if not value:
             raise ConfigError(
-                f"{flag}-{given} (DATASETS.{split}_{given.upper()}) is given without "
-                f"{flag}-{missing} (DATASETS.{split}_{missing.upper()}); give both."
+                f"{flag}-{given} ({section}_{given.upper()}) is given without {flag}-{missing} "
+                f"({section}_{missing.upper()}); give both."
             )
     json_file = os.path.abspath(os.path.expanduser(json_file))
     images = os.path.abspath(os.path.expanduser(images))
     if not os.path.isdir(images):
         raise DataError(
-            f"The image folder {images} of {flag}-images (DATASETS.{split}_IMAGES) does not "
-            "exist; correct the path."
+            f"The image folder {images} of {flag}-images ({section}_IMAGES) does not exist; "
+            "correct the path."
         )
     categories = list(check_coco(json_file, images, files="none").categories.values())
     stem = os.path.splitext(os.path.basename(json_file))[0]
@@ -88,7 +110,7 @@ def _register(cfg: CfgNode, split: str) -> str | None:
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
         register_coco_instances(name, {"thing_classes": categories}, json_file, images)
-    if cfg.MODEL.KEYPOINT_ON and not MetadataCatalog.get(name).get("keypoint_names"):
+    if keypoints and not MetadataCatalog.get(name).get("keypoint_names"):
         MetadataCatalog.get(name).set(**_keypoint_names(json_file))
     return name
 

@@ -1,7 +1,7 @@
 """Looking a COCO-format data set over, before hours are spent on it."""
 
 from lambda_det.detection.data.checks.coco import check_coco
-from lambda_det.detection.data.checks.configuration import check_datasets
+from lambda_det.detection.data.checks.configuration import check_datasets, check_detector_data
 from lambda_det.detection.data.checks.registered import registered_files
 from lambda_det.detection.data.checks.report import BAD_BOX, KINDS, NOTED, REFUSED, Problem, Report
 
@@ -14,5 +14,6 @@ __all__ = [
     "Report",
     "check_coco",
     "check_datasets",
+    "check_detector_data",
     "registered_files",
 ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
+from lambda_det.config import option
 from lambda_det.detection.data.checks.coco import check_coco
 from lambda_det.detection.data.checks.registered import (
     check_segmentation_files,
@@ -17,50 +18,60 @@ from lambda_det.detection.data.checks.registered import (
 )
 from lambda_det.detection.data.checks.report import BAD_BOX, Report
 from lambda_det.detection.data.checks.truth import check_truth
+from lambda_det.detection.data.predictions import Detector
 from lambda_det.errors import ConfigError, DataError, printable
 
 logger = logging.getLogger(__name__)
 
-# The key that holds the number of categories, by MODEL.META_ARCHITECTURE.
-_CLASS_KEYS = {
-    "GeneralizedRCNN": "MODEL.ROI_HEADS.NUM_CLASSES",
-    "PanopticFPN": "MODEL.ROI_HEADS.NUM_CLASSES",
-    "RetinaNet": "MODEL.RETINANET.NUM_CLASSES",
-}
-
 
 def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
-    """Refuse, in one sentence, data sets that cannot be trained or evaluated on with ``cfg``.
-
-    Cheap enough to be called before each run: it reads the annotations, but opens no image.
+    """:func:`check_detector_data` for the data sets that a YAML configuration names.
 
     Args:
         cfg: the config of the run.
         train: check ``DATASETS.TRAIN``.
         test: check ``DATASETS.TEST``.
+    """
+    check_detector_data(
+        Detector.from_config(cfg),
+        train=cfg.DATASETS.TRAIN if train else None,
+        test=cfg.DATASETS.TEST if test else None,
+    )
+
+
+def check_detector_data(
+    detector: Detector, *, train: Sequence[str] | None, test: Sequence[str] | None
+) -> None:
+    """Refuse, in one sentence, data sets that a detector cannot be trained or evaluated on.
+
+    Cheap enough to be called before each run: it reads the annotations, but opens no image.
+
+    Args:
+        detector: what its configuration says.
+        train: names of data sets to train on; None for an evaluation alone.
+        test: names of data sets to evaluate on; None if there is no evaluation.
 
     Raises:
         ConfigError: a name, a switch or a number of classes in the config does not fit the data.
         DataError: the data are missing or broken.
     """
-    train_names = tuple(cfg.DATASETS.TRAIN) if train else ()
-    test_names = tuple(cfg.DATASETS.TEST) if test else ()
-    if train and not train_names:
-        raise ConfigError("DATASETS.TRAIN names no data set; name one to train on.")
-    if test and not train and not test_names:
-        raise ConfigError("DATASETS.TEST names no data set; name one to evaluate on.")
-    reports = {name: _check_registered(name) for name in dict.fromkeys(train_names + test_names)}
-    check_truth(cfg, train_names, test_names)
+    if train is not None and not train:
+        raise ConfigError(f"{detector.keys['train']} names no data set; name one to train on.")
+    if train is None and test is not None and not test:
+        raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
+    train, test = tuple(train or ()), tuple(test or ())
+    reports = {name: _check_registered(name) for name in dict.fromkeys(train + test)}
+    check_truth(detector, train, test)
     for name, report in reports.items():
         if report is not None:
-            _check_masks(cfg, name, report)
-            if name in test_names and not report.annotations:
+            _check_masks(detector, name, report)
+            if name in test and not report.annotations:
                 raise DataError(
                     f"{report.json_file} holds no annotations, so that nothing can be evaluated "
                     f"on {name}."
                 )
-    _check_usable([reports[name] for name in train_names], train_names)
-    _check_categories(cfg, reports)
+    _check_usable([reports[name] for name in train], train)
+    _check_categories(detector, reports)
 
 
 def _check_registered(name: str) -> Report | None:
@@ -101,13 +112,14 @@ def _check_registered(name: str) -> Report | None:
     return report
 
 
-def _check_masks(cfg: CfgNode, name: str, report: Report) -> None:
+def _check_masks(detector: Detector, name: str, report: Report) -> None:
     kind = "annotation without segmentation"
-    if not cfg.MODEL.MASK_ON or kind not in report.problems:
+    if not detector.masks or kind not in report.problems:
         return
     if report.has_all(kind):
+        key = detector.keys["masks"]
         raise ConfigError(
-            f"MODEL.MASK_ON is on, but no annotation of {name} has a mask; set MODEL.MASK_ON False."
+            f"{key} is on, but no annotation of {name} has a mask; set {option(key, False)}."
         )
     count = report.problems[kind].count
     logger.warning("%s: %d annotations without a mask take their box.", name, count)
@@ -121,7 +133,7 @@ def _check_usable(reports: list[Report | None], names: tuple[str, ...]) -> None:
         )
 
 
-def _check_categories(cfg: CfgNode, reports: dict[str, Report | None]) -> None:
+def _check_categories(detector: Detector, reports: dict[str, Report | None]) -> None:
     found = {name: report for name, report in reports.items() if report is not None}
     for (first, one), (second, other) in itertools.pairwise(found.items()):
         if one.categories != other.categories:
@@ -131,18 +143,16 @@ def _check_categories(cfg: CfgNode, reports: dict[str, Report | None]) -> None:
                 f"differ, first in id {different[0]}, {different[1]!r}; use data sets with the "
                 "same ids and names."
             )
-    key = _CLASS_KEYS.get(cfg.MODEL.META_ARCHITECTURE)
+    if detector.num_classes is None:
+        return
+    key = detector.keys["num_classes"]
     for name in reports:
         names = MetadataCatalog.get(name).get("thing_classes")
         report = found.get(name)
         categories = list(report.categories.values()) if report else names
-        if key is None or categories is None:
-            continue
-        _, section, _ = key.split(".")
-        configured = cfg.MODEL[section].NUM_CLASSES
-        if configured != len(categories):
+        if categories is not None and detector.num_classes != len(categories):
             raise ConfigError(
-                f"{key} is {configured}, but {name} has {len(categories)} categories "
+                f"{key} is {detector.num_classes}, but {name} has {len(categories)} categories "
                 f"({_some(categories)}); set {key} to {len(categories)}."
             )
 
