@@ -87,6 +87,6 @@ def make_attention(
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, LambdaLayer):
-                channels = child.query_proj.in_channels
+                channels = child.qkv.in_channels
                 setattr(module, name, layer(channels, child.position.map_size))
     return model, (torch.randn(batch, 3, side, side),)

@@ -261,7 +261,7 @@ def _similar(spec: ResNetSpec | MobileNetSpec, state: Mapping[str, Tensor]) -> b
         if blocks and len(blocks) != spec.blocks[index]:
             return False
         for number in map(int, filter(str.isdigit, blocks)):
-            has = f"{stage}.{number}.conv2.query_proj.weight" in state
+            has = f"{stage}.{number}.conv2.qkv.weight" in state
             if has != spec.has_lambda(stage, number + 1):
                 return False
     return True
@@ -272,7 +272,7 @@ def _layer_options(state: Mapping[str, Tensor]) -> dict[str, int]:
     for name, embedding in state.items():
         if name.endswith("conv2.position.embedding") and embedding.ndim == 4:
             depth, intra, scope, _ = embedding.shape
-            rows = state.get(name.replace("position.embedding", "query_proj.weight"))
+            rows = state.get(name.replace("position.embedding", "query_norm.weight"))
             if rows is not None and depth and len(rows) % depth == 0:
                 sizes = {"query_depth": depth, "heads": len(rows) // depth}
                 return {**sizes, "intra_depth": intra, "scope": scope}

@@ -19,7 +19,7 @@ from lambda_det.layers.functional import (
     position_output,
     without_autocast,
 )
-from lambda_det.layers.hooks import is_watched, note
+from lambda_det.layers.hooks import note
 from lambda_det.layers.local import check_implementation, local_position_output
 from lambda_det.layers.local.dilation import grid_size, spread
 from lambda_det.layers.position import RelativePosition, dense_embedding
@@ -114,7 +114,7 @@ class LambdaLayer(nn.Module):
         check_implementation(implementation)
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
-        self.key_norm, self.query_softmax = key_norm, query_softmax
+        self.content, self.key_norm, self.query_softmax = content, key_norm, query_softmax
         self.multi_head = multi_head
         self.groups = heads if multi_head else 1  # of heads that share keys, values and embeddings
         self.dilation = dilation
@@ -126,19 +126,12 @@ class LambdaLayer(nn.Module):
                 f"norm of a lambda layer is {norm!r}, but must be 'BN', '' or a function from a "
                 "number of channels to a module."
             )
-        query_channels, value_channels = (
-            heads * query_depth,
-            self.groups * self.value_depth * intra_depth,
-        )
-        self.query_proj = nn.Conv2d(dim, query_channels, 1, bias=False)  # rows (h, k)
-        self.key_proj = (
-            nn.Conv2d(dim, self.groups * query_depth * intra_depth, 1, bias=False)
-            if content
-            else None
-        )  # rows (k, u)
-        self.value_proj = nn.Conv2d(dim, value_channels, 1, bias=False)  # rows (v, u)
-        self.query_norm = make_norm(query_channels) or nn.Identity()
-        self.value_norm = make_norm(value_channels) or nn.Identity()
+        shared = self.groups * intra_depth
+        # Rows of the projection: queries (h, k), keys (k, u), values (v, u)
+        self.rows = [heads * query_depth, content * shared * query_depth, shared * self.value_depth]
+        self.qkv = nn.Conv2d(dim, sum(self.rows), 1, bias=False)
+        self.query_norm = make_norm(self.rows[0]) or nn.Identity()
+        self.value_norm = make_norm(self.rows[2]) or nn.Identity()
         if position is None and has_position:
             position = RelativePosition(
                 query_depth,
@@ -155,11 +148,9 @@ class LambdaLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Initialise the projections (Appendix E.1); the embeddings draw their own N(0, 1)."""
-        dim = self.query_proj.in_channels
-        nn.init.normal_(self.query_proj.weight, std=(self.query_depth * dim) ** -0.5)
-        nn.init.normal_(self.value_proj.weight, std=dim**-0.5)
-        if self.key_proj is not None:
-            nn.init.normal_(self.key_proj.weight, std=dim**-0.5)
+        nn.init.normal_(self.qkv.weight, std=self.qkv.in_channels**-0.5)
+        with torch.no_grad():
+            self.qkv.weight[: self.rows[0]] *= self.query_depth**-0.5
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map [B, dim, H, W] to [B, dim_out, H, W], or sequences likewise.
@@ -182,7 +173,7 @@ class LambdaLayer(nn.Module):
                 f"The mask of a lambda layer has the shape {list(mask.shape)}, but must be [B, 1, "
                 "H, W] for padding or [n, m] for a context per query."
             )
-        queries, keys, values = self._project(x)
+        queries, keys, values = saturate(self.qkv(x)).split(self.rows, dim=1)
         queries = saturate(self.query_norm(queries))
         values = saturate(self.value_norm(values))
         note("queries", queries)
@@ -193,14 +184,14 @@ class LambdaLayer(nn.Module):
             queries = queries.softmax(dim=-1).to(values.dtype)  # autocast gives float32 on CUDA
         if valid is not None:
             values = values * valid[:, 0, :, :, None, None, None].to(values.dtype)
-        if keys is not None:
+        if self.content:
             keys = _split(keys, self.groups, self.query_depth, self.intra_depth)
         queries = queries.unflatten(3, (self.groups, -1))
         outputs = [
             self._group_output(
                 group,
                 _group(queries, group),
-                None if keys is None else _group(keys, group),
+                _group(keys, group) if self.content else None,
                 _group(values, group),
                 contexts,
                 None if valid is None else valid.flatten(1),
@@ -211,25 +202,6 @@ class LambdaLayer(nn.Module):
         if not self.training:
             y = limit(y)
         return plain(y.flatten(3).permute(0, 3, 1, 2))
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Queries, keys (if there are any) and values as maps, by one convolution over all rows.
-
-        Three would read the input three times and add up three gradients of it
-        (docs/performance.md). They are called where they are more than convolutions: pruning and
-        spectral norm work by hooks, adapters by modules of their own.
-        """
-        projections = [self.query_proj, self.value_proj]
-        if self.key_proj is not None:
-            projections.append(self.key_proj)
-        plain = all(type(conv) is nn.Conv2d and conv.bias is None for conv in projections)
-        if not plain or is_watched(*projections):
-            keys = None if self.key_proj is None else self.key_proj(x)
-            keys = keys if keys is None else saturate(keys)
-            return saturate(self.query_proj(x)), keys, saturate(self.value_proj(x))
-        maps = saturate(nn.functional.conv2d(x, torch.cat([conv.weight for conv in projections])))
-        queries, values, *keys = maps.split([conv.out_channels for conv in projections], dim=1)
-        return queries, keys[0] if keys else None, values
 
     def _group_output(
         self,

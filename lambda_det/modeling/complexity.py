@@ -38,7 +38,7 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[i
     groups = layer.groups  # of heads that share a lambda
     positions = height * width
     content = 0
-    if layer.key_proj is not None:
+    if layer.content:
         content = positions * (groups * k * u * v + h * k * v)
     if layer.position is None:
         return content, content

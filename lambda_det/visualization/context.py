@@ -51,14 +51,15 @@ class Context:
         x = x.double()
         groups, size = layer.groups, x.shape[-2:]
         with torch.no_grad():
-            queries = layer.query_norm(layer.query_proj(x))
-            values = layer.value_norm(layer.value_proj(x))
+            queries, keys, values = layer.qkv(x).split(layer.rows, dim=1)
+            queries = layer.query_norm(queries)
+            values = layer.value_norm(values)
             queries = queries.unflatten(1, (groups, -1, layer.query_depth))
             self.queries = queries.softmax(dim=3) if layer.query_softmax else queries
             self.values = values.unflatten(1, (groups, layer.value_depth, layer.intra_depth))
             self.keys = None
-            if layer.key_proj is not None:
-                keys = layer.key_proj(x).unflatten(1, (groups, layer.query_depth, -1))
+            if layer.content:
+                keys = keys.unflatten(1, (groups, layer.query_depth, -1))
                 valid = None if mask is None else mask.flatten(1).repeat_interleave(groups, 0)
                 keys = keys.flatten(0, 1).flatten(3).permute(0, 3, 1, 2)  # [B * g, m, k, u]
                 keys = normalize_keys(keys, layer.key_norm, valid).permute(0, 2, 3, 1)

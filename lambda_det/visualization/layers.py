@@ -137,7 +137,7 @@ def picture_names(network: nn.Module, layers: Sequence[str]) -> list[str]:
         layer = network.get_submodule(name)
         if layer.position is not None:
             names.append(f"{name}.embeddings")
-        if layer.key_proj is not None:
+        if layer.content:
             names.append(f"{name}.reach")
         names.append(f"{name}.context")
     return names

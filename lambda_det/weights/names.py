@@ -74,7 +74,8 @@ def tensors_only(state: Any, path: str | Path) -> dict[str, Tensor]:
         path: named in messages.
 
     Raises:
-        WeightsError: ``state`` is no dict, or a value is neither a tensor nor an array of numbers.
+        WeightsError: ``state`` is no dict, a value is neither a tensor nor an array of numbers, or
+            the lambda layers are of an earlier version.
     """
     if not isinstance(state, dict):
         raise WeightsError(
@@ -88,6 +89,12 @@ def tensors_only(state: Any, path: str | Path) -> dict[str, Tensor]:
             raise WeightsError(
                 f"{path} is not a file of weights: its entry {name!r} is a {type(value).__name__}, "
                 'not a tensor; name a state dict, or a file with a state dict under "model".'
+            )
+        if name.endswith(".query_proj.weight"):
+            raise WeightsError(
+                f"{path} is of an earlier version of this package: its lambda layers hold "
+                f"{name} and two more projections where they now hold one qkv.weight, and nothing "
+                "converts them; train these weights anew."
             )
         result[name] = value
     return _with_metadata(result, state)

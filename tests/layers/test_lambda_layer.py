@@ -48,12 +48,15 @@ def _by_definition(layer, x, mask=None):
     positions = height * width
     groups = layer.heads if layer.multi_head else 1
 
-    def project(conv, norm=None):
-        y = torch.einsum("oi,bihw->bohw", conv.weight[:, :, 0, 0], x)
-        return (norm(y) if norm else y).flatten(2).mT  # [b, n, channels]
-
-    queries = project(layer.query_proj, layer.query_norm).reshape(batch, positions, layer.heads, -1)
-    values = project(layer.value_proj, layer.value_norm)
+    queries, keys, values = (
+        torch.einsum("oi,bihw->bohw", rows[:, :, 0, 0], x)
+        for rows in layer.qkv.weight.split(layer.rows)
+    )
+    queries, keys, values = (
+        y.flatten(2).mT  # [b, n, channels]
+        for y in (layer.query_norm(queries), keys, layer.value_norm(values))
+    )
+    queries = queries.reshape(batch, positions, layer.heads, -1)
     values = values.reshape(batch, positions, groups, layer.value_depth, layer.intra_depth)
     if layer.query_softmax:
         queries = queries.exp() / queries.exp().sum(-1, keepdim=True)
@@ -64,11 +67,9 @@ def _by_definition(layer, x, mask=None):
         q = queries[:, :, group : group + 1] if layer.multi_head else queries
         v = values[:, :, group]
         y = torch.zeros(batch, positions, q.shape[2], layer.value_depth, dtype=x.dtype)
-        if layer.key_proj is not None:
-            keys = project(layer.key_proj).reshape(
-                batch, positions, groups, layer.query_depth, layer.intra_depth
-            )
-            y = y + reference.content_output(q, keys[:, :, group], v, mask, layer.key_norm)
+        if layer.content:
+            k = keys.unflatten(2, (groups, layer.query_depth, layer.intra_depth))[:, :, group]
+            y = y + reference.content_output(q, k, v, mask, layer.key_norm)
         if layer.position is not None:
             embedding = layer.position.embedding
             embedding = embedding[group] if layer.multi_head else embedding
@@ -191,18 +192,14 @@ def test_content_output_does_not_depend_on_the_order_of_the_context():
 def test_initialisation(options):
     """Appendix E.1, with the standard error of a sample as tolerance."""
     layer = LambdaLayer(256, query_depth=16, heads=4, **{"scope": 23, **options})
-    deviations = {
-        layer.query_proj.weight: (16 * 256) ** -0.5,
-        layer.key_proj.weight: 256**-0.5,
-        layer.value_proj.weight: 256**-0.5,
-    }
+    queries, keys, values = layer.qkv.weight.split(layer.rows)
+    deviations = {queries: (16 * 256) ** -0.5, keys: 256**-0.5, values: 256**-0.5}
     if layer.position is not None:
         deviations[layer.position.embedding] = 1.0
     for tensor, deviation in deviations.items():
         error = 5 / tensor.numel() ** 0.5
         assert tensor.std().item() == pytest.approx(deviation, rel=error)
         assert abs(tensor.mean().item()) < error * deviation
-    assert not any(name.endswith("proj.bias") for name, _ in layer.named_parameters())
 
 
 def test_scale_of_the_output_at_the_start():
@@ -216,9 +213,7 @@ def test_parameter_names_and_shapes_are_a_file_format():
     layer = LambdaLayer(32, query_depth=8, heads=4, intra_depth=2, scope=7)
     shapes = {name: tuple(tensor.shape) for name, tensor in layer.named_parameters()}
     assert shapes == {
-        "query_proj.weight": (32, 32, 1, 1),
-        "key_proj.weight": (16, 32, 1, 1),
-        "value_proj.weight": (16, 32, 1, 1),
+        "qkv.weight": (32 + 16 + 16, 32, 1, 1),  # queries (h, k), keys (k, u), values (v, u)
         "query_norm.weight": (32,),
         "query_norm.bias": (32,),
         "value_norm.weight": (16,),
@@ -324,22 +319,3 @@ def test_global_embedding_on_a_smaller_map_is_its_middle():
     position = RelativePosition(2, map_size=(4, 5))
     assert position(4, 5) is position.embedding
     assert torch.equal(position(3, 2), position.embedding[:, :, 1:-1, 3:-3])
-
-
-@pytest.mark.parametrize("name", ["query_proj", "key_proj", "value_proj"])
-def test_watched_or_changed_projections_are_called(name):
-    """Pruning and spectral norm make the weight in a hook; adapters take the module's place."""
-    layer = LambdaLayer(8, query_depth=4, heads=2, scope=3).double().eval()
-    x = torch.randn(1, 8, 5, 4).double()
-    expected = layer(x)
-    seen = []
-    hook = getattr(layer, name).register_forward_hook(lambda module, x, y: seen.append(y) or -y)
-    changed = layer(x)
-    assert len(seen) == 1 and not torch.allclose(changed, expected)
-    hook.remove()
-    torch.testing.assert_close(layer(x), expected)
-    getattr(layer, name).bias = nn.Parameter(torch.ones_like(seen[0][0, :, 0, 0]))
-    if name != "key_proj":  # the softmax takes a constant away
-        assert not torch.allclose(layer(x), expected)
-    setattr(layer, name, nn.Sequential(getattr(layer, name), nn.Tanh()))
-    assert not torch.allclose(layer(x), expected)

@@ -141,10 +141,11 @@ def test_initialisation_of_the_layer_survives_that_of_the_network():
     layers = [m for m in model.modules() if isinstance(m, LambdaLayer)]
     assert len(layers) == 3
     for layer in layers:
-        dim = layer.query_proj.in_channels
-        assert layer.query_proj.weight.std().item() == pytest.approx((16 * dim) ** -0.5, rel=0.05)
-        assert layer.key_proj.weight.std().item() == pytest.approx(dim**-0.5, rel=0.05)
-        assert layer.value_proj.weight.std().item() == pytest.approx(dim**-0.5, rel=0.05)
+        dim = layer.qkv.in_channels
+        queries, *others = layer.qkv.weight.split(layer.rows)
+        assert queries.std().item() == pytest.approx((16 * dim) ** -0.5, rel=0.05)
+        for rows in others:
+            assert rows.std().item() == pytest.approx(dim**-0.5, rel=0.05)
         assert layer.position.embedding.std().item() == pytest.approx(1, rel=0.05)
 
 

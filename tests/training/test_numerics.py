@@ -78,7 +78,7 @@ def test_an_image_of_nan_is_told_from_a_bad_layer(net, bad):
 @pytest.mark.parametrize(
     ("parameter", "beginning"),
     [
-        ("query_proj.weight", ".query_proj (Conv2d) gives an output"),
+        ("qkv.weight", ".qkv (Conv2d) gives an output"),
         ("value_norm.weight", ".value_norm (BatchNorm2d) gives an output"),
         ("position.embedding", ".position (RelativePosition) gives an output"),
     ],

@@ -92,7 +92,8 @@ def test_content_and_position_are_told_apart():
     )[:, y, column]
     position = context.output(context.position_weights(y, column))
     torch.testing.assert_close(position, local.flatten(1))
-    raw = layer.key_proj(x).unflatten(1, (5, 2)).flatten(3).permute(0, 3, 1, 2)  # [B, m, k, u]
+    raw = layer.qkv(x).split(layer.rows, dim=1)[1]
+    raw = raw.unflatten(1, (5, 2)).flatten(3).permute(0, 3, 1, 2)  # [B, m, k, u]
     mask = torch.ones(2, 1, 35, dtype=torch.bool)
     content = reference.content_output(
         q[..., y, column][:, None], raw, v.flatten(3).permute(0, 3, 1, 2), mask

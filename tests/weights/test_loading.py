@@ -13,6 +13,7 @@ from detectron2.modeling import Backbone
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+import lambda_det
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.backbone_file import load_backbone_weights
@@ -345,3 +346,13 @@ def test_meta_of_another_project_is_left_alone(tmp_path):
     for content in ({"meta": {"epoch": 3}}, {"meta": "a note"}, {"recipe": None}):
         torch.save({"model": Network().state_dict(), **content}, tmp_path / "w.pth")
         SafeCheckpointer(Detector()).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
+
+
+def test_lambda_layers_of_an_earlier_version_are_named(tmp_path):
+    state = lambda_det.create_backbone("lambda_resnet26", scope=3).state_dict()
+    rows = state.pop("res4.1.conv2.qkv.weight").split([64, 16, 64])
+    for name, weight in zip(("query", "key", "value"), rows, strict=True):
+        state[f"res4.1.conv2.{name}_proj.weight"] = weight
+    torch.save({"model": state}, tmp_path / "old.pth")
+    with pytest.raises(WeightsError, match=r"old\.pth.*res4\.1\.conv2\.query_proj.*qkv"):
+        lambda_det.create_backbone("lambda_resnet26", weights=tmp_path / "old.pth", scope=3)
