@@ -1,12 +1,11 @@
-import importlib
-
 import pytest
 import timm
 import torch
 
 from tests.classification.tiny import make_pictures
+from tests.tool import load_tool
 
-tool = importlib.import_module("tools.pseudo_label")
+tool = load_tool("pseudo_label")
 
 
 @pytest.fixture

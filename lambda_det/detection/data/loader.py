@@ -223,7 +223,7 @@ def _train_loader(
             "that knows its length and gives them by index."
         )
     if sampler is None:
-        sampler = TrainingSampler(len(dataset))
+        sampler = TrainingSampler(len(dataset), seed=0)  # the stream gives it the run's
     wide = _wide_images(dataset) if aspect_ratio_grouping else None
     if isinstance(dataset, list):
         dataset = DatasetFromList(dataset, copy=False)  # one serialised copy for all workers
