@@ -1,3 +1,4 @@
+# Not in the paper, whose smallest detector has 101 layers.
 from .common.mask_rcnn import dataloader, lr_multiplier, model, optimizer, train
 
 model.backbone.bottom_up.name = "lambda_resnet50"

@@ -1,3 +1,4 @@
+# Table 14: 48.2 box AP, 42.6 mask AP.
 from .common.mask_rcnn import dataloader, lr_multiplier, model, optimizer, train
 
 model.backbone.bottom_up.name = "resnet_rs101"

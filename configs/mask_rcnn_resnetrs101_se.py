@@ -1,3 +1,4 @@
+# Table 14: 48.5 box AP, 42.8 mask AP.
 from .common.mask_rcnn import dataloader, lr_multiplier, model, optimizer, train
 
 model.backbone.bottom_up.name = "resnet_rs101_se"

@@ -1,4 +1,4 @@
-"""The paper's training of Mask R-CNN (Appendix E.2), whole: a file adds the network's name."""
+"""The paper's Mask R-CNN training (Appendix F.3). A configuration adds the name of the network."""
 
 from .data.coco_jitter import dataloader
 from .models.mask_rcnn_fpn import model

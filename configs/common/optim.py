@@ -1,11 +1,11 @@
-"""The paper's optimiser (Appendix E.2)."""
+"""The paper's optimiser for detection (Appendix F.3, numbers of the conference version)."""
 
 import torch
 from detectron2.config import LazyCall as L
 from detectron2.solver.build import get_default_optimizer_params
 
 SGD = L(torch.optim.SGD)(
-    params=L(get_default_optimizer_params)(weight_decay_norm=0.0),  # .model is set by the trainer
+    params=L(get_default_optimizer_params)(weight_decay_norm=0.0),  # the trainer sets .model
     lr=0.32,
     momentum=0.9,
     weight_decay=4e-5,

@@ -1,10 +1,10 @@
-"""The paper's 130k steps of 256 images (Appendix E.2): decay at 90, 95 and 97.5 %."""
+"""The paper's schedule for detection (Appendix F.3): 130k steps, decay at 90, 95 and 97.5 %."""
 
 from detectron2.config import LazyCall as L
 from detectron2.solver import WarmupParamScheduler
 from fvcore.common.param_scheduler import MultiStepParamScheduler
 
-# In parts of the training: with another train.max_iter it stretches or shrinks
+# Positions are shares of the training, so another train.max_iter stretches or shrinks the schedule.
 lr_multiplier = L(WarmupParamScheduler)(
     scheduler=L(MultiStepParamScheduler)(
         values=[0.1**k for k in range(4)],

@@ -1,4 +1,4 @@
-"""COCO with large-scale jitter of 0.1 to 2.0 (Appendix E.2), for a model with masks."""
+"""COCO with large-scale jitter of 0.1 to 2.0 (Appendix F.3), for a model with masks."""
 
 from detectron2.config import LazyCall as L
 from detectron2.data import get_detection_dataset_dicts
@@ -14,7 +14,7 @@ from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 
 dataloader = OmegaConf.create()
 
-dataloader.image_size = 1024  # side of the training images, and of the square that test images fit
+dataloader.image_size = 1024  # side of training images; test images fit into a square of this side
 
 dataloader.train = L(tolerant_train_loader)(
     dataset=L(get_detection_dataset_dicts)(names="coco_2017_train"),
@@ -32,14 +32,14 @@ dataloader.train = L(tolerant_train_loader)(
         ],
         image_format="BGR",
         use_instance_mask=True,
-        recompute_boxes=True,  # the visible part of an object may be smaller than its box's
+        recompute_boxes=True,  # the crop may cut off part of an object
     ),
-    total_batch_size=256,  # of one step, over all workers and accumulated batches
-    aspect_ratio_grouping=False,  # all images come out alike
+    total_batch_size=256,  # images per step, over all workers and accumulated batches
+    aspect_ratio_grouping=False,  # all images have one size
     num_workers=4,
-    # An image that cannot be read is named and replaced by the next one, up to so many of them
+    # An unreadable image is logged and replaced by the next one; more than this many stop the run
     max_unreadable=20,
-    timeout=600,  # seconds to wait for a batch before the workers are taken to hang; 0 for ever
+    timeout=600,  # seconds to wait for a batch before a worker counts as hung; 0 waits forever
 )
 
 dataloader.test = L(tolerant_test_loader)(

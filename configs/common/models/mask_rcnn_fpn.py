@@ -1,6 +1,6 @@
 """Mask R-CNN with FPN as the paper trains it: from scratch, with synchronised norms.
 
-What is not set here is as in Detectron2's node. configs/base_mask_rcnn_fpn.yaml is the same model.
+Everything that is not set here is Detectron2's. configs/base_mask_rcnn_fpn.yaml is the same model.
 """
 
 from lambda_det import detectron2_config
@@ -9,8 +9,8 @@ from ..backbone import lambda_resnet
 
 model = detectron2_config("common/models/mask_rcnn_fpn.py").model
 
-# Mean and standard deviation of ImageNet's pixels, blue first. Detectron2's does not divide, which
-# suits its pretrained weights and not weights drawn for inputs of unit variance.
+# Mean and standard deviation of ImageNet's pixels, blue first. Detectron2's default standard
+# deviation is 1, which suits its pretrained weights. Weights from scratch need unit variance.
 model.pixel_mean = [103.530, 116.280, 123.675]
 model.pixel_std = [57.375, 57.120, 58.395]
 
@@ -21,6 +21,7 @@ model.proposal_generator.head.conv_dims = [-1, -1]
 
 model.roi_heads.box_head.conv_dims = [256, 256, 256, 256]
 model.roi_heads.box_head.fc_dims = [1024]
-# A norm that bears images without a box; our trainer puts a float32 one in its place
+# A synchronised norm that accepts an empty batch, as from images without a box. The trainer
+# replaces it with a float32 one.
 model.roi_heads.box_head.conv_norm = "naiveSyncBN_N"
 model.roi_heads.mask_head.conv_norm = "naiveSyncBN_N"
