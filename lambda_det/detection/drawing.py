@@ -25,6 +25,8 @@ __all__ = [
 # Of the strip above a picture: its height in pixels, and the size of OpenCV's font
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
+_LABEL_POINTS = 9  # a label's letters are no smaller
+_PALETTE = colormap(rgb=True, maximum=1)
 # Pairs are enlarged until their longer side has this many pixels, so that labels can be read
 _PAIR_SIDE = 512
 
@@ -57,7 +59,7 @@ def draw_predictions(
     masks = list(instances.pred_masks.numpy()) if instances.has("pred_masks") else None
     keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
     boxes = instances.pred_boxes.tensor.numpy()
-    return draw_instances(image, boxes, labels, masks, keypoints, scale, metadata)
+    return draw_instances(image, boxes, classes, labels, masks, keypoints, scale, metadata)
 
 
 def draw_truth(
@@ -72,22 +74,22 @@ def draw_truth(
     An annotation without a mask gets its box for one. Arguments and result are otherwise those of
     :func:`draw_predictions`.
     """
-    boxes, masks, labels, keypoints = [], [], [], []
+    boxes, masks, classes, labels, keypoints = [], [], [], [], []
     for annotation in annotations:
         box = BoxMode.convert(annotation["bbox"], annotation["bbox_mode"], BoxMode.XYXY_ABS)
         x0, y0, x1, y1 = box
         boxes.append(box)
         masks.append(annotation.get("segmentation") or [[x0, y0, x1, y0, x1, y1, x0, y1]])
         crowd = " (crowd)" if annotation.get("iscrowd") else ""
+        classes.append(annotation["category_id"])
         labels.append(_name(class_names, annotation["category_id"]) + crowd)
         keypoints.append(np.reshape(annotation.get("keypoints") or [], (-1, 3)))
     known = max(map(len, keypoints), default=0)
     # Those of an object that has none are of no visibility, and so are not drawn
     points = [np.pad(p, ((0, known - len(p)), (0, 0))) for p in keypoints] if known else None
     boxes = np.array(boxes).reshape(-1, 4)
-    return draw_instances(
-        image, boxes, labels, masks, None if points is None else np.stack(points), scale, metadata
-    )
+    points = None if points is None else np.stack(points)
+    return draw_instances(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
 def side_by_side(
@@ -138,6 +140,7 @@ def _name(class_names: Sequence[str] | None, index: int) -> str:
 def draw_instances(
     image: np.ndarray,
     boxes: Any,
+    classes: Sequence[int],
     labels: Sequence[str],
     masks: Any = None,
     keypoints: Any = None,
@@ -147,9 +150,12 @@ def draw_instances(
 ) -> np.ndarray:
     """Draw instances over their image, and under them the classes of its pixels, if given.
 
+    A class has one colour in every picture. A label stands above the upper left corner of its box.
+
     Args:
         image: [H, W, 3] uint8, BGR.
         boxes: [N, 4], x0, y0, x1, y1.
+        classes: the number of each instance's class.
         labels: a text for each instance.
         masks: as Detectron2's ``Visualizer.overlay_instances`` takes them.
         keypoints: [N, K, 3], x, y and visibility.
@@ -164,13 +170,19 @@ def draw_instances(
     visualizer = Visualizer(image[:, :, ::-1], metadata, scale)
     if sem_seg is not None:
         visualizer.draw_sem_seg(sem_seg, area_threshold=0, alpha=0.5)
-    # A fixed order of colours: the visualiser's own are random, and differ from run to run
-    palette = colormap(rgb=True, maximum=1)
-    colors = [palette[i % len(palette)] for i in range(len(labels))]
-    drawn = visualizer.overlay_instances(
-        boxes=boxes, masks=masks, labels=labels, keypoints=keypoints, assigned_colors=colors
+    colors = [_PALETTE[index % len(_PALETTE)] for index in classes]
+    visualizer.overlay_instances(
+        boxes=boxes, masks=masks, keypoints=keypoints, assigned_colors=colors
     )
-    return np.ascontiguousarray(drawn.get_image()[:, :, ::-1])
+    # Not the labels of overlay_instances: it lays those of small objects over their neighbours
+    size = max(_LABEL_POINTS / scale, (image.shape[0] * image.shape[1]) ** 0.5 / 90)
+    height = 1.5 * size * visualizer.output.fig.get_dpi() / 72  # in pixels of the image
+    for (x, y, *_), label, color in zip(boxes, labels, colors, strict=True):
+        top = y - height if y >= height else y
+        visualizer.draw_text(
+            label, (x, top), font_size=size, color=color, horizontal_alignment="left"
+        )
+    return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
 
 
 def captioned(picture: np.ndarray, text: str) -> np.ndarray:

@@ -92,7 +92,7 @@ def draw_sample(
     padded = _pad(image, backbone)
     rgb = _to_rgb(padded.permute(1, 2, 0).numpy(), image_format)
     scale = max(1.0, _SIDE / max(rgb.shape[:2]))
-    labels, parts = [], {"boxes": np.zeros((0, 4))}
+    classes, labels, parts = [], [], {"boxes": np.zeros((0, 4))}
     if "instances" in sample:
         instances = sample["instances"]
         names = metadata.get("thing_classes")
@@ -107,6 +107,7 @@ def draw_sample(
             metadata = _with_numbers_for_names(parts["sem_seg"])
     picture = draw_instances(
         np.ascontiguousarray(rgb[:, :, ::-1]),
+        classes=classes,
         labels=labels,
         scale=scale,
         metadata=metadata,

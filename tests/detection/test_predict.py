@@ -262,6 +262,22 @@ def test_prediction_stands_left_of_the_truth():
     assert right[300:380, 300:380].mean() > 0.95 and not right[:200, :200].any()
 
 
+def test_a_class_has_one_colour_on_both_sides():
+    image = np.full((512, 512, 3), 128, np.uint8)
+    # The other way round in the truth: the colour does not follow the order
+    found = instances([[100, 100, 200, 200], [300, 300, 400, 400]], height=512, width=512)
+    found.pred_classes = torch.tensor([2, 1])
+    truth = [
+        {"bbox": [x, x, 100, 100], "bbox_mode": BoxMode.XYWH_ABS, "category_id": category}
+        for x, category in ((300, 1), (100, 2))
+    ]
+    pair = side_by_side(image, found, truth, None, None)[26:]
+    left, right = pair[:, :512], pair[:, 516:]
+    for x in (150, 350):
+        assert np.abs(left[x, x].astype(int) - right[x, x]).max() <= 2
+    assert np.abs(left[150, 150].astype(int) - left[350, 350]).max() > 20
+
+
 def test_narrow_images_have_room_for_their_caption():
     image = np.full((600, 8, 3), 128, np.uint8)
     empty = instances([], height=600, width=8)
