@@ -26,8 +26,7 @@ from lambda_det.benchmarks.machine import describe_machine, machine_line
 from lambda_det.benchmarks.measure import take_turns
 from lambda_det.benchmarks.report import quartiles, write_json
 from lambda_det.classification.config import get_classification_config
-from lambda_det.classification.data.decode import decode_image
-from lambda_det.classification.data.folder import image_files
+from lambda_det.classification.data.sources import decode_image, image_files
 from lambda_det.classification.data.transforms import TrainTransform
 from lambda_det.errors import DataError
 

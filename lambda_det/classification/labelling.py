@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lambda_det.classification.data.folder import FileSource, image_files
-from lambda_det.classification.data.names import PackedNames
 from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
+from lambda_det.classification.data.sources import FileSource, PackedNames, image_files
 from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.classification.teacher import Teacher
 from lambda_det.errors import ConfigError, DataError, WeightsError

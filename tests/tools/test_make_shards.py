@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambda_det.classification.data.folder import FolderSource
 from lambda_det.classification.data.shards import ShardSource
+from lambda_det.classification.data.sources import FolderSource
 
 TOOL = Path(__file__).parents[2] / "datasets" / "make_shards.py"
 tool = runpy.run_path(str(TOOL))

@@ -1,9 +1,8 @@
 """Labelled images for classification: where they lie, how they are read, augmented and batched."""
 
 from lambda_det.classification.data.build import Sources, build_sources
-from lambda_det.classification.data.folder import FolderSource
 from lambda_det.classification.data.loader import build_eval_loader, build_train_loader
-from lambda_det.classification.data.source import Source, check_same_classes
+from lambda_det.classification.data.sources import FolderSource, Source, check_same_classes
 from lambda_det.classification.data.subset import check_held_out, read_list, write_list
 
 __all__ = [

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from detectron2.config import CfgNode
 
-from lambda_det.classification.data.cifar import Cifar10Source
-from lambda_det.classification.data.folder import FolderSource
 from lambda_det.classification.data.pseudo_labels import PseudoLabelSource
 from lambda_det.classification.data.shards import ShardSource
-from lambda_det.classification.data.source import Source, check_same_classes
+from lambda_det.classification.data.sources import (
+    Cifar10Source,
+    FolderSource,
+    Source,
+    SyntheticSource,
+    check_same_classes,
+)
 from lambda_det.classification.data.subset import (
     ConcatSource,
     Subset,
     split_held_out,
     take_fraction,
 )
-from lambda_det.classification.data.synthetic import SyntheticSource
 from lambda_det.errors import ConfigError, DataError
 
 

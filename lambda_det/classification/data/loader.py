@@ -1,8 +1,14 @@
-"""Loaders of training and evaluation batches."""
+"""Batches of images: their order, the items of each, and the loaders that make them.
+
+An image that cannot be read comes as a ``DataError`` in place of an item: raised in a worker, it
+would reach the main process as a stack trace for a text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -10,12 +16,117 @@ from detectron2.config import CfgNode
 from detectron2.utils import comm
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
-from lambda_det.classification.data.dataset import AugmentedDataset, EvalDataset, Item
-from lambda_det.classification.data.sampler import EpochBatches
-from lambda_det.classification.data.source import Source
+from lambda_det.classification.data.sources import Source
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
-from lambda_det.errors import ConfigError
-from lambda_det.training.workers import WatchedLoader
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.training.randomness import Purpose, generator
+from lambda_det.training.unreadable import UnreadableImages
+from lambda_det.training.workers import WatchedLoader, reading
+
+
+class EpochBatches(Sampler):
+    """The batches of one process in an endless stream of shuffled epochs.
+
+    Position p of the stream is image p % size of epoch p // size, in an order that depends on the
+    seed and the epoch alone. The processes take turns, each for one batch. So R processes with
+    batches of B/R see the batches that one sees that accumulates R of them, each epoch has each
+    image exactly once, and a run resumes from its position without a record of anything else.
+
+    Args:
+        size: images of the data set, at least 1.
+        seed: from 0.
+        start: position of the whole stream to begin with.
+        batch_size: images of one batch of this process.
+        rank: this process, from 0.
+        world_size: processes.
+    """
+
+    def __init__(
+        self, size: int, seed: int, start: int, batch_size: int, rank: int, world_size: int
+    ) -> None:
+        self._size = size
+        self._seed = seed
+        self._first = start + rank * batch_size
+        self._batch_size = batch_size
+        self._world_size = world_size
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        """Yield lists of (epoch, index) without end."""
+        order = lru_cache(2)(self._order)
+        for first in itertools.count(self._first, self._batch_size * self._world_size):
+            places = (
+                divmod(position, self._size) for position in range(first, first + self._batch_size)
+            )
+            yield [(epoch, int(order(epoch)[offset])) for epoch, offset in places]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        return generator(Purpose.ORDER, self._seed, epoch).permutation(self._size)
+
+
+# Image uint8 [S, S, 3], label, and index in the source
+Item = tuple[np.ndarray, int, int]
+
+
+class AugmentedDataset(Dataset):
+    """Training items by (epoch, index), each a function of seed, epoch and index alone.
+
+    Args:
+        source: the training images.
+        transform: from an image, uint8 [H, W, 3], and a generator to one uint8 [S, S, 3].
+        seed: from 0.
+        max_unreadable: how many different images may be unreadable; the next one replaces them.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+        seed: int,
+        max_unreadable: int,
+    ) -> None:
+        self._source = source
+        self._transform = transform
+        self._seed = seed
+        self._unreadable = UnreadableImages(
+            len(source), max_unreadable, "DATA.MAX_UNREADABLE_IMAGES"
+        )
+
+    def __getitem__(self, where: tuple[int, int]) -> Item | DataError:
+        epoch, index = where
+
+        def read(candidate: int) -> Item:
+            with reading(self._source.name(candidate)):
+                image = self._source.load(candidate)
+                rng = generator(Purpose.SAMPLE, self._seed, epoch, candidate)
+                label = int(self._source.labels[candidate])
+                return self._transform(image, rng), label, candidate
+
+        try:
+            return self._unreadable.next_readable(index, read)
+        except DataError as error:
+            return DataError(str(error))  # its cause may not be picklable
+
+
+class EvalDataset(Dataset):
+    """Evaluation items by index.
+
+    Args:
+        source: the images.
+        transform: from an image, uint8 [H, W, 3], to one uint8 [T, T, 3].
+    """
+
+    def __init__(self, source: Source, transform: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._source = source
+        self._transform = transform
+
+    def __getitem__(self, index: int) -> Item | DataError:
+        try:
+            with reading(self._source.name(index)):
+                image = self._source.load(index)
+                return self._transform(image), int(self._source.labels[index]), index
+        except DataError as error:
+            return DataError(str(error))
+
 
 # "images": uint8 RGB [B, S, S, 3]; "labels": int64 [B]; "indices": of the images in the source,
 # int64 [B]

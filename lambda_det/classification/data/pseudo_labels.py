@@ -20,9 +20,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from lambda_det.classification.data.folder import FileSource, image_files
-from lambda_det.classification.data.names import PackedNames
-from lambda_det.classification.data.source import check_same_classes
+from lambda_det.classification.data.sources import (
+    FileSource,
+    PackedNames,
+    check_same_classes,
+    image_files,
+)
 from lambda_det.errors import DataError
 
 _FIRST_LINE = "# lambda_det pseudo-labels 1"

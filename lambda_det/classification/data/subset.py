@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lambda_det.classification.data.source import Source, check_same_classes
+from lambda_det.classification.data.sources import Source, check_same_classes
 from lambda_det.errors import DataError
 from lambda_det.files import replace_text
 from lambda_det.training.randomness import Purpose, generator

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambda_det.classification.data import shard_index, shards
+from lambda_det.classification.data import shards
 from lambda_det.classification.data.shards import ShardSource
 from lambda_det.errors import DataError
 
@@ -171,13 +171,13 @@ def test_a_shard_without_images_among_others(two_shards):
 @pytest.fixture
 def made(monkeypatch):
     """The names of the shards that are read from front to end."""
-    made, make = [], shard_index._make
+    made, make = [], shards._make_index
 
     def record(shard, size):
         made.append(shard.name)
         return make(shard, size)
 
-    monkeypatch.setattr(shard_index, "_make", record)
+    monkeypatch.setattr(shards, "_make_index", record)
     return made
 
 
