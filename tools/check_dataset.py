@@ -7,7 +7,8 @@ import argparse
 import sys
 
 from lambda_det.detection.data import check_coco
-from lambda_det.detection.data.checks import BAD_BOX, NOTED, REFUSED, Report, registered_files
+from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
 from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:

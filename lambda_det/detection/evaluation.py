@@ -20,10 +20,9 @@ from detectron2.evaluation import (
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
-from lambda_det.detection.data.checks.annotations import is_area
-from lambda_det.detection.data.image_files import label_fault
-from lambda_det.detection.data.masks import FAR, usable_polygons
+from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
+from lambda_det.detection.data.records import FAR, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.errors import DataError
 

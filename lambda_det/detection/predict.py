@@ -19,9 +19,9 @@ from detectron2.structures import Instances
 from tqdm import tqdm
 
 from lambda_det.detection.data import check_coco, class_names, register_json_datasets
-from lambda_det.detection.data.checks import registered_files
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
 from lambda_det.detection.trainer import DetectionTrainer
 from lambda_det.distributed.launch import check_device

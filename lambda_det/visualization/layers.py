@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lambda_det.detection.data.image_files import image_fault
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.detection.data.records import image_fault
 from lambda_det.detection.lazy_config import LazyRun
 from lambda_det.detection.lazy_trainer import trainer_of
 from lambda_det.distributed.launch import check_device

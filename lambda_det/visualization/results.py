@@ -19,9 +19,8 @@ from detectron2.data.detection_utils import read_image
 from detectron2.structures import Boxes, BoxMode, Instances, pairwise_ioa, pairwise_iou
 from tqdm import tqdm
 
-from lambda_det.detection.data.checks import registered_files
-from lambda_det.detection.data.checks.registered import is_coco
-from lambda_det.detection.data.image_files import image_fault
+from lambda_det.detection.data.records import image_fault
+from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.visualization.album import Album

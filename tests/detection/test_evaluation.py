@@ -96,7 +96,7 @@ def test_what_the_checks_let_pass_does_not_break_the_evaluation(
     bare_data, tmp_path, monkeypatch, changes, expected
 ):
     # One in a hundred may be bad; here it is one in two
-    monkeypatch.setattr("lambda_det.detection.data.checks.report.MAX_BAD_BOX_SHARE", 0.5)
+    monkeypatch.setattr("lambda_det.detection.data.report.MAX_BAD_BOX_SHARE", 0.5)
     bare_data[0]["segmentation"] = [[2, 3, 12, 3, 12, 11, 2, 11]]
     bare_data[1].update(changes)
     path = tmp_path / "bare.json"

@@ -2,13 +2,8 @@
 
 import os
 
-from lambda_det.detection.data.checks import (
-    Problem,
-    Report,
-    check_coco,
-    check_datasets,
-    check_detector_data,
-)
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.checks import check_datasets, check_detector_data
 from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.detection.data.loader import (
     TrainLoader,
@@ -18,17 +13,14 @@ from lambda_det.detection.data.loader import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.data.panoptic_shapes import make_panoptic_shapes, register_panoptic_shapes
 from lambda_det.detection.data.registration import (
     class_names,
     register_coco_files,
     register_json_datasets,
 )
-from lambda_det.detection.data.shapes import (
-    make_panoptic_shapes,
-    make_shapes,
-    register_panoptic_shapes,
-    register_shapes,
-)
+from lambda_det.detection.data.report import Problem, Report
+from lambda_det.detection.data.shapes import make_shapes, register_shapes
 
 __all__ = [
     "Problem",

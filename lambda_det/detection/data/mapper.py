@@ -12,10 +12,17 @@ from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 from detectron2.structures import BitMasks, BoxMode, PolygonMasks
 
-from lambda_det.detection.data.image_files import image_fault, label_fault, mask_fault, no_file
 from lambda_det.detection.data.jitter import build_augmentation
-from lambda_det.detection.data.masks import usable_polygons, usable_runs, without_crossings
 from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.records import (
+    image_fault,
+    label_fault,
+    mask_fault,
+    no_file,
+    usable_polygons,
+    usable_runs,
+    without_crossings,
+)
 from lambda_det.errors import DataError, printable
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,6 @@ from detectron2.data import MetadataCatalog
 
 from lambda_det.errors import ConfigError
 
-__all__ = ["Detector", "evaluated", "predictions"]
-
 # Of other architectures, those of other projects, instances are expected as of most.
 _PREDICTIONS = {
     "SemanticSegmentor": ("semantic",),

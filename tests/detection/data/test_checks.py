@@ -10,8 +10,8 @@ from detectron2.data.datasets import register_coco_instances
 from PIL import Image
 
 from lambda_det.detection.data import check_coco, check_datasets
-from lambda_det.detection.data.checks import BAD_BOX, KINDS, NOTED, REFUSED
-from lambda_det.detection.data.masks import usable_runs
+from lambda_det.detection.data.records import usable_runs
+from lambda_det.detection.data.report import BAD_BOX, KINDS, NOTED, REFUSED
 from lambda_det.errors import ConfigError, DataError
 
 from .conftest import annotation

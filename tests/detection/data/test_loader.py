@@ -12,7 +12,7 @@ from detectron2.data import DatasetCatalog
 from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.detection.data import build_test_loader, build_train_loader
-from lambda_det.detection.data.samples import SkippingDataset
+from lambda_det.detection.data.loader import SkippingDataset
 from lambda_det.errors import ConfigError, DataError
 
 

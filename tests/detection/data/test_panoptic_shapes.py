@@ -11,7 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from PIL import Image
 
 from lambda_det.detection.data import check_coco, make_panoptic_shapes, register_panoptic_shapes
-from lambda_det.detection.data.shapes import KEYPOINTS, STUFF_CLASSES
+from lambda_det.detection.data.panoptic_shapes import KEYPOINTS, STUFF_CLASSES
 from lambda_det.errors import DataError
 
 SIZE = 96

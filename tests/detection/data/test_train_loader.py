@@ -14,7 +14,7 @@ from detectron2.data.datasets import register_coco_instances
 from torch.utils.data import Dataset, IterableDataset
 
 from lambda_det.detection.data import build_train_loader, tolerant_train_loader
-from lambda_det.detection.data.samples import SkippingDataset
+from lambda_det.detection.data.loader import SkippingDataset
 from lambda_det.errors import ConfigError, DataError
 from tests.detection.data.conftest import annotation
 

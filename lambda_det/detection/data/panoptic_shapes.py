@@ -13,15 +13,18 @@ from detectron2.data.datasets import load_coco_json, load_sem_seg, register_coco
 from detectron2.data.datasets.coco_panoptic import merge_to_panoptic
 from PIL import Image
 
-from lambda_det.detection.data.shapes.drawing import (
+from lambda_det.detection.data.shapes import (
     SHAPE_CLASSES,
+    SPLITS,
     background,
+    describe_shape,
+    image_rng,
     paint_shapes,
     place_shapes,
     rasterise,
+    write_dataset,
+    write_json,
 )
-from lambda_det.detection.data.shapes.folder import SPLITS, image_rng, write_dataset, write_json
-from lambda_det.detection.data.shapes.instances import describe_shape
 
 STUFF_CLASSES = ("plain", "striped", "checked")
 KEYPOINTS = ("left", "top", "right", "bottom")

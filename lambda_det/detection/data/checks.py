@@ -10,15 +10,14 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.config import option
-from lambda_det.detection.data.checks.coco import check_coco
-from lambda_det.detection.data.checks.registered import (
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.predictions import Detector, evaluated, predictions
+from lambda_det.detection.data.registration import (
     check_segmentation_files,
     is_coco,
     registered_files,
 )
-from lambda_det.detection.data.checks.report import BAD_BOX, Report
-from lambda_det.detection.data.checks.truth import check_truth
-from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.data.report import BAD_BOX, Report
 from lambda_det.errors import ConfigError, DataError, printable
 
 logger = logging.getLogger(__name__)
@@ -160,3 +159,82 @@ def _check_categories(detector: Detector, reports: dict[str, Report | None]) -> 
 def _some(names: Iterable[str], limit: int = 5) -> str:
     names = list(names)
     return ", ".join(map(printable, names[:limit])) + (", ..." if len(names) > limit else "")
+
+
+_COCO_KEYPOINTS = 17
+
+
+def check_truth(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
+    """Refuse data sets without the ground truth that the model needs.
+
+    Args:
+        detector: what its configuration says.
+        train: registered data sets to train on.
+        test: registered data sets to evaluate on.
+
+    Raises:
+        ConfigError: a switch or a number in the config does not fit the data.
+    """
+    for name in train:
+        _check_training(detector, name)
+    for name in test:
+        evaluated(detector, name)
+    for name in dict.fromkeys((*train, *test)):
+        if "semantic" in predictions(detector.architecture):
+            _check_stuff(detector, name)
+        if detector.keypoints is not None:
+            _check_keypoints(detector, name, is_test=name in test)
+
+
+def _check_training(detector: Detector, name: str) -> None:
+    kind = MetadataCatalog.get(name).get("evaluator_type")
+    needed = predictions(detector.architecture)
+    lacking = None
+    if "semantic" in needed and kind in ("coco", "lvis", "pascal_voc"):
+        lacking = "semantic masks"
+    if "instances" in needed and kind in ("sem_seg", "cityscapes_sem_seg"):
+        lacking = "instances"
+    if lacking:
+        raise ConfigError(
+            f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
+            f"{name} has none; name another data set in {detector.keys['train']}."
+        )
+
+
+def _check_stuff(detector: Detector, name: str) -> None:
+    metadata = MetadataCatalog.get(name)
+    classes, ignored = metadata.get("stuff_classes"), metadata.get("ignore_label")
+    here = detector.semantic_classes
+    if None not in (classes, here) and len(classes) != here:
+        raise ConfigError(
+            f"{detector.keys['semantic_classes']} is {here}, but {name} has {len(classes)} "
+            f"classes of semantic masks; set it to {len(classes)}."
+        )
+    here = detector.ignored_label
+    if None not in (ignored, here) and ignored != here:
+        raise ConfigError(
+            f"{detector.keys['ignored_label']} is {here}, but the masks of {name} mark unlabelled "
+            f"pixels with {ignored}; set it to {ignored}."
+        )
+
+
+def _check_keypoints(detector: Detector, name: str, *, is_test: bool) -> None:
+    metadata = MetadataCatalog.get(name)
+    names = metadata.get("keypoint_names")
+    if names is None or metadata.get("keypoint_flip_map") is None:
+        raise ConfigError(
+            f"MODEL.KEYPOINT_ON is on, but the data set {name} names no keypoints; give its "
+            'JSON file a category with a list of names, "keypoints", register it with '
+            "keypoint_names and keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
+        )
+    if detector.keypoints != len(names):
+        raise ConfigError(
+            f"{detector.keys['keypoints']} is {detector.keypoints}, but {name} has {len(names)} "
+            f"keypoints; set it to {len(names)}."
+        )
+    sigmas = detector.sigmas or _COCO_KEYPOINTS
+    if is_test and sigmas != len(names):
+        raise ConfigError(
+            f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
+            f"{name} has {len(names)} keypoints; give one for each, such as 0.05."
+        )

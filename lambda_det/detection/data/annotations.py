@@ -1,23 +1,67 @@
-"""What is wrong with the boxes, masks, ids and sizes of a COCO-format file."""
+"""What is wrong with a COCO-format annotation file and its images."""
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any, Literal
 
 import numpy as np
+from detectron2.utils.file_io import PathManager
 
-from lambda_det.detection.data.checks.coco_format import (
-    read_entries,
-    read_json,
-    read_keypoint_names,
-    read_numbers,
-)
-from lambda_det.detection.data.checks.report import KINDS, Report
-from lambda_det.detection.data.masks import FAR, MAX_PIXELS, is_polygon, usable_runs
+from lambda_det.detection.data.records import FAR, MAX_PIXELS, image_fault, is_polygon, usable_runs
+from lambda_det.detection.data.report import KINDS, Report
 from lambda_det.errors import DataError
+
+
+def check_coco(
+    json_file: str | os.PathLike,
+    image_root: str | os.PathLike,
+    *,
+    files: Literal["all", "sample", "none"] = "all",
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Look over an annotation file in COCO's format and its images.
+
+    Args:
+        json_file: the annotations.
+        image_root: the folder of the images.
+        files: "all" opens every image and compares its size; "sample" only sees whether the
+            first, the last and some others between exist; "none" looks at no image.
+        progress: called with (images done, images) while they are opened.
+
+    Returns:
+        Counts and findings. The annotations are read again only after the file has changed.
+
+    Raises:
+        DataError: the file or folder is missing, not JSON, or not COCO's format at all.
+    """
+    json_file, image_root = os.fspath(json_file), os.fspath(image_root)
+    if not PathManager.isfile(json_file):
+        raise DataError(f"The annotation file {json_file} does not exist; correct the path.")
+    if files != "none" and not PathManager.isdir(image_root):
+        raise DataError(f"The image folder {image_root} does not exist; correct the path.")
+    status = os.stat(PathManager.get_local_path(json_file))
+    report = deepcopy(_kept_report(json_file, status.st_mtime_ns, status.st_size))
+    report.image_root = image_root
+    if files == "sample":
+        check_existence(report)
+    elif files == "all":
+        check_images(report, progress)
+    return report
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_report(json_file: str, mtime_ns: int, size: int) -> Report:
+    """The report on the annotations alone; the file's time and size only tell versions apart."""
+    return inspect_annotations(json_file)
+
 
 # Boxes of COCO train2017 itself stick out of their image by a rounding error.
 OUTSIDE_TOLERANCE = 1.0  # pixels
@@ -252,3 +296,96 @@ def _inspect_masks(
 def _area(entry: dict[str, Any], box: np.ndarray) -> float:
     area = entry.get("area")
     return area if is_area(area) else box[2] * box[3]
+
+
+_SAMPLED_FILES = 32
+
+
+def check_existence(report: Report) -> None:
+    places = np.linspace(0, report.images - 1, _SAMPLED_FILES).round().astype(int)
+    for index in np.unique(places):
+        path = os.path.join(report.image_root, report.files[index]["file_name"])
+        if not PathManager.isfile(path):
+            report.add("image file missing", [path], 1)
+
+
+def check_images(report: Report, progress: Callable[[int, int], None] | None) -> None:
+    def fault(file: dict[str, Any]) -> tuple[str, str] | None:
+        path = os.path.join(report.image_root, file["file_name"])
+        if not PathManager.isfile(path):
+            return "image file missing", path
+        sentence = image_fault({**file, "file_name": path})
+        return sentence and ("image file unreadable or of another size", sentence)
+
+    # Pillow decodes outside Python's lock, so threads are enough.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, found in enumerate(pool.map(fault, report.files), start=1):
+            if found:
+                report.add(found[0], [found[1]], 1)
+            if progress:
+                progress(done, report.images)
+
+
+def read_json(json_file: str) -> dict[str, Any]:
+    try:
+        with PathManager.open(json_file, "r", encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise DataError(
+            f"The annotation file {json_file} cannot be read ({error.strerror})."
+        ) from error
+    except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
+        raise DataError(
+            f"The annotation file {json_file} is not JSON ({error}); make or fetch it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise DataError(
+            f"{json_file} is not in COCO format: it holds a {type(content).__name__} where an "
+            "object with images, annotations and categories is expected."
+        )
+    return content
+
+
+def read_entries(
+    json_file: str, content: dict[str, Any], name: str, keys: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """The list ``content[name]``, of which each entry has all ``keys``."""
+    entries = content.get(name)
+    if not isinstance(entries, list):
+        found = f"is a {type(entries).__name__}" if name in content else "is missing"
+        raise DataError(f"{json_file} is not in COCO format: the list {name!r} {found}.")
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise DataError(
+                f"{json_file} is not in COCO format: entry {index} of {name!r} is a "
+                f"{type(entry).__name__}, not an object."
+            )
+        for key in keys:
+            if key not in entry:
+                raise DataError(
+                    f"{json_file} is not in COCO format: entry {index} of {name!r} has no {key!r}."
+                )
+    return entries
+
+
+def read_numbers(json_file: str, entries: list[dict[str, Any]], name: str, key: str) -> np.ndarray:
+    """The whole numbers under ``key``, int64 [entries]."""
+    values = [entry[key] for entry in entries]
+    for index, value in enumerate(values):
+        if type(value) is not int or abs(value) >= 2**63:
+            raise DataError(
+                f"{json_file} is not in COCO format: the {key} of entry {index} of {name!r} is "
+                f"{value!r:.80}, not a whole number."
+            )
+    return np.array(values, dtype=np.int64)
+
+
+def read_keypoint_names(json_file: str, category: dict[str, Any]) -> list[str]:
+    """The names of the keypoints of a category; none where it has none."""
+    names = category.get("keypoints") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(
+            f"{json_file}: the keypoints of category {category['name']!r:.80} are not a list of "
+            "names; correct or remove them."
+        )
+    return names
