@@ -15,7 +15,7 @@ from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
-from lambda_det.detection.data.annotations import read_entries, read_json
+from lambda_det.detection.data.coco_format import read_entries, read_json
 from lambda_det.errors import DataError
 
 __all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]

@@ -12,7 +12,8 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.utils.file_io import PathManager
 
-from lambda_det.detection.data.annotations import check_coco, read_json, read_keypoint_names
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.errors import ConfigError, DataError
 
 _GET_COCO = (

@@ -10,8 +10,9 @@ from detectron2.data.datasets import register_coco_instances
 from PIL import Image
 
 from lambda_det.detection.data import check_coco, check_datasets
+from lambda_det.detection.data.annotations import KINDS
 from lambda_det.detection.data.records import usable_runs
-from lambda_det.detection.data.report import BAD_BOX, KINDS, NOTED, REFUSED
+from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED
 from lambda_det.errors import ConfigError, DataError
 
 from .conftest import annotation
@@ -52,7 +53,7 @@ FINDINGS = {
     ),
     "annotation of a category that is not listed": (
         lambda c: c["annotations"][4].update(category_id=2),
-        "annotation 5 of image 30, category 2",
+        "annotation 5 of image 30, category_id 2",
     ),
     "bbox that is not a list of four numbers": (
         lambda c: c["annotations"][4].update(bbox=[1, 2, 3]),
