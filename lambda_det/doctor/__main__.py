@@ -1,19 +1,24 @@
-"""Say what is installed here and what of it works, and how to mend what does not.
+"""Print what is installed here and what of it works, and how to mend what does not.
 
-Prints the versions, the devices and the operators, which are really run, and then the known faults
-and incompatibilities, each with its mend. It speaks where PyTorch or Detectron2 are missing, too.
+Prints the versions, the packages, which are really run, Detectron2's own report of the environment,
+and then the known faults and incompatibilities, each with its mend. It works where PyTorch or
+Detectron2 are missing, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
+import os
+import platform
 import sys
 import textwrap
 import warnings
 
-from lambda_det.doctor import Finding, devices, examine, operators, versions
+from lambda_det.doctor.conditions import CONDITIONS
+from lambda_det.doctor.parts import PARTS, Finding, first_line, folder_of, version
 
 EXAMPLES = """examples:
   python -m lambda_det.doctor
@@ -22,6 +27,13 @@ EXAMPLES = """examples:
 
 status: 0 if nothing was found that breaks; 1 otherwise
 """
+_DISTRIBUTIONS = (
+    *("lambda_det", "detectron2", "torch", "torchvision", "triton", "numpy", "fvcore", "iopath"),
+    *("omegaconf", "pycocotools", "opencv-python-headless", "opencv-python"),
+    *("opencv-contrib-python", "pillow", "timm", "shapely", "setuptools", "onnx", "onnxruntime"),
+)
+_FILL = {"width": 100, "subsequent_indent": "    "}
+_WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}  # commands are to be copied
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -35,37 +47,67 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def versions() -> dict[str, str]:
+    """Python, the machine, and the packages that matter here."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines = {
+        "python": f"{platform.python_version()}, {sys.executable}",
+        "system": f"{platform.platform()}, {cores} cores",
+    }
+    lines |= {name: version(name) or "not installed" for name in _DISTRIBUTIONS}
+    for package in ("lambda_det", "detectron2"):
+        lines[package] += f", {folder_of(package)}" if folder_of(package) else ""
+    return lines
+
+
+def environment() -> str:
+    """What Detectron2 prints about its environment: GPUs, driver, compilers, build options."""
+    try:
+        return importlib.import_module("detectron2.utils.collect_env").collect_env_info()
+    except Exception as error:
+        return f"Detectron2 cannot collect it ({first_line(error)})"
+
+
+def examine() -> tuple[dict[str, str], list[Finding]]:
+    """What each part says, and all faults."""
+    lines, findings = {}, []
+    for part in PARTS:
+        lines[part.name], finding = part.examine()
+        findings.append(finding)
+    findings += [condition.examine() for condition in CONDITIONS]
+    return lines, [finding for finding in findings if finding is not None]
+
+
+def _print_section(title: str, lines: dict[str, str]) -> None:
+    print(title)
+    for label, text in lines.items():
+        print(f"  {label:<30}{text}")
+    print(flush=True)
+
+
 def _print_findings(findings: list[Finding]) -> None:
     breaking = sum(finding.breaks for finding in findings)
     notes = len(findings) - breaking
     print(f"Found: {breaking} that break something, {notes} to know" if findings else "Found: none")
     for finding in sorted(findings, key=lambda finding: not finding.breaks):
-        mark = "BREAKS" if finding.breaks else "note"
-        print()
-        print(textwrap.fill(finding.problem, 100, initial_indent=f"  {mark}: ", **_HANGING))
-        print(f"    mend: {finding.mend}")  # in one piece, since it holds commands to be copied
-
-
-_HANGING = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
+        mark = "  BREAKS: " if finding.breaks else "  note: "
+        print("\n" + textwrap.fill(finding.problem, initial_indent=mark, **_FILL, **_WHOLE_WORDS))
+        print(f"    mend: {finding.mend}")  # on one line, since it holds commands
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    sections = {"versions": versions, "devices": devices, "operators": operators}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the faults are told below, in plainer words
+        warnings.simplefilter("ignore")  # the findings say it more clearly
+        parts, findings = examine()
         if args.json:
-            content = {name: dict(section()) for name, section in sections.items()}
-            findings = examine()
-            content["findings"] = [dataclasses.asdict(finding) for finding in findings]
-            print(json.dumps(content, indent=2))
+            report = {"versions": versions(), "parts": parts, "environment": environment()}
+            report["findings"] = [dataclasses.asdict(finding) for finding in findings]
+            print(json.dumps(report, indent=2))
         else:
-            for name, section in sections.items():
-                print(name.capitalize(), flush=True)
-                for label, text in section():
-                    print(f"  {label:<24}{text}", flush=True)
-                print()
-            findings = examine()
+            _print_section("Versions", versions())
+            _print_section("Packages", parts)
+            print(f"Environment\n{textwrap.indent(environment(), '  ')}")
             _print_findings(findings)
     return int(any(finding.breaks for finding in findings))
 
