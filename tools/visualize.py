@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw training samples, results beside the truth, and what lambda layers do; --help shows how."""
+"""Draw training samples, results beside the ground truth, and what lambda layers compute."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ EXAMPLES = """examples:
   %(prog)s SUBCOMMAND --help
 """
 
-SAMPLES = """Draw training samples after augmentation as the model sees them: boxes, masks,
-keypoints, classes of pixels, and padding. The same seed gives the same pictures."""
+SAMPLES = """Draw training samples after augmentation, as the model sees them: boxes, masks,
+keypoints, semantic classes and padding. The same seed gives the same pictures."""
 SAMPLES_EXAMPLES = """examples, with configuration keys at the end:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --limit 20 --output pictures
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml \\
@@ -36,7 +36,7 @@ SAMPLES_EXAMPLES = """examples, with configuration keys at the end:
 """
 
 RESULTS = """Draw the predictions of a results file (inference/coco_instances_results.json of an
-evaluation) beside the truth, with counts at an intersection over union of 0.5."""
+evaluation) beside the ground truth, with counts at an IoU of 0.5."""
 RESULTS_EXAMPLES = """examples:
   %(prog)s --results output/run/inference/coco_instances_results.json \\
       --dataset coco_2017_val --output pictures
@@ -44,19 +44,18 @@ RESULTS_EXAMPLES = """examples:
       --test-json mine.json --test-images mine/ --worst-first --output pictures
 """
 
-LAYERS = """Draw what the lambda layers of a backbone do with an image: the learned position
-embeddings, the positions that the content lambda takes its content from, the weights with which one
-query reads its context, and its effective receptive field over the pixels. A network without lambda
-layers has the last of these."""
+LAYERS = """Draw what the lambda layers of a backbone compute from an image: the learned position
+embeddings, the positions that the content lambda reads, the weights of the context in one output,
+and the effective receptive field. Of a network without lambda layers, only the last is drawn."""
 LAYERS_EXAMPLES = """examples, with configuration keys at the end:
   %(prog)s --config-file output/run/config.yaml --image photo.jpg --output pictures
       the last checkpoint of the run, the last lambda layer of each stage
   %(prog)s --config-file output/run/config.yaml --fresh --image photo.jpg --output pictures_fresh
-      the same network before its training
+      the same network with random weights
   %(prog)s --model lambda_resnet50 --weights backbone.pth --image photo.jpg --output pictures \\
       --layer res5.0.conv2 --layer 'res4.*' --position 120 300 INPUT.MIN_SIZE_TEST 640
 """
-# Of a backbone alone: larger images show no more, and take minutes
+# Sizes for a backbone alone. Larger images take minutes and show no more.
 _MODEL_SIZES = {"MIN_SIZE_TEST": 512, "MAX_SIZE_TEST": 800}
 _KINDS = ": YAML, or a LazyConfig, which is run"
 _OPTS = "configuration keys and values; for a LazyConfig key=value"
@@ -78,13 +77,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _add_common_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--output", metavar="DIR", required=True, help="folder of the pictures")
-    command.add_argument(
-        "--overwrite", action="store_true", help="replace pictures that are there already"
-    )
+    command.add_argument("--overwrite", action="store_true", help="replace existing pictures")
     command.add_argument(
         "--tensorboard",
         action="store_true",
-        help="also write the pictures as TensorBoard images, to an event file in DIR",
+        help="also write the pictures to a TensorBoard event file in DIR",
     )
 
 
@@ -95,7 +92,7 @@ def _add_samples_flags(command: argparse.ArgumentParser) -> None:
         required=True,
         help=f"of the training{_KINDS}",
     )
-    command.add_argument("--train-json", metavar="FILE", help="annotations, not DATASETS.TRAIN's")
+    command.add_argument("--train-json", metavar="FILE", help="annotations of the data set")
     command.add_argument("--train-images", metavar="DIR", help="folder of their images")
     command.add_argument("--limit", type=int, default=8, metavar="N", help="samples (%(default)s)")
     command.add_argument("--seed", type=int, default=0, metavar="S", help="(default: %(default)s)")
@@ -103,8 +100,8 @@ def _add_samples_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _add_results_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--results", metavar="FILE", required=True, help="of an evaluation")
-    command.add_argument("--dataset", metavar="NAME", help="the registered data set it evaluated")
+    command.add_argument("--results", metavar="FILE", required=True, help="file of an evaluation")
+    command.add_argument("--dataset", metavar="NAME", help="the evaluated data set, registered")
     command.add_argument("--test-json", metavar="FILE", help="or its annotations in COCO's format")
     command.add_argument("--test-images", metavar="DIR", help="and the folder of their images")
     command.add_argument(
@@ -115,12 +112,12 @@ def _add_results_flags(command: argparse.ArgumentParser) -> None:
         help="draw predictions of at least this score (default: %(default)s)",
     )
     command.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="images at most (default: %(default)s)"
+        "--limit", type=int, default=20, metavar="N", help="most images (default: %(default)s)"
     )
     command.add_argument(
         "--worst-first",
         action="store_true",
-        help="begin with the images that have the most missed and false among all",
+        help="start with the images with the largest share of errors",
     )
 
 
@@ -130,22 +127,22 @@ def _add_layers_flags(command: argparse.ArgumentParser) -> None:
     network.add_argument(
         "--model",
         metavar="NAME",
-        help="a backbone by its name, on images of INPUT.MIN_SIZE_TEST "
+        help="name of a backbone, which gets images of INPUT.MIN_SIZE_TEST "
         f"{_MODEL_SIZES['MIN_SIZE_TEST']}",
     )
     weights = command.add_mutually_exclusive_group()
     weights.add_argument(
         "--weights",
         metavar="FILE",
-        help="of the detector or the backbone, if not the last checkpoint of the run that "
-        "--config-file lies in, or MODEL.WEIGHTS; with --model the pixel settings are "
-        "those that the file says",
+        help="of the detector or the backbone; default: the last checkpoint in the folder of "
+        "--config-file, else MODEL.WEIGHTS. With --model, the pixel settings are those recorded in "
+        "the file",
     )
     weights.add_argument(
         "--fresh",
         action="store_true",
-        help="random weights, as at the start of a training, when the last norm of a block is 0 "
-        "and features see through the shortcuts alone",
+        help="random weights, as at the start of a training, when the last norm of each block is 0 "
+        "and features depend on the shortcuts only",
     )
     command.add_argument("--image", metavar="FILE", required=True)
     command.add_argument(
@@ -153,15 +150,15 @@ def _add_layers_flags(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a lambda layer, or several by a pattern; may be given again (default: the last of "
-        "each stage)",
+        help="a lambda layer, or a pattern for several; may be repeated (default: the last of each "
+        "stage)",
     )
     command.add_argument(
         "--position",
         nargs=2,
         type=float,
         metavar=("Y", "X"),
-        help="row and column of a pixel of the image file (default: its middle)",
+        help="row and column of a pixel of the image file (default: its centre)",
     )
     command.add_argument(
         "--draws",
@@ -171,7 +168,7 @@ def _add_layers_flags(command: argparse.ArgumentParser) -> None:
         help="random gradients for each receptive field (default: %(default)s)",
     )
     command.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of fresh weights and of the draws"
+        "--seed", type=int, default=0, metavar="S", help="of random weights and gradients"
     )
     command.add_argument("opts", nargs=argparse.REMAINDER, help=_OPTS)
 
@@ -211,7 +208,7 @@ def _results(args: argparse.Namespace, album: Album) -> None:
     own = args.test_json or args.test_images
     if bool(own) == bool(args.dataset):
         raise ConfigError(
-            "Name the data set that was evaluated: either --dataset NAME, or --test-json FILE with "
+            "Give the data set that was evaluated: either --dataset NAME, or --test-json FILE with "
             "--test-images DIR."
         )
     dataset = args.dataset
@@ -228,7 +225,7 @@ def _results(args: argparse.Namespace, album: Album) -> None:
         worst_first=args.worst_first,
     )
     print(
-        f"{counts.found} objects found, {counts.missed} missed, {counts.false} predictions false "
+        f"{counts.found} objects found, {counts.missed} missed, {counts.false} false predictions "
         f"at a score of {args.score_threshold:g}"
     )
 
@@ -240,14 +237,15 @@ def _data_flags(args: argparse.Namespace) -> dict[str, str | None]:
 def _layers(args: argparse.Namespace, album: Album) -> None:
     cfg = _network_config(args)
     weights = None if args.fresh else args.weights or _own_weights(args, cfg)
-    print(f"Weights: {weights or 'fresh'}")
+    print(f"Weights: {weights or 'random'}")
     with words_of(cfg):
         layers = draw_layers(
             cfg,
             args.image,
             album,
             weights=weights,
-            # Without a detector's configuration the file knows best, if nothing else is said
+            # A backbone by name has no configuration: use the pixel settings of the file, unless
+            # the command line sets them
             file_pixels=bool(args.model) and not _PIXEL_KEYS & set(args.opts[::2]),
             layers=args.layer,
             position=args.position,
@@ -273,7 +271,7 @@ def _network_config(args: argparse.Namespace) -> CfgNode:
 def _own_weights(args: argparse.Namespace, cfg: CfgNode) -> str | None:
     folder = os.path.dirname(args.config_file) if args.config_file else None
     if folder is not None and last_checkpoint(folder):
-        return find_checkpoint(folder or ".")  # which has a word on one that is not there
+        return find_checkpoint(folder or ".")  # raises an error if the file is missing
     return cfg.MODEL.WEIGHTS or None
 
 

@@ -1,4 +1,4 @@
-"""The configurations that come with lambda_det and with Detectron2, by name."""
+"""Load the configurations that lambda_det and Detectron2 install, by name."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def get_config(name: str) -> DictConfig | CfgNode:
-    """A configuration of lambda_det, from a checkout or an installed package alike.
+    """Load a configuration of lambda_det, from a checkout or from the installed package.
 
     Args:
         name: of a file below configs/, such as "common/backbone.py", "mask_rcnn_lambdaresnet50.py"
             or "mask_rcnn_lambdaresnet50.yaml".
 
     Returns:
-        A fresh LazyConfig for a .py file, a fresh configuration with all keys for a .yaml file.
+        A new LazyConfig for a .py file; a new CfgNode with all keys for a .yaml file.
 
     Raises:
-        ConfigError: there is no such file, or it is a recipe for classifiers.
+        ConfigError: there is no such file, or it is a recipe of a classifier.
     """
-    folder = _PACKAGE / "configs"  # where the wheel has them
+    folder = _PACKAGE / "configs"  # their place in the wheel
     return _load(folder if folder.is_dir() else _PACKAGE.parent / "configs", name)
 
 
 def detectron2_config(name: str) -> DictConfig | CfgNode:
-    """A configuration that Detectron2 installs, as ``model_zoo.get_config`` gives it.
+    """Load a configuration that Detectron2 installs, as ``model_zoo.get_config`` does.
 
-    That function needs pkg_resources, which setuptools 81 and newer has not.
+    That function needs pkg_resources, which setuptools removed in version 81.
 
     Args:
         name: of a file below Detectron2's configs/, such as "common/models/mask_rcnn_fpn.py".
@@ -58,7 +58,7 @@ def _load(folder: Path, name: str) -> DictConfig | CfgNode:
         raise ConfigError(f"There is no configuration {name} in {folder}{hint}")
     if path.suffix != ".yaml":
         return LazyConfig.load(str(path))
-    # What is installed is trusted: Detectron2 computes its RetinaNet's anchors in the file
+    # Installed files are trusted. Detectron2's RetinaNet computes its anchors in the YAML file.
     loaded = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
     cfg = get_cfg()
     add_lambda_config(cfg)
@@ -67,7 +67,7 @@ def _load(folder: Path, name: str) -> DictConfig | CfgNode:
         cfg.merge_from_other_cfg(CfgNode(loaded))
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"{path} is no configuration of a detector ({error}); tools/train_imagenet.py reads "
-            "those of classifiers."
+            f"{path} is no configuration of a detector ({error}); for recipes of classifiers use "
+            "tools/train_imagenet.py."
         ) from error
     return cfg

@@ -1,4 +1,4 @@
-"""Pictures of instances, predicted and true."""
+"""Draw predicted and annotated instances."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from detectron2.utils.visualizer import Visualizer
 __all__ = [
     "VideoDrawer",
     "captioned",
+    "draw_ground_truth",
     "draw_instances",
     "draw_predictions",
-    "draw_truth",
     "side_by_side",
 ]
 
-# Of the strip above a picture: its height in pixels, and the size of OpenCV's font
+# The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
-_LABEL_POINTS = 9  # a label's letters are no smaller
+_LABEL_POINTS = 9  # smallest font size of a label
 _PALETTE = colormap(rgb=True, maximum=1)
-# Pairs are enlarged until their longer side has this many pixels, so that labels can be read
+# Pairs are enlarged until their longer side has this many pixels, to make labels legible
 _PAIR_SIDE = 512
 
 
@@ -44,9 +44,9 @@ def draw_predictions(
         image: [H, W, 3] uint8, BGR.
         instances: on the CPU, with ``pred_boxes``, ``pred_classes``, ``scores`` and maybe
             ``pred_masks`` [N, H, W] and ``pred_keypoints`` [N, K, 3].
-        class_names: of all classes; without them the numbers are drawn.
-        scale: the picture is this many times larger than the image.
-        metadata: says which keypoints are joined by lines.
+        class_names: of all classes; None draws the indices.
+        scale: size of the picture relative to the image.
+        metadata: defines the lines between keypoints.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
@@ -62,17 +62,17 @@ def draw_predictions(
     return draw_instances(image, boxes, classes, labels, masks, keypoints, scale, metadata)
 
 
-def draw_truth(
+def draw_ground_truth(
     image: np.ndarray,
     annotations: Sequence[dict[str, Any]],
     class_names: Sequence[str] | None = None,
     scale: float = 1.0,
     metadata: Metadata | None = None,
 ) -> np.ndarray:
-    """Draw the annotations of a Detectron2 dataset dict; crowds are marked as such.
+    """Draw the annotations of a Detectron2 dataset dict. Crowds are labelled as such.
 
-    An annotation without a mask gets its box for one. Arguments and result are otherwise those of
-    :func:`draw_predictions`.
+    The box of an annotation without a mask is drawn as its mask. The other arguments and the result
+    are those of :func:`draw_predictions`.
     """
     boxes, masks, classes, labels, keypoints = [], [], [], [], []
     for annotation in annotations:
@@ -85,7 +85,7 @@ def draw_truth(
         labels.append(_name(class_names, annotation["category_id"]) + crowd)
         keypoints.append(np.reshape(annotation.get("keypoints") or [], (-1, 3)))
     known = max(map(len, keypoints), default=0)
-    # Those of an object that has none are of no visibility, and so are not drawn
+    # Objects without keypoints get keypoints of visibility 0, which are not drawn
     points = [np.pad(p, ((0, known - len(p)), (0, 0))) for p in keypoints] if known else None
     boxes = np.array(boxes).reshape(-1, 4)
     points = None if points is None else np.stack(points)
@@ -102,29 +102,29 @@ def side_by_side(
     captions: tuple[str, str] = ("predicted", "true"),
     metadata: Metadata | None = None,
 ) -> np.ndarray:
-    """The predictions on the left and the truth on the right, each under a caption.
+    """Draw the predictions at the left and the ground truth at the right, with captions.
 
     Small images are enlarged until the longer side of each half has 512 pixels. The other arguments
-    are those of :func:`draw_predictions` and :func:`draw_truth`.
+    are those of :func:`draw_predictions` and :func:`draw_ground_truth`.
 
     Returns:
         [height, width, 3] uint8, BGR.
     """
     scale = max(1.0, _PAIR_SIDE / max(image.shape[:2]))
     left = draw_predictions(image, instances, class_names, scale, metadata)
-    right = draw_truth(image, annotations, true_class_names, scale, metadata)
+    right = draw_ground_truth(image, annotations, true_class_names, scale, metadata)
     gap = np.full((left.shape[0] + _CAPTION_HEIGHT, 4, 3), 255, np.uint8)
     return np.hstack([captioned(left, captions[0]), gap, captioned(right, captions[1])])
 
 
 class VideoDrawer:
-    """Draws the predictions on the frames of one video, with colours that stay with an object."""
+    """Draw predictions on the frames of a video. An object keeps its colour between frames."""
 
     def __init__(self, class_names: Sequence[str] | None = None) -> None:
         self._visualizer = VideoVisualizer(_metadata(class_names))
 
     def __call__(self, frame: np.ndarray, instances: Instances) -> np.ndarray:
-        """As :func:`draw_predictions`, at the size of the frame."""
+        """As :func:`draw_predictions`, in the size of the frame."""
         drawn = self._visualizer.draw_instance_predictions(frame[:, :, ::-1], instances)
         return np.ascontiguousarray(drawn.get_image()[:, :, ::-1])
 
@@ -148,20 +148,20 @@ def draw_instances(
     metadata: Metadata | None = None,
     sem_seg: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Draw instances over their image, and under them the classes of its pixels, if given.
+    """Draw instances over their image, on top of the semantic classes of its pixels, if given.
 
     A class has one colour in every picture. A label stands above the upper left corner of its box.
 
     Args:
         image: [H, W, 3] uint8, BGR.
         boxes: [N, 4], x0, y0, x1, y1.
-        classes: the number of each instance's class.
-        labels: a text for each instance.
+        classes: the class index of each instance.
+        labels: the text of each instance.
         masks: as Detectron2's ``Visualizer.overlay_instances`` takes them.
         keypoints: [N, K, 3], x, y and visibility.
-        scale: the picture is this many times larger than the image.
-        metadata: says which keypoints are joined by lines, and names the classes of pixels.
-        sem_seg: [H, W], the class of each pixel.
+        scale: size of the picture relative to the image.
+        metadata: defines the lines between keypoints and the names of semantic classes.
+        sem_seg: [H, W], the semantic class of each pixel.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
@@ -186,7 +186,7 @@ def draw_instances(
 
 
 def captioned(picture: np.ndarray, text: str) -> np.ndarray:
-    """A picture [H, W, 3] under a white strip with a line of text."""
+    """Add a white strip with a line of text above a picture [H, W, 3]."""
     (text_width, _), _ = cv2.getTextSize(text, *_CAPTION_FONT, 1)
     missing = max(0, text_width + 12 - picture.shape[1])
     picture = cv2.copyMakeBorder(

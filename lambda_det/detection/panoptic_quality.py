@@ -20,71 +20,72 @@ from lambda_det.errors import DataError
 
 __all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]
 
-VOID = 0  # pixels that belong to no segment, in the truth and in predictions
+VOID = 0  # id of pixels without a segment, in the ground truth and in predictions
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Matches:
-    """What was counted for one category: matched segments, the sum of their IoU, and the rest."""
+    """The counts of one category: matched segments, the sum of their IoU, unmatched segments."""
 
     matched: int = 0
     iou: float = 0.0
     unmatched_predictions: int = 0
-    unmatched_truths: int = 0
+    unmatched_ground_truths: int = 0
 
     def __add__(self, other: Matches) -> Matches:
         return Matches(
             self.matched + other.matched,
             self.iou + other.iou,
             self.unmatched_predictions + other.unmatched_predictions,
-            self.unmatched_truths + other.unmatched_truths,
+            self.unmatched_ground_truths + other.unmatched_ground_truths,
         )
 
     @property
     def weight(self) -> float:
-        """The divisor of quality; 0 for a category that occurs nowhere."""
-        return self.matched + (self.unmatched_predictions + self.unmatched_truths) / 2
+        """The denominator of PQ, TP + FP / 2 + FN / 2; 0 if the category does not occur."""
+        return self.matched + (self.unmatched_predictions + self.unmatched_ground_truths) / 2
 
     def quality(self) -> tuple[float, float, float]:
-        """PQ and its factors: the mean IoU of what is matched (SQ), and the F1 of matching (RQ)."""
+        """PQ, SQ (the mean IoU of matched segments) and RQ (the F1 score of matching)."""
         segmentation = self.iou / self.matched if self.matched else 0.0
         return self.iou / self.weight, segmentation, self.matched / self.weight
 
 
 def match_segments(
-    truth: np.ndarray,
-    truth_segments: Sequence[Mapping[str, Any]],
+    ground_truth: np.ndarray,
+    ground_truth_segments: Sequence[Mapping[str, Any]],
     predicted: np.ndarray,
     predicted_segments: Sequence[Mapping[str, Any]],
 ) -> dict[int, Matches]:
-    """Match the segments of one image and count, by category id.
+    """Match the segments of one image and count them, by category id.
 
-    Segments of a category match where their IoU is above 1/2, so that none matches twice. Void
-    pixels of the truth take no part in an IoU, and a prediction that lies by more than half on void
-    or on a crowd of its category counts nowhere; nor does a crowd (section 4.2).
+    Two segments of a category match if their IoU is above 1/2, so each has at most one match. Void
+    pixels of the ground truth are excluded from the IoU. Not counted are crowds, and unmatched
+    predictions with more than half of their pixels on void or on crowds of their category (section
+    4.2).
 
     Args:
-        truth: segment ids [H, W], 0 for void.
-        truth_segments: with "id", "category_id" and maybe "iscrowd".
-        predicted: as ``truth``.
+        ground_truth: segment ids [H, W], 0 for void.
+        ground_truth_segments: with "id", "category_id" and optionally "iscrowd".
+        predicted: segment ids [H, W], 0 for void.
         predicted_segments: with "id" and "category_id".
     """
-    # Segments that are described nowhere are void
+    # Ids without a description are void
     columns, predicted = _numbered(predicted, predicted_segments)
-    rows, truth = _numbered(truth, truth_segments)
+    rows, ground_truth = _numbered(ground_truth, ground_truth_segments)
     overlap = np.zeros((len(rows) + 1, len(columns) + 1), dtype=np.int64)
-    np.add.at(overlap, (truth.reshape(-1), predicted.reshape(-1)), 1)
-    truth_areas, predicted_areas = overlap.sum(axis=1), overlap.sum(axis=0)
+    np.add.at(overlap, (ground_truth.reshape(-1), predicted.reshape(-1)), 1)
+    true_areas, predicted_areas = overlap.sum(axis=1), overlap.sum(axis=0)
     result: dict[int, Matches] = {}
     matched_columns: set[int] = set()
     for i, segment in enumerate(rows, start=1):
         if segment.get("iscrowd", 0):
             continue
         count = result.setdefault(segment["category_id"], Matches())
-        # A union without the prediction's void pixels
-        unions = truth_areas[i] + predicted_areas - overlap[i] - overlap[VOID]
+        # The union, without void pixels of the ground truth
+        unions = true_areas[i] + predicted_areas - overlap[i] - overlap[VOID]
         for j, other in enumerate(columns, start=1):
             if other["category_id"] == segment["category_id"] and 2 * overlap[i, j] > unions[j]:
                 count.matched += 1
@@ -92,7 +93,7 @@ def match_segments(
                 matched_columns.add(j)
                 break
         else:
-            count.unmatched_truths += 1
+            count.unmatched_ground_truths += 1
     for j, segment in enumerate(columns, start=1):
         if j in matched_columns:
             continue
@@ -109,7 +110,7 @@ def match_segments(
 def _numbered(
     ids: np.ndarray, segments: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Mapping[str, Any]], np.ndarray]:
-    """The segments that have pixels, and for each pixel the number of its segment, from 1."""
+    """The segments that have pixels, and a map [H, W] of their numbers, counted from 1."""
     present, inverse = np.unique(ids, return_inverse=True)
     described = {segment["id"]: segment for segment in segments}
     kept = [described[i] for i in present.tolist() if i in described]
@@ -119,13 +120,13 @@ def _numbered(
 
 
 class PanopticQualityEvaluator(DatasetEvaluator):
-    """PQ, SQ and RQ over all categories, things and stuff, of truth in COCO's panoptic format.
+    """Evaluate PQ, SQ and RQ over all categories, over things and over stuff.
 
-    Detectron2's ``COCOPanopticEvaluator`` gives the same and needs ``panopticapi``, which no
-    package registry has.
+    Detectron2's ``COCOPanopticEvaluator`` gives the same results but needs ``panopticapi``, which
+    is not on PyPI.
 
     Args:
-        dataset_name: a data set with the metadata of ``register_coco_panoptic_separated``.
+        dataset_name: a data set registered by ``register_coco_panoptic_separated``.
     """
 
     def __init__(self, dataset_name: str) -> None:
@@ -134,7 +135,7 @@ class PanopticQualityEvaluator(DatasetEvaluator):
         self._file = metadata.panoptic_json
         content = read_json(self._file)
         keys = ("image_id", "file_name", "segments_info")
-        self._truth = {
+        self._ground_truth = {
             entry["image_id"]: entry
             for entry in read_entries(self._file, content, "annotations", keys)
         }
@@ -164,21 +165,23 @@ class PanopticQualityEvaluator(DatasetEvaluator):
                 }
                 for s in segments
             ]
-            entry = self._truth.get(image["image_id"])
+            entry = self._ground_truth.get(image["image_id"])
             if entry is None:
                 raise DataError(
                     f"{self._file} has no segments of image {image['image_id']!r}; add them, or "
-                    "take the image out of the other annotations."
+                    "remove the image from the other annotations."
                 )
             with PathManager.open(os.path.join(self._root, entry["file_name"]), "rb") as file:
                 colours = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
-            truth = colours @ np.array([1, 256, 256**2])
-            found = match_segments(truth, entry["segments_info"], predicted.cpu().numpy(), segments)
+            ground_truth = colours @ np.array([1, 256, 256**2])
+            found = match_segments(
+                ground_truth, entry["segments_info"], predicted.cpu().numpy(), segments
+            )
             for category, matches in found.items():
                 self._counts[category] = self._counts.get(category, Matches()) + matches
 
     def evaluate(self) -> dict[str, dict[str, float]] | None:
-        """PQ, SQ and RQ in percent, of things with _th and of stuff with _st; on one process."""
+        """PQ, SQ and RQ in percent; suffix _th: things, _st: stuff. None on other processes."""
         everywhere = comm.gather(self._counts)
         if not comm.is_main_process():
             return None
@@ -193,7 +196,7 @@ class PanopticQualityEvaluator(DatasetEvaluator):
                 for category, matches in total.items()
                 if self._is_thing[category] in kinds and matches.weight
             ]
-            # As the mean over no category, which a data set without stuff or without things has
+            # NaN is the mean over no category, as in a data set without stuff or without things
             means = np.mean(qualities, axis=0) if qualities else [float("nan")] * 3
             for name, value in zip(("PQ", "SQ", "RQ"), means, strict=True):
                 results[name + suffix] = 100 * float(value)

@@ -1,4 +1,4 @@
-"""Pictures of training samples, of results beside the truth, and of what lambda layers do."""
+"""Draw training samples, results beside the ground truth, and what lambda layers compute."""
 
 from lambda_det.visualization.album import Album
 from lambda_det.visualization.layers import draw_layers

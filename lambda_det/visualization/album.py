@@ -1,4 +1,4 @@
-"""A folder of PNG pictures, and the same pictures for TensorBoard."""
+"""A folder of PNG pictures, optionally also written for TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ __all__ = ["Album"]
 
 
 class Album:
-    """A folder that pictures are written to, each whole or not at all.
+    """Writes pictures to a folder. After a crash, each is complete or not there.
 
     Args:
-        folder: made with the first picture.
-        overwrite: whether pictures that are there may be replaced.
-        tensorboard: also write the pictures to an event file in the folder, which shows them under
-            ``group``.
+        folder: created with the first picture.
+        overwrite: replace existing pictures.
+        tensorboard: also write the pictures to an event file in the folder.
         group: of the pictures in TensorBoard.
 
     Attributes:
-        written: the files, in their order.
+        written: the files, in the order of writing.
     """
 
     def __init__(
@@ -43,18 +42,18 @@ class Album:
         self._writer = None
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse to begin where a picture of one of these names could not be kept.
+        """Check that pictures of these names can be written. Writes nothing.
 
         Raises:
-            ConfigError: the folder is a file, or a picture is there and must not be replaced.
+            ConfigError: the folder is a file, or a picture exists and must not be replaced.
         """
         if self.folder.exists() and not self.folder.is_dir():
-            raise ConfigError(f"{self.folder} is a file; name a folder for the pictures.")
+            raise ConfigError(f"{self.folder} is a file; give a folder for the pictures.")
         there = [path for path in map(self._path, names) if path.exists()]
         if there and not self._overwrite:
             raise ConfigError(
-                f"{there[0]} exists already, one of {len(there)} such pictures; add --overwrite to "
-                "replace them or name another output folder."
+                f"{there[0]} exists already, as do {len(there)} of the pictures in all; add "
+                "--overwrite to replace them, or give another output folder."
             )
 
     def add(self, name: str, picture: np.ndarray) -> None:
@@ -79,7 +78,7 @@ class Album:
 
     def _events(self):
         if self._writer is None:
-            # Here, since it takes a second and few ask for it
+            # Imported on use, because the import takes a second
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self.folder))

@@ -1,4 +1,4 @@
-"""Where an output comes from: a lambda layer's weights of its context, and receptive fields."""
+"""What an output depends on: a lambda layer's weights of its context, and receptive fields."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = [
 
 
 class Context:
-    r"""What a lambda layer makes of one input: its queries, keys and values, in float64.
+    r"""The queries, keys and values that a lambda layer computes from one input, in float64.
 
-    A lambda is a sum over the context, so that each output is a weighted sum of values, with
-    weights that are the same for all |v| channels of a head (Equations 1 and 2, Section 3.3):
+    A lambda is a sum over the context. So each output is a weighted sum of the values, and the
+    weights are the same for all |v| channels of a head (Equations 1 and 2, Section 3.3):
 
         y[n, h, v] = sum over m, u of (content[n, h, m, u] + position[n, h, m, u]) * V[m, v, u]
         content[n, h, m, u] = sum over k of q[n, h, k] * K[m, k, u], K normalised over m
         position[n, h, m, u] = sum over k of q[n, h, k] * E[k, u, m - n]
 
-    The weights may be negative and their sum is not 1: they are no attention map, but the exact
-    derivative of the output by the values.
+    The weights are the exact derivative of the output with respect to the values. They may be
+    negative and do not sum to 1, so they are no attention map.
 
     Args:
-        layer: in the mode of evaluation, whichever it is in; it is not changed.
+        layer: used in evaluation mode. It is not changed.
         x: its input, [B, dim, H, W].
-        mask: its mask of padding, bool [B, 1, H, W], if it has one.
+        mask: its padding mask, bool [B, 1, H, W], or None.
 
     Attributes:
-        queries: [B, g, h, k, H, W], where g groups of h heads share keys, values and embeddings.
+        queries: [B, g, h, k, H, W]. The h heads of a group share keys, values and embeddings.
         keys: normalised over the positions, [B, g, k, u, H, W]; None without content lambda.
         values: [B, g, v, u, H, W].
     """
@@ -79,14 +79,14 @@ class Context:
         self._inside = None if mask is None else mask[:, :, None, None]
 
     def content_weights(self, y: int, x: int) -> Tensor | None:
-        """The part of the content lambda in the output at (y, x): [B, heads, u, H, W], or None."""
+        """Weights of the content lambda for the output at (y, x): [B, heads, u, H, W], or None."""
         if self.keys is None:
             return None
         weights = torch.einsum("bghk,bgkuyx->bghuyx", self.queries[..., y, x], self.keys)
         return self._masked(weights)
 
     def position_weights(self, y: int, x: int) -> Tensor | None:
-        """The part of the position lambda in the output at (y, x): [B, heads, u, H, W], or None."""
+        """Weights of the position lambda for the output at (y, x): [B, heads, u, H, W], or None."""
         if self._offsets is None:
             return None
         height, width = self.queries.shape[-2:]
@@ -97,25 +97,25 @@ class Context:
         return self._masked(weights)
 
     def output(self, weights: Tensor) -> Tensor:
-        """What weights [B, heads, u, H, W] make of the values: [B, heads * v]."""
+        """The weighted sum of the values: [B, heads, u, H, W] to [B, heads * v]."""
         groups = self.values.shape[1]
         grouped = weights.unflatten(1, (groups, -1))
         return torch.einsum("bghuyx,bgvuyx->bghv", grouped, self.values).flatten(1)
 
     def _masked(self, weights: Tensor) -> Tensor:
-        """[B, g, h, u, H, W] as [B, heads, u, H, W], zero where padding is."""
+        """Reshape [B, g, h, u, H, W] to [B, heads, u, H, W] and set padding to 0."""
         weights = weights.flatten(1, 2)
         return weights if self._inside is None else weights * self._inside[:, 0]
 
 
 def effective_positions(weights: Tensor) -> Tensor:
-    """Over how many positions weights are spread: exp of the entropy of their shares.
+    """The effective number of positions with weight: exp of the entropy of their shares.
 
     Args:
         weights: [.., H, W], of any sign.
 
     Returns:
-        [..], from 1, where one position has all the weight, to H * W, where all have the same.
+        [..], from 1 (one position has all the weight) to H * W (all have the same weight).
     """
     shares = weights.abs().flatten(-2)
     shares = shares / shares.sum(-1, keepdim=True)
@@ -127,17 +127,17 @@ def receptive_field(
 ) -> Tensor:
     """The effective receptive field of one position (Luo et al. 2016, Section 2).
 
-    There it is the gradient of the output at that position by the pixels, in absolute value, for an
-    output gradient of 1. A feature map has many channels, and of these with one gradient some would
-    cancel out; so each draw gives the channels gradients from N(0, 1). With many draws the mean
-    absolute value tends to the norm of the Jacobian's column of a pixel times sqrt(2 / pi).
+    Luo et al. take the absolute gradient with respect to the pixels for an output gradient of 1. On
+    the many channels of a feature map, equal gradients would partly cancel. So each draw takes the
+    gradients of the channels from N(0, 1). With many draws, the mean absolute value of a pixel
+    tends to sqrt(2 / pi) times the norm of its column of the Jacobian.
 
     Args:
         output: [1, C, H, W], computed from ``image``.
         image: [1, channels, height, width], requires grad.
         position: (y, x) on the map of ``output``.
-        draws: of random gradients.
-        seed: of these draws.
+        draws: number of random gradients.
+        seed: of the random gradients.
 
     Returns:
         [height, width], the mean over the draws and the channels of the image.
@@ -162,10 +162,10 @@ def receptive_field(
 
 
 def radius(field: Tensor, position: tuple[float, float], share: float) -> float:
-    """The distance from ``position`` within which ``share`` of the sum of a field lies, in pixels.
+    """The distance from ``position``, in pixels, within which ``share`` of the field's sum lies.
 
     Args:
-        field: [H, W], not negative.
+        field: [H, W], no negative values.
         position: (y, x).
         share: from 0 to 1.
 

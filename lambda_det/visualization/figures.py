@@ -1,4 +1,7 @@
-"""One figure for each thing that a lambda layer does, [height, width, 3] uint8, RGB."""
+"""Figures of a lambda layer: embeddings, keys, context weights, receptive fields.
+
+Each is an array [height, width, 3] uint8, RGB.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ from lambda_det.visualization.plots import (
 
 __all__ = ["Field", "content_reach", "context", "embeddings", "receptive_fields"]
 
-_HEADS = 4  # of a layer with more, only these are drawn one by one
-_KEYS = 16  # likewise of content maps; a layer with heads of its own keys has |h||k||u|
+_HEADS = 4  # largest number of heads that are drawn one by one
+_KEYS = 16  # largest number of keys that are drawn; a multi-head layer has |h||k||u|
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class Field:
     """An effective receptive field.
 
     Attributes:
-        values: [height, width], by pixel of the input.
-        position: (y, x) on the map that it is of.
-        size: (H, W) of that map.
+        values: [height, width], one for each pixel of the input.
+        position: (y, x), the position on the feature map.
+        size: (H, W) of the feature map.
     """
 
     values: np.ndarray
@@ -49,9 +52,9 @@ class Field:
 
 
 def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarray:
-    """Position embeddings [k, u, r_y, r_x], or with a leading axis of heads, and their norms.
+    """Draw position embeddings [k, u, r_y, r_x] or [h, k, u, r_y, r_x], and their norms by offset.
 
-    The tiles are on one scale around 0. The norm of an offset is that over all |k||u| (and heads).
+    The norm of an offset is over all |k||u| (and heads).
     """
     *lead, r_y, r_x = embedding.shape
     depth, intra = lead[-2:]
@@ -59,7 +62,7 @@ def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarr
     columns = math.ceil(math.sqrt(depth))
     names = [f"k {k}" for k in range(depth)]
     rows: list[str] = []
-    if len(maps) > depth:  # a row for each u of each head, and a column for each k
+    if len(maps) > depth:  # a row for each u of each head, a column for each k
         columns = depth
         maps = np.moveaxis(embedding, -4, -3).reshape(-1, r_y, r_x)
         letters = "u" if len(lead) == 2 else "hu"
@@ -90,10 +93,10 @@ def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarr
 
 
 def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) -> np.ndarray:
-    """Where the content lambda takes its content from: normalised keys [g, k, u, H, W].
+    """Draw the normalised keys [g, k, u, H, W]: the positions that the content lambda reads.
 
-    Under softmax a key gives each position a share of 1: red has more than the even share, blue
-    less. At the left is the mean over the keys.
+    A softmax key is a distribution over the H * W positions. Red positions have more than the
+    uniform share 1 / (H * W), blue ones less. At the left is the mean over the keys.
     """
     groups, depth, intra, height, width = keys.shape
     maps = keys.flatten(0, 2)
@@ -103,7 +106,7 @@ def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) 
     maps = maps * (cells if softmax else 1)
     total = maps.mean(0)
     scale = around_one if softmax else centred
-    words = "share of a position over the even share" if softmax else f"key ({key_norm} norm)"
+    label = "share of a position / uniform share" if softmax else f"key ({key_norm} norm)"
     several = [groups > 1, True, intra > 1]
     labels = [
         _label("".join(compress("hku", several)), tuple(compress(index, several)))
@@ -127,7 +130,7 @@ def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) 
         title=f"mean over the {len(maps)} keys: spread over {float(effective_positions(total)):.0f}"
         f" of {cells} positions",
     )
-    _bar(left, bar, axes, words, orientation="horizontal")
+    _bar(left, bar, axes, label, orientation="horizontal")
     norm = scale(maps[:drawn].numpy())
     grid = right.subplots(rows, columns, squeeze=False).ravel()
     for index, small in enumerate(grid):
@@ -142,7 +145,7 @@ def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) 
             cmap="bwr",
             title=f"{labels[index]}: {float(spread[index]):.0f} positions",
         )
-    _bar(right, bar, list(grid), words)
+    _bar(right, bar, list(grid), label)
     if drawn < len(maps):
         right.suptitle(f"the first {drawn} of {len(maps)} keys", fontsize=9)
     return to_picture(figure)
@@ -156,10 +159,9 @@ def context(
     position: tuple[int, int],
     title: str,
 ) -> np.ndarray:
-    """Where one query reads: weights [heads, u, H, W] of the values, by part of the lambda.
+    """Draw the weights [heads, u, H, W] of the values in one output, by part of the lambda.
 
-    At the left the norm over heads and u, then the heads one by one; of an intra-depth above 1, the
-    norm over it.
+    At the left is the norm over heads and u, then each head, as the norm over u if |u| > 1.
     """
     heads, intra, height, width = next(iter(weights.values())).shape
     drawn = min(heads, _HEADS)
@@ -206,9 +208,9 @@ def context(
 def receptive_fields(
     picture: np.ndarray, fields: Mapping[str, Field], pixel: tuple[float, float], title: str
 ) -> np.ndarray:
-    """Effective receptive fields over the input image, each as a share of its largest value.
+    """Draw effective receptive fields over the input image, relative to their largest values.
 
-    The circle around the middle of the position's cell holds half of the sum.
+    The circle around the centre of the position's cell holds half of the sum.
     """
     columns = min(len(fields), 4)
     rows = math.ceil(len(fields) / columns)
@@ -247,7 +249,7 @@ def receptive_fields(
 
 
 def _bar(figure: SubFigure, shown: ScalarMappable, axes: Any, label: str, **more: str) -> None:
-    """A colour bar of keys, with the ends and the middle: a short logarithmic one has no others."""
+    """A colour bar with ticks at both ends and the centre, as short logarithmic bars have none."""
     norm = shown.norm
     ticks = [norm.vmin, 1 if isinstance(norm, LogNorm) else 0, norm.vmax]
     bar = figure.colorbar(shown, ax=axes, shrink=0.7, extend="both", ticks=ticks, **more)

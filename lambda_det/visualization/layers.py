@@ -1,4 +1,4 @@
-"""What the lambda layers of a network do with an image: embeddings, reach, context, pixels."""
+"""Draw what the lambda layers of a backbone compute from an image."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ def draw_layers(
     draws: int = 8,
     seed: int = 0,
 ) -> list[str]:
-    """Draw what the backbone of a configuration does with an image.
+    """Draw what the backbone of a configuration computes from an image.
 
     Args:
-        cfg: of a detector, from YAML or a LazyConfig, or with a backbone alone.
+        cfg: of a detector, from YAML or a LazyConfig, or of a backbone alone.
         image: a file.
-        album: gets a picture receptive_field, and for each lambda layer LAYER.embeddings,
-            LAYER.reach and LAYER.context, where it has such.
-        weights, file_pixels: see :func:`lambda_det.visualization.layers.load_network`.
+        album: receives the picture receptive_field, and for each lambda layer LAYER.embeddings,
+            LAYER.reach and LAYER.context, as far as the layer has these parts.
+        weights, file_pixels: see :func:`load_network`.
         layers: see :func:`choose_layers`.
-        position: (y, x), a pixel of the file, rows first; its middle if None.
+        position: (y, x), a pixel of the file. None: its centre.
         draws: see :func:`lambda_det.visualization.context.receptive_field`.
-        seed: of fresh weights and of the draws.
+        seed: of random weights and of the draws.
 
     Returns:
         The names of the lambda layers that were drawn.
 
     Raises:
-        UserError: the network, the weights or the image cannot be had, or a name or position is
-            not there.
+        UserError: the network, the weights or the image cannot be loaded, or a layer or position
+            does not exist.
     """
     torch.manual_seed(seed)
     network, pixels = load_network(cfg, weights, file_pixels=file_pixels)
@@ -104,21 +104,21 @@ def draw_layers(
 
 
 def _last_stage_in_heads(cfg: CfgNode) -> bool:
-    """As in the C4 layout."""
+    """Whether the detector has the C4 layout."""
     if isinstance(cfg, LazyRun):
         return OmegaConf.select(cfg.lazy, "model.roi_heads.res5") is not None
     return cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads"
 
 
 def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:
-    """The names of lambda layers, in the order of the network.
+    """The names of the chosen lambda layers, in the order of the network.
 
     Args:
         network: a backbone, with or without lambda layers.
-        wanted: names, or patterns such as "res4.*"; without any, the last layer of each stage.
+        wanted: names, or patterns such as "res4.*". Empty: the last layer of each stage.
 
     Raises:
-        ConfigError: a name or pattern is that of no lambda layer.
+        ConfigError: a name or pattern matches no lambda layer.
     """
     names = [n for n, module in network.named_modules() if isinstance(module, LambdaLayer)]
     for pattern in wanted:
@@ -131,7 +131,7 @@ def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:
 
 
 def picture_names(network: nn.Module, layers: Sequence[str]) -> list[str]:
-    """The pictures that :func:`draw_network` makes."""
+    """The names of the pictures that :func:`draw_network` makes."""
     names = ["receptive_field"]
     for name in layers:
         layer = network.get_submodule(name)
@@ -154,17 +154,17 @@ def draw_network(
     draws: int = 8,
     seed: int = 0,
 ) -> None:
-    """Draw a network that gives features by name.
+    """Draw a network that returns features by name.
 
     Args:
         network: in evaluation mode.
         given: the image.
         pixel: (y, x) in ``given.tensor``.
         album: for the pictures.
-        layers: names of lambda layers in it.
-        state: of the weights, in words for the titles.
-        draws: of random gradients for the receptive fields.
-        seed: of these draws.
+        layers: names of lambda layers.
+        state: description of the weights, for the titles.
+        draws: number of random gradients for the receptive fields.
+        seed: of these gradients.
     """
     image = given.tensor.clone().requires_grad_()
     with watch(network, list(layers)) as seen:
@@ -217,13 +217,13 @@ def _draw_layer(
 
 
 def _place(output: Tensor, pixel: tuple[float, float], given: Input) -> tuple[int, int]:
-    """The position of a map [1, C, H, W] whose cell holds a pixel of the input."""
+    """The position on a map [1, C, H, W] whose cell contains a pixel of the input."""
     sizes = zip(pixel, output.shape[-2:], given.tensor.shape[-2:], strict=True)
     return tuple(min(int(p * cells / side), cells - 1) for p, cells, side in sizes)
 
 
 def _stride(network: nn.Module) -> int:
-    """Sides of images become a multiple of the largest stride, so that cells cover them evenly."""
+    """The largest stride. Images are padded to multiples of it, so that cells cover them evenly."""
     return max(spec.stride for spec in network.output_shape().values())
 
 
@@ -233,18 +233,18 @@ def load_network(
     """Build the backbone of a configuration, without an FPN around it, in evaluation mode.
 
     Args:
-        cfg: of a detector, from YAML or a LazyConfig; MODEL.WEIGHTS is not looked at.
-        weights: a checkpoint of the detector, of a classifier, or of the backbone alone; without
-            it the weights are fresh, by PyTorch's seed.
-        file_pixels: take the pixel settings that the file of weights says, if it says any, and not
-            those of ``cfg``.
+        cfg: of a detector, from YAML or a LazyConfig. MODEL.WEIGHTS is ignored.
+        weights: a checkpoint of the detector, of a classifier, or of the backbone. None: random
+            weights.
+        file_pixels: use the pixel settings recorded in ``weights``, if any, instead of those of
+            ``cfg``.
 
     Returns:
-        The network and what becomes of an image before it.
+        The network and its pixel settings.
 
     Raises:
-        ConfigError: the device is not there, an option cannot work, or the weights are for images
-            of other pixel settings.
+        ConfigError: the device is missing, an option cannot work, or the weights need other pixel
+            settings.
         WeightsError: the weights cannot be read or do not fit.
     """
     check_device(cfg.MODEL.DEVICE, 1)
@@ -257,7 +257,7 @@ def load_network(
             pixels = wanted or pixels
         pixels.check(wanted, weights)
     network = convert_sync_norms(network, cfg.MODEL.DEVICE).to(cfg.MODEL.DEVICE)
-    # A block that is computed twice would be watched twice
+    # Recomputed blocks would call the hooks of watch() twice
     if hasattr(network, "checkpoint_activations"):
         network.checkpoint_activations = False
     return network.eval().requires_grad_(False), pixels
@@ -265,13 +265,13 @@ def load_network(
 
 @dataclass(frozen=True)
 class Input:
-    """An image as a network gets it.
+    """An image as the input of a network.
 
     Attributes:
         tensor: [1, C, height, width], normalised and padded.
         picture: [height, width, 3] uint8, RGB, grey where padding is.
         size: (height, width) of the image without padding.
-        scale: (y, x), the size over that of the file.
+        scale: (y, x), the size relative to that of the file.
     """
 
     tensor: Tensor
@@ -283,13 +283,13 @@ class Input:
 def load_image(
     path: str | Path, cfg: CfgNode, pixels: PixelSettings, divisibility: int = 0
 ) -> Input:
-    """Read an image as a detector does for a test.
+    """Read an image as a detector does in evaluation.
 
     Args:
         path: of the file.
-        cfg: the test sizes are used; those of a LazyConfig are in the mapper of dataloader.test.
-        pixels: what the network makes of images.
-        divisibility: the sides become a multiple of this.
+        cfg: gives the size; in a LazyConfig, the mapper of dataloader.test does.
+        pixels: the pixel settings of the network.
+        divisibility: pad the sides to multiples of this.
 
     Raises:
         DataError: the image cannot be read.
@@ -325,7 +325,7 @@ def _resize(cfg: CfgNode) -> AugmentationList:
 
 @dataclass
 class Seen:
-    """What came into a layer and out of it."""
+    """The inputs and the output of a layer."""
 
     inputs: tuple[Tensor | None, ...]
     output: Tensor
@@ -333,7 +333,7 @@ class Seen:
 
 @contextmanager
 def watch(network: nn.Module, names: list[str]) -> Iterator[dict[str, Seen]]:
-    """Keep what the named modules are given and give, the first time that each is called."""
+    """Record the inputs and the output of the first call of each named module."""
     seen: dict[str, Seen] = {}
 
     def keep(name: str):
@@ -341,7 +341,7 @@ def watch(network: nn.Module, names: list[str]) -> Iterator[dict[str, Seen]]:
             if name in seen:
                 return None
             seen[name] = Seen(tuple(i if i is None else i.detach() for i in inputs), output)
-            return output.clone()  # what follows may work in place
+            return output.clone()  # the next operation may work in place
 
         return hook
 

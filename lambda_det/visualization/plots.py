@@ -1,4 +1,4 @@
-"""Figures: maps over images, grids of tiles, and colour bars with numbers."""
+"""Building blocks of figures: maps over images, grids of tiles, colour scales."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 _DPI = 100
-_DARKER = 0.55  # the image under a map
+_BRIGHTNESS = 0.55  # of the image under a map
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
-    """A figure of that many inches, without the state that pyplot shares in a process."""
+    """A figure of ``width`` x ``height`` inches, without the global state of pyplot."""
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11)
@@ -40,13 +40,13 @@ def new_figure(width: float, height: float, title: str) -> Figure:
 
 
 def to_picture(figure: Figure) -> np.ndarray:
-    """Draw a figure to [height, width, 3] uint8, RGB."""
+    """Render a figure to [height, width, 3] uint8, RGB."""
     figure.canvas.draw()
     return np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
 
 
 def centred(values: np.ndarray) -> Normalize:
-    """A scale around 0 that holds all but the outermost thousandth of the values."""
+    """A scale symmetric around 0 that covers 99.9 % of the values."""
     limit = float(np.quantile(np.abs(values), 0.999)) or float(np.abs(values).max()) or 1.0
     return Normalize(-limit, limit)
 
@@ -62,24 +62,24 @@ def overlay(
     position: tuple[float, float] | None = None,
     size: tuple[int, int] | None = None,
 ) -> ScalarMappable:
-    """Lay a map over a grey version of its image, the more opaque the farther from nothing.
+    """Draw a map over a grey version of its image. Larger magnitudes are more opaque.
 
     Args:
         axes: to draw on.
         picture: [height, width, 3] uint8.
         values: [H, W], of cells that cover the picture evenly.
-        norm: the scale, from nothing at its lower end; with ``cmap`` "bwr" in its middle.
-        cmap: the colours.
-        title: above.
+        norm: the scale. Its lower end is transparent; with ``cmap`` "bwr", its centre.
+        cmap: name of the colormap.
+        title: of the axes.
         position: (y, x) in pixels, marked with a cross.
-        size: (H, W) of the map whose cell at that position is framed.
+        size: (H, W) of the map whose cell at ``position`` is framed.
 
     Returns:
-        What a colour bar is made from.
+        The mappable for a colour bar.
     """
     height, width = picture.shape[:2]
     extent = (0, width, height, 0)
-    grey = picture.mean(2) * _DARKER
+    grey = picture.mean(2) * _BRIGHTNESS
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=extent)
     strength = np.clip(np.ma.filled(norm(values), 0.0).astype(float), 0, 1)
     if cmap == "bwr":
@@ -95,13 +95,13 @@ def overlay(
         axes.add_patch(Rectangle(corner[::-1], *cell[::-1], fill=False, color="lime", lw=1))
     axes.set_title(title, fontsize=9)
     axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
-    # Not the drawn one: a colour bar cannot show a transparency that differs by pixel
+    # A colour bar cannot be made of an image whose transparency differs by pixel
     return ScalarMappable(norm, cmap)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles laid out in rows and columns, with gaps of nothing between.
+    """Tiles in rows and columns, with gaps between.
 
     Attributes:
         values: [rows * (tile height + gap) - gap, ..], NaN in the gaps.
@@ -113,7 +113,7 @@ class Grid:
 
 
 def tiles(maps: np.ndarray, columns: int) -> Grid:
-    """Lay maps [N, H, W] out in a grid, row by row."""
+    """Arrange maps [N, H, W] in a grid, row by row."""
     count, height, width = maps.shape
     rows = math.ceil(count / columns)
     gap = max(1, round(0.04 * max(height, width)))
@@ -135,15 +135,15 @@ def draw_tiles(
     norm: Normalize,
     columns: int,
 ) -> AxesImage:
-    """Draw maps [N, H, W] as a grid of tiles, on one scale around 0.
+    """Draw maps [N, H, W] as a grid of tiles on one colour scale.
 
     Args:
         axes: to draw on.
         maps: row by row.
-        names: of the columns where ``rows`` has the names of the rows, else of each tile.
-        rows: may be empty.
+        names: of the columns if ``rows`` is given, else of the tiles.
+        rows: names of the rows, or empty.
         norm: the scale.
-        columns: of the grid.
+        columns: number of columns.
     """
     grid = tiles(maps, columns)
     shown = axes.imshow(grid.values, cmap="RdBu_r", norm=norm, interpolation="nearest")
@@ -164,12 +164,12 @@ def draw_tiles(
 
 
 def logarithmic(values: np.ndarray, decades: float = 3) -> LogNorm:
-    """A scale from the largest value down over so many powers of ten."""
+    """A logarithmic scale from the largest value down over ``decades`` powers of ten."""
     top = float(values.max()) or 1.0
     return LogNorm(top * 10**-decades, top, clip=True)
 
 
 def around_one(values: np.ndarray) -> LogNorm:
-    """A logarithmic scale of ratios, with 1 in its middle, for all but the largest thousandth."""
+    """A logarithmic scale of ratios with 1 at its centre, which covers 99.9 % of the values."""
     top = max(1.05, float(np.quantile(values, 0.999)))
     return LogNorm(1 / top, top, clip=True)

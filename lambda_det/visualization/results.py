@@ -1,4 +1,4 @@
-"""The predictions of a results file beside the truth."""
+"""Draw the predictions of a results file beside the ground truth."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_BORDER = 1.0  # pixels by which a box may lie outside its image, for the rounding in files
+_BORDER = 1.0  # pixels that a box may exceed its image, because files are rounded
 
 
 def draw_results(
@@ -46,26 +46,26 @@ def draw_results(
     limit: int | None = 20,
     worst_first: bool = False,
 ) -> Match:
-    """Draw predictions at the left and the truth at the right, with counts of right and wrong.
+    """Draw predictions at the left and ground truth at the right, with counts at an IoU of 0.5.
 
     Args:
         results: a ``coco_instances_results.json``.
-        dataset: the name of the data set that was evaluated, registered.
-        album: gets the pictures 0000_NAME, 0001_NAME, ... of the images.
-        score_threshold: predictions of a lower score are left out.
-        limit: so many images at most; None for all.
-        worst_first: order the images by the share of found objects among all objects and false
-            predictions, and then by the number of errors, instead of in the data set's order.
+        dataset: name of the registered data set that was evaluated.
+        album: receives the pictures 0000_NAME, 0001_NAME, ...
+        score_threshold: lowest score of the predictions to draw, from 0 to 1.
+        limit: largest number of images; None for all.
+        worst_first: order the images by :attr:`Match.quality`, then by the number of errors. False
+            keeps the order of the data set.
 
     Returns:
-        The counts of all pictures together, at an intersection over union of 0.5.
+        The sums of the counts of all pictures.
 
     Raises:
-        DataError: the file or the data set is missing or damaged, or one is not of the other.
+        DataError: the file or the data set is missing or damaged, or they do not belong together.
         ConfigError: there is no such data set, or a picture would be overwritten.
     """
     if limit is not None and limit < 1:
-        raise ConfigError(f"The number of images is {limit}; ask for 1 or more.")
+        raise ConfigError(f"The number of images is {limit}; give at least 1.")
     if not 0 <= score_threshold <= 1:
         raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
     records = _records(dataset)
@@ -91,7 +91,7 @@ def read_results(path: str | Path) -> list[dict[str, Any]]:
     """Read a results file in COCO's format.
 
     Raises:
-        DataError: it is missing, not JSON, or its entries are not predictions of instances.
+        DataError: the file is missing or no JSON, or its entries are no predictions of instances.
     """
     try:
         entries = json.loads(Path(path).read_text("utf-8"))
@@ -102,10 +102,10 @@ def read_results(path: str | Path) -> list[dict[str, Any]]:
         ) from error
     except ValueError as error:
         raise DataError(f"The results file {path} is not JSON ({error}).") from error
-    hint = "name a coco_instances_results.json, as an evaluation writes it."
+    hint = "give a coco_instances_results.json of an evaluation."
     if not isinstance(entries, list):
         raise DataError(
-            f"{path} holds a {type(entries).__name__}, not a list of predictions; {hint}"
+            f"{path} holds a {type(entries).__name__} instead of a list of predictions; {hint}"
         )
     if not entries:
         raise DataError(f"{path} holds no predictions: the detector found nothing.")
@@ -122,7 +122,7 @@ def read_results(path: str | Path) -> list[dict[str, Any]]:
 
 def _records(dataset: str) -> list[dict[str, Any]]:
     if dataset not in DatasetCatalog or is_coco(dataset):
-        registered_files(dataset)  # says what is wrong with the name, or where to get the files
+        registered_files(dataset)  # raises an error that explains an unknown name or missing files
     records = DatasetCatalog.get(dataset)
     if not records:
         raise DataError(f"The data set {dataset} holds no image.")
@@ -136,16 +136,16 @@ def _by_image(
     results: str | Path,
     dataset: str,
 ) -> dict[Any, list[dict[str, Any]]]:
-    """The predictions by image, with the classes of the metadata, checked against the images."""
-    wrong = f"{results} is not of the data set {dataset}"
-    mend = "name the data set that was evaluated."
+    """Group predictions by image, convert their classes, and check them against the images."""
+    wrong = f"{results} does not belong to the data set {dataset}"
+    advice = "give the data set that was evaluated."
     by_id = {record["image_id"]: record for record in records}
     count = len(metadata.get("thing_classes") or ())
     class_of = metadata.get("thing_dataset_id_to_contiguous_id") or {i: i for i in range(count)}
     unknown = {e["category_id"] for e in entries} - set(class_of)
     if unknown and class_of:
         raise DataError(
-            f"{wrong}, which has no category {listed(map(str, sorted(unknown)))}; {mend}"
+            f"{wrong}, which has no category {listed(map(str, sorted(unknown)))}; {advice}"
         )
     grouped = defaultdict(list)
     elsewhere = 0
@@ -157,17 +157,17 @@ def _by_image(
         if not _fits(entry, record):
             raise DataError(
                 f"{wrong}: a prediction lies outside its image, {record['file_name']} of "
-                f"{record['width']}x{record['height']}; {mend}"
+                f"{record['width']}x{record['height']}; {advice}"
             )
         category = class_of.get(entry["category_id"], entry["category_id"])
         grouped[entry["image_id"]].append({**entry, "category_id": category})
     if not grouped:
         raise DataError(
-            f"{wrong}: none of its images, such as {entries[0]['image_id']}, is in it; {mend}"
+            f"{wrong}: none of its images, such as {entries[0]['image_id']}, is in it; {advice}"
         )
     if elsewhere:
         logger.warning(
-            "%d of the %d predictions are of images that %s does not have; they are left out.",
+            "%d of the %d predictions are of images that %s does not have; they are ignored.",
             elsewhere,
             len(entries),
             dataset,
@@ -217,7 +217,7 @@ def _pair(
     names = metadata.get("thing_classes")
     captions = (
         f"predicted: {counts.found} found, {counts.missed} missed, {counts.false} false",
-        f"true: {Path(record['file_name']).name}",
+        f"ground truth: {Path(record['file_name']).name}",
     )
     drawn = side_by_side(
         image,
@@ -231,12 +231,12 @@ def _pair(
     return drawn[:, :, ::-1]
 
 
-_OVERLAP = 0.5
+_MIN_OVERLAP = 0.5  # IoU of a match
 
 
 @dataclass(frozen=True)
 class Match:
-    """Counts of one image."""
+    """Counts of one image: objects found and missed, and false predictions."""
 
     found: int
     missed: int
@@ -244,22 +244,22 @@ class Match:
 
     @property
     def errors(self) -> int:
-        """Missed and false ones."""
+        """The number of missed objects and false predictions."""
         return self.missed + self.false
 
     @property
     def quality(self) -> float:
-        """Found among all objects and all false predictions; 1 where there is nothing of either."""
+        """Found objects as a share of all objects and false predictions; 1 if there are none."""
         everything = self.found + self.errors
         return self.found / everything if everything else 1.0
 
 
 def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
-    """Match boxes as COCO's evaluation does, at an intersection over union of 0.5.
+    """Match boxes as COCO's evaluation does, at an IoU of 0.5.
 
-    Predictions take objects of their class, the best scores first; each takes the free object that
-    it overlaps most. One that finds none and lies by half in a crowd of its class counts neither
-    as found nor as false.
+    In the order of their scores, predictions match the unmatched object of their class with the
+    largest IoU. A prediction without a match is ignored if half of it lies in a crowd of its class,
+    and false otherwise.
 
     Args:
         instances: with ``pred_boxes``, ``pred_classes`` and ``scores``.
@@ -268,7 +268,7 @@ def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
     objects = [a for a in annotations if not a.get("iscrowd")]
     crowds = [a for a in annotations if a.get("iscrowd")]
     overlaps = pairwise_iou(instances.pred_boxes, _boxes(objects))  # [predictions, objects]
-    # [predictions, crowds], as a part of the prediction
+    # [predictions, crowds], the share of the prediction that lies in the crowd
     covered = pairwise_ioa(_boxes(crowds), instances.pred_boxes).T
     free = set(range(len(objects)))
     found = false = 0
@@ -279,11 +279,11 @@ def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
             key=lambda i: float(overlaps[index, i]),
             default=None,
         )
-        if best is not None and overlaps[index, best] >= _OVERLAP:
+        if best is not None and overlaps[index, best] >= _MIN_OVERLAP:
             free.remove(best)
             found += 1
         elif not any(
-            crowd["category_id"] == wanted and covered[index, i] >= _OVERLAP
+            crowd["category_id"] == wanted and covered[index, i] >= _MIN_OVERLAP
             for i, crowd in enumerate(crowds)
         ):
             false += 1

@@ -1,4 +1,4 @@
-"""Training samples after augmentation, as the model sees them."""
+"""Draw training samples after augmentation, as the model sees them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from lambda_det.visualization.album import Album
 
 __all__ = ["draw_sample", "draw_samples"]
 
-# Small samples are enlarged until their longer side has this many pixels, so that labels can be
-# read
+# Small samples are enlarged until their longer side has this many pixels, to make labels legible
 _SIDE = 640
 _HATCH_DISTANCE = 12
 
 
 def draw_samples(cfg: CfgNode, album: Album, *, limit: int = 8, seed: int = 0) -> None:
-    """Draw the first samples that a training with this configuration and seed would see.
+    """Draw the first samples of a training with this configuration and seed.
 
-    They come from the training's own loader, one by one and in this process: a training with
-    loader workers or batches of several images draws its random numbers in another order.
+    The samples come from the loader of the training, one at a time and in this process. A training
+    with loader workers or larger batches uses its random numbers in another order.
 
     Args:
-        cfg: of the training, from YAML or a LazyConfig; not changed.
-        album: gets the pictures sample_000, sample_001, ...
-        limit: how many.
+        cfg: of the training, from YAML or a LazyConfig. It is not changed.
+        album: receives the pictures sample_000, sample_001, ...
+        limit: number of samples.
         seed: of the order of the images and of their augmentation.
 
     Raises:
-        UserError: the configuration cannot be trained with.
+        UserError: the configuration cannot be used for training.
     """
     if limit < 1:
         raise ConfigError(f"The number of samples is {limit}; ask for 1 or more.")
@@ -57,7 +56,7 @@ def draw_samples(cfg: CfgNode, album: Album, *, limit: int = 8, seed: int = 0) -
     trainer = trainer_of(cfg)
     trainer.register_data(cfg)
     trainer.check_data(cfg, train=True, test=False)
-    # A loader of another project may name its data in another way
+    # DATASETS.TRAIN is empty if another project names its data in another way
     metadata = MetadataCatalog.get(cfg.DATASETS.TRAIN[0]) if cfg.DATASETS.TRAIN else Metadata()
     backbone = getattr(trainer.build_for_trial(cfg), "backbone", None)
     seed_all_rng(seed)
@@ -72,17 +71,16 @@ def draw_sample(
     metadata: Metadata,
     backbone: nn.Module | None = None,
 ) -> np.ndarray:
-    """Draw what a mapper made for the model.
+    """Draw the output of a mapper.
 
-    Padding that the model itself adds at the right and the bottom is hatched; that of the
-    augmentation is part of the image.
+    Padding that the model adds at the right and the bottom is hatched. Padding by the augmentation
+    is a part of the image.
 
     Args:
-        sample: "image" [C, H, W], and what there is of "instances", "sem_seg" [H, W] and
-            "file_name".
+        sample: "image" [C, H, W], and optionally "instances", "sem_seg" [H, W] and "file_name".
         image_format: ``INPUT.FORMAT``.
-        metadata: of the data set, for the names of classes and the keypoints.
-        backbone: says how the model pads; without it no such padding is drawn.
+        metadata: of the data set: names of classes, lines between keypoints.
+        backbone: defines the padding of the model. None draws no padding.
 
     Returns:
         [height, width, 3] uint8, RGB.
@@ -130,7 +128,7 @@ def _caption(sample: dict[str, Any], objects: int, padded: torch.Tensor) -> str:
 
 
 def _pad(image: torch.Tensor, backbone: nn.Module | None) -> torch.Tensor:
-    """The image [C, H, W] with the model's padding, which is grey here."""
+    """The image [C, H, W] with the padding of the model, in grey."""
     if backbone is None:
         return image
     return ImageList.from_tensors(
@@ -143,7 +141,7 @@ def _pad(image: torch.Tensor, backbone: nn.Module | None) -> torch.Tensor:
 
 def _to_rgb(image: np.ndarray, image_format: str) -> np.ndarray:
     """[H, W, C] in Detectron2's ``image_format`` as [H, W, 3] of uint8, RGB."""
-    if image_format == "RGB":  # Detectron2's function hands Pillow a mode that newer ones refuse
+    if image_format == "RGB":  # Detectron2's function passes a mode that new Pillow versions refuse
         return image
     if image_format == "L":
         return np.repeat(image[:, :, :1], 3, axis=2)
@@ -166,7 +164,7 @@ def _parts(instances: Any, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _grown(area: np.ndarray, size: tuple[int, int], value: int) -> np.ndarray:
-    """[H, W] with ``value`` in the model's padding."""
+    """Pad [H, W] to ``size`` with ``value``."""
     missing = [(0, whole - part) for whole, part in zip(size, area.shape, strict=True)]
     return np.pad(area, missing, constant_values=value)
 
@@ -177,7 +175,7 @@ def _with_numbers_for_names(sem_seg: np.ndarray) -> Metadata:
 
 
 def _hatch(picture: np.ndarray, height: int, width: int) -> None:
-    """Draw lines over what lies below ``height`` and at the right of ``width``, in place."""
+    """Hatch the rows from ``height`` on and the columns from ``width`` on, in place."""
     rows, columns = picture.shape[:2]
     outside = np.ones((rows, columns), bool)
     outside[:height, :width] = False

@@ -41,7 +41,7 @@ def test_every_detector_s_yaml_loads(name):
 
 
 def test_recipes_of_classifiers_are_refused():
-    with pytest.raises(ConfigError, match=r"base\.yaml is no configuration of a detector"):
+    with pytest.raises(ConfigError, match=r"base\.yaml"):
         lambda_det.get_config("imagenet/base.yaml")
 
 
@@ -58,5 +58,5 @@ def test_detectron2_s_own():
 
 
 def test_a_misspelt_name():
-    with pytest.raises(ConfigError, match=r"did you mean mask_rcnn_lambdaresnet50\.py"):
+    with pytest.raises(ConfigError, match=r"mask_rcnn_lambdaresnet50\.py"):
         lambda_det.get_config("mask_rcnn_lambdarsnet50.py")

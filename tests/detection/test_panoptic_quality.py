@@ -72,7 +72,7 @@ def test_it_counts_as_a_slow_reference(seed):
     expected = _slow(truth, truth_segments, predicted, predicted_segments)
     for category, counts in expected.items():
         m = found.get(category, Matches())
-        result = (m.matched, m.iou, m.unmatched_predictions, m.unmatched_truths)
+        result = (m.matched, m.iou, m.unmatched_predictions, m.unmatched_ground_truths)
         assert result == pytest.approx(counts)
 
 
@@ -86,7 +86,7 @@ def test_an_iou_of_one_half_is_no_match():
     others = [{"id": 5, "category_id": 3}, {"id": 7, "category_id": 3}]
     count = match_segments(truth, segments, predicted, others)[3]
     assert (count.matched, count.iou) == (1, pytest.approx(2 / 3))  # 7 and 2; 5 and 1 have 1/2
-    assert (count.unmatched_predictions, count.unmatched_truths) == (1, 1)
+    assert (count.unmatched_predictions, count.unmatched_ground_truths) == (1, 1)
     assert count.quality() == pytest.approx((1 / 3, 2 / 3, 1 / 2))
 
 
@@ -100,7 +100,10 @@ def test_void_and_crowds_forgive():
     predicted_segments = [{"id": i, "category_id": 1} for i in (4, 5, 6)]
     count = match_segments(truth, truth_segments, predicted, predicted_segments)[1]
     assert (count.matched, count.iou) == (1, 1.0)  # the void pixel of 5 does not count
-    assert (count.unmatched_predictions, count.unmatched_truths) == (0, 0)  # 4 is void, 6 a crowd
+    assert (count.unmatched_predictions, count.unmatched_ground_truths) == (
+        0,
+        0,
+    )  # 4 is void, 6 a crowd
 
 
 @pytest.fixture
@@ -148,5 +151,5 @@ def test_the_evaluator(data, predicted, segments, expected):
         evaluator.process([{"image_id": 1}], [output])
         result = evaluator.evaluate()["panoptic_seg"]
         assert [result[key] for key in ("PQ", "PQ_th", "PQ_st")] == pytest.approx(expected)
-    with pytest.raises(DataError, match=r"no segments of image 7"):
+    with pytest.raises(DataError, match=r"image 7"):
         evaluator.process([{"image_id": 7}], [output])

@@ -27,7 +27,7 @@ def test_pictures_keep_their_colours(tmp_path, picture):
 
 def test_what_is_there_is_not_replaced_without_leave(tmp_path, picture):
     Album(tmp_path).add("b", picture)
-    with pytest.raises(ConfigError, match=r"b\.png exists already, one of 1.*--overwrite"):
+    with pytest.raises(ConfigError, match=r"b\.png.*--overwrite"):
         Album(tmp_path).check(["a", "b"])
     Album(tmp_path).check(["a"])
     Album(tmp_path, overwrite=True).check(["a", "b"])
@@ -35,9 +35,9 @@ def test_what_is_there_is_not_replaced_without_leave(tmp_path, picture):
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path, picture):
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="file"):
         Album(tmp_path / "file").check([])
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match=r"a\.png"):
         Album(tmp_path / "file").add("a", picture)
 
 

@@ -48,6 +48,7 @@ def drawn(album):
     return pictures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -86,8 +87,8 @@ def test_each_kind_of_layer_has_the_pictures_of_its_parts(name, options, expecte
 @pytest.mark.parametrize(
     "options",
     [
-        {"global_context": 64},
-        {"multi_head": True, "scope": 3},
+        pytest.param({"global_context": 64}, marks=pytest.mark.slow),
+        pytest.param({"multi_head": True, "scope": 3}, marks=pytest.mark.slow),
         {"dilation": {"res5": 2}, "key_norm": "l2", "scope": 3},
     ],
 )
@@ -107,9 +108,9 @@ def test_layers_are_chosen_by_name_and_pattern():
         "res4.1.conv2",
         "res5.0.conv2",
     ]
-    with pytest.raises(ConfigError, match=r"no lambda layer 'res3\.\*'; it has res4\.0\.conv2"):
+    with pytest.raises(ConfigError, match=r"'res3\.\*'.*res4\.0\.conv2"):
         choose_layers(network, ["res3.*"])
-    with pytest.raises(ConfigError, match="it has none"):
+    with pytest.raises(ConfigError, match="none"):
         choose_layers(create_backbone("resnet50"), ["res5.0.conv2"])
 
 
@@ -163,7 +164,7 @@ def test_weights_are_those_of_the_file(tmp_path):
         assert torch.equal(tensor, trained.state_dict()[name])
     with pytest.raises(WeightsError, match=r"none\.pth"):
         load_network(cfg, tmp_path / "none.pth")
-    with pytest.raises(WeightsError, match="does not fit"):
+    with pytest.raises(WeightsError, match=r"detector\.pth"):
         load_network(backbone_config(SCOPE=7), path)
     meta = {"input_format": "RGB", "pixel_mean": [0.0] * 3, "pixel_std": [1.0] * 3}
     torch.save({"model": state, "recipe": meta}, path)
@@ -200,18 +201,18 @@ def test_the_field_is_at_the_position_of_the_file(image, tmp_path, monkeypatch):
 
 def test_mistakes_end_before_anything_is_written(image, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=r"position 32 0.*32 rows and 40 columns"):
+    with pytest.raises(ConfigError, match="32 0"):
         draw_layers(backbone_config("resnet50"), image, Album(out), position=(32, 0))
-    with pytest.raises(DataError, match=r"none\.png does not exist"):
+    with pytest.raises(DataError, match=r"none\.png"):
         draw_layers(backbone_config("resnet50"), tmp_path / "none.png", Album(out))
-    with pytest.raises(ConfigError, match=r"cuda:9|no CUDA"):
+    with pytest.raises(ConfigError, match=r"(?i)cuda"):
         cfg = backbone_config("resnet50")
         cfg.MODEL.DEVICE = "cuda:9"
         draw_layers(cfg, image, Album(out))
     assert not out.exists()
     out.mkdir()
     (out / "res5.1.conv2.context.png").write_text("kept")
-    with pytest.raises(ConfigError, match=r"res5\.1\.conv2\.context\.png exists"):
+    with pytest.raises(ConfigError, match=r"res5\.1\.conv2\.context\.png"):
         draw_layers(backbone_config(), image, Album(out))
 
 

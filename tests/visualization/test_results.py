@@ -6,13 +6,14 @@ import cv2
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
+import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
-from detectron2.structures import BoxMode
+from detectron2.structures import Boxes, BoxMode, Instances
 
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.visualization import Album, draw_results
-from lambda_det.visualization.results import Match, read_results
+from lambda_det.visualization import Album
+from lambda_det.visualization.results import Match, draw_results, match, read_results
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
@@ -140,15 +141,15 @@ def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([entry(10, 3) | {"image_id": 99}], "none of its images, such as 99"),
-        ([entry(10, 4)], "has no category 4"),
-        ([entry(10, 3, [50, 6, 20, 16])], "lies outside its image"),
-        ([entry(10, 3, segmentation={"size": [10, 10], "counts": "T3"})], "lies outside its image"),
-        ([], "no predictions"),
-        ({"a": 1}, "not a list of predictions"),
+        ([entry(10, 3) | {"image_id": 99}], "99"),
+        ([entry(10, 4)], "category 4"),
+        ([entry(10, 3, [50, 6, 20, 16])], r"10\.png.*64x48"),
+        ([entry(10, 3, segmentation={"size": [10, 10], "counts": "T3"})], r"10\.png.*64x48"),
+        ([], "predictions"),
+        ({"a": 1}, "dict"),
         ([{"image_id": 10}], "Entry 0"),
-        ([{"image_id": 10, "category_id": 3, "score": 1}], "neither bbox nor segmentation"),
-        ("no json", "is not JSON"),
+        ([{"image_id": 10, "category_id": 3, "score": 1}], "bbox.*segmentation"),
+        ("no json", "JSON"),
     ],
 )
 def test_other_files_are_refused_in_a_sentence(data, write, tmp_path, content, words):
@@ -161,21 +162,81 @@ def test_other_files_are_refused_in_a_sentence(data, write, tmp_path, content, w
 def test_predictions_of_images_that_are_left_out_are_counted(data, write, tmp_path, caplog):
     results = [*RESULTS, entry(10, 3) | {"image_id": 99}]
     assert draw_results(write(results), data, Album(tmp_path / "out")).found == 2
-    assert "1 of the 6 predictions" in caplog.text
+    assert "1 of the 6" in caplog.text
 
 
 def test_missing_files_and_mistakes_are_named(data, write, tmp_path):
-    with pytest.raises(DataError, match=r"none\.json cannot be read"):
+    with pytest.raises(DataError, match=r"none\.json"):
         read_results(tmp_path / "none.json")
     album = Album(tmp_path / "out")
     results = write(RESULTS)
     for arguments, words in (
-        ({"dataset": "fruits"}, "did you mean fruit"),
-        ({"limit": 0}, "number of images is 0"),
-        ({"score_threshold": 2}, "threshold is 2"),
+        ({"dataset": "fruits"}, "fruit"),
+        ({"limit": 0}, "0"),
+        ({"score_threshold": 2}, "2"),
     ):
         with pytest.raises(ConfigError, match=words):
             draw_results(results, **{"dataset": data, "album": album, **arguments})
     (tmp_path / "images" / "20.png").unlink()
-    with pytest.raises(DataError, match=r"20\.png does not exist"):
+    with pytest.raises(DataError, match=r"20\.png"):
         draw_results(results, data, album)
+
+
+# ---- matching
+
+
+def predicted(*entries):
+    """Entries are (score, class, box)."""
+    instances = Instances((100, 100))
+    instances.pred_boxes = Boxes(torch.tensor([e[2] for e in entries]).reshape(-1, 4).float())
+    instances.scores = torch.tensor([float(e[0]) for e in entries])
+    instances.pred_classes = torch.tensor([e[1] for e in entries], dtype=torch.int64)
+    return instances
+
+
+def true(category, box, crowd=0):
+    x0, y0, x1, y1 = box
+    return {
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+        "bbox_mode": BoxMode.XYWH_ABS,
+        "category_id": category,
+        "iscrowd": crowd,
+    }
+
+
+BOX = (10, 10, 50, 50)
+# Nearly BOX: an intersection over union of 0.9; HALF: of 0.45
+NEAR, HALF = (10, 10, 50, 46), (10, 10, 50, 28)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "truth", "expected"),
+    [
+        ([], [], Match(0, 0, 0)),
+        ([], [true(0, BOX)], Match(0, 1, 0)),
+        ([(0.9, 0, BOX)], [], Match(0, 0, 1)),
+        ([(0.9, 0, NEAR)], [true(0, BOX)], Match(1, 0, 0)),
+        ([(0.9, 1, NEAR)], [true(0, BOX)], Match(0, 1, 1)),
+        ([(0.9, 0, HALF)], [true(0, BOX)], Match(0, 1, 1)),
+        ([(0.9, 0, NEAR), (0.8, 0, BOX)], [true(0, BOX)], Match(1, 0, 1)),
+        ([(0.8, 0, BOX), (0.9, 0, NEAR)], [true(0, BOX), true(0, NEAR)], Match(2, 0, 0)),
+        # The better score takes what the other one needs, though it would fit the second object
+        (
+            [(0.8, 0, (0, 10, 40, 50)), (0.9, 0, (11, 10, 51, 50))],
+            [true(0, BOX), true(0, (14, 10, 54, 50))],
+            Match(1, 1, 1),
+        ),
+        ([(0.9, 0, (12, 12, 20, 20))], [true(0, BOX, crowd=1)], Match(0, 0, 0)),
+        ([(0.9, 1, (12, 12, 20, 20))], [true(0, BOX, crowd=1)], Match(0, 0, 1)),
+        ([(0.9, 0, (40, 40, 99, 99))], [true(0, BOX, crowd=1)], Match(0, 0, 1)),
+    ],
+)
+def test_counts(predictions, truth, expected):
+    assert match(predicted(*predictions), truth) == expected
+
+
+def test_quality_orders_images_from_worst_to_best():
+    qualities = [
+        m.quality for m in (Match(0, 2, 3), Match(1, 2, 1), Match(1, 1, 0), Match(0, 0, 0))
+    ]
+    assert qualities == [0.0, 0.25, 0.5, 1.0]
