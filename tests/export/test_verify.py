@@ -177,10 +177,11 @@ def test_the_file_of_a_c4_detector_in_both_places(checkpoint, tmp_path):
     lambda_det.add_lambda_config(cfg)
     cfg.merge_from_other_cfg(CfgNode.load_cfg(C4))
     source = {"model": in_c4(checkpoint["model"])}
-    save_backbone(extract_backbone(source), tmp_path / "b.pkl")
+    content = extract_backbone(source)
+    save_backbone(content, tmp_path / "b.pkl")
     for target in (cfg, detector_config(), None):
         report = verify_backbone(tmp_path / "b.pkl", target, checkpoint=source)
-        assert report.passed and report.tensors == 209
+        assert report.passed and report.tensors == len(content["model"])
         assert list(report.errors)[-1] == "res5" and max(report.errors.values()) < 1e-6
 
 
