@@ -1,10 +1,14 @@
-"""LambdaNetworks (Bello, ICLR 2021) for Detectron2; importing it registers the backbones."""
+"""LambdaNetworks (Bello, ICLR 2021) for Detectron2.
+
+Importing this package registers the backbones with Detectron2. The names in ``__all__`` are what
+other projects use; docs/use_in_your_project.md has examples.
+"""
 
 import sys
 import warnings
 
-# The doctor has to speak where PyTorch or Detectron2 cannot be imported, and to say that a Python
-# before 3.10, which has no orig_argv, is too old.
+# The doctor must run where PyTorch or Detectron2 cannot be imported, and where Python is older than
+# 3.10, which has no orig_argv.
 _COMMAND = " ".join(getattr(sys, "orig_argv", ["-m lambda_det.doctor"]))
 if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMMAND:
     try:
@@ -13,11 +17,11 @@ if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMM
         raise ImportError(
             "lambda_det needs Detectron2, which is not on PyPI; in the lambda_det repository "
             "`python tools/install_detectron2.py` installs it, and `python -m lambda_det.doctor` "
-            "tells what else is missing."
+            "lists what else is missing."
         ) from error
 
     with warnings.catch_warnings():
-        # Detectron2 scripts some functions as it is imported, which PyTorch by now advises against.
+        # Detectron2 scripts some functions when it is imported, which PyTorch has deprecated.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
         from lambda_det.config import add_lambda_config
         from lambda_det.detection.config_files import detectron2_config, get_config

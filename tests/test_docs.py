@@ -1,0 +1,72 @@
+"""The pages name files, sections, modules and configuration keys that exist."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+from detectron2.config import CfgNode, get_cfg
+
+from lambda_det.classification.config import get_classification_config
+from lambda_det.config import add_lambda_config, leaves
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*ROOT.glob("*.md"), ROOT / "datasets" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+FILE = re.compile(
+    r"\b(?:lambda_det|tests|tools|configs|datasets|docs|\.ci)(?:/[\w.]+)*/\w+\.(?:py|md|yaml|cpp)\b"
+)
+MODULE = re.compile(r"\b(?:lambda_det|tests)(?:\.\w+)+\b")
+KEY = re.compile(r"\b(?:MODEL|DATA|DATASETS|DATALOADER|INPUT|SOLVER|TEST)(?:\.[A-Z0-9_]+)+\b")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]+))?\)")
+PLACEHOLDER = re.compile(r"[A-Z]{2,}(?:_[A-Z]+)*\.(?:py|yaml)$")  # configs/RECIPE.yaml
+DEEPLAB_KEYS = {"MODEL.RESNETS.RES4_DILATION", "MODEL.RESNETS.RES5_MULTI_GRID"}
+
+
+def _sections(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _keys(cfg: CfgNode) -> set[str]:
+    """All keys, and the sections they are in."""
+    names = [key.split(".") for key, _ in leaves(cfg)]
+    return {".".join(parts[:end]) for parts in names for end in range(1, len(parts) + 1)}
+
+
+def _exists(name: str) -> bool:
+    """Whether it is a module, or a name in one."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def keys() -> set[str]:
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    return _keys(cfg) | _keys(get_classification_config()) | DEEPLAB_KEYS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_exists(page, keys):
+    text = page.read_text("utf-8")
+    named = {name for name in FILE.findall(text) if not PLACEHOLDER.search(name)}
+    assert not [name for name in named if not (ROOT / name).is_file()]
+    assert not set(KEY.findall(text)) - keys
+    assert not [name for name in MODULE.findall(text) if not _exists(name)]
+    for target, section in LINK.findall(text):
+        if not target.startswith("http"):
+            linked = page.parent / target if target else page
+            assert linked.exists(), target
+            assert not section or section in _sections(linked), f"{target}#{section}"
+
+
+def test_the_readme_is_one_page_with_its_two_commands():
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 150
+    assert re.search(r"^    make demo\b", text, re.M) and re.search(r"^    make test\b", text, re.M)
