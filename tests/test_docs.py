@@ -20,7 +20,7 @@ FILE = re.compile(
 MODULE = re.compile(r"\b(?:lambda_det|tests)(?:\.\w+)+\b")
 KEY = re.compile(r"\b(?:MODEL|DATA|DATASETS|DATALOADER|INPUT|SOLVER|TEST)(?:\.[A-Z0-9_]+)+\b")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]+))?\)")
-PLACEHOLDER = re.compile(r"[A-Z]{2,}(?:_[A-Z]+)*\.(?:py|yaml)$")  # configs/RECIPE.yaml
+PLACEHOLDER = re.compile(r"[A-Z]{2,}\w*\.(?:py|yaml)$")  # configs/RECIPE.yaml
 DEEPLAB_KEYS = {"MODEL.RESNETS.RES4_DILATION", "MODEL.RESNETS.RES5_MULTI_GRID"}
 
 
