@@ -36,7 +36,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.SCOPE = 0
     # How the local position output is computed: "auto" or a name of docs/layer.md
     _C.MODEL.LAMBDA_RESNET.IMPLEMENTATION = "auto"
-    # Probability of dropping the residual branch in the last stage; earlier stages less (App. E.2)
+    # Probability of dropping the residual branch in the last stage; earlier stages less (App. F.3)
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
     # Keep only the input of each block and compute the block again in the backward pass
     _C.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = False

@@ -42,7 +42,7 @@ ALL = sorted(
     for path in (CONFIGS / folder).glob("*.yaml")
     if not path.name.startswith("cifar10")
 )
-# Appendix E.2 of the paper, and what training from scratch needs besides
+# Appendix F.3 of the paper, and what training from scratch needs besides
 FIGURES = {
     "SOLVER.IMS_PER_BATCH": 256,
     "SOLVER.BASE_LR": 0.32,

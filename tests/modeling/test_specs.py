@@ -55,7 +55,7 @@ def test_parameters(name):
     [("resnet50_lambda_content", 5.02), ("mobilenet_v2", 0.603), ("mobilenet_v2_lambda", 0.563)],
 )
 def test_operations(name, giga):
-    """Table 10 and Table 17, two operations per multiply-add."""
+    """Tables 9 and 17, two operations per multiply-add."""
     assert 2 * measure(_on_meta(name), 224).multiply_adds / 1e9 == pytest.approx(giga, rel=0.005)
 
 

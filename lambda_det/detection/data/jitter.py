@@ -1,6 +1,6 @@
 """Large-scale jitter: resize by a random factor, then crop or pad to a fixed square.
 
-The training images of the paper's detectors (Appendix E.2): jitter of [0.1, 2.0] at 1024x1024.
+The training images of the paper's detectors (Appendix F.3): jitter of [0.1, 2.0] at 1024x1024.
 """
 
 from __future__ import annotations
