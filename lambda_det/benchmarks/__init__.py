@@ -1,6 +1,5 @@
-"""What tools/benchmark.py measures.
+"""What tools/benchmark.py measures, and how.
 
-A module for each preset, with add_arguments and run: local, layer, attention_networks, placement,
-networks, families, size, data. Layers of self-attention to compare
-with are in attention. What presets share: options, session, measure, memory, machine, report, plot.
+presets: tables of the cases that are compared. measure: their times, in turns. memory: what they
+take, exactly. session: a preset from its options to the table, the JSON file and the plot.
 """

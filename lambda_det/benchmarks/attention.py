@@ -1,9 +1,8 @@
 """Self-attention with relative positions, as baselines: global, axial and local.
 
-Each takes and returns maps [B, C, H, W] with as many heads as it is told, and stands where a 3x3
-convolution would. They are written plainly, with the attention maps in memory, as the
-implementations of the paper's time did. Letters: b batch, h heads, d depth of a head, y and x the
-query's place, Y and X the context's.
+Each takes and returns maps [B, C, H, W] and replaces a 3x3 convolution. The attention maps are held
+in memory, as in the implementations of the paper's time. Letters in einsum: b batch, h heads, d
+depth of a head, y and x the query's place, Y and X the context's.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from lambda_det.errors import ConfigError
 
 
 class _Attention(nn.Module):
-    """The projections that all of them have: queries, keys and values of the same depth."""
+    """The projections that all have: queries, keys and values of the same depth."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -25,7 +24,7 @@ class _Attention(nn.Module):
         self.heads, self.depth = heads, dim // heads
         self.projection = nn.Conv2d(dim, 3 * dim, 1, bias=False)  # rows (q k v, h, d)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, scaled by d^-1/2, keys and values, each [b, h, d, H, W]."""
         parts = self.projection(x).unflatten(1, (3, self.heads, self.depth))
         queries, keys, values = parts.unbind(1)
@@ -50,10 +49,10 @@ class GlobalAttention(_Attention):
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
         height, width = x.shape[-2:]
-        queries, keys, values = self.split(x)
+        queries, keys, values = self.project(x)
         content = queries.flatten(3).transpose(2, 3) @ keys.flatten(3)  # [b, h, (y x), (Y X)]
-        rows = torch.einsum("bhdyx,yYd->bhyxY", queries, by_pair(self.rows, height))
-        columns = torch.einsum("bhdyx,xXd->bhyxX", queries, by_pair(self.columns, width))
+        rows = torch.einsum("bhdyx,yYd->bhyxY", queries, _by_pair(self.rows, height))
+        columns = torch.einsum("bhdyx,xXd->bhyxX", queries, _by_pair(self.columns, width))
         logits = content.unflatten(3, (height, width)).unflatten(2, (height, width))
         logits = logits + rows[..., None] + columns[..., None, :]  # [b, h, y, x, Y, X]
         weights = logits.flatten(4).flatten(2, 3).softmax(dim=-1)  # [b, h, (y x), (Y X)]
@@ -96,9 +95,9 @@ class RowAttention(_Attention):
         self.columns = _offsets(width, self.depth)
 
     def forward(self, x: Tensor) -> Tensor:
-        queries, keys, values = self.split(x)
+        queries, keys, values = self.project(x)
         logits = torch.einsum("bhdyx,bhdyX->bhyxX", queries, keys)
-        pairs = by_pair(self.columns, x.shape[3])
+        pairs = _by_pair(self.columns, x.shape[3])
         logits = logits + torch.einsum("bhdyx,xXd->bhyxX", queries, pairs)
         weights = logits.softmax(dim=-1).to(values.dtype)
         return torch.einsum("bhyxX,bhdyX->bhdyx", weights, values).flatten(1, 2)
@@ -126,7 +125,7 @@ class LocalAttention(_Attention):
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
         height, width = x.shape[-2:]
-        queries, keys, values = self.split(x)
+        queries, keys, values = self.project(x)
         queries = queries.flatten(3)  # [b, h, d, n]
         logits = torch.einsum("bhdn,bhdrn->bhrn", queries, self._around(keys))
         on_rows, on_columns = queries.chunk(2, dim=2)
@@ -151,7 +150,7 @@ def _offsets(side: int, depth: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(2 * side - 1, depth) * depth**-0.5)
 
 
-def by_pair(offsets: Tensor, side: int) -> Tensor:
+def _by_pair(offsets: Tensor, side: int) -> Tensor:
     """Embeddings [offsets, d] as [query, context, d] for a side up to the largest."""
     places = torch.arange(side, device=offsets.device)
     return offsets[places[None, :] - places[:, None] + offsets.shape[0] // 2]

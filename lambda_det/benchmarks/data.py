@@ -1,9 +1,4 @@
-"""How many training images one core decodes and augments in a second, beside timm and torchvision.
-
-All start from the bytes of JPEG files in memory and end with an image of 224x224. They take turns,
-so that a machine that slows down slows all of them; the ratios, of each round, are to plain Pillow
-decoding. One process, one thread; only its own processor time counts, not its waiting for others.
-"""
+"""The preset ``data``: image pipelines, from the bytes of a file to an image for training."""
 
 from __future__ import annotations
 
@@ -22,9 +17,8 @@ from timm.data import create_transform
 from torchvision import transforms
 from torchvision.transforms import v2
 
-from lambda_det.benchmarks.machine import describe_machine, machine_line
 from lambda_det.benchmarks.measure import take_turns
-from lambda_det.benchmarks.report import quartiles, write_json
+from lambda_det.benchmarks.report import describe_machine, machine_line, quartiles, write_json
 from lambda_det.classification.config import get_classification_config
 from lambda_det.classification.data.sources import decode_image, image_files
 from lambda_det.classification.data.transforms import TrainTransform
@@ -32,23 +26,16 @@ from lambda_det.errors import DataError
 
 SIZE = 224
 IMAGES = 64
+BASE = "decode: Pillow"
+_LIBRARIES = ("pillow", "simplejpeg", "opencv-python-headless", "torchvision", "timm")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# From the bytes of a file and a number of its own to anything
+# Takes the bytes of a file and a number, which random choices depend on
 Pipeline = Callable[[bytes, int], object]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--small", action="store_true", help="a quarter of the images")
-    parser.add_argument(
-        "--images",
-        metavar="FOLDER",
-        help=f"take {IMAGES} images, spread evenly over a folder, instead of making some",
-    )
-
-
 def run(args: argparse.Namespace) -> None:
-    """Print one row per pipeline, and write the JSON file if there is to be one."""
+    """Print a row for each pipeline, and write the JSON file if one is asked for."""
     rounds = args.runs or (3 if args.small else 5)
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
@@ -76,12 +63,8 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.json, figures)
 
 
-_LIBRARIES = ("pillow", "simplejpeg", "opencv-python-headless", "torchvision", "timm")
-BASE = "decode: Pillow"
-
-
 def pipelines() -> dict[str, Pipeline]:
-    """What is compared, by name; the one that ratios are to comes first."""
+    """What is compared, by name; ratios are to the first."""
     classic = transforms.Compose(
         [
             transforms.RandomResizedCrop(SIZE),
@@ -147,7 +130,7 @@ def timm_transform(auto_augment: str | None) -> Callable[[Image.Image], object]:
 def measure(
     compared: dict[str, Pipeline], files: list[bytes], rounds: int
 ) -> dict[str, np.ndarray]:
-    """Images per second of each pipeline, in each round after one more."""
+    """Images per second of each pipeline in each round; a first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for turn, name in take_turns(list(compared), rounds + 1):
         start = time.process_time()
@@ -202,7 +185,7 @@ def make_files(count: int) -> dict[str, bytes]:
 
 
 def _make_file(width: int, height: int, rng: np.random.Generator) -> bytes:
-    """Noise of all wavelengths, the longer ones stronger, as in a photograph."""
+    """Noise of all wavelengths, the longer ones stronger, as in photographs."""
     pixels = np.full((height, width, 3), 128.0)
     for wavelength in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         shape = (height // wavelength + 2, width // wavelength + 2)

@@ -1,16 +1,17 @@
-"""Measure a group of cases: they take turns, so that a machine that slows down slows all of them.
+"""Measure a group of cases in turns, so that a machine that slows down slows all of them.
 
 Every round runs each case once in each mode, in another order than the round before. Figures are
-medians and quartiles over the rounds, and ratios to the base of the same round, of which again the
-median is taken. Peak memory is counted in a run of its own. The models of a group live side by
-side, their gradients and activations don't.
+medians and quartiles over the rounds; ratios are to the base of the same round, and their median is
+taken. Peak memory is counted in a run of its own. The models of a group are in memory together,
+their gradients and activations are not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,13 +22,13 @@ from torch import Tensor, nn
 from lambda_det.benchmarks.memory import is_out_of_memory, limited_memory, peak_memory, tensor_bytes
 from lambda_det.errors import ConfigError
 
-# A mode by its name, and what it does:
+# The modes
 FORWARD = "forward"  # in eval mode, without gradients
 BOTH = "forward+backward"  # in training mode: gradients of parameters and of inputs that want them
 STEP = "training step"  # the same, and the optimiser: SGD with momentum and weight decay
 
-# Work shorter than this is repeated within a round, or the clock and the start of a kernel would
-# be what is measured.
+# Work shorter than this is repeated within a round; otherwise the clock and the launch of a kernel
+# would be measured.
 SHORTEST = 0.05
 MOST_REPEATS = 200
 
@@ -41,8 +42,8 @@ class Case:
 
     Attributes:
         name: unique in its group.
-        make: makes the model and its inputs on the CPU in float32; may raise ConfigError where the
-            case cannot be.
+        make: makes the model and its inputs on the CPU in float32; raises ConfigError where the
+            case is impossible.
         images: of a run, for images per second; 0 where there are none.
         columns: more to show beside it.
     """
@@ -55,21 +56,23 @@ class Case:
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that take turns with each other.
+    """Cases that take turns with each other; ratios are to the first one.
 
     Attributes:
         title: what they have in common.
         cases: in the order of the table.
         modes: what is run of each.
-        base: name of the case that ratios are to.
         about: more for JSON and plots, such as the image size.
     """
 
     title: str
     cases: Sequence[Case]
     modes: Sequence[str]
-    base: str
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        return self.cases[0].name
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Setting:
     Attributes:
         device: where they run.
         dtype: of the products; other than float32 through autocast.
-        autocast: False where a case itself makes everything in that dtype.
+        autocast: False where a case makes everything in that dtype itself.
         channels_last: memory format of weights and inputs of four dimensions.
         rounds: that are counted.
         memory_limit: bytes on the CPU; None for no limit.
@@ -98,7 +101,6 @@ class Result:
     """What was measured of a case.
 
     Attributes:
-        case: which.
         parameters: number of them.
         model_bytes: parameters and buffers.
         input_bytes: inputs, and the gradient of the output.
@@ -117,7 +119,7 @@ class Result:
 
 
 class Subject:
-    """A case made ready: the model and its inputs on the device, and what can be done with them."""
+    """The model and the inputs of a case on the device, and what can be done with them."""
 
     def __init__(self, case: Case, setting: Setting) -> None:
         model, inputs = case.make()
@@ -137,10 +139,17 @@ class Subject:
             for x in inputs
         )
         self.grads: list[Tensor] | None = None
-        self._optimizer: torch.optim.SGD | None = None
+        # The paper's, with a rate that changes next to nothing: the weights must stay finite
+        self.optimizer = torch.optim.SGD(
+            self.parameters or [torch.zeros(1)],
+            lr=1e-9,
+            momentum=0.9,
+            weight_decay=4e-5,
+            nesterov=True,
+        )
 
     def run(self, mode: str) -> None:
-        """Do once what the mode says; gradients are there afterwards."""
+        """Do once what the mode says; gradients are kept."""
         if isinstance(self.model, nn.Module):
             self.model.train(mode != FORWARD)
         if mode == FORWARD:
@@ -161,18 +170,20 @@ class Subject:
             return output_tensors(self.model(*self.inputs))
 
     def clear(self) -> None:
-        """Let go of the gradients."""
+        """Free the gradients."""
         for tensor in (*self.parameters, *self.inputs):
             tensor.grad = None
 
-    @property
-    def optimizer(self) -> torch.optim.SGD:
-        """The paper's, with a rate that changes next to nothing: the weights must stay finite."""
-        if self._optimizer is None:
-            self._optimizer = torch.optim.SGD(
-                self.parameters, lr=1e-9, momentum=0.9, weight_decay=4e-5, nesterov=True
-            )
-        return self._optimizer
+    def time(self, mode: str, repeats: int = 1) -> float:
+        """Seconds of one run, of ``repeats`` in a row."""
+        _synchronize(self.setting.device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            self.run(mode)
+        _synchronize(self.setting.device)
+        seconds = (time.perf_counter() - start) / repeats
+        self.clear()
+        return seconds
 
     def model_bytes(self) -> int:
         return tensor_bytes((*self.parameters, *self.buffers))
@@ -187,9 +198,11 @@ class Subject:
         if mode == STEP:  # it is there from the second step on
             values = [v for held in self.optimizer.state.values() for v in held.values()]
             state = [value for value in values if isinstance(value, Tensor)]
-        return peak_memory(lambda: self.run(mode), self.setting.device) + tensor_bytes(state)
+        peak = peak_memory(lambda: self.run(mode), self.setting.device) + tensor_bytes(state)
+        self.clear()
+        return peak
 
-    def _autocast(self):
+    def _autocast(self) -> contextlib.AbstractContextManager:
         if self.setting.dtype == torch.float32 or not self.setting.autocast:
             return nullcontext()
         return torch.autocast(self.setting.device.type, self.setting.dtype)
@@ -213,133 +226,115 @@ def take_turns(things: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
             yield turn, thing
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What has its turn: a case in a mode, so many times in a row."""
+
+    subject: Subject
+    mode: str
+    repeats: int
+    result: Result
+
+
 def measure_group(
     group: Group, setting: Setting, progress: Callable[[str], None] = lambda line: None
 ) -> list[Result]:
     """Measure all cases of a group.
 
-    A case that cannot be, or that runs out of memory, has its reason in place of figures, and the
+    A case that is impossible, or that runs out of memory, has a reason in place of figures, and the
     others go on without it.
 
     Args:
         group: what to measure.
         setting: how.
-        progress: is told, in a line, what is done and how long it will take.
+        progress: is given lines about what is done and how long it will take.
 
     Returns:
         A result for each case, in their order.
     """
-    results = {case.name: Result(case) for case in group.cases}
-    subjects: dict[str, Subject] = {}
-    repeats: dict[tuple[str, str], int] = {}
-    was_enabled, was_benchmark = gc.isenabled(), torch.backends.cudnn.benchmark
-    # The baselines are convolutions, and shall have the fastest that cuDNN has for them.
+    results = [Result(case) for case in group.cases]
+    was_benchmark = torch.backends.cudnn.benchmark
+    # The baselines are convolutions, and shall have the fastest that cuDNN has for them
     torch.backends.cudnn.benchmark = True
     try:
         with limited_memory(setting.memory_limit):
-            length = 0.0
-            for case in group.cases:
-                progress(f"{group.title}: warming up {case.name}")
-                length += _prepare(case, group.modes, setting, results, subjects, repeats)
-            work = [key for key in repeats if key[0] in subjects]
-            gc.collect()
-            gc.disable()
-            start = time.perf_counter()
-            last = -1
-            for turn, (name, mode) in take_turns(work, setting.rounds):
-                if turn != last:
-                    if turn > 0:
-                        length = (time.perf_counter() - start) / turn
-                    left = length * (setting.rounds - turn)
-                    progress(
-                        f"{group.title}: round {turn + 1} of {setting.rounds}, {duration(left)} "
-                        "left"
-                    )
-                    last = turn
-                result = results[name]
-                if mode in result.reasons:
-                    continue
-                subject = subjects[name]
-                seconds = attempt(
-                    result,
-                    mode,
-                    lambda subject=subject, mode=mode, number=repeats[name, mode]: _time(
-                        subject, mode, number
-                    ),
-                    setting,
-                )
-                if seconds is None:
-                    subject.clear()
-                    result.seconds.pop(mode, None)
-                    result.peak_bytes.pop(mode)
-                else:
-                    result.seconds.setdefault(mode, []).append(seconds)
+            work: list[_Work] = []
+            for result in results:
+                progress(f"{group.title}: warming up {result.case.name}")
+                work += _warm_up(result, group.modes, setting)
+            _run_rounds(group, work, setting, progress)
     finally:
         torch.backends.cudnn.benchmark = was_benchmark
-        if was_enabled:
-            gc.enable()
-    subjects.clear()
+    work.clear()
     _free(setting.device)
-    return list(results.values())
+    return results
 
 
-def _prepare(
-    case: Case,
-    modes: Iterable[str],
-    setting: Setting,
-    results: dict[str, Result],
-    subjects: dict[str, Subject],
-    repeats: dict[tuple[str, str], int],
-) -> float:
-    """Make a case, run every mode for the first time, count its memory; returns a round's length.
+def _warm_up(result: Result, modes: Sequence[str], setting: Setting) -> list[_Work]:
+    """Make a case, run every mode for the first time, and count its memory.
 
     The first run allocates, and may compile; the second one says how often to repeat it in a round.
     """
-    result = results[case.name]
-    length = 0.0
-    subject = attempt(result, None, lambda: Subject(case, setting), setting)
-    if subject is None:
-        result.reasons = dict.fromkeys(modes, result.reasons.pop(""))
-        return length
-    for mode in modes:
-        seconds = attempt(
-            result,
-            mode,
-            lambda mode=mode: (_time(subject, mode, 1), _time(subject, mode, 1))[1],
-            setting,
-        )
-        if seconds is None:
-            subject.clear()
-            continue
-        peak = attempt(result, mode, lambda mode=mode: subject.peak_bytes(mode), setting)
+    subject = attempt(result, modes, lambda: Subject(result.case, setting), setting)
+    work = []
+    for mode in modes if subject else ():
+
+        def first_runs(mode: str = mode) -> tuple[float, int]:
+            subject.time(mode)
+            return subject.time(mode), subject.peak_bytes(mode)
+
+        measured = attempt(result, [mode], first_runs, setting)
         subject.clear()
-        if peak is None:
-            continue
-        result.peak_bytes[mode] = peak
-        number = int(min(max(1, round(SHORTEST / max(seconds, 1e-9))), MOST_REPEATS))
-        repeats[case.name, mode] = number
-        length += number * seconds
-    subjects[case.name] = subject
-    result.parameters = sum(parameter.numel() for parameter in subject.parameters)
-    result.model_bytes, result.input_bytes = subject.model_bytes(), subject.input_bytes()
-    return length
+        if measured is not None:
+            seconds, result.peak_bytes[mode] = measured
+            repeats = int(min(max(1, round(SHORTEST / max(seconds, 1e-9))), MOST_REPEATS))
+            work.append(_Work(subject, mode, repeats, result))
+    if subject:
+        result.parameters = sum(parameter.numel() for parameter in subject.parameters)
+        result.model_bytes, result.input_bytes = subject.model_bytes(), subject.input_bytes()
+    return work
 
 
-def _time(subject: Subject, mode: str, number: int) -> float:
-    """Seconds of one run, out of ``number`` of them in a row."""
-    device = subject.setting.device
-    _synchronize(device)
-    start = time.perf_counter()
-    for _ in range(number):
-        subject.run(mode)
-    _synchronize(device)
-    seconds = (time.perf_counter() - start) / number
-    subject.clear()
-    return seconds
+def _run_rounds(
+    group: Group, work: list[_Work], setting: Setting, progress: Callable[[str], None]
+) -> None:
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        start, last = time.perf_counter(), -1
+        for turn, one in take_turns(work, setting.rounds):
+            if turn != last:
+                left = "" if turn == 0 else _time_left(start, turn, setting.rounds)
+                progress(f"{group.title}: round {turn + 1} of {setting.rounds}{left}")
+                last = turn
+            if one.mode in one.result.reasons:
+                continue
+            seconds = attempt(
+                one.result,
+                [one.mode],
+                lambda one=one: one.subject.time(one.mode, one.repeats),
+                setting,
+            )
+            if seconds is None:
+                one.subject.clear()
+                one.result.seconds.pop(one.mode, None)
+                one.result.peak_bytes.pop(one.mode)
+            else:
+                one.result.seconds.setdefault(one.mode, []).append(seconds)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def attempt(result: Result, mode: str | None, work: Callable[[], T], setting: Setting) -> T | None:
-    """The outcome of the work, or None and the reason in the result, under the mode or ""."""
+def _time_left(start: float, done: int, total: int) -> str:
+    return f", {duration((time.perf_counter() - start) / done * (total - done))} left"
+
+
+def attempt(
+    result: Result, modes: Sequence[str], work: Callable[[], T], setting: Setting
+) -> T | None:
+    """What the work returns; None where it fails, with the reason in the result for these modes."""
     try:
         return work()
     except Exception as error:
@@ -352,8 +347,8 @@ def attempt(result: Result, mode: str | None, work: Callable[[], T], setting: Se
         else:
             first = (str(error).strip() or "no message").splitlines()[0]
             reason = f"{type(error).__name__}: {first}"
-    # Only here has the exception, which holds what was allocated, gone
-    result.reasons[mode or ""] = reason
+    # Only after the block is the exception gone, which holds what was allocated
+    result.reasons |= dict.fromkeys(modes, reason)
     _free(setting.device)
     return None
 
@@ -370,5 +365,5 @@ def _synchronize(device: torch.device) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people: "about 40 s", "about 3 min"."""
+    """Such as "about 40 s", "about 3 min"."""
     return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes: counted exactly, limited, and by where it is kept."""
+"""How much memory a function takes: counted exactly, limited, and by the module that keeps it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ except ImportError:  # on Windows; there is no limit then
 def peak_memory(work: Callable[[], object], device: torch.device) -> int:
     """The most bytes of tensors that ``work`` has at once, beyond those alive before it.
 
-    On a GPU it is what the allocator says, on the CPU the sum of the allocator's own events, so it
-    is exact and nothing of other parts of the process is in it. Memory that a library takes
-    elsewhere than from PyTorch's allocator is not counted. It slows the work down; no time should
-    be taken of it.
+    On a GPU the allocator reports it. On the CPU it is the sum of the allocator's own events, which
+    is exact and excludes other parts of the process. Memory that a library takes elsewhere than
+    from PyTorch's allocator is not counted. Counting slows the work down: don't time it.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -41,14 +40,14 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
             alive[address] = size
             now += size
             peak = max(peak, now)
-        else:  # what was allocated before the profile, and is freed now, makes no room
+        else:  # what was allocated before the profile and is freed now does not count
             now -= alive.pop(address, 0)
     return peak
 
 
 def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
     """Addresses and bytes, negative where memory is freed, in the order of time."""
-    from torch._C._profiler import _EventType  # private, so nothing else shall depend on it
+    from torch._C._profiler import _EventType  # private: used here only
 
     found, waiting = [], list(roots)
     while waiting:
@@ -70,7 +69,7 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that a process can take before the system must end one; None where it is not known."""
+    """Bytes that this process can take before the system kills one; None where it is unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -93,16 +92,16 @@ _CGROUPS = (
 
 @contextlib.contextmanager
 def limited_memory(limit: int | None) -> Iterator[None]:
-    """Let the process take at most ``limit`` bytes more; then an allocation fails, no process ends.
+    """Make allocations fail once the process has taken ``limit`` bytes more, before it is killed.
 
-    The system counts what is reserved, not what is written to, so that it acts in time. Without
-    /proc (outside Linux) there is no limit.
+    The limit counts what is reserved, not what is written to. Without /proc (outside Linux) there
+    is no limit.
     """
     reserved = _reserved_bytes()
     if limit is None or reserved is None:
         yield
         return
-    # Others may have taken memory since the limit was set
+    # Other processes may have taken memory since the limit was set
     limit = min(limit, available_memory() or limit)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = reserved + limit
@@ -130,24 +129,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ended, on a GPU or the CPU."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        words in said
-        for words in ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
-    )
+    texts = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
 
 
 def kept_for_backward(
     work: Callable[[], object], places: Mapping[nn.Module, str], elsewhere: str
 ) -> dict[str, int]:
-    """Bytes that a forward pass keeps for the backward pass, by where they are first kept.
+    """Bytes that a forward pass keeps for the backward pass, by the module that keeps them first.
 
-    Parameters and buffers of ``places``' modules, which are there anyway, don't count. A storage
-    counts once, however many operators keep it.
+    Parameters and buffers of these modules don't count. A storage counts once, however many
+    operators keep it.
 
     Args:
         work: the forward pass; what it returns is held until all is counted.
-        places: the name of the place that a module is; those of one name are added up.
+        places: a name for each module; modules of one name are added up.
         elsewhere: the name for what is kept outside of them.
     """
     own = {

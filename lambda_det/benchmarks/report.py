@@ -1,24 +1,27 @@
-"""What was measured, for people and for programs: quartiles, ratios, tables and JSON."""
+"""What was measured and on which machine: quartiles, ratios, tables and JSON."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tabulate import tabulate
 
+import lambda_det
 from lambda_det.benchmarks.measure import Group, Result
 from lambda_det.files import replace_text
-
-QUARTILES = (25, 50, 75)
 
 
 def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
     """Lower quartile, median and upper quartile."""
-    return np.percentile(values, QUARTILES).tolist()
+    return np.percentile(values, (25, 50, 75)).tolist()
 
 
 def ratios(result: Result, base: Result, mode: str) -> list[float] | None:
@@ -49,7 +52,7 @@ def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
 
 def group_figures(group: Group, results: Sequence[Result]) -> dict[str, Any]:
     """A group for JSON."""
-    base = base_of(group, results)
+    base = results[0]
     return {
         "title": group.title,
         **group.about,
@@ -69,13 +72,9 @@ def group_figures(group: Group, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def base_of(group: Group, results: Sequence[Result]) -> Result:
-    return next(result for result in results if result.case.name == group.base)
-
-
 def group_table(group: Group, results: Sequence[Result]) -> str:
     """One row per case: ratios, times and peak memory of each mode; reasons stand below."""
-    base = base_of(group, results)
+    base = results[0]
     extra = list(dict.fromkeys(name for result in results for name in result.case.columns))
     with_images = any(result.case.images for result in results)
     header = ["", *(f"{mode}: ratio" for mode in group.modes)]
@@ -118,16 +117,14 @@ HOW_TO_READ = (
 def _spread(values: Sequence[float] | None, form: str, factor: float = 1) -> str:
     if values is None:
         return "-"
-    low, middle, high = (_format(value * factor, form) for value in values)
+    low, middle, high = (
+        _short(value * factor) if form == ".3g" else f"{value * factor:{form}}" for value in values
+    )
     return f"{middle} ({low} to {high})"
 
 
-def _format(value: float, form: str) -> str:
-    return _short(value) if form == ".3g" else f"{value:{form}}"
-
-
 def _short(value: float) -> str:
-    """Three digits, and all of those before the point."""
+    """At least three digits, and all of those before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -136,5 +133,76 @@ def _megabytes(count: int | None) -> str:
 
 
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
-    """Write the file in one go, so that an interrupted run leaves a whole one."""
+    """Write the whole file or nothing, so that an interrupted run leaves a readable one."""
     replace_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def describe_machine(device: torch.device, libraries: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The machine and the versions, for JSON.
+
+    Args:
+        device: what is measured; a GPU is described as well.
+        libraries: distributions whose versions matter beside torch's.
+    """
+    machine: dict[str, Any] = {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lambda_det": lambda_det.__version__,
+        "versions": {name: installed(name) for name in libraries},
+    }
+    if device.type == "cuda":
+        machine["gpu"] = {
+            "name": torch.cuda.get_device_name(device),
+            "memory": torch.cuda.get_device_properties(device).total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "tf32_convolutions": torch.backends.cudnn.allow_tf32,
+            "tf32_products": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return machine
+
+
+def machine_line(machine: dict[str, Any]) -> str:
+    """The same in a line; the load is that of the last minute, before we start."""
+    parts = [
+        f"{machine['cpu']} ({machine['instructions']})",
+        f"{machine['cores']} cores",
+        f"{machine['threads']} threads",
+        f"torch {machine['torch']}",
+        f"Python {machine['python']}",
+        *(f"{name} {number}" for name, number in machine["versions"].items() if number),
+    ]
+    if "gpu" in machine:
+        gpu = machine["gpu"]
+        parts.insert(0, f"{gpu['name']}, CUDA {gpu['cuda']}, cuDNN {gpu['cudnn']}")
+    if machine["load"] is not None:
+        parts.append(f"load {machine['load']:.1f} before")
+    return ", ".join(parts)
+
+
+def cpu_name() -> str:
+    """The processor's model as the system calls it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambda_det import LambdaLayer
-from lambda_det.benchmarks import attention_networks
+from lambda_det.benchmarks import presets
 from lambda_det.benchmarks.attention import AxialAttention, GlobalAttention, LocalAttention
 from lambda_det.errors import ConfigError
 
@@ -99,7 +99,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [(4, 5), (1, 3)])
-def test_attention_is_the_sum_over_pairs(kind, size):
+def test_equals_the_sum_over_pairs(kind, size):
     make, loops = KINDS[kind]
     layer = make().double()
     x = torch.randn(2, 8, *size, dtype=torch.float64, requires_grad=True)
@@ -127,15 +127,15 @@ def test_attention_is_the_sum_over_pairs(kind, size):
         lambda: LocalAttention(8, 2, 4),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(make):
+def test_impossible_sizes_are_refused(make):
     with pytest.raises(ConfigError):
         make()
 
 
-@pytest.mark.parametrize("name", attention_networks.ATTENTION)
-def test_attention_stands_in_all_places_of_lambda_layers(name):
-    layer, _, _ = attention_networks.ATTENTION[name]
-    model, (images,) = attention_networks.make_attention(layer, 1, 64)
+@pytest.mark.parametrize("name", presets.ATTENTION)
+def test_attention_replaces_all_lambda_layers(name):
+    layer, _, _ = presets.ATTENTION[name]
+    model, (images,) = presets.make_attention(layer, 1, 64)
     kinds = [type(module) for module in model.modules()]
     assert LambdaLayer not in kinds
     assert (

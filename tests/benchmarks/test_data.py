@@ -40,10 +40,10 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def made():
-    return data.make_files(data.IMAGES)
+    return data.make_files(8)
 
 
-def test_data_pipelines_are_compared_with_pillow(folder, tmp_path, capsys):
+def test_pipelines_are_compared_with_pillow(folder, tmp_path, capsys):
     file = tmp_path / "figures.json"
     command = ["--preset", "data", "--runs", "2", "--images", str(folder), "--json", str(file)]
     assert tool.main(command) == 0
@@ -64,7 +64,7 @@ def test_data_pipelines_are_compared_with_pillow(folder, tmp_path, capsys):
     assert figures["pipelines"][data.BASE]["ratio"] == [1, 1, 1]
 
 
-def test_every_pipeline_makes_the_image_that_its_name_says(made):
+def test_image_of_each_pipeline(made):
     content = next(iter(made.values()))
     results = {name: pipeline(content, 0) for name, pipeline in data.pipelines().items()}
     width, height = results.pop(data.BASE).size
@@ -76,7 +76,7 @@ def test_every_pipeline_makes_the_image_that_its_name_says(made):
         assert torch.as_tensor(image).dtype == kind, name
 
 
-def test_randaugment_is_on_where_the_name_says_so(made):
+def test_randaugment_is_on_where_named(made):
     content = next(iter(made.values()))
     crop, augment = (
         data.pipelines()[f"crop, flip{more}: lambda_det"] for more in ("", ", RandAugment(2, 15)")
@@ -85,7 +85,7 @@ def test_randaugment_is_on_where_the_name_says_so(made):
     assert sum(changed) > 15  # two operations that change nothing at this strength are rare
 
 
-def test_rounds_take_turns_and_the_first_is_not_counted(monkeypatch):
+def test_first_round_is_not_counted(monkeypatch):
     clock = [0.0]
     calls = []
 
@@ -108,8 +108,8 @@ def test_rounds_take_turns_and_the_first_is_not_counted(monkeypatch):
     assert summary["ratio"] == [2, 2, 2] and summary["images_per_second"] == [4, 4, 4]
 
 
-def test_images_made_on_the_spot_are_like_imagenets(made):
-    assert len(made) == data.IMAGES
+def test_made_images_are_like_imagenet_s(made):
+    assert len(made) == 8
     assert 80e3 < np.mean([len(content) for content in made.values()]) < 120e3
     assert {max(Image.open(io.BytesIO(content)).size) for content in made.values()} == {500}
 
@@ -120,14 +120,14 @@ def test_images_are_spread_over_a_folder(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
         (["--images", "{folder}/nothing"], "nothing"),
         (["--images", "{folder}/empty"], "empty"),
         (["--images", "{folder}/broken"], "a.jpg"),
     ],
 )
-def test_bad_arguments_are_one_sentence(arguments, said, folder, capsys):
+def test_bad_images_are_refused(arguments, named, folder, capsys):
     (folder / "empty").mkdir()
     (folder / "broken").mkdir()
     (folder / "broken" / "a.jpg").write_bytes(b"no image")
@@ -135,4 +135,4 @@ def test_bad_arguments_are_one_sentence(arguments, said, folder, capsys):
     assert tool.main(["--preset", "data", "--runs", "1", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
-    assert said in captured.err and captured.out == ""
+    assert named in captured.err and captured.out == ""

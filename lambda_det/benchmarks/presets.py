@@ -1,0 +1,488 @@
+"""What is compared: the presets of tools/benchmark.py as tables of cases.
+
+Figures of the paper stand beside the cases that they belong to. The preset ``data``, which times
+image pipelines and not modules, is in its own file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from lambda_det import LambdaLayer, create_backbone, create_classifier
+from lambda_det.benchmarks import plot
+from lambda_det.benchmarks.attention import AxialAttention, GlobalAttention, LocalAttention
+from lambda_det.benchmarks.measure import (
+    BOTH,
+    FORWARD,
+    STEP,
+    Case,
+    Group,
+    Result,
+    Setting,
+    Subject,
+    attempt,
+)
+from lambda_det.benchmarks.memory import kept_for_backward, limited_memory
+from lambda_det.benchmarks.report import installed
+from lambda_det.errors import ConfigError
+from lambda_det.layers import IMPLEMENTATIONS, local_position_output
+from lambda_det.layers.local import check_implementation
+from lambda_det.modeling.specs import get_spec
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a preset measures, and how it is shown.
+
+    Attributes:
+        groups: makes the groups of the options and the setting; raises ConfigError where an option
+            has a value that cannot work.
+        libraries: distributions whose versions belong beside the figures.
+        draw: makes the plot of the content of the JSON file.
+        finish: adds to that content, and may print, when all groups are measured.
+    """
+
+    groups: Callable[[argparse.Namespace, Setting], list[Group]]
+    libraries: tuple[str, ...] = ()
+    draw: Callable[[dict[str, Any], str], None] = plot.draw_ratios
+    finish: Callable[[dict[str, Any], Setting], None] = lambda content, setting: None
+
+
+# Options that several presets have ----------------------------------------------------------------
+
+
+def batch_size(args: argparse.Namespace, setting: Setting, on_gpu: int, on_cpu: int) -> int:
+    default = on_gpu if setting.device.type == "cuda" else on_cpu
+    return args.batch or (1 if args.small else default)
+
+
+def check_side(option: str, side: int) -> int:
+    """Below 32 the last maps would have hardly any positions."""
+    if side < 32:
+        raise ConfigError(f"{option} is {side}; give 32 or more.")
+    return side
+
+
+def image_side(args: argparse.Namespace, default: int, small: int) -> int:
+    if args.image_size is None:
+        return small if args.small else default
+    return check_side("--image-size", args.image_size)
+
+
+def implementations(args: argparse.Namespace, default: Iterable[str] = ("auto",)) -> list[str]:
+    """The names asked for, each once; raises ConfigError for unknown ones."""
+    names = list(dict.fromkeys(default if args.implementations is None else args.implementations))
+    for name in names:
+        check_implementation(name)
+    return names
+
+
+def all_or_fastest(args: argparse.Namespace) -> list[str]:
+    other_device = "compiled" if args.device.startswith("cuda") else "fused"
+    left_out = {other_device, *(("depthwise", "dense") if args.small else ())}
+    return [name for name in IMPLEMENTATIONS if name not in left_out]
+
+
+def with_images(
+    create: Callable[..., nn.Module], name: str, batch: int, side: int, **options: Any
+) -> tuple[nn.Module, tuple[Tensor]]:
+    return create(name, **options), (torch.randn(batch, 3, side, side),)
+
+
+# local --------------------------------------------------------------------------------------------
+
+# batch, side of the map (height, width), value depth, side of the scope; k=16, h=4, u=1
+LOCAL_SIZES = [
+    (8, (8, 8), 64, 23),
+    (8, (14, 14), 64, 23),
+    (2, (20, 20), 64, 23),
+    (8, (28, 28), 32, 23),
+    (1, (13, 21), 128, 23),
+    (1, (32, 32), 128, 23),
+    (1, (64, 64), 64, 7),
+    (1, (64, 64), 64, 23),
+]
+SMALL_LOCAL_SIZES = [LOCAL_SIZES[index] for index in (1, 4, 5, 7)]
+
+
+def local_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    names = implementations(args, all_or_fastest(args))
+    groups = []
+    for size in SMALL_LOCAL_SIZES if args.small else LOCAL_SIZES:
+        batch, (height, width), depth, scope = size
+        title = f"batch {batch}, map {height}x{width}, value depth {depth}, scope {scope}x{scope}"
+        cases = [Case(name, partial(make_local, size, name, setting.dtype)) for name in names]
+        groups.append(Group(title, cases, (FORWARD, BOTH), {"size": size}))
+    return groups
+
+
+def make_local(
+    size: tuple, implementation: str, dtype: torch.dtype
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """The position output as a function of queries, values and embedding, with gradients of all."""
+    batch, (height, width), depth, scope = size
+    shapes = (
+        (batch, height, width, 4, 16),
+        (batch, height, width, depth, 1),
+        (16, 1, scope, scope),
+    )
+    inputs = tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
+    return partial(local_position_output, implementation=implementation), inputs
+
+
+# layer --------------------------------------------------------------------------------------------
+
+LAYER_SIZES = [(64, 256), (64, 512), (32, 512)]  # side of the map, channels
+CONVOLUTION = "3x3 convolution"
+
+
+def _lucidrains_layer(channels: int) -> nn.Module:
+    from lambda_networks import LambdaLayer as Peer
+
+    return Peer(dim=channels, dim_out=channels, r=23, dim_k=16, heads=4, dim_u=1)
+
+
+def _timm_layer(channels: int) -> nn.Module:
+    from timm.layers.lambda_layer import LambdaLayer as Peer
+
+    return Peer(channels, r=23, dim_head=16, num_heads=4)
+
+
+# By the name of the distribution; makes a layer of so many channels
+PEERS: dict[str, Callable[[int], nn.Module]] = {
+    "lambda-networks": _lucidrains_layer,
+    "timm": _timm_layer,
+}
+
+
+def convolution(channels: int) -> nn.Module:
+    return nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+
+
+def layer_makers(names: list[str]) -> dict[str, Callable[[int], nn.Module]]:
+    """The convolution and our layer in these implementations, as functions of the channels."""
+    ours = {f"lambda layer, {name}": partial(LambdaLayer, implementation=name) for name in names}
+    return {CONVOLUTION: convolution, **ours}
+
+
+def make_layer(
+    maker: Callable[[int], nn.Module], batch: int, side: int, channels: int
+) -> tuple[nn.Module, tuple[Tensor]]:
+    """The layer and a map that wants a gradient, as within a network."""
+    return maker(channels), (torch.randn(batch, channels, side, side).requires_grad_(),)
+
+
+def layer_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    makers = layer_makers(implementations(args, all_or_fastest(args)))
+    for peer in args.peer:
+        if installed(peer) is None:
+            raise ConfigError(
+                f"--peer {peer} needs the package {peer}, which is not installed here; "
+                f"pip install {peer}, or leave it out."
+            )
+        makers[f"{peer} {installed(peer)}"] = PEERS[peer]
+    batch, groups = args.batch or 1, []
+    for side, channels in LAYER_SIZES:
+        cases = [Case(n, partial(make_layer, m, batch, side, channels)) for n, m in makers.items()]
+        title = f"batch {batch}, map {side}x{side}, {channels} channels"
+        about = {"batch": batch, "side": side, "channels": channels}
+        groups.append(Group(title, cases, (FORWARD, BOTH), about))
+    return groups
+
+
+# attention ----------------------------------------------------------------------------------------
+
+HEADS = 8
+LAMBDA_NETWORK = "resnet50_lambda_c2345"
+# name: (network, its options), then images per second on 8 TPUv3 cores and GB in the paper
+LAMBDA_LAYERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "lambda layer": (LAMBDA_NETWORK, {}, "1160", "1.9"),
+    "lambda layer, |k|=8": ("resnet50_lambda_k8_h4_u1", {}, "1640", "0.95"),
+    "lambda layer, shared embeddings": (LAMBDA_NETWORK, {"share_positions": True}, "1210", "0.63"),
+    "lambda convolution, 7x7": (LAMBDA_NETWORK, {"scope": 7}, "1100", ""),
+}
+# name: (a layer of these channels and size of the map), and the same of the paper
+ATTENTION: dict[str, tuple[Callable[[int, tuple[int, int]], nn.Module], str, str]] = {
+    "global self-attention": (lambda dim, size: GlobalAttention(dim, HEADS, size), "OOM", "120"),
+    "axial self-attention": (lambda dim, size: AxialAttention(dim, HEADS, size), "960", "4.8"),
+    "local self-attention, 7x7": (lambda dim, size: LocalAttention(dim, HEADS, 7), "440", ""),
+}
+
+
+def attention_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    side, batch = image_side(args, 224, 160), batch_size(args, setting, 128, 8)
+    rows = [
+        (name, partial(with_images, create_classifier, network, batch, side, **options), *paper)
+        for name, (network, options, *paper) in LAMBDA_LAYERS.items()
+    ]
+    rows += [
+        (name, partial(make_attention, layer, batch, side), *paper)
+        for name, (layer, *paper) in ATTENTION.items()
+    ]
+    cases = [
+        Case(name, make, batch, {"paper: images/s": rate, "paper: GB": memory})
+        for name, make, rate, memory in rows
+    ]
+    title = f"ResNet-50 without 3x3 convolutions, batch {batch}, {side}x{side}"
+    return [Group(title, cases, (FORWARD, BOTH), {"batch": batch, "image_size": side})]
+
+
+def make_attention(
+    layer: Callable[[int, tuple[int, int]], nn.Module], batch: int, side: int
+) -> tuple[nn.Module, tuple[Tensor]]:
+    """The network with attention in the places of its lambda layers."""
+    model = create_classifier(LAMBDA_NETWORK, global_context=side)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, LambdaLayer):
+                channels = child.qkv.in_channels
+                setattr(module, name, layer(channels, child.position.map_size))
+    return model, (torch.randn(batch, 3, side, side),)
+
+
+# placement ----------------------------------------------------------------------------------------
+
+# title: networks with the paper's images per second on 8 TPUv3 cores
+PLACEMENT: dict[str, dict[str, int]] = {
+    "ResNet-50 with lambda layers by stage": {
+        "resnet50": 7240,
+        "resnet50_lambda_c2": 1880,
+        "resnet50_lambda_c23": 1280,
+        "resnet50_lambda_c234": 1160,
+        "resnet50_lambda_c2345": 1160,
+        "resnet50_lambda_c345": 2200,
+        "resnet50_lambda_c45": 4980,
+        "resnet50_lambda_c5": 7160,
+    },
+    "101 layers": {
+        "resnet_rs101": 4600,
+        "resnet_rs101_se": 4000,
+        "lambda_resnet101": 4040,
+        "lambda_resnet101_c4": 2560,
+    },
+    "152 layers": {
+        "resnet_rs152": 2780,
+        "resnet_rs152_se": 2400,
+        "lambda_resnet152": 2400,
+        "lambda_resnet152_c4": 1480,
+    },
+}
+SMALL_PLACEMENT = ("ResNet-50 with lambda layers by stage", "101 layers")
+
+
+def placement_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    batch, groups = batch_size(args, setting, 64, 8), []
+    for title in SMALL_PLACEMENT if args.small else PLACEMENT:
+        rates = PLACEMENT[title]
+        base = next(iter(rates))
+        side = image_side(args, get_spec(base).image_size, 128)
+        cases = [
+            Case(
+                name,
+                partial(with_images, create_classifier, name, batch, side),
+                batch,
+                {
+                    "M params": f"{count_parameters(name) / 1e6:.1f}",
+                    "paper: ratio": f"{rates[base] / rate:.2f}",
+                },
+            )
+            for name, rate in rates.items()
+        ]
+        title = f"{title}, batch {batch}, {side}x{side}"
+        groups.append(Group(title, cases, (FORWARD, STEP), {"batch": batch, "image_size": side}))
+    return groups
+
+
+def count_parameters(name: str) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in create_classifier(name).parameters())
+
+
+# networks -----------------------------------------------------------------------------------------
+
+DEPTHS, SMALL_DEPTHS = (101, 152), (101,)
+
+
+def network_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    names = implementations(args)
+    side, batch, groups = image_side(args, 1024, 512), args.batch or 1, []
+    for depth in SMALL_DEPTHS if args.small else DEPTHS:
+        base, ours = f"resnet_rs{depth}", f"lambda_resnet{depth}"
+        rows = [(base, base, {}), (f"{base}_se", f"{base}_se", {})]
+        rows += [(f"{ours}, {name}", ours, {"implementation": name}) for name in names]
+        if args.checkpoint_activations:
+            title = f"{ours}, activation checkpointing"
+            rows.append((title, ours, {"checkpoint_activations": True}))
+        cases = [
+            Case(title, partial(with_images, create_backbone, name, batch, side, **options), batch)
+            for title, name, options in rows
+        ]
+        title = f"backbones of {depth} layers, batch {batch}, {side}x{side}"
+        about = {"depth": depth, "batch": batch, "image_size": side}
+        groups.append(Group(title, cases, (FORWARD, STEP), about))
+    return groups
+
+
+# families -----------------------------------------------------------------------------------------
+
+# (network, side of the images, top-1 in percent). LambdaResNets: 350 epochs on ImageNet (Table 19
+# on arXiv). EfficientNets: Tan and Le (2019), version 5, with AutoAugment.
+FIGURE_4 = [
+    ("lambda_resnet50", 128, 77.4),
+    ("lambda_resnet50", 160, 79.2),
+    ("lambda_resnet101", 160, 80.8),
+    ("lambda_resnet101", 192, 81.9),
+    ("lambda_resnet152", 192, 82.5),
+    ("lambda_resnet152", 224, 83.2),
+    ("lambda_resnet152", 256, 83.8),
+    ("lambda_resnet270", 256, 84.2),
+    ("lambda_resnet350", 256, 84.4),
+    ("lambda_resnet350", 288, 84.5),
+    ("lambda_resnet350", 320, 84.7),
+    ("lambda_resnet420", 320, 84.9),
+    ("tf_efficientnet_b0", 224, 77.1),
+    ("tf_efficientnet_b1", 240, 79.1),
+    ("tf_efficientnet_b2", 260, 80.1),
+    ("tf_efficientnet_b3", 300, 81.6),
+    ("tf_efficientnet_b4", 380, 82.9),
+    ("tf_efficientnet_b5", 456, 83.6),
+    ("tf_efficientnet_b6", 528, 84.0),
+    ("tf_efficientnet_b7", 600, 84.3),
+]
+# Trained on more data than ImageNet
+TABLE_5 = [
+    ("lambda_resnet152", 288, 86.7),
+    ("tf_efficientnet_b7", 600, 86.7),
+    ("vit_large_patch16_384", 384, 87.1),
+]
+FAMILIES = {"Figure 4": FIGURE_4, "Table 5": TABLE_5}
+SMALL_FAMILIES = {
+    "Figure 4": [FIGURE_4[index] for index in (1, 3, 12, 15)],
+    "Table 5": [TABLE_5[0], TABLE_5[2]],
+}
+
+
+def family_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    batch, groups = batch_size(args, setting, 32, 4), []
+    for title, networks in (SMALL_FAMILIES if args.small else FAMILIES).items():
+        cases = [
+            Case(
+                f"{name}, {side}x{side}",
+                partial(with_images, create_any_classifier, name, batch, side),
+                batch,
+                {plot.ACCURACY: f"{accuracy:g}"},
+            )
+            for name, side, accuracy in networks
+        ]
+        title = f"{title}, batch {batch}"
+        groups.append(Group(title, cases, (FORWARD, STEP), {"batch": batch}))
+    return groups
+
+
+def create_any_classifier(name: str) -> nn.Module:
+    if name.startswith("lambda_"):
+        return create_classifier(name)
+    import timm
+
+    return timm.create_model(name, pretrained=False)
+
+
+# size ---------------------------------------------------------------------------------------------
+
+CHANNELS, STRIDE = 256, 16  # of the layer, in c4
+SIZE_NETWORKS = ("resnet_rs101", "lambda_resnet101")
+SIZES = (256, 384, 512, 768, 1024, 1536, 2048)
+SMALL_LAYER_SIZES, SMALL_NETWORK_SIZES = (256, 512, 1024, 2048), (256, 384)
+ELSEWHERE = "elsewhere"
+
+
+def size_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    makers = layer_makers(implementations(args))
+    layer_sizes = args.image_sizes or (SMALL_LAYER_SIZES if args.small else SIZES)
+    network_sizes = args.image_sizes or (SMALL_NETWORK_SIZES if args.small else SIZES)
+    check_side("--image-sizes", min(layer_sizes))
+    groups = []
+    for side in layer_sizes:
+        map_side = side // STRIDE
+        cases = [Case(n, partial(make_layer, m, 1, map_side, CHANNELS)) for n, m in makers.items()]
+        groups.append(size_group("layer", side, cases))
+    for side in network_sizes:
+        cases = [
+            Case(name, partial(with_images, create_backbone, name, 1, side), images=1)
+            for name in SIZE_NETWORKS
+        ]
+        groups.append(size_group("network", side, cases))
+    return groups
+
+
+def size_group(kind: str, side: int, cases: list[Case]) -> Group:
+    about = {"kind": kind, "image_size": side}
+    return Group(f"{kind} at {side}x{side}", cases, (BOTH,), about)
+
+
+def add_memory_by_stage(content: dict[str, Any], setting: Setting) -> None:
+    sides = [group["image_size"] for group in content["groups"] if group["kind"] == "network"]
+    content["kept_bytes"] = {
+        name: {side: kept_by_stage(name, side, setting) for side in sides} for name in SIZE_NETWORKS
+    }
+    for name, by_size in content["kept_bytes"].items():
+        print(f"\n**{name}**: MB kept for the backward pass of one image\n")
+        print(kept_table(by_size))
+
+
+def kept_by_stage(name: str, side: int, setting: Setting) -> dict[str, int] | str:
+    """Bytes that are kept of one image by stage and kind of block; or why they are unknown."""
+    case = Case(name, partial(with_images, create_backbone, name, 1, side))
+    result = Result(case)
+
+    def count() -> dict[str, int]:
+        subject = Subject(case, setting)
+        subject.model.train()
+        return kept_for_backward(subject.forward, stages_and_kinds(subject.model), ELSEWHERE)
+
+    with limited_memory(setting.memory_limit):
+        kept = attempt(result, [BOTH], count, setting)
+    return result.reasons[BOTH] if kept is None else kept
+
+
+def stages_and_kinds(model: nn.Module) -> dict[nn.Module, str]:
+    """Stem and blocks of a network, by stage and by what stands in the place of the convolution."""
+    found = {model.stem: "stem"}
+    for name, stage in zip(model.stage_names, model.stages, strict=True):
+        for block in stage:
+            found[block] = f"{name}, {'lambda' if block.is_lambda else 'convolution'} blocks"
+    return found
+
+
+def kept_table(by_size: Mapping[int, dict[str, int] | str]) -> str:
+    known = {side: kept for side, kept in by_size.items() if not isinstance(kept, str)}
+    names = list(dict.fromkeys(name for kept in known.values() for name in kept))
+    rows = [
+        [name, *(f"{known[side][name] / 1e6:.1f}" if side in known else "-" for side in by_size)]
+        for name in names
+    ]
+    sums = [f"{sum(known[side].values()) / 1e6:.1f}" if side in known else "-" for side in by_size]
+    header = ["", *(f"{side}x{side}" for side in by_size)]
+    rows.append(["together", *sums])
+    table = tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    reasons = [f"- {side}x{side}: {why}" for side, why in by_size.items() if side not in known]
+    return "\n".join([table, *reasons])
+
+
+PRESETS = {
+    "local": Preset(local_groups),
+    "layer": Preset(layer_groups, libraries=tuple(PEERS)),
+    "attention": Preset(attention_groups),
+    "placement": Preset(placement_groups),
+    "networks": Preset(network_groups),
+    "families": Preset(family_groups, libraries=("timm",), draw=plot.draw_families),
+    "size": Preset(size_groups, draw=plot.draw_sizes, finish=add_memory_by_stage),
+}
