@@ -1,33 +1,40 @@
-"""The processes that load images: what they are reading, and what is said when one dies or hangs.
+"""Loading images in worker processes: images that cannot be read, and workers that die or hang.
 
-A scheduler signals all processes of a job, and the main one decides what that means; its workers
-do not listen.
+A scheduler sends its signals to all processes of a job. The main process decides what they mean;
+its workers ignore them.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, TypeVar
 
 import cv2
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lambda_det.errors import ConfigError, DataError, listed
 
-__all__ = ["WatchedLoader", "reading"]
+__all__ = ["UnreadableImages", "WatchedLoader", "reading"]
 
-# Ctrl-C and what schedulers send
-_NOT_FOR_WORKERS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-_POLL = 1.0  # seconds between two looks at whether the workers live
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+# Ctrl-C, and what schedulers send
+_IGNORED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+_POLL = 1.0  # seconds that torch waits for a batch before it looks at the workers
 _NAME_BYTES = 1024
 _CAUSES = {
     signal.SIGKILL: "mostly memory ran out: lower DATALOADER.NUM_WORKERS, or give the machine more "
@@ -36,18 +43,78 @@ _CAUSES = {
     "container more of it",
     **dict.fromkeys(
         (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE),
-        "mostly a file that the image library does not bear: fetch it again, or take it out of "
-        "the data",
+        "mostly a file that crashes the image library: fetch it again, or take it out of the data",
     ),
 }
-_OTHER_CAUSE = "look for who or what ended it, or set DATALOADER.NUM_WORKERS 0 to see it happen"
+_OTHER_CAUSE = "look for what ended it, or set DATALOADER.NUM_WORKERS 0 to see it happen"
+
+
+# ------------------------------------------------------------------- images that cannot be read
+
+
+class UnreadableImages:
+    """Counts the images of a data set that could not be read, over all workers of its loader.
+
+    Args:
+        size: images of the data set.
+        limit: how many different images may be unreadable. Each training process has its own count,
+            so N processes may meet more in all.
+        key: the configuration key of ``limit``, for the message.
+    """
+
+    def __init__(self, size: int, limit: int, key: str) -> None:
+        self._limit = limit
+        self._key = key
+        # In shared memory: each worker of a DataLoader has its own copy of this object.
+        self._unreadable = torch.zeros(size, dtype=torch.bool).share_memory_()
+
+    def next_readable(self, index: int, read: Callable[[int], Item]) -> Item:
+        """Read the image at ``index``, or the next one that can be read, round the end.
+
+        Args:
+            index: from 0.
+            read: takes an index and raises ``DataError`` if the image cannot be read.
+
+        Raises:
+            DataError: more images than allowed, or all of them, could not be read.
+        """
+        last_error = None
+        size = len(self._unreadable)
+        for step in range(size):
+            candidate = (int(index) + step) % size
+            if self._unreadable[candidate]:
+                continue
+            try:
+                return read(candidate)
+            except DataError as error:
+                last_error = error
+                self._unreadable[candidate] = True
+                self._report(error)
+        raise DataError(f"No image of the training data can be read; the last: {last_error}")
+
+    def _report(self, error: DataError) -> None:
+        count = int(self._unreadable.sum())
+        if count > self._limit:
+            raise DataError(
+                f"Training stops after {count} unreadable images, as {self._key} is "
+                f"{self._limit}; the last: {error}"
+            ) from error
+        logger.warning(
+            "Unreadable image %d of at most %d, replaced by the next: %s",
+            count,
+            self._limit,
+            error,
+        )
+
+
+# -------------------------------------------------------------------- what a worker process does
 
 _own_row: np.ndarray | None = None  # of the table of names, in a worker
 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Let the main process know what a worker is about to read, for the case that it dies of it."""
+    """Note what this process reads. The main process names it if a worker dies or hangs there."""
     _note(name)
     try:
         yield
@@ -61,33 +128,115 @@ def _note(name: str) -> None:
         _own_row[: len(text)] = np.frombuffer(text, np.uint8)
 
 
+class _WorkerStart:
+    """What a worker does first.
+
+    Args:
+        table: uint8 [workers, bytes] in shared memory, what each of them reads.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def __call__(self, number: int) -> None:
+        global _own_row
+        # One thread for each worker: there are as many workers as cores to use.
+        cv2.setNumThreads(0)
+        torch.set_num_threads(1)
+        for ignored in _IGNORED_SIGNALS:
+            signal.signal(ignored, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
+        _own_row = self._table[number].numpy()
+
+
+class _Failure:
+    """An error in place of a batch."""
+
+    def __init__(self, error: Exception, where: str = "") -> None:
+        self._sentence = str(error) if isinstance(error, DataError) else None
+        self._wrapper = None if self._sentence else ExceptionWrapper(where=where)
+
+    def raise_(self) -> None:
+        """Raise a DataError with its sentence alone, any other error with its stack trace."""
+        if self._wrapper is None:
+            raise DataError(self._sentence)
+        self._wrapper.reraise()
+
+
+class _Batches(Dataset):
+    """A data set of which whole batches are read, each collated or a :class:`_Failure`.
+
+    torch would raise a worker's error from the same call that raises its own errors about dead
+    workers and time that is up, and of the same type.
+    """
+
+    def __init__(self, dataset: Dataset, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: Sequence[Any]) -> Any:
+        worker = get_worker_info()
+        try:
+            return self._collate([self._dataset[index] for index in indices])
+        except Exception as error:
+            if worker is None:
+                raise
+            return _Failure(error, f"in loader process {worker.id}")
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+# ------------------------------------------------------------------------------------ the loader
+
+
 class WatchedLoader:
-    """The batches of a DataLoader, whose failures are one sentence each.
+    """The batches of a DataLoader; workers that die or hang end it with one sentence.
 
     Dropping the iterator ends the workers.
     """
 
-    def __init__(self, loader: DataLoader, timeout: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        collate_fn: Callable[[list[Any]], Any],
+        timeout: int,
+        num_workers: int = 0,
+        generator: torch.Generator | None = None,
+        **options: Any,
+    ) -> None:
         """
         Args:
-            loader: of a data set that gives a ``DataError`` in place of an item that cannot be
-                read. Raised in a worker it would reach the main process as a stack trace for a
-                text, and leave workers behind that take ten seconds to end. Its settings for
-                workers are replaced.
-            timeout: seconds to wait for a batch before the workers are taken to hang; 0 for ever.
+            dataset: items by the indices of the sampler.
+            collate_fn: makes a batch of a list of items.
+            timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
+            num_workers: processes that load images.
+            generator: of torch's seeds for the workers.
+            options: of torch's DataLoader; a sampler with a batch size, or a batch sampler.
 
         Raises:
-            ConfigError: ``timeout`` is negative.
+            ConfigError: ``num_workers`` or ``timeout`` is negative.
         """
+        if num_workers < 0:
+            raise ConfigError(f"DATALOADER.NUM_WORKERS is {num_workers}; give 0 or more.")
         if timeout < 0:
             raise ConfigError(f"DATALOADER.TIMEOUT is {timeout}; give seconds, or 0 for no limit.")
-        loader.collate_fn = _FirstFailure(loader.collate_fn)
-        # Each new iterator draws from it, and the global one must not depend on their number
-        loader.generator = loader.generator or torch.Generator()
-        if loader.num_workers:
-            loader.timeout = _POLL
-        self._loader = loader
         self._timeout = timeout
+        self._loader = DataLoader(
+            _Batches(dataset, collate_fn),
+            collate_fn=_identity,
+            num_workers=num_workers,
+            timeout=_POLL if num_workers else 0,
+            # Each new iterator draws from it. Of the global generator, an iterator with workers
+            # would draw more than one without.
+            generator=generator or torch.Generator(),
+            **options,
+        )
 
     def __len__(self) -> int:
         """Batches of this process; a TypeError for an endless loader."""
@@ -97,55 +246,52 @@ class WatchedLoader:
         """Yield batches.
 
         Raises:
-            DataError: an item could not be read; or a worker was ended from outside, or hangs.
+            DataError: an item could not be read; or a worker died or hangs.
         """
-        # Of this iterator alone: another may have workers of the same numbers
+        # One table for each iterator: another one may have workers of the same numbers.
         table = torch.zeros(self._loader.num_workers, _NAME_BYTES, dtype=torch.uint8)
         table.share_memory_()
         self._loader.worker_init_fn = _WorkerStart(table)
         batches = _start(self._loader)
         workers = getattr(batches, "_workers", [])
-        # Those that hang, also where the main process ends with the iterator still open: its exit
-        # asks by SIGTERM, which they ignore, and would then wait for ever.
+        # At its exit, Python sends SIGTERM to the workers of an open iterator and waits for them.
+        # They ignore it, so they are killed before.
         end = Finalize(None, _kill, args=(workers,), exitpriority=10)
         try:
-            while True:
-                batch = self._next(batches, workers, table)
-                if batch is None:
-                    return
-                if isinstance(batch, DataError):
-                    raise batch
+            while (batch := self._next(batches, workers, table)) is not None:
+                if isinstance(batch, _Failure):
+                    batch.raise_()
                 yield batch
         finally:
-            # A traceback may keep this frame, and so the workers, until the interpreter ends;
-            # there it takes them ten seconds.
+            # A traceback may keep this frame, and so the workers, until the interpreter ends; there
+            # it takes them ten seconds.
             del batches
             end()
 
     def _next(self, batches: Iterator[Any], workers: Sequence[BaseProcess], table: Tensor) -> Any:
-        """The next batch, None at the end, or a DataError."""
-        waited = 0.0  # in polls, not by a clock, which goes on while a job is suspended
+        """The next batch or a ``_Failure``, or None at the end."""
+        waited = 0.0  # the sum of the polls: a clock goes on while a job is suspended
         while True:
+            began = time.monotonic()
             try:
                 return next(batches, None)
-            except RuntimeError as error:
-                text = str(error)
-                if text.startswith("DataLoader worker"):
-                    return DataError(_death(workers, table))
-                if not text.startswith("DataLoader timed out"):
+            except (RuntimeError, EOFError, OSError) as error:
+                if not workers:
                     raise
-            except (EOFError, OSError):
-                # A batch is fetched from the worker that made it, which may be about to die
-                if not _ended(workers):
+                # A RuntimeError is torch's: a worker died, or no batch came within the poll. The
+                # others: the connection to a worker broke, whose process may end a moment later.
+                is_poll = isinstance(error, RuntimeError)
+                if dead := _ended(workers, within=0 if is_poll else 1):
+                    return _Failure(DataError(_describe_death(workers, dead, table)))
+                if not is_poll or time.monotonic() - began < _POLL:
                     raise
-                return DataError(_death(workers, table))
             waited += _POLL
             if self._timeout and waited >= self._timeout:
-                sentence = self._hanging(table)
-                _kill(workers)  # or their end would be waited for
-                return DataError(sentence)
+                message = self._describe_hang(table)
+                _kill(workers)  # the end of the iterator would wait for them
+                return _Failure(DataError(message))
 
-    def _hanging(self, table: Tensor) -> str:
+    def _describe_hang(self, table: Tensor) -> str:
         names = [name for name in map(_name, table) if name]
         return (
             f"No batch of images came for {self._timeout} seconds (DATALOADER.TIMEOUT); the "
@@ -154,49 +300,17 @@ class WatchedLoader:
         )
 
 
-class _FirstFailure:
-    """Collates a batch, or gives the first failure in it."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, items: list[Any]) -> Any:
-        failures = (item for item in items if isinstance(item, DataError))
-        return next(failures, None) or self._collate(items)
-
-
-class _WorkerStart:
-    """What a worker does first.
-
-    Args:
-        table: uint8 [workers, bytes] in shared memory, what each is reading.
-    """
-
-    def __init__(self, table: Tensor) -> None:
-        self._table = table
-
-    def __call__(self, number: int) -> None:
-        global _own_row
-        # One thread for each worker: they are as many as there are cores to use
-        cv2.setNumThreads(0)
-        torch.set_num_threads(1)
-        for number_of_signal in _NOT_FOR_WORKERS:
-            signal.signal(number_of_signal, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _NOT_FOR_WORKERS)
-        _own_row = self._table[number].numpy()
-
-
 def _start(loader: DataLoader) -> Iterator[Any]:
-    """Start a loader's workers, without the signal handler that torch adds.
+    """Start a loader's workers, without the signal handler that torch installs.
 
-    When a worker is killed, that one raises wherever the main process happens to be, which may be
-    in the middle of a checkpoint. Without it, the wait for the next batch fails within a second.
+    When a worker is killed, that handler raises wherever the main process is, which may be in the
+    middle of a checkpoint. Without it, the wait for the next batch fails within a second.
     """
-    # They begin with the main process's handlers, so signals wait until _WorkerStart
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_WORKERS)
+    # The workers start with the main process's handlers, so signals wait until _WorkerStart.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
     try:
         if threading.current_thread() is not threading.main_thread():
-            return iter(loader)  # torch adds none there
+            return iter(loader)  # torch installs none there
         handler = signal.getsignal(signal.SIGCHLD)
         batches = iter(loader)
         if handler is not None:  # one that was not set from Python cannot be set from here
@@ -206,24 +320,21 @@ def _start(loader: DataLoader) -> Iterator[Any]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _death(workers: Sequence[BaseProcess], table: Tensor) -> str:
-    """What is known of the worker that ended."""
-    dead = _ended(workers)
-    status = workers[dead[0]].exitcode if dead else None
-    cause = _OTHER_CAUSE
-    how = f"with status {status}"
+def _describe_death(workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor) -> str:
+    status = workers[dead[0]].exitcode
+    cause, how = _OTHER_CAUSE, f"with status {status}"
     if status is not None and status < 0:
         cause = _CAUSES.get(-status, _OTHER_CAUSE)
         known = {number.value: number.name for number in signal.Signals}
         how = f"by {known.get(-status, f'signal {-status}')}"
-    names = [name for name in (_name(table[n]) for n in dead) if name]
+    names = [name for name in (_name(table[number]) for number in dead) if name]
     what = f"while it read {listed(names)}" if names else "between two images"
     return f"One of {len(workers)} processes that load images was ended {how} {what}; {cause}."
 
 
-def _ended(workers: Sequence[BaseProcess]) -> list[int]:
-    """The numbers of those that have ended, or do within a second."""
-    ended = wait([worker.sentinel for worker in workers], timeout=1)
+def _ended(workers: Sequence[BaseProcess], *, within: float) -> list[int]:
+    """The numbers of the workers that have ended, or the first that do so within some seconds."""
+    ended = wait([worker.sentinel for worker in workers], timeout=within)
     numbers = [n for n, worker in enumerate(workers) if worker.sentinel in ended]
     for number in numbers:
         workers[number].join(1)  # its files are closed before its exit status is known
@@ -239,7 +350,7 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
     if not alive:
         return
     is_main = threading.current_thread() is threading.main_thread()
-    # torch's, if a loader of somebody else set it, would raise for each
+    # torch's handler, if another loader set it, would raise for each worker.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if is_main else None
     for worker in alive:
         worker.kill()

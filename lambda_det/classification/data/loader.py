@@ -1,8 +1,4 @@
-"""Batches of images: their order, the items of each, and the loaders that make them.
-
-An image that cannot be read comes as a ``DataError`` in place of an item: raised in a worker, it
-would reach the main process as a stack trace for a text.
-"""
+"""The order of training images, and the loaders of training and evaluation batches."""
 
 from __future__ import annotations
 
@@ -14,28 +10,26 @@ import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.utils import comm
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from lambda_det.classification.data.sources import Source
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
-from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.randomness import Purpose, generator
-from lambda_det.training.unreadable import UnreadableImages
-from lambda_det.training.workers import WatchedLoader, reading
+from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
 
 
 class EpochBatches(Sampler):
     """The batches of one process in an endless stream of shuffled epochs.
 
     Position p of the stream is image p % size of epoch p // size, in an order that depends on the
-    seed and the epoch alone. The processes take turns, each for one batch. So R processes with
-    batches of B/R see the batches that one sees that accumulates R of them, each epoch has each
-    image exactly once, and a run resumes from its position without a record of anything else.
+    seed and the epoch alone. The processes take turns, one batch each: R processes with batches of
+    B/R images see the batches of one process that accumulates R of them. Each epoch has each image
+    exactly once. A run resumes by its position alone.
 
     Args:
         size: images of the data set, at least 1.
         seed: from 0.
-        start: position of the whole stream to begin with.
+        start: the first position in the stream of all processes.
         batch_size: images of one batch of this process.
         rank: this process, from 0.
         world_size: processes.
@@ -67,8 +61,8 @@ class EpochBatches(Sampler):
 Item = tuple[np.ndarray, int, int]
 
 
-class AugmentedDataset(Dataset):
-    """Training items by (epoch, index), each a function of seed, epoch and index alone.
+class TrainImages(Dataset):
+    """Augmented images by (epoch, index), each a function of seed, epoch and index alone.
 
     Args:
         source: the training images.
@@ -91,7 +85,7 @@ class AugmentedDataset(Dataset):
             len(source), max_unreadable, "DATA.MAX_UNREADABLE_IMAGES"
         )
 
-    def __getitem__(self, where: tuple[int, int]) -> Item | DataError:
+    def __getitem__(self, where: tuple[int, int]) -> Item:
         epoch, index = where
 
         def read(candidate: int) -> Item:
@@ -101,14 +95,11 @@ class AugmentedDataset(Dataset):
                 label = int(self._source.labels[candidate])
                 return self._transform(image, rng), label, candidate
 
-        try:
-            return self._unreadable.next_readable(index, read)
-        except DataError as error:
-            return DataError(str(error))  # its cause may not be picklable
+        return self._unreadable.next_readable(index, read)
 
 
-class EvalDataset(Dataset):
-    """Evaluation items by index.
+class EvalImages(Dataset):
+    """Evaluation images by index.
 
     Args:
         source: the images.
@@ -119,13 +110,10 @@ class EvalDataset(Dataset):
         self._source = source
         self._transform = transform
 
-    def __getitem__(self, index: int) -> Item | DataError:
-        try:
-            with reading(self._source.name(index)):
-                image = self._source.load(index)
-                return self._transform(image), int(self._source.labels[index]), index
-        except DataError as error:
-            return DataError(str(error))
+    def __getitem__(self, index: int) -> Item:
+        with reading(self._source.name(index)):
+            image = self._source.load(index)
+            return self._transform(image), int(self._source.labels[index]), index
 
 
 # "images": uint8 RGB [B, S, S, 3]; "labels": int64 [B]; "indices": of the images in the source,
@@ -144,24 +132,24 @@ def build_train_loader(
         cfg: a configuration of :func:`get_classification_config`.
         source: the training images.
         batch_size: images of one batch of this process.
-        start: position in the stream of all processes to begin with; step t of a global batch B
-            begins at t * B.
+        start: the first position in the stream of all processes; step t of a global batch of B
+            images starts at t * B.
         seed: of the order and of augmentation, from 0.
 
     Raises:
-        ConfigError: a key of DATALOADER, DATA or INPUT that cannot work.
+        ConfigError: a key of DATALOADER, DATA or INPUT has an invalid value.
     """
     rank, world_size = comm.get_rank(), comm.get_world_size()
     batches = EpochBatches(len(source), seed, start, batch_size, rank, world_size)
-    dataset = AugmentedDataset(source, TrainTransform(cfg), seed, cfg.DATA.MAX_UNREADABLE_IMAGES)
-    return _build(cfg, dataset, batches)
+    images = TrainImages(source, TrainTransform(cfg), seed, cfg.DATA.MAX_UNREADABLE_IMAGES)
+    return _build(cfg, images, batches)
 
 
 def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> WatchedLoader:
-    """A loader that gives each image once over all processes, the last batch as long as it is.
+    """A loader that gives each image once over all processes; the last batch may be shorter.
 
-    An image that cannot be read ends it with a ``DataError``: an accuracy over fewer images than
-    the others' would be wrong, and nobody would see it.
+    An image that cannot be read ends it with a ``DataError``: an accuracy over fewer images could
+    not be compared, and nothing would show it.
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
@@ -169,25 +157,22 @@ def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> Watch
         batch_size: images of one batch of this process.
 
     Raises:
-        ConfigError: a key of DATALOADER or INPUT that cannot work.
+        ConfigError: a key of DATALOADER or INPUT has an invalid value.
     """
     share = range(comm.get_rank(), len(source), comm.get_world_size())
-    dataset = EvalDataset(source, TestTransform(cfg))
-    return _build(cfg, dataset, BatchSampler(share, batch_size, drop_last=False))
+    images = EvalImages(source, TestTransform(cfg))
+    return _build(cfg, images, BatchSampler(share, batch_size, drop_last=False))
 
 
-def _build(cfg: CfgNode, dataset: Dataset, batches: Sampler) -> WatchedLoader:
-    workers = cfg.DATALOADER.NUM_WORKERS
-    if workers < 0:
-        raise ConfigError(f"DATALOADER.NUM_WORKERS is {workers}; give 0 or more.")
-    loader = DataLoader(
-        dataset,
+def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> WatchedLoader:
+    return WatchedLoader(
+        images,
         batch_sampler=batches,
-        num_workers=workers,
         collate_fn=_collate,
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        timeout=cfg.DATALOADER.TIMEOUT,
         pin_memory=cfg.MODEL.DEVICE.startswith("cuda"),
     )
-    return WatchedLoader(loader, cfg.DATALOADER.TIMEOUT)
 
 
 def _collate(items: Sequence[Item]) -> Batch:

@@ -1,4 +1,4 @@
-"""Train and test loaders that bear with unreadable images, or stop with one clear sentence."""
+"""Train and test loaders: batches of mapped images, in an order that a resumed run can rejoin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
-import torch.utils.data as torchdata
 from detectron2.config import CfgNode
 from detectron2.data import (
     DatasetFromList,
@@ -16,36 +15,39 @@ from detectron2.data import (
     build_detection_train_loader,
 )
 from detectron2.data.build import trivial_batch_collator
-from detectron2.data.samplers import TrainingSampler
+from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
-from lambda_det.training.unreadable import UnreadableImages
-from lambda_det.training.workers import WatchedLoader, reading
+from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = 600
+
+Record = dict[str, Any]
+Mapper = Callable[[Record], Record]
 
 
-class SkippingDataset(Dataset):
-    """A mapped data set that gives the next image in place of one that cannot be read.
+class TrainImages(Dataset):
+    """Mapped images by :data:`Key`. The next image takes the place of one that cannot be read.
 
-    Detectron2's ``MapDataset`` is meant to do so for a mapper that returns None, but its copy of
-    early 2023 then fails on Python 3.11 and newer, and nobody counts.
+    Detectron2's ``MapDataset`` is meant to do so for a mapper that returns None. Its copy of early
+    2023 fails at that on Python 3.11 and newer, and it counts nothing.
 
     Args:
         records: the dataset dicts, by index.
-        mapper: raises ``DataError`` for an image that cannot be read.
-        max_unreadable: how many different images may be so. Counted over all loader workers of
-            one training process, so that N processes together may meet more.
+        mapper: raises ``DataError`` if an image cannot be read.
+        max_unreadable: how many different images may be unreadable, over all loader workers of one
+            training process. N processes may meet more in all.
     """
 
     def __init__(
-        self,
-        records: Sequence[dict[str, Any]] | Dataset,
-        mapper: Callable[[dict[str, Any]], dict[str, Any]],
-        max_unreadable: int,
+        self, records: Sequence[Record] | Dataset, mapper: Mapper, max_unreadable: int
     ) -> None:
         self._records = records
         self._mapper = mapper
@@ -56,111 +58,106 @@ class SkippingDataset(Dataset):
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, key: Key) -> dict[str, Any] | DataError:
-        """The mapped image of a key's index, or the next one that can be read, or a failure.
+    def __getitem__(self, key: Key) -> Record:
+        """The mapped image of a key's index, or the next one that can be read.
 
-        It depends on the key alone, and leaves the global random numbers as they were. It is a
-        failure when more images than allowed could not be read.
+        It depends on the key alone. The global random numbers stay as they were.
+
+        Raises:
+            DataError: more images than allowed could not be read.
         """
         seed, position, index = key
 
-        def read(candidate: int) -> dict[str, Any]:
+        def read(candidate: int) -> Record:
             with (
                 seeded(Purpose.SAMPLE, seed, position & 0xFFFFFFFF, position >> 32),
                 reading(f"image number {candidate} of the training data"),
             ):
-                record = self._records[candidate]
-                with _reading(record):
-                    return self._mapper(record)
+                return _mapped(self._records[candidate], self._mapper)
 
-        try:
-            return self._unreadable.next_readable(index, read)
-        except DataError as error:
-            return DataError(str(error))  # its cause may not be picklable
+        return self._unreadable.next_readable(index, read)
 
 
-class FailureMapper:
-    """A mapper that returns the ``DataError`` that the one that it wraps raises."""
+class EvalImages(Dataset):
+    """Mapped images by index.
 
-    def __init__(self, mapper: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    Args:
+        records: the dataset dicts, by index.
+        mapper: raises ``DataError`` if an image cannot be read.
+    """
+
+    def __init__(self, records: Sequence[Record] | Dataset, mapper: Mapper) -> None:
+        self._records = records
         self._mapper = mapper
 
-    def __call__(self, record: dict[str, Any]) -> dict[str, Any] | DataError:
-        try:
-            with _reading(record):
-                return self._mapper(record)
-        except DataError as error:
-            return DataError(str(error))
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        return _mapped(self._records[index], self._mapper)
 
 
-def _reading(record: Any) -> AbstractContextManager[None]:
-    """Let it be known which image a worker is reading, by its file and its id."""
-    if not isinstance(record, dict) or "file_name" not in record:
-        return nullcontext()
-    number = f" (image_id {record['image_id']})" if "image_id" in record else ""
-    return reading(f"{record['file_name']}{number}")
-
-
-logger = logging.getLogger(__name__)
-
-_TIMEOUT = 600
+def _mapped(record: Record, mapper: Mapper) -> Record:
+    """Map a record, and note its file and id as what this worker reads."""
+    note: AbstractContextManager[None] = nullcontext()
+    if isinstance(record, dict) and "file_name" in record:
+        number = f" (image_id {record['image_id']})" if "image_id" in record else ""
+        note = reading(f"{record['file_name']}{number}")
+    with note:
+        return mapper(record)
 
 
 class TrainLoader:
     """The endless batches of a training, from any place of its stream on.
 
-    A batch depends on the seed and its number alone: neither on the number of loader workers, nor
-    on what was drawn before. That of all processes depends not on their number either.
+    A batch depends on the seed and on its number alone, not on the number of loader workers or on
+    what was drawn before. The batch of all processes does not depend on their number.
 
-    Each iterator starts at the place that ``begin`` named last, when its first batch is asked for.
-    A loader that was never begun starts at the first batch of a seed of its own.
+    Each iterator starts at the place that ``begin`` named last when its first batch is requested.
+    Without a call of ``begin`` it starts at the first batch of a random seed.
     """
 
     def __init__(
         self,
-        dataset: torchdata.Dataset,
+        dataset: Dataset,
         stream: Stream,
         *,
-        num_workers: int = 0,
         timeout: int = _TIMEOUT,
-        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        collate_fn: Callable[[list[Record]], Any] | None = None,
         **options: Any,
     ) -> None:
         """
         Args:
-            dataset: mapped, by the keys of ``stream``.
-            stream: of the images of this process.
-            num_workers: processes that load images.
-            timeout: seconds to wait for a batch before these are taken to hang; 0 for ever.
-            collate_fn: makes a batch of a list of images; None leaves it as it is.
-            options: of torch's DataLoader.
+            dataset: mapped images by the keys of ``stream``.
+            stream: the keys of the images of this process.
+            timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
+            collate_fn: makes a batch of a list of images; None leaves the list.
+            options: ``num_workers`` (0), and those of torch's DataLoader.
 
         Raises:
             ConfigError: ``num_workers`` or ``timeout`` is negative.
         """
-        if num_workers < 0:
-            raise ConfigError(f"DATALOADER.NUM_WORKERS is {num_workers}; give 0 or more.")
         self._records = len(dataset)
         self._stream = stream
         self._seed = comm.shared_random_seed()
         self._batches = 0
         options.pop("persistent_workers", None)  # the stream never ends
         options.pop("drop_last", None)
-        loader = torchdata.DataLoader(
+        self._loader = WatchedLoader(
             dataset,
-            batch_sampler=_Batches(self),
-            num_workers=num_workers,
+            batch_sampler=_Keys(self),
+            timeout=timeout,
             collate_fn=collate_fn or trivial_batch_collator,
             **options,
         )
-        self._loader = WatchedLoader(loader, timeout)
 
     def begin(self, seed: int, batches: int) -> None:
-        """Let the next iterator start after so many batches of all processes.
+        """Set where the next iterator starts.
 
         Args:
-            seed: the run's, from 0: of the order and of the augmentation.
-            batches: of the forward pass; an optimiser step takes SOLVER.ACCUMULATE_GRADIENTS.
+            seed: the run's, from 0. Order and augmentation depend on it.
+            batches: how many batches of the forward pass are left out; an optimiser step takes
+                SOLVER.ACCUMULATE_GRADIENTS of them.
         """
         self._seed, self._batches = seed, batches
 
@@ -168,8 +165,7 @@ class TrainLoader:
         """Yield batches.
 
         Raises:
-            DataError: more images than allowed could not be read; or a worker was ended from
-                outside, or hangs.
+            DataError: more images than allowed could not be read; or a worker died or hangs.
         """
         return iter(self._loader)
 
@@ -178,7 +174,7 @@ class TrainLoader:
         return self._stream.batches(self._seed, self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with this order, apart from seed and place."""
+        """What a resumed run needs to continue with this order, apart from seed and place."""
         return {"records": self._records, **self._stream.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -186,13 +182,13 @@ class TrainLoader:
         if before != self._records:
             logger.warning(
                 f"The training data had {before} images when the run began and have "
-                f"{self._records} now, so the order of images is another one from here on."
+                f"{self._records} now, so the order of images differs from here on."
             )
         self._stream.load_state_dict(state)
 
 
-class _Batches(torchdata.Sampler):
-    """The keys of a TrainLoader's batches, from where it begins when it is asked."""
+class _Keys(Sampler):
+    """The keys of a TrainLoader's batches; it asks for the place when it starts."""
 
     def __init__(self, loader: TrainLoader) -> None:
         self._loader = loader
@@ -204,23 +200,24 @@ class _Batches(torchdata.Sampler):
 def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     """An endless loader over ``DATASETS.TRAIN``, shuffled or sampled as ``DATALOADER`` says.
 
-    An image that cannot be read is named in the log, counted, and replaced by the next one; past
-    ``DATALOADER.MAX_UNREADABLE_IMAGES`` the loader raises a ``DataError``.
+    An image that cannot be read is named in the log, counted, and replaced by the next one. After
+    ``DATALOADER.MAX_UNREADABLE_IMAGES`` of them the loader raises a ``DataError``.
 
     Args:
         cfg: a config with the keys of :func:`lambda_det.config.add_lambda_config`.
-        images_per_batch: images of one batch over all training processes together.
+        images_per_batch: images of one batch over all training processes.
 
     Returns:
         Batches of this process: lists of ``images_per_batch`` / processes mapped images.
 
     Raises:
-        ConfigError: the batch does not divide by the processes, or a jitter that cannot work.
+        ConfigError: the batch cannot be divided by the processes, or a value of the jitter is
+            invalid.
         DataError: no image has an annotation to train on.
     """
     _check_batch(images_per_batch)
     mapper = TolerantMapper(cfg, is_train=True)
-    # Detectron2's own reading of the config, for the data sets, the filters and the sampler.
+    # Detectron2 reads the data sets, the filters and the sampler from the config.
     try:
         arguments = build_detection_train_loader.from_config(cfg, mapper=mapper)
     except AssertionError as error:
@@ -233,7 +230,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         ) from error
     arguments["total_batch_size"] = images_per_batch
     if cfg.INPUT.LSJ.ENABLED:
-        # All images come out alike, so grouping them would only spoil the shuffle.
+        # All images get the same size, so groups by orientation would only spoil the shuffle.
         arguments["aspect_ratio_grouping"] = False
     return _train_loader(
         **arguments,
@@ -243,27 +240,27 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
 
 
 def tolerant_train_loader(
-    dataset: list[dict[str, Any]] | torchdata.Dataset,
+    dataset: list[Record] | Dataset,
     *,
-    mapper: Callable[[dict[str, Any]], dict[str, Any]],
+    mapper: Mapper,
     total_batch_size: int,
     sampler: Iterable[int] | None = None,
     **options: Any,
 ) -> TrainLoader:
-    """The same without a config, for a LazyConfig or a script.
+    """:func:`build_train_loader` without a config, for a LazyConfig or a script.
 
     Args:
         dataset: the dataset dicts.
-        mapper: raises ``DataError`` for an image that cannot be read, as a ``TolerantMapper`` does.
-        total_batch_size: images of one batch over all training processes together.
-        sampler: one of Detectron2's, which keeps its seeds, or another one, of this process; None
-            for a ``TrainingSampler`` by the run's seed.
+        mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
+        total_batch_size: images of one batch over all training processes.
+        sampler: one of Detectron2's samplers, which keeps its seeds, or any other iterable of the
+            indices of this process; None: a ``TrainingSampler`` with the run's seed.
         options: ``aspect_ratio_grouping`` (True), ``num_workers`` (0), ``collate_fn``,
             ``max_unreadable`` (20 different images), ``timeout`` (600 seconds to wait for a batch),
             and those of torch's DataLoader.
 
     Raises:
-        ConfigError: the batch does not divide by the processes, or the data can only be iterated.
+        ConfigError: the batch cannot be divided by the processes, or the data can only be iterated.
     """
     _check_batch(total_batch_size)
     own_seeds = sampler is not None
@@ -277,14 +274,14 @@ def _check_batch(images: int) -> None:
     if images < 1 or images % processes:
         raise ConfigError(
             f"A batch of {images} images (SOLVER.IMS_PER_BATCH over "
-            f"SOLVER.ACCUMULATE_GRADIENTS) does not divide by {processes} training process(es); "
+            f"SOLVER.ACCUMULATE_GRADIENTS) cannot be divided by {processes} training process(es); "
             "set SOLVER.IMS_PER_BATCH to a multiple."
         )
 
 
 def _train_loader(
-    dataset: list[dict[str, Any]] | torchdata.Dataset,
-    mapper: Callable[[dict[str, Any]], dict[str, Any]],
+    dataset: list[Record] | Dataset,
+    mapper: Mapper,
     total_batch_size: int,
     *,
     sampler: Iterable[int] | None,
@@ -293,26 +290,30 @@ def _train_loader(
     max_unreadable: int = 20,
     **options: Any,
 ) -> TrainLoader:
-    if isinstance(dataset, torchdata.IterableDataset):
-        raise ConfigError(
-            f"The training data, {type(dataset).__name__}, can only be iterated, so that a resumed "
-            "run could not find its place in them; give a list of dataset dicts, or a data set "
-            "that knows its length and gives them by index."
-        )
+    records = _by_index(dataset)
     if sampler is None:
-        sampler = TrainingSampler(len(dataset), seed=0)  # the stream gives it the run's
+        sampler = TrainingSampler(len(dataset), seed=0)  # the stream replaces the seed
     wide = _wide_images(dataset) if aspect_ratio_grouping else None
-    if isinstance(dataset, list):
-        dataset = DatasetFromList(dataset, copy=False)  # one serialised copy for all workers
     return TrainLoader(
-        SkippingDataset(dataset, mapper, max_unreadable),
+        TrainImages(records, mapper, max_unreadable),
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
         **options,
     )
 
 
-def _wide_images(dataset: list[dict[str, Any]] | torchdata.Dataset) -> Callable[[int], bool]:
-    """Of an index, whether that image is at least as wide as high."""
+def _by_index(dataset: list[Record] | Dataset) -> Dataset:
+    """The records by index; a list is serialised once for all workers."""
+    if isinstance(dataset, IterableDataset):
+        raise ConfigError(
+            f"The data set {type(dataset).__name__} can only be iterated, so a resumed run cannot "
+            "find its place in it; give a list of dataset dicts, or a data set that knows its "
+            "length and gives them by index."
+        )
+    return DatasetFromList(dataset, copy=False) if isinstance(dataset, list) else dataset
+
+
+def _wide_images(dataset: list[Record] | Dataset) -> Callable[[int], bool]:
+    """A function of an index: whether the image is at least as wide as high."""
     if isinstance(dataset, list):
         return orientations(dataset).__getitem__
     return cache(lambda index: is_wide(dataset[index]))
@@ -321,8 +322,8 @@ def _wide_images(dataset: list[dict[str, Any]] | torchdata.Dataset) -> Callable[
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     """A loader that gives each image of ``dataset_name`` once, shared among the processes.
 
-    An image that cannot be read ends it with a ``DataError``: an AP over fewer images than the
-    others' would be wrong, and nobody would see it.
+    An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
+    compared, and nothing would show it.
     """
     mapper = TolerantMapper(cfg, is_train=False)
     return tolerant_test_loader(
@@ -332,19 +333,35 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
 
 
 def tolerant_test_loader(
-    dataset: list[dict[str, Any]] | torchdata.Dataset,
+    dataset: list[Record] | Dataset,
     *,
-    mapper: Callable[[dict[str, Any]], dict[str, Any]],
+    mapper: Mapper,
+    sampler: Sampler | None = None,
+    batch_size: int = 1,
+    collate_fn: Callable[[list[Record]], Any] | None = None,
     timeout: int = _TIMEOUT,
-    **options: Any,
+    num_workers: int = 0,
 ) -> WatchedLoader:
-    """The same without a config, for a LazyConfig or a script.
+    """:func:`build_test_loader` without a config, for a LazyConfig or a script.
 
     Args:
         dataset: the dataset dicts.
-        mapper: raises ``DataError`` for an image that cannot be read, as a ``TolerantMapper`` does.
-        timeout: seconds to wait for a batch before the workers are taken to hang; 0 for ever.
-        options: of Detectron2's ``build_detection_test_loader``: batch_size, num_workers, ...
+        mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
+        sampler: the indices of this process; None: Detectron2's ``InferenceSampler``.
+        batch_size: images of one batch of this process.
+        collate_fn: makes a batch of a list of images; None leaves the list.
+        timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
+        num_workers: processes that load images.
+
+    Raises:
+        ConfigError: the data can only be iterated, or a number is negative.
     """
-    loader = build_detection_test_loader(dataset=dataset, mapper=FailureMapper(mapper), **options)
-    return WatchedLoader(loader, timeout)
+    images = EvalImages(_by_index(dataset), mapper)
+    return WatchedLoader(
+        images,
+        sampler=InferenceSampler(len(images)) if sampler is None else sampler,
+        batch_size=batch_size,
+        collate_fn=collate_fn or trivial_batch_collator,
+        timeout=timeout,
+        num_workers=num_workers,
+    )
