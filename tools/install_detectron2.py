@@ -1,104 +1,98 @@
 #!/usr/bin/env python
 """Install Detectron2 into the Python that runs this file.
 
-Detectron2 is not on PyPI. In this order, and with one line on the way that was taken:
+Detectron2 is not on PyPI. One that can be imported is left as it is. Otherwise it comes from
 
-1. where a Detectron2 is importable, nothing is done;
-2. the pinned upstream commit is built from its git repository;
-3. where git cannot reach it or it does not build, the wheel of another project on PyPI is fetched
-   that carries Detectron2 0.6's Python files (without the compiled operators, which Mask R-CNN does
-   not need). Its SHA-256 is checked, the import name restored, and the result installed as the
-   distribution "detectron2".
+1. git: the pinned upstream commit, built with its C++ operators; or, where that fails,
+2. a wheel: another project on PyPI has Detectron2's Python files of early 2023 in its wheel. Its
+   SHA-256 is checked and the import name restored. The C++ operators are not in it; Mask R-CNN does
+   not need them.
 
-PyTorch and Detectron2's other dependencies must be there: `pip install -r requirements.txt`.
+`--source FOLDER` builds a local checkout instead.
+
+Detectron2's setup.py imports torch, so a build in an isolated environment ends with "No module
+named 'torch'". This tool builds with --no-build-isolation, by pip or, in an environment without
+pip, by uv. The dependencies must be there before: `pip install -r requirements.txt`.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 GIT_URL = "https://github.com/facebookresearch/detectron2.git"
 GIT_COMMIT = "02b5c4e295e990042a714712c21dc79b731e8833"
 GIT_PROBE_SECONDS = 15
 
-CARRIER = "labgym"
-CARRIER_VERSION = "3.1.2"
+CARRIER = "labgym==3.1.2"
 CARRIER_SHA256 = "a2900cff8a3fb508e1975f19b5f9abd9f261966db87b0c332697fb4138c1cb2b"
-CARRIER_PREFIX = "LabGym/detectron2/"
-CARRIER_IMPORT = b"LabGym.detectron2"
+CARRIER_FOLDER = "LabGym/detectron2"
+CARRIER_IMPORT = "LabGym.detectron2"
 
-VERSION = "0.6"
-# Upstream's, without the upper bounds, which reach only versions that work here.
-REQUIREMENTS = (
-    "Pillow>=7.1",
-    "matplotlib",
-    "pycocotools>=2.0.2",
-    "termcolor>=1.1",
-    "yacs>=0.1.8",
-    "tabulate",
-    "cloudpickle",
-    "tqdm>4.29.0",
-    "tensorboard",
-    "fvcore>=0.1.5",
-    "iopath>=0.1.7",
-    "omegaconf>=2.1",
-    "hydra-core>=1.1",
-    "packaging",
+# The dependencies are upstream's, without the upper bounds, which exclude only versions that work.
+SETUP = f"""\
+from setuptools import find_namespace_packages, setup
+
+setup(
+    name="detectron2",
+    version="0.6",
+    description="Detectron2 0.6 by FAIR, its Python files out of {CARRIER}",
+    url="https://github.com/facebookresearch/detectron2",
+    author="FAIR",
+    license="Apache-2.0",
+    license_files=["LICENSE", "NOTICE"],
+    packages=find_namespace_packages(include=["detectron2", "detectron2.*"]),
+    package_data={{"": ["*"]}},
+    python_requires=">=3.7",
+    install_requires=[
+        "Pillow>=7.1",
+        "matplotlib",
+        "pycocotools>=2.0.2",
+        "termcolor>=1.1",
+        "yacs>=0.1.8",
+        "tabulate",
+        "cloudpickle",
+        "tqdm>4.29.0",
+        "tensorboard",
+        "fvcore>=0.1.5",
+        "iopath>=0.1.7",
+        "omegaconf>=2.1",
+        "hydra-core>=1.1",
+        "packaging",
+    ],
 )
-METADATA = f"""\
-Metadata-Version: 2.1
-Name: detectron2
-Version: {VERSION}
-Summary: Detectron2 {VERSION} by FAIR, its Python files as {CARRIER} {CARRIER_VERSION} carries them
-Home-page: https://github.com/facebookresearch/detectron2
-Author: FAIR
-License: Apache-2.0
-License-File: LICENSE
-License-File: NOTICE
-Requires-Python: >=3.7
-"""
-WHEEL = """\
-Wheel-Version: 1.0
-Generator: lambda_det/tools/install_detectron2.py
-Root-Is-Purelib: true
-Tag: py3-none-any
 """
 NOTICE = f"""\
 Detectron2, Copyright (c) Facebook, Inc. and its affiliates, licensed under the Apache License,
 Version 2.0: https://github.com/facebookresearch/detectron2
 
-These are the Python files of Detectron2 {VERSION} (the main branch of early 2023) as the wheel
-{CARRIER} {CARRIER_VERSION} on PyPI carries them (SHA-256 {CARRIER_SHA256}).
-That wheel had changed the name in its imports to {CARRIER_IMPORT.decode()}; lambda_det's
-tools/install_detectron2.py changed it back and changed nothing else. The compiled extension
-detectron2._C is not part of it.
+These are the Python files of Detectron2 0.6 (the main branch of early 2023) out of the wheel
+{CARRIER} on PyPI (SHA-256 {CARRIER_SHA256}).
+That wheel has them under the import name {CARRIER_IMPORT}. lambda_det's tools/install_detectron2.py
+restored the name and changed nothing else. The compiled extension detectron2._C is not included.
 """
 LICENSE_FILE = Path(__file__).resolve().parents[1] / "LICENSE"
 
 
 class NotInstalled(Exception):
-    """One way to Detectron2 did not work; the text says why in one line."""
+    """Detectron2 cannot be installed in one way; the text says why in one line."""
 
 
 def last_line(output: str) -> str:
-    """The line of pip's, git's or Python's output that says what went wrong."""
+    """The line of pip's, git's or Python's output that says what failed."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line.lower() or line.startswith("fatal:")]
     return (telling or lines or ["no message"])[-1]
 
 
 def run(command: list[str], **options) -> str:
-    """Run a command and return its output; NotInstalled with its telling line when it fails."""
+    """Run a command and return its output; raise NotInstalled if it fails."""
     result = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -113,8 +107,15 @@ def run(command: list[str], **options) -> str:
     return result.stdout
 
 
-def pip(*arguments: str) -> str:
-    return run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments])
+def pip(command: str, *arguments: str) -> None:
+    """Run a command of pip, or of uv in an environment without pip, for this Python."""
+    if find_spec("pip"):
+        run([sys.executable, "-m", "pip", command, *arguments])
+        return
+    uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets the variable
+    if uv is None:
+        raise NotInstalled(f"{sys.executable} has no pip, and no uv is on the PATH")
+    run([uv, "pip", command, "--python", sys.executable, *arguments])
 
 
 def python(code: str) -> str:
@@ -124,18 +125,19 @@ def python(code: str) -> str:
 
 
 def check_dependencies() -> None:
-    """Detectron2 is installed without its dependencies, so they must be there already."""
+    """Detectron2 is built and installed without its dependencies, so they must be there."""
+    modules = "setuptools, omegaconf, hydra, cloudpickle, iopath, fvcore, PIL, pycocotools, torch"
     try:
-        python("import torch, fvcore, iopath, omegaconf, hydra, cloudpickle, pycocotools, PIL")
+        python(f"import {modules}")
     except NotInstalled as error:
         raise NotInstalled(f"{error}; first run `pip install -r requirements.txt`") from None
 
 
 def find_installed() -> str | None:
-    """Version and place of an importable Detectron2, None where there is none.
+    """Version and place of a Detectron2 that can be imported; None where there is none.
 
     Raises:
-        NotInstalled: there is one that cannot be imported, which is for its owner to settle.
+        NotInstalled: there is one that cannot be imported.
     """
     spec = "import importlib.util as u; s = u.find_spec('detectron2'); print(s and s.origin or '')"
     origin = python(spec)
@@ -147,113 +149,99 @@ def find_installed() -> str | None:
         )
     except NotInstalled as error:
         raise NotInstalled(
-            f"{origin} cannot be imported ({error}); mend it, or take it away with "
+            f"{origin} cannot be imported ({error}); repair it, or remove it with "
             "`pip uninstall detectron2` and run this again"
         ) from None
     return f"{version.splitlines()[-1]} in {Path(origin).parent}"
 
 
-def verify_or_remove() -> None:
-    """Import what was just installed; take it away again where that fails."""
+def install_package(source: str, *, compiled: bool) -> None:
+    """Build and install from a folder or an address; remove what cannot be imported afterwards."""
+    pip("install", "--no-build-isolation", "--no-deps", source)
     try:
         if find_installed() is None:
-            raise NotInstalled("pip installed it where this Python does not look")
+            raise NotInstalled("it was installed where this Python does not look")
+        if compiled:
+            python("import torch, detectron2._C")
     except NotInstalled:
         pip("uninstall", "--yes", "detectron2")
         raise
 
 
+def announce_build() -> None:
+    print(
+        "Building Detectron2's C++ operators with the installed PyTorch (--no-build-isolation): "
+        "1 to 2 minutes on 2 cores, longer if a CUDA compiler builds them for GPUs, too.",
+        flush=True,
+    )
+
+
 def install_from_git() -> str:
-    """Build and install the pinned upstream commit; minutes, for its C++ operators."""
+    """Build the pinned upstream commit."""
     if shutil.which("git") is None:
         raise NotInstalled("git is not installed")
-    # No question for a password, and no long wait where packets get lost.
+    # No question for a password, and no long wait where packets get lost
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
     try:
         run(["git", "ls-remote", GIT_URL, "HEAD"], env=environment, timeout=GIT_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         raise NotInstalled(f"no answer from {GIT_URL} in {GIT_PROBE_SECONDS} s") from None
-    print("Building Detectron2 with its C++ operators; about 10 minutes on 2 cores.", flush=True)
-    pip("install", "--no-build-isolation", "--no-deps", f"git+{GIT_URL}@{GIT_COMMIT}")
-    verify_or_remove()
+    announce_build()
+    install_package(f"git+{GIT_URL}@{GIT_COMMIT}", compiled=True)
     return f"built from {GIT_URL} at {GIT_COMMIT[:7]}"
 
 
-def download_carrier(folder: Path) -> Path:
-    """Fetch the wheel that carries Detectron2's files into ``folder``; not yet checked."""
-    pip(
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        # It asks for Python below 3.11, which Detectron2's files do not.
-        "--ignore-requires-python",
-        f"--dest={folder}",
-        f"{CARRIER}=={CARRIER_VERSION}",
-    )
-    return next(folder.glob("*.whl"))
-
-
-def repack(carrier: Path, folder: Path) -> Path:
-    """Turn the carrier's copy into a wheel of the distribution detectron2.
-
-    Args:
-        carrier: the wheel of the other project.
-        folder: where the new wheel goes.
-
-    Returns:
-        The path of the new wheel.
-
-    Raises:
-        NotInstalled: the carrier is not the file that was examined.
-    """
-    digest = hashlib.sha256(carrier.read_bytes()).hexdigest()
-    if digest != CARRIER_SHA256:
-        raise NotInstalled(f"{carrier.name} has SHA-256 {digest}, not {CARRIER_SHA256}")
-
-    files: dict[str, bytes] = {}
-    with zipfile.ZipFile(carrier) as archive:
-        for name in archive.namelist():
-            if name.startswith(CARRIER_PREFIX) and not name.endswith("/"):
-                text = archive.read(name).replace(CARRIER_IMPORT, b"detectron2")
-                files["detectron2/" + name.removeprefix(CARRIER_PREFIX)] = text
-
-    info = f"detectron2-{VERSION}.dist-info"
-    requirements = "".join(f"Requires-Dist: {requirement}\n" for requirement in REQUIREMENTS)
-    files[f"{info}/METADATA"] = (METADATA + requirements).encode()
-    files[f"{info}/WHEEL"] = WHEEL.encode()
-    files[f"{info}/LICENSE"] = LICENSE_FILE.read_bytes()
-    files[f"{info}/NOTICE"] = NOTICE.encode()
-    files[f"{info}/top_level.txt"] = b"detectron2\n"
-    record = "".join(f"{name},{record_hash(text)},{len(text)}\n" for name, text in files.items())
-    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-
-    wheel = folder / f"detectron2-{VERSION}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return wheel
-
-
-def record_hash(content: bytes) -> str:
-    """A hash in the form of a wheel's RECORD."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
-    return "sha256=" + digest.rstrip(b"=").decode()
+def install_from_folder(folder: Path) -> str:
+    """Build a checkout of Detectron2's repository."""
+    for name in ("setup.py", "detectron2/__init__.py"):
+        if not (folder / name).is_file():
+            raise NotInstalled(f"{folder} is no checkout of Detectron2: it has no {name}")
+    announce_build()
+    install_package(str(folder.resolve()), compiled=True)
+    return f"built from {folder}"
 
 
 def install_from_wheel() -> str:
-    """Install Detectron2's Python files out of the carrier on the package registry."""
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = repack(download_carrier(Path(folder)), Path(folder))
-        pip("install", "--no-deps", "--no-index", str(wheel))
-    verify_or_remove()
-    return f"out of the checked wheel {CARRIER} {CARRIER_VERSION}, without C++ operators"
+    """Install the Python files out of the carrier's wheel on the package registry."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        fetch_carrier(folder / "carrier")
+        write_source(folder / "carrier", folder / "source")
+        install_package(str(folder / "source"), compiled=False)
+    return f"Python files out of {CARRIER}, without C++ operators"
 
 
-SOURCES: dict[str, Callable[[], str]] = {"git": install_from_git, "wheel": install_from_wheel}
+def fetch_carrier(folder: Path) -> None:
+    """Unpack the carrier's wheel into ``folder``; pip checks the SHA-256."""
+    folder.mkdir()
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{CARRIER} --hash=sha256:{CARRIER_SHA256}\n")
+    # The wheel asks for a Python below 3.11, which Detectron2's files do not need.
+    for_any_python = ["--python-version=3.10", "--only-binary=:all:"]
+    options = [
+        "--no-deps",
+        "--require-hashes",
+        f"--target={folder}",
+        f"--requirement={requirement}",
+    ]
+    pip("install", *for_any_python, *options)
+
+
+def write_source(carrier: Path, folder: Path) -> None:
+    """Write a source tree of Detectron2 from an unpacked carrier."""
+    folder.mkdir()
+    for path in (carrier / CARRIER_FOLDER).rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            target = folder / "detectron2" / path.relative_to(carrier / CARRIER_FOLDER)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes().replace(CARRIER_IMPORT.encode(), b"detectron2"))
+    (folder / "setup.py").write_text(SETUP)
+    (folder / "NOTICE").write_text(NOTICE)
+    shutil.copy(LICENSE_FILE, folder / "LICENSE")
 
 
 def install(source: str) -> bool:
-    """Bring Detectron2 here, from one source or with "auto" from the first that works."""
+    """Install Detectron2 from "git", "wheel", a folder, or with "auto" from git or the wheel."""
     try:
         check_dependencies()
         found = find_installed()
@@ -261,17 +249,23 @@ def install(source: str) -> bool:
         print(f"error: Detectron2 was not installed: {error}", file=sys.stderr)
         return False
     if found:
-        print(f"Detectron2 {found} is importable: nothing to install.")
+        print(
+            f"Detectron2 {found} can be imported, so nothing is installed. "
+            "To replace it, run `pip uninstall detectron2` first."
+        )
         return True
-    for name in SOURCES if source == "auto" else [source]:
+    known = {"git": install_from_git, "wheel": install_from_wheel}
+    for name in known if source == "auto" else [source]:
         try:
-            print(f"Detectron2 {VERSION} installed: {SOURCES[name]()}.")
-            return True
+            done = known[name]() if name in known else install_from_folder(Path(name))
         except NotInstalled as error:
-            print(f"Detectron2 not installed from {name}: {error}", flush=True)
+            print(f"Detectron2 was not installed from {name}: {error}", flush=True)
+        else:
+            print(f"Detectron2 was installed: {done}.")
+            return True
     print(
-        "error: Detectron2 was not installed; the lines above say why. Once GitHub or a package "
-        "registry can be reached, run this again.",
+        "error: Detectron2 was not installed; the lines above say why. Run this again once GitHub "
+        "or a package registry can be reached, or give a checkout: --source FOLDER.",
         file=sys.stderr,
     )
     return False
@@ -283,9 +277,10 @@ def main() -> int:
     )
     parser.add_argument(
         "--source",
-        choices=["auto", *SOURCES],
+        metavar="auto|git|wheel|FOLDER",
         default="auto",
-        help="where Detectron2 comes from when none is importable (default: git, then wheel)",
+        help="where Detectron2 comes from: git, or the wheel where git fails (auto, the default), "
+        "one of them alone, or a folder with a checkout of Detectron2's repository",
     )
     return 0 if install(parser.parse_args().source) else 2
 

@@ -1,11 +1,7 @@
-import csv
-import hashlib
-import io
+import importlib.metadata
 import os
-import subprocess
 import sys
 import zipfile
-from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -13,28 +9,25 @@ import pytest
 from tests.tool import load_tool
 
 tool = load_tool("install_detectron2")
-NotInstalled = load_tool("install_detectron2").NotInstalled
+NotInstalled = tool.NotInstalled
 
 
 @pytest.fixture
-def carrier(tmp_path, monkeypatch):
-    """A small wheel in the form of the one on PyPI, whose checksum the tool expects."""
+def carrier(tmp_path):
+    """The folder of an unpacked wheel in the form of the one on PyPI."""
     files = {
-        "LabGym/__init__.py": "raise ImportError('not ours')\n",
-        "LabGym/detectron2/__init__.py": "from LabGym.detectron2.utils import NAME\n"
-        '__version__ = "0.6"\n',
-        "LabGym/detectron2/utils/__init__.py": "NAME = __name__\n",
-        "LabGym/detectron2/model_zoo/configs/a.yaml": "_BASE_: LabGym.detectron2.b\n",
-        "labgym-3.1.2.dist-info/METADATA": "Name: LabGym\n",
+        "LabGym/__init__.py": b"raise ImportError('not ours')\n",
+        "LabGym/detectron2/__init__.py": b"from LabGym.detectron2.utils import NAME\n"
+        b'__version__ = "0.6"\n',
+        "LabGym/detectron2/__pycache__/__init__.cpython-311.pyc": b"\x00",
+        "LabGym/detectron2/utils/__init__.py": b"NAME = __name__\n",
+        "LabGym/detectron2/model_zoo/configs/a.yaml": b"_BASE_: LabGym.detectron2.b\n",
+        "labgym-3.1.2.dist-info/METADATA": b"Name: LabGym\n",
     }
-    wheel = tmp_path / "labgym-3.1.2-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("LabGym/detectron2/utils/", "")
-        for name, text in files.items():
-            archive.writestr(name, text)
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    monkeypatch.setattr(tool, "CARRIER_SHA256", digest)
-    return wheel
+    for name, content in files.items():
+        (tmp_path / "carrier" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "carrier" / name).write_bytes(content)
+    return tmp_path / "carrier"
 
 
 @pytest.fixture
@@ -42,92 +35,113 @@ def nothing_there(monkeypatch):
     """A Python with every dependency and no Detectron2; what pip is asked for is kept."""
     calls = []
     monkeypatch.setattr(tool, "check_dependencies", lambda: None)
-    monkeypatch.setattr(tool, "find_installed", lambda: None)
-    monkeypatch.setattr(tool, "pip", lambda *arguments: calls.append(arguments) or "")
-    monkeypatch.setattr(tool, "verify_or_remove", lambda: None)
+    monkeypatch.setattr(tool, "find_installed", lambda: "0.6" if calls else None)
+    monkeypatch.setattr(tool, "python", lambda code: "")
+    monkeypatch.setattr(tool, "pip", lambda *arguments: calls.append(arguments))
     return calls
 
 
-def fake_git(folder: Path, script: str, monkeypatch) -> None:
-    git = folder / "bin" / "git"
-    git.parent.mkdir()
-    git.write_text(f"#!/bin/sh\n{script}\n")
-    git.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{git.parent}{os.pathsep}{os.environ['PATH']}")
+def fake_command(folder: Path, name: str, script: str, monkeypatch) -> None:
+    command = folder / "bin" / name
+    command.parent.mkdir()
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_repack_restores_the_import_name_everywhere(carrier, tmp_path):
-    with zipfile.ZipFile(tool.repack(carrier, tmp_path)) as wheel:
-        names = set(wheel.namelist())
-        code = {name: wheel.read(name) for name in names if name.startswith("detectron2/")}
-    assert {name.split("/")[0] for name in names} == {"detectron2", "detectron2-0.6.dist-info"}
-    assert code["detectron2/__init__.py"].startswith(b"from detectron2.utils import NAME\n")
-    assert code["detectron2/model_zoo/configs/a.yaml"] == b"_BASE_: detectron2.b\n"
-    assert not any(b"LabGym" in text for text in code.values())
+def test_the_import_name_is_restored_everywhere(carrier, tmp_path):
+    tool.write_source(carrier, tmp_path / "source")
+    files = {
+        str(path.relative_to(tmp_path / "source")): path.read_text()
+        for path in (tmp_path / "source").rglob("*")
+        if path.is_file()
+    }
+    code = {name: text for name, text in files.items() if name.startswith("detectron2/")}
+    assert files.keys() - code.keys() == {"setup.py", "LICENSE", "NOTICE"}
+    assert code == {
+        "detectron2/__init__.py": 'from detectron2.utils import NAME\n__version__ = "0.6"\n',
+        "detectron2/utils/__init__.py": "NAME = __name__\n",
+        "detectron2/model_zoo/configs/a.yaml": "_BASE_: detectron2.b\n",
+    }
 
 
-def test_repack_writes_metadata_licence_and_origin(carrier, tmp_path):
-    with zipfile.ZipFile(tool.repack(carrier, tmp_path)) as wheel:
-        info = "detectron2-0.6.dist-info/"
-        metadata = Parser().parsestr(wheel.read(info + "METADATA").decode())
-        licence = wheel.read(info + "LICENSE").decode()
-        notice = wheel.read(info + "NOTICE").decode()
-    assert (metadata["Name"], metadata["Version"]) == ("detectron2", "0.6")
-    assert metadata["License"] == "Apache-2.0"
-    assert "pycocotools>=2.0.2" in metadata.get_all("Requires-Dist")
-    assert "Apache License" in licence and "END OF TERMS AND CONDITIONS" in licence
-    assert "labgym 3.1.2" in notice and "SHA-256" in notice
-
-
-def test_repack_records_every_file_with_its_hash(carrier, tmp_path):
-    with zipfile.ZipFile(tool.repack(carrier, tmp_path)) as wheel:
-        rows = list(csv.reader(io.StringIO(wheel.read("detectron2-0.6.dist-info/RECORD").decode())))
-        assert sorted(row[0] for row in rows) == sorted(wheel.namelist())
-        for name, digest, size in rows[:-1]:
-            content = wheel.read(name)
-            assert int(size) == len(content)
-            assert digest == tool.record_hash(content)
-    assert rows[-1][1:] == ["", ""]
-    # The example of the wheel specification's hash form: urlsafe base64 without padding.
-    assert tool.record_hash(b"") == "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
-
-
-def test_pip_installs_the_result(carrier, tmp_path):
-    wheel, site = tool.repack(carrier, tmp_path), tmp_path / "site"
-    tool.pip("install", "--no-deps", "--no-index", "--target", str(site), str(wheel))
-    code = "import detectron2, importlib.metadata as m; print(m.version('detectron2'))"
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    answer = subprocess.run(
-        [sys.executable, "-c", code + "; print(detectron2.NAME, detectron2.__file__)"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
+@pytest.mark.slow
+def test_pip_installs_the_result(carrier, tmp_path, monkeypatch):
+    tool.write_source(carrier, tmp_path / "source")
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    options = ["--no-deps", "--no-build-isolation"]
+    tool.pip("wheel", *options, f"--wheel-dir={wheels}", str(tmp_path / "source"))
+    [wheel] = wheels.iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if name.startswith("detectron2/")}
+        archive.extractall(site)
+    assert "detectron2/model_zoo/configs/a.yaml" in names and len(names) == 3
+    [found] = importlib.metadata.distributions(path=[str(site)])
+    assert (found.name, found.version) == ("detectron2", "0.6")
+    assert found.metadata["License"] == "Apache-2.0"
+    assert "pycocotools>=2.0.2" in found.requires
+    licence, notice = (
+        next(path for path in found.files if path.name == name).read_text()
+        for name in ("LICENSE", "NOTICE")
     )
-    assert answer.stdout.split() == [
-        "0.6",
+    assert "END OF TERMS AND CONDITIONS" in licence
+    assert tool.CARRIER in notice and tool.CARRIER_SHA256 in notice
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    code = "import detectron2; print(detectron2.NAME, detectron2.__file__)"
+    assert tool.python(code).split() == [
         "detectron2.utils",
         str(site / "detectron2" / "__init__.py"),
     ]
 
 
-def test_a_changed_carrier_is_refused(carrier, tmp_path):
-    carrier.write_bytes(carrier.read_bytes() + b"\0")
-    with pytest.raises(NotInstalled, match="SHA-256"):
-        tool.repack(carrier, tmp_path)
-    assert not list(tmp_path.glob("detectron2-*"))
+def test_the_carrier_is_fetched_with_its_hash(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(tool, "pip", lambda *arguments: calls.append(arguments))
+    tool.fetch_carrier(tmp_path / "carrier")
+    assert "--require-hashes" in calls[0]
+    requirement = (tmp_path / "carrier/requirement.txt").read_text()
+    assert requirement == f"{tool.CARRIER} --hash=sha256:{tool.CARRIER_SHA256}\n"
 
 
+@pytest.mark.slow
+def test_pip_refuses_another_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "CARRIER", "carrier==1.0")
+    wheel = tmp_path / "wheels/carrier-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("LabGym/detectron2/__init__.py", "")
+        archive.writestr("carrier-1.0.dist-info/METADATA", "Name: carrier\nVersion: 1.0\n")
+        archive.writestr("carrier-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+        archive.writestr("carrier-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    with pytest.raises(NotInstalled, match=r"(?i)hash"):
+        tool.fetch_carrier(tmp_path / "carrier")
+    assert not (tmp_path / "carrier/LabGym").exists()
+
+
+def test_uv_where_the_environment_has_no_pip(tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "find_spec", lambda name: None)
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(NotInstalled, match="uv"):
+        tool.pip("install", "x")
+    asked = tmp_path / "asked"
+    fake_command(tmp_path, "uv", f'echo "$@" > "{asked}"', monkeypatch)
+    tool.pip("install", "--no-deps", "x")
+    assert asked.read_text().split() == [
+        *("pip", "install", "--python", sys.executable, "--no-deps", "x")
+    ]
+
+
+@pytest.mark.slow
 def test_an_importable_detectron2_is_left_alone(monkeypatch, capsys):
-    def refuse(*arguments):
-        raise AssertionError("pip was called")
-
-    monkeypatch.setattr(tool, "pip", refuse)
+    monkeypatch.setattr(tool, "pip", lambda *arguments: pytest.fail("pip was called"))
     assert tool.install("auto")
-    assert capsys.readouterr().out.endswith("is importable: nothing to install.\n")
+    assert "pip uninstall detectron2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_broken_detectron2_is_named_and_left_alone(tmp_path, monkeypatch, capsys):
     package = tmp_path / "detectron2"
     package.mkdir()
@@ -140,25 +154,21 @@ def test_a_broken_detectron2_is_named_and_left_alone(tmp_path, monkeypatch, caps
     assert message.count("\n") == 1
 
 
-def test_missing_dependencies_are_named(tmp_path, monkeypatch, capsys):
-    (tmp_path / "omegaconf.py").write_text("raise ImportError('No module named omegaconf')\n")
+@pytest.mark.parametrize("module", ["omegaconf", "setuptools"])
+def test_missing_dependencies_are_named(module, tmp_path, monkeypatch, capsys):
+    (tmp_path / f"{module}.py").write_text(f"raise ImportError('No module named {module}')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert not tool.install("auto")
-    assert "pip install -r requirements.txt" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "pip install -r requirements.txt" in error and module in error
 
 
 def test_git_comes_first(nothing_there, tmp_path, monkeypatch, capsys):
-    fake_git(tmp_path, "exit 0", monkeypatch)
+    fake_command(tmp_path, "git", "exit 0", monkeypatch)
     assert tool.install("auto")
-    assert nothing_there == [
-        (
-            "install",
-            "--no-build-isolation",
-            "--no-deps",
-            f"git+{tool.GIT_URL}@{tool.GIT_COMMIT}",
-        )
-    ]
-    assert "installed: built from" in capsys.readouterr().out
+    address = f"git+{tool.GIT_URL}@{tool.GIT_COMMIT}"
+    assert nothing_there == [("install", "--no-build-isolation", "--no-deps", address)]
+    assert tool.GIT_COMMIT[:7] in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -171,40 +181,39 @@ def test_git_comes_first(nothing_there, tmp_path, monkeypatch, capsys):
     ids=["unreachable", "silent", "missing"],
 )
 def test_without_git_the_wheel_is_taken(
-    script, reason, nothing_there, carrier, tmp_path, monkeypatch, capsys
+    script, reason, nothing_there, tmp_path, monkeypatch, capsys
 ):
     if script is None:
         monkeypatch.setattr(tool.shutil, "which", lambda name: None)
     else:
-        fake_git(tmp_path, script, monkeypatch)
+        fake_command(tmp_path, "git", script, monkeypatch)
     monkeypatch.setattr(tool, "GIT_PROBE_SECONDS", 0.5)
-    monkeypatch.setattr(tool, "download_carrier", lambda folder: carrier)
     assert tool.install("auto")
-    assert [call[:3] for call in nothing_there] == [("install", "--no-deps", "--no-index")]
+    fetched, installed = nothing_there
+    assert "--require-hashes" in fetched
+    assert installed[:3] == ("install", "--no-build-isolation", "--no-deps")
     output = capsys.readouterr()
     first, second = output.out.splitlines()
-    assert reason in first and "labgym 3.1.2" in second
+    assert reason in first and tool.CARRIER in second
     assert not output.err
 
 
-def test_a_failed_build_falls_through_to_the_wheel(
-    nothing_there, carrier, tmp_path, monkeypatch, capsys
-):
-    fake_git(tmp_path, "exit 0", monkeypatch)
-    monkeypatch.setattr(tool, "download_carrier", lambda folder: carrier)
+def test_a_failed_build_falls_through_to_the_wheel(nothing_there, tmp_path, monkeypatch, capsys):
+    fake_command(tmp_path, "git", "exit 0", monkeypatch)
 
     def pip(*arguments):
-        if "--no-build-isolation" in arguments:
+        if arguments[-1].startswith("git+"):
             raise NotInstalled("error: command 'g++' failed: No such file or directory")
-        return ""
+        nothing_there.append(arguments)
 
     monkeypatch.setattr(tool, "pip", pip)
     assert tool.install("auto")
-    assert "from git: error: command 'g++' failed" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "'g++' failed" in output and tool.CARRIER in output
 
 
 def test_nothing_reachable_ends_in_one_sentence(nothing_there, tmp_path, monkeypatch, capsys):
-    fake_git(tmp_path, "exit 128", monkeypatch)
+    fake_command(tmp_path, "git", "exit 128", monkeypatch)
 
     def pip(*arguments):
         raise NotInstalled("ERROR: No matching distribution found for labgym==3.1.2")
@@ -216,17 +225,26 @@ def test_nothing_reachable_ends_in_one_sentence(nothing_there, tmp_path, monkeyp
     assert output.err.startswith("error: ") and output.err.count("\n") == 1
 
 
-def test_an_installation_that_does_not_import_is_removed(monkeypatch):
-    calls = []
+def test_a_local_checkout(nothing_there, tmp_path, capsys):
+    assert not tool.install(str(tmp_path))
+    assert f"{tmp_path} is no checkout" in capsys.readouterr().out
+    (tmp_path / "detectron2").mkdir()
+    for name in ("setup.py", "detectron2/__init__.py"):
+        (tmp_path / name).touch()
+    assert tool.install(str(tmp_path))
+    assert nothing_there == [("install", "--no-build-isolation", "--no-deps", str(tmp_path))]
 
-    def broken():
-        raise NotInstalled("cannot be imported")
 
-    monkeypatch.setattr(tool, "find_installed", broken)
-    monkeypatch.setattr(tool, "pip", lambda *arguments: calls.append(arguments))
-    with pytest.raises(NotInstalled):
-        tool.verify_or_remove()
-    assert calls == [("uninstall", "--yes", "detectron2")]
+def test_operators_that_cannot_be_imported_are_removed(nothing_there, monkeypatch):
+    def broken(code):
+        raise NotInstalled("ImportError: undefined symbol")
+
+    monkeypatch.setattr(tool, "python", broken)
+    with pytest.raises(NotInstalled, match="undefined symbol"):
+        tool.install_package("somewhere", compiled=True)
+    assert nothing_there[-1] == ("uninstall", "--yes", "detectron2")
+    tool.install_package("somewhere", compiled=False)
+    assert nothing_there[-1][0] == "install"
 
 
 def test_the_telling_line_of_a_long_output():
