@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Make the shapes data set, train a small LambdaResNet Mask R-CNN on it, evaluate, draw pictures.
 
-This is what `make demo` runs, in minutes on two cores without a GPU. Started again it continues
-where it was stopped; remove the output folder to start afresh.
+`make demo` runs this, in minutes on two cores without a GPU. Started again it continues where it
+was stopped; remove the output folder to start from the beginning.
 """
 
 from __future__ import annotations
@@ -13,14 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from lambda_det.detection import load_config, parser, run
-from lambda_det.detection.data import make_shapes
-from lambda_det.detection.predict import Predictor, plan_dataset, predict
-from lambda_det.errors import exit_status
-from lambda_det.training.checkpointer import last_checkpoint
-
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
-EXPECTED_BOX_AP = 40.0  # well below what it reaches; less means that something is broken
+EXPECTED_BOX_AP = 40.0  # well below what was measured; less means that something is broken
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -40,6 +34,12 @@ def final_metrics(output: str) -> dict[str, float]:
 
 def demo(output: str, pictures: int) -> bool:
     """Train, evaluate and draw; return whether the detector has learned."""
+    # Imported here, so that --help answers at once
+    from lambda_det.detection import load_config, parser, run
+    from lambda_det.detection.data import make_shapes
+    from lambda_det.detection.predict import Predictor, plan_dataset, predict
+    from lambda_det.training.checkpointer import last_checkpoint
+
     make_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))
     arguments = ["--config-file", str(CONFIG), "--resume", "OUTPUT_DIR", output]
     run(parser().parse_args(arguments))
@@ -51,7 +51,7 @@ def demo(output: str, pictures: int) -> bool:
     metrics = final_metrics(output)
     box, mask = metrics["bbox/AP"], metrics["segm/AP"]
     print(f"\nHeld-out shapes: box AP {box:.1f}, mask AP {mask:.1f}")
-    print(f"Predictions (left) beside the truth (right): {output}/pictures")
+    print(f"Predictions (left) beside the ground truth (right): {output}/pictures")
     print(f"Curves: .venv/bin/tensorboard --logdir {output}")
     if not box >= EXPECTED_BOX_AP:  # NaN, too
         print(f"error: box AP should be at least {EXPECTED_BOX_AP:.0f}", file=sys.stderr)
@@ -60,6 +60,8 @@ def demo(output: str, pictures: int) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(
         lambda: 0 if demo(args.output, args.pictures) else 1,
         "stopped; the same command continues from the last checkpoint",

@@ -6,12 +6,10 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from typing import TYPE_CHECKING
 
-from lambda_det.detection import load_config
-from lambda_det.errors import exit_status
-from lambda_det.export import FORMATS, Report, export_network
-from lambda_det.export.session import SIZES
-from lambda_det.export.sources import named_backbone, network_of_config, read_images
+if TYPE_CHECKING:  # lambda_det is imported in functions, so that --help answers at once
+    from lambda_det.export import Report
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX.
@@ -37,7 +35,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("output", help=f"file to write, ending in {', '.join(FORMATS)}")
+    parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config-file", metavar="FILE", help="of the detector")
     source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
@@ -50,9 +48,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--sizes",
         type=_sizes,
-        default=SIZES,
         metavar="HxW,..",
-        help="to compare on (default: " + ",".join(f"{h}x{w}" for h, w in SIZES) + ")",
+        help="to compare on (several by default, odd ones and small ones)",
     )
     parser.add_argument(
         "--images", nargs="+", default=(), metavar="FILE", help="photographs to compare on"
@@ -78,6 +75,11 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lambda_det.detection import load_config
+    from lambda_det.export import export_network
+    from lambda_det.export.session import SIZES
+    from lambda_det.export.sources import named_backbone, network_of_config, read_images
+
     images = read_images(args.images)
     if args.model:
         network = named_backbone(args.model, args.weights)
@@ -85,14 +87,14 @@ def run(args: argparse.Namespace) -> int:
         cfg = load_config(args)
         network = network_of_config(cfg, args.config_file, args.weights, args.backbone_only)
     report = export_network(
-        network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
+        network, args.output, sizes=args.sizes or SIZES, images=images, overwrite=args.overwrite
     )
     print(describe(report))
     return 0 if report.passed else 1
 
 
 def describe(report: Report) -> str:
-    """What came of it, a line for each input and each output."""
+    """The result of each comparison, and the greatest error of each output."""
     lines = [f"written in {report.seconds:.0f} s: {report.size / 1e6:.1f} MB"]
     for made in report.comparisons:
         name = "x".join(map(str, made.shape))
@@ -115,7 +117,7 @@ def describe(report: Report) -> str:
         c.detections for c in report.comparisons
     ):
         lines.append(
-            "note: nothing was detected on any of them, so that little was compared; give "
+            "note: nothing was detected on any of them, so little was compared; give "
             "photographs with --images FILE"
         )
     lines.append(
@@ -128,6 +130,8 @@ def describe(report: Report) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from lambda_det.errors import exit_status
+
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     return exit_status(lambda: run(args))
 

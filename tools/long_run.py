@@ -4,7 +4,7 @@
 A small LambdaResNet Mask R-CNN (configs/quick/shapes_lambdaresnet26.yaml, at 64x64) is trained on
 generated shapes with loader workers, evaluations and checkpoints, by the trainer of
 tools/train_net.py. The slope is that of a straight line through the last three quarters of the
-steps, when caches are full; resources.csv in the output folder has every value. For Linux.
+steps, when caches are full; resources.csv in the output folder has every value. Linux only.
 """
 
 from __future__ import annotations
@@ -16,26 +16,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from detectron2.engine import HookBase
-from detectron2.utils import comm
-
-from lambda_det.detection import parser, run
-from lambda_det.detection.data import make_shapes
-from lambda_det.detection.trainer import DetectionTrainer
-from lambda_det.errors import ConfigError, exit_status
+# lambda_det and PyTorch are imported in functions, so that --help answers at once
 
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
 TABLE = "resources.csv"
-PERIOD = 10  # steps between two looks
+PERIOD = 10  # steps between two measurements
 
 EXAMPLES = """examples:
   python tools/long_run.py --output output/long
   python tools/long_run.py --steps 20000 --output output/longer --opts MODEL.DEVICE cuda
 """
 
-# A few images at 64x64: steps of a tenth of a second, and all parts of a training take part
+# A few images at 64x64: steps of a tenth of a second that use all parts of a training
 SMALL = """
 INPUT.MIN_SIZE_TRAIN (64,)
 INPUT.MIN_SIZE_TEST 64
@@ -52,7 +44,7 @@ class Quantity:
 
     Attributes:
         unit: of its values.
-        allowed: growth in 1000 steps, in that unit, that is put down to chance.
+        allowed: growth in 1000 steps that may be chance, in that unit.
     """
 
     unit: str
@@ -69,7 +61,9 @@ QUANTITIES = {
 
 
 def resources() -> dict[str, float]:
-    """What this process and its children have now, by the names of QUANTITIES."""
+    """What this process and its children use now, by the names of QUANTITIES."""
+    import torch
+
     children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
     return {
         "process": _resident(os.getpid()),
@@ -81,7 +75,7 @@ def resources() -> dict[str, float]:
 
 
 def _resident(process: int) -> float:
-    """MB of memory of a process that are its own; 0 if it has gone."""
+    """MB of memory of a process that it shares with no other; 0 if it has ended."""
     try:
         pages = Path(f"/proc/{process}/statm").read_text().split()
     except OSError:
@@ -89,31 +83,37 @@ def _resident(process: int) -> float:
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-class Resources(HookBase):
-    """Writes down every few steps what the process has."""
+def watched_trainer() -> type:
+    """The trainer of tools/train_net.py, which also writes down what it uses."""
+    from detectron2.engine import HookBase
+    from detectron2.utils import comm
 
-    def before_train(self) -> None:
-        self._write(["step", *QUANTITIES])
+    from lambda_det.detection import DetectionTrainer
 
-    def after_step(self) -> None:
-        step = self.trainer.iter + 1
-        if step % PERIOD == 0:
-            self._write([step, *resources().values()])
+    class Resources(HookBase):
+        def before_train(self) -> None:
+            self._write(["step", *QUANTITIES])
 
-    def _write(self, row: list) -> None:
-        with Path(self.trainer.cfg.OUTPUT_DIR, TABLE).open("a", newline="") as file:
-            csv.writer(file).writerow(row)
+        def after_step(self) -> None:
+            step = self.trainer.iter + 1
+            if step % PERIOD == 0:
+                self._write([step, *resources().values()])
 
+        def _write(self, row: list) -> None:
+            with Path(self.trainer.cfg.OUTPUT_DIR, TABLE).open("a", newline="") as file:
+                csv.writer(file).writerow(row)
 
-class WatchedTrainer(DetectionTrainer):
-    """The trainer of tools/train_net.py with an eye on what it uses."""
+    class WatchedTrainer(DetectionTrainer):
+        def build_hooks(self) -> list[HookBase]:
+            return [*super().build_hooks(), *([Resources()] if comm.is_main_process() else [])]
 
-    def build_hooks(self) -> list[HookBase]:
-        return [*super().build_hooks(), *([Resources()] if comm.is_main_process() else [])]
+    return WatchedTrainer
 
 
 def report(path: Path) -> list[str]:
-    """Print the slope of each quantity; returns sentences on those that grow."""
+    """Print the slope of each quantity, and return a sentence on each that grows."""
+    import numpy as np
+
     with path.open(newline="") as file:
         rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
     rows = rows[len(rows) // 4 :]
@@ -131,11 +131,15 @@ def report(path: Path) -> list[str]:
 
 def long_run(args: argparse.Namespace) -> int:
     """Train and report; 1 if something grows."""
+    from lambda_det.detection import parser, run
+    from lambda_det.detection.data import make_shapes
+    from lambda_det.errors import ConfigError
+
     if not Path("/proc/self/statm").exists():
-        raise ConfigError("tools/long_run.py reads /proc, which is there on Linux only.")
+        raise ConfigError("tools/long_run.py reads /proc, which exists on Linux only.")
     output = Path(args.output)
     if output.exists():
-        raise ConfigError(f"{output} is there already; give another --output.")
+        raise ConfigError(f"{output} exists; give another --output.")
     root = os.getenv("DETECTRON2_DATASETS", "datasets")
     if not Path(root, "shapes").exists():
         make_shapes(root)
@@ -144,7 +148,7 @@ def long_run(args: argparse.Namespace) -> int:
     opts += ["SOLVER.MAX_ITER", str(args.steps), "SOLVER.STEPS", "()"]
     opts += ["SOLVER.CHECKPOINT_PERIOD", str(max(args.steps // 20, 1))]
     opts += ["TEST.EVAL_PERIOD", quarter, "OUTPUT_DIR", str(output), *args.opts]
-    run(parser().parse_args(["--config-file", str(CONFIG), *opts]), WatchedTrainer)
+    run(parser().parse_args(["--config-file", str(CONFIG), *opts]), watched_trainer())
     grown = report(output / TABLE)
     for sentence in grown:
         print(f"error: {sentence}", file=sys.stderr)
@@ -171,6 +175,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: long_run(args))
 
 

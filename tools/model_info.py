@@ -7,12 +7,7 @@ import argparse
 import fnmatch
 import sys
 
-import torch
-
-import lambda_det
-from lambda_det.errors import exit_status
-from lambda_det.modeling.complexity import measure
-from lambda_det.modeling.specs import PaperFigures, get_spec
+# lambda_det and PyTorch are imported in functions, so that --help answers at once
 
 EXAMPLES = """examples:
   tools/model_info.py                        all networks, at the image size of the paper's figures
@@ -37,7 +32,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def rows(patterns: list[str], image_size: int | None) -> list[list[str]]:
-    """One row per network whose name matches a pattern."""
+    """A row for each network whose name matches a pattern."""
+    import torch
+
+    import lambda_det
+    from lambda_det.modeling.complexity import measure
+    from lambda_det.modeling.specs import PaperFigures, get_spec
+
     names = []
     for pattern in patterns:
         matching = fnmatch.filter(lambda_det.list_models(), pattern)
@@ -47,7 +48,8 @@ def rows(patterns: list[str], image_size: int | None) -> list[list[str]]:
         spec = get_spec(name)
         size = image_size or spec.image_size
         with torch.device("meta"):
-            counted = measure(lambda_det.create_classifier(name), size)
+            model = lambda_det.create_classifier(name)
+        counted = measure(model, size)
         # Parameters don't depend on the image size; the paper's other figures do
         paper = spec.paper if size == spec.image_size else PaperFigures(spec.paper.params)
         table.append(
@@ -97,6 +99,8 @@ def print_table(table: list[list[str]], markdown: bool) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(
         lambda: print_table([HEADER, *rows(args.models, args.image_size)], args.markdown)
     )

@@ -8,11 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,10 +24,15 @@ def series(records: list[dict[str, float]], name: str) -> tuple[list[float], lis
 
 def draw(runs: dict[str, list[dict[str, float]]], picture: Path) -> None:
     """Losses at the left, AP or accuracy at the right, over the iterations, of runs by label."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), constrained_layout=True)
     for label, records in runs.items():
         for name in sorted({name for record in records for name in record}):
-            # of several runs the sum alone, or one would see no wood for trees
+            # The sum alone of several runs: all losses would be too many curves
             if "loss" in name and (len(runs) == 1 or name == "total_loss"):
                 width = 2 if name == "total_loss" and len(runs) == 1 else 1
                 left.plot(*series(records, name), label=label + name, lw=width)

@@ -2,8 +2,8 @@
 """Show that every shipped head learns: train each on generated shapes for minutes, and measure it.
 
 The shipped configurations run through tools/train_net.py with the sizes and the schedule of
-configs/quick/shapes_lambdaresnet26.yaml and a few keys of each head. One row for each head says
-what it reaches on held-out images; a head that stays below what it should reach is a failure.
+configs/quick/shapes_lambdaresnet26.yaml and a few keys of each head. A row for each head has its
+metrics on held-out images; a head that stays below what it should reach is a failure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from lambda_det.detection.data import make_panoptic_shapes, make_shapes
-from lambda_det.errors import ConfigError, UserError, exit_status
-from lambda_det.training.config_file import leaves
+# lambda_det is imported in functions, so that --help answers at once
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 QUICK = CONFIGS / "quick" / "shapes_lambdaresnet26.yaml"
@@ -31,11 +27,11 @@ EXAMPLES = """examples:
   python tools/try_heads.py --heads retinanet deeplab --output output/two
   python tools/try_heads.py --heads point_rend --steps 1000 --output output/longer
 
-The data goes to $DETECTRON2_DATASETS, else datasets; shapes that are there already are used.
+The data goes to $DETECTRON2_DATASETS, else datasets; shapes that exist are used.
 """
 
-# All anchors stand on one map, of stride 16. Regions out of its 1024 or 2048 channels take a CPU
-# long: fewer and smaller ones.
+# All anchors stand on one map, of stride 16. Regions of its 1024 or 2048 channels are slow on a
+# CPU: fewer and smaller ones.
 _WITHOUT_FPN = """
 MODEL.ANCHOR_GENERATOR.SIZES [[16,32,64,96]]
 MODEL.RPN.CONV_DIMS [64]
@@ -62,6 +58,10 @@ class Head:
 
     def opts(self) -> list[str]:
         """KEY VALUE pairs for the command line of tools/train_net.py."""
+        import yaml
+
+        from lambda_det.config import leaves
+
         quick = yaml.safe_load(QUICK.read_text())
         for key in ("_BASE_", "OUTPUT_DIR"):
             del quick[key]
@@ -136,7 +136,7 @@ MODEL.SEM_SEG_HEAD.ASPP_DILATIONS [2,4,6]
         "mask_rcnn_c4_lambdaresnet50",
         "shapes",
         # Hardly more than nothing, for a reason not found (docs/results.md); with Detectron2's own
-        # res5 in the heads it goes the same way
+        # res5 in the heads it is the same
         {"bbox/AP": 1.0, "segm/AP": 1.0},
         _WITHOUT_FPN
         + """
@@ -188,10 +188,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def try_heads(args: argparse.Namespace) -> int:
     """Train and measure one after the other; 1 if one has not learned."""
+    from lambda_det.detection.data import make_panoptic_shapes, make_shapes
+    from lambda_det.errors import ConfigError
+
     output = Path(args.output)
     for name in args.heads:
         if (output / name).exists():
-            raise ConfigError(f"{output / name} is there already; give another --output.")
+            raise ConfigError(f"{output / name} exists; give another --output.")
     root = os.getenv("DETECTRON2_DATASETS", "datasets")
     for folder, make in (("shapes", make_shapes), ("shapes_panoptic", make_panoptic_shapes)):
         if not Path(root, folder).exists():
@@ -219,6 +222,8 @@ def train(head: Head, folder: Path, steps: int, more: list[str]) -> dict[str, fl
     Raises:
         UserError: the command failed.
     """
+    from lambda_det.errors import UserError
+
     opts = [*head.opts(), "SOLVER.MAX_ITER", str(steps)]
     # the learning rate falls where it does in the quick schedule
     opts += ["SOLVER.STEPS", f"({int(0.73 * steps)}, {int(0.92 * steps)})"]
@@ -232,7 +237,7 @@ def train(head: Head, folder: Path, steps: int, more: list[str]) -> dict[str, fl
         text=True,
     )
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no word"])[-1].removeprefix("error: ")
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("error: ")
         raise UserError(f"Training in {folder} ended with status {done.returncode}: {reason}")
     metrics: dict[str, float] = {}
     for line in (folder / "metrics.json").read_text().splitlines():
@@ -242,6 +247,8 @@ def train(head: Head, folder: Path, steps: int, more: list[str]) -> dict[str, fl
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: try_heads(args))
 
 

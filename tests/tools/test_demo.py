@@ -1,4 +1,4 @@
-"""tools/demo.py: what it makes of the training, which is patched out here."""
+"""tools/demo.py, with the training replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ tool = load_tool("demo")
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Replace all that takes minutes; the run leaves the box APs that are put into the list."""
+    """Replace all that takes minutes; the run writes the box APs that are put into the list."""
     aps: list[float] = []
 
     def run(args):
@@ -26,15 +26,14 @@ def trained(monkeypatch):
         records.append({"iteration": 99, "total_loss": 1.0})
         (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
 
-    monkeypatch.setattr(tool, "make_shapes", lambda root: None)
-    monkeypatch.setattr(tool, "run", run)
-    monkeypatch.setattr(tool, "Predictor", lambda *args, **kwargs: None)
-    monkeypatch.setattr(tool, "plan_dataset", lambda *args, **kwargs: None)
-    monkeypatch.setattr(tool, "predict", lambda *args: None)
+    monkeypatch.setattr("lambda_det.detection.data.make_shapes", lambda root: None)
+    monkeypatch.setattr("lambda_det.detection.run", run)
+    for name in ("Predictor", "plan_dataset", "predict"):
+        monkeypatch.setattr(f"lambda_det.detection.predict.{name}", lambda *args, **kwargs: None)
     return aps
 
 
-def test_the_last_metrics_are_told(trained, tmp_path, capsys):
+def test_last_metrics_are_printed(trained, tmp_path, capsys):
     trained += [3.0, 52.0]
     assert tool.main(["--output", str(tmp_path / "run")]) == 0
     captured = capsys.readouterr()
@@ -42,16 +41,16 @@ def test_the_last_metrics_are_told(trained, tmp_path, capsys):
     assert tool.final_metrics(str(tmp_path / "run"))["total_loss"] == 1.0
 
 
-def test_a_detector_that_has_not_learned_is_a_failure(trained, tmp_path, capsys):
+def test_detector_that_has_not_learned(trained, tmp_path, capsys):
     trained += [52.0, 39.9]
     assert tool.main(["--output", str(tmp_path / "run")]) == 1
     assert "at least 40" in capsys.readouterr().err
 
 
-def test_a_mistake_is_one_sentence(trained, tmp_path, capsys, monkeypatch):
+def test_user_error(trained, tmp_path, capsys, monkeypatch):
     def refuse(root):
         raise DataError("There is no room.")
 
-    monkeypatch.setattr(tool, "make_shapes", refuse)
+    monkeypatch.setattr("lambda_det.detection.data.make_shapes", refuse)
     assert tool.main(["--output", str(tmp_path / "run")]) == 2
     assert capsys.readouterr().err == "error: There is no room.\n"

@@ -22,7 +22,7 @@ def weights(tmp_path_factory):
     return str(path)
 
 
-def test_a_backbone_by_name(weights, tmp_path, capsys):
+def test_backbone_by_name(weights, tmp_path, capsys):
     path = tmp_path / "b.ts"
     named = ["--model", "mobilenet_v2_lambda", "--weights", weights, "--sizes", "64x64,33x70"]
     assert tool.main([str(path), *named]) == 0
@@ -33,7 +33,8 @@ def test_a_backbone_by_name(weights, tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_a_detector_and_its_backbone(tmp_path, capsys):
+@pytest.mark.slow
+def test_detector_and_its_backbone(tmp_path, capsys):
     config, _ = save_run(tmp_path / "run")
     for name, extra in (("d.ts", []), ("b.ts", ["--backbone-only"])):
         path = str(tmp_path / name)
@@ -44,34 +45,32 @@ def test_a_detector_and_its_backbone(tmp_path, capsys):
         assert (tmp_path / f"{name}.json").exists()
 
 
-def test_a_failure_says_so(weights, tmp_path, capsys, monkeypatch):
+def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
     named = ["--model", "mobilenet_v2_lambda", "--weights", weights, "--sizes", "64x64"]
     assert tool.main([str(tmp_path / "b.ts"), *named]) == 1
-    assert "FAILED: it does not compute" in capsys.readouterr().out
+    assert "FAILED" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["b.txt", "--model", "mobilenet_v2_lambda", "--weights", "{w}"], "says no format"),
-        (["b.ts", "--model", "mobilenet", "--weights", "{w}"], "no model named 'mobilenet'"),
-        (["b.ts", "--model", "lambda_resnet26", "--weights", "no.pth"], "no checkpoint file"),
-        (["b.ts", "--config-file", "no.yaml"], "There is no config file no.yaml"),
+        (["b.txt", "--model", "mobilenet_v2_lambda", "--weights", "{w}"], "b.txt"),
+        (["b.ts", "--model", "mobilenet", "--weights", "{w}"], "'mobilenet'"),
+        (["b.ts", "--model", "lambda_resnet26", "--weights", "no.pth"], "no.pth"),
+        (["b.ts", "--config-file", "no.yaml"], "no.yaml"),
         (
             ["b.ts", "--model", "mobilenet_v2", "--weights", "{w}", "--images", "no.jpg"],
-            "no.jpg cannot be read",
+            "no.jpg",
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(
-    weights, arguments, words, tmp_path, monkeypatch, capsys
-):
+def test_refusals(weights, arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert tool.main([a.format(w=weights) for a in arguments]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: ") and words in captured.err
+    assert captured.err.startswith("error: ") and named in captured.err
     assert not list(tmp_path.iterdir())
 
 
@@ -79,6 +78,6 @@ def test_what_cannot_be_done_is_one_sentence(
     "arguments",
     [["b.ts"], ["b.ts", "--model", "x"], ["b.ts", "--config-file", "c", "--sizes", "64"]],
 )
-def test_a_wrong_command_line(arguments):
+def test_wrong_command_line(arguments):
     with pytest.raises(SystemExit, match="2"):
         tool.main(arguments)

@@ -1,4 +1,4 @@
-"""tools/model_info.py: a row per network, and a sentence for a name that is none."""
+"""tools/model_info.py: a row for each network, and an error for an unknown name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.tool import load_tool
 tool = load_tool("model_info")
 
 
-def test_a_row_per_network():
+def test_rows():
     patterns = ["lambda_resnet26", "*net50*", "lambda_resnet26"]
     table = tool.rows(patterns, image_size=64)
     others = [name for name in lambda_det.list_models() if "net50" in name]
@@ -22,14 +22,14 @@ def test_a_row_per_network():
     assert larger[1] == row[1] and float(larger[4]) > 3.5 * float(row[4])
 
 
-def test_a_markdown_table(capsys):
+def test_markdown(capsys):
     assert tool.main(["lambda_resnet50", "--image-size", "64", "--markdown"]) == 0
     head, rule, row = capsys.readouterr().out.strip().splitlines()
     assert row.startswith("| lambda_resnet50 |")
     assert head.count("|") == rule.count("|") == row.count("|")
 
 
-def test_an_unknown_name_is_one_sentence(capsys):
+def test_unknown_name(capsys):
     assert tool.main(["lambda_resnet51"]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and "lambda_resnet50" in captured.err

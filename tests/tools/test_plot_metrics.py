@@ -17,7 +17,7 @@ RECORDS = [
 ]
 
 
-def test_a_picture_is_written(tmp_path, capsys):
+def test_picture(tmp_path, capsys):
     lines = [json.dumps(record) for record in RECORDS]
     (tmp_path / "metrics.json").write_text("\n".join(lines) + "\n")
     picture = tmp_path / "curve.png"
@@ -29,12 +29,12 @@ def test_a_picture_is_written(tmp_path, capsys):
         assert (half.max(2).astype(int) - half.min(2) > 100).sum() > 10
 
 
-def test_a_value_that_is_missing_at_times():
+def test_series_of_a_metric_that_is_sometimes_missing():
     assert tool.series(RECORDS, "total_loss") == ([19, 39], [3.0, 2.0])
     assert tool.series(RECORDS, "bbox/AP") == ([39], [40.0])
 
 
-def test_a_folder_without_a_run(tmp_path, capsys):
+def test_folder_without_a_run(tmp_path, capsys):
     assert tool.main([str(tmp_path), str(tmp_path / "curve.png")]) == 2
     assert "metrics.json" in capsys.readouterr().err
     assert not (tmp_path / "curve.png").exists()

@@ -1,4 +1,4 @@
-"""tools/try_heads.py: a head is trained by the ordinary command and judged by what it reaches."""
+"""tools/try_heads.py: a head is trained by the ordinary command and judged by its metrics."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ def shapes(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_head_is_trained_and_measured_and_has_not_learned_in_one_step(shapes, capsys):
+@pytest.mark.slow
+def test_head_that_has_not_learned_in_one_step(shapes, capsys):
     flags = ["--heads", "deeplab", "--steps", "1", "--output", str(shapes / "out")]
     assert tool.main([*flags, "--opts", *SMALL]) == 1
     captured = capsys.readouterr()
     assert captured.out.split()[:3] == ["deeplab", "1", "steps"]
     assert "sem_seg/mIoU" in captured.out
-    assert captured.err == "error: deeplab's sem_seg/mIoU should be at least 50\n"
-
+    assert captured.err.startswith("error: deeplab's sem_seg/mIoU") and "50" in captured.err
     assert tool.main(flags) == 2  # nothing is overwritten
-    assert "is there already" in capsys.readouterr().err
+    assert str(shapes / "out") in capsys.readouterr().err
 
 
-def test_a_failed_training_gives_its_reason(shapes, capsys):
+@pytest.mark.slow
+def test_training_that_fails(shapes, capsys):
     flags = ["--heads", "faster_rcnn", "--output", str(shapes / "out"), "--opts"]
     assert tool.main([*flags, "MODEL.LAMBDA_RESNET.SCOPE", "8"]) == 2
-    assert "ended with status 2" in (said := capsys.readouterr().err) and "odd" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "status 2" in message and "odd" in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("figure, status", [(19.9, 1), (20.0, 0), (float("nan"), 1)])
-def test_what_is_reached_decides(shapes, monkeypatch, capsys, figure, status):
+def test_metric_decides(shapes, monkeypatch, capsys, figure, status):
     head = dataclasses.replace(tool.HEADS["faster_rcnn"], reaches={"bbox/AP": 20.0})
     monkeypatch.setitem(tool.HEADS, "faster_rcnn", head)
     monkeypatch.setattr(tool, "train", lambda *args: {"bbox/AP": figure})
@@ -54,7 +55,7 @@ def test_what_is_reached_decides(shapes, monkeypatch, capsys, figure, status):
 
 
 @pytest.mark.parametrize("name", tool.HEADS)
-def test_the_quick_sizes_are_read_over_the_shipped_file(name):
+def test_quick_sizes_fit_the_shipped_file(name):
     head = tool.HEADS[name]
     file = str(tool.CONFIGS / f"{head.config}.yaml")
     cfg = load_config(argparse.Namespace(config_file=file, opts=head.opts()))
@@ -62,7 +63,7 @@ def test_the_quick_sizes_are_read_over_the_shipped_file(name):
     assert (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) == (f"{head.data}_train", f"{head.data}_val")
 
 
-def test_every_shipped_head_is_tried():
+def test_all_shipped_heads_are_in_the_table():
     others = {path.stem for path in tool.CONFIGS.glob("*_lambdaresnet50.yaml")}
     assert {head.config for head in tool.HEADS.values()} == others - {"mask_rcnn_lambdaresnet50"}
 
