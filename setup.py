@@ -40,6 +40,8 @@ setup(
         "simplejpeg>=1.8",
         # TensorFlow's RMSProp, and teachers for pseudo-labels.
         "timm>=1.0.12",
+        # Downloads published weights; timm needs it, too.
+        "huggingface_hub>=0.17",
         # The fixed-size crop of polygons imports it, and no Detectron2 asks for it.
         "shapely>=2.0",
         # What Detectron2 itself imports.

@@ -25,6 +25,7 @@ if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMM
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
         from lambda_det.config import add_lambda_config
         from lambda_det.detection.config_files import detectron2_config, get_config
+        from lambda_det.export.public import register_public_weights
         from lambda_det.layers import LambdaLayer
         from lambda_det.modeling import (
             LambdaResNet,
@@ -32,6 +33,8 @@ if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMM
             create_classifier,
             list_models,
         )
+
+    register_public_weights()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -17,10 +17,11 @@ from lambda_det.export.identify import (
     find_checkpoint,
     network_of_config,
 )
+from lambda_det.export.public import read_source
 from lambda_det.export.verify import load_target
 from lambda_det.weights.backbone_file import check_target
-from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.provenance import format_options
+from lambda_det.weights.public import is_public
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
@@ -30,6 +31,8 @@ EXAMPLES = """examples:
       also load the file into that detector, and compare every tensor and the features
   %(prog)s output/mask_rcnn output/backbone.safetensors
       the backbone of a detector, from the last checkpoint of its run
+  %(prog)s timm://resnetrs101.tf_in1k output/resnetrs101.pth
+      published weights; the pixel settings are folded as for a classifier of ours
   %(prog)s output/backbone.pth output/backbone.pkl
       a backbone file in another format
 
@@ -53,8 +56,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "checkpoint",
-        help="of a classifier or a detector, with FPN or without; or the folder of a run, for its "
-        "last checkpoint",
+        help="of a classifier or a detector, with FPN or without; the folder of a run, for its "
+        "last checkpoint; a file of timm or torchvision; or published weights: timm://NAME, "
+        "torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
     )
     parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
     parser.add_argument(
@@ -89,11 +93,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> int:
     target = load_target(args.verify_config) if args.verify_config else None
-    path = find_checkpoint(args.checkpoint)
+    path = args.checkpoint if is_public(args.checkpoint) else find_checkpoint(args.checkpoint)
     if Path(args.output).resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
     check_target(args.output, overwrite=args.overwrite)
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_source(path)
     content = extract_backbone(
         checkpoint,
         weights=args.weights,
@@ -152,6 +156,7 @@ def describe(content: Mapping[str, Any], path: str) -> str:
         "file": path,
         "model": f"{network}, {_KNOWN_FROM[meta['known_from']]}",
         "stages": ", ".join(meta["stages"]),
+        "source": f"{meta.get('source')}, licence {meta.get('license') or 'not stated'}",
         "weights": "averaged (EMA)" if meta["weights"] == "ema" else "raw",
         "accuracy": accuracy or "not recorded in the checkpoint",
         "statistics": _STATISTICS[meta["statistics"]],
@@ -159,6 +164,8 @@ def describe(content: Mapping[str, Any], path: str) -> str:
         "sha256": meta["sha256"],
         "pixels": ", ".join(pixels) + (" (input normalisation folded)" if meta["folded"] else ""),
     }
+    if meta.get("source") is None:
+        del rows["source"]
     return "\n".join(f"{name + ':':<12}{value}" for name, value in rows.items())
 
 

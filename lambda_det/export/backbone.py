@@ -25,7 +25,6 @@ from lambda_det.weights.names import compare, is_counter, named_as_in, tensors_o
 from lambda_det.weights.provenance import (
     AUTHOR,
     FORMAT,
-    PixelSettings,
     check_provenance,
     checksum,
     format_options,
@@ -45,6 +44,7 @@ _RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", 
 _PLACES = ("backbone.bottom_up.", "backbone.", "")
 _STAGE_IN_HEADS = "roi_heads.res5."
 _PARTS = ("stem", *STAGES)
+_UNKNOWN_PIXELS = dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
 
 
 def extract_backbone(
@@ -105,9 +105,12 @@ def extract_backbone(
         "model": network.model,
         "options": dict(network.options),
         "stages": [part for part in _PARTS if any(n.startswith(f"{part}.") for n in state)],
-        **_pixel_meta(network.pixels),
+        **(network.pixels.as_meta() if network.pixels else _UNKNOWN_PIXELS),
         "recipe": recipe.get("config", "") if isinstance(recipe, Mapping) else None,
         "known_from": network.known_from,
+        # Of published weights
+        "source": recipe.get("source") if isinstance(recipe, Mapping) else None,
+        "license": recipe.get("license") if isinstance(recipe, Mapping) else None,
         "weights": chosen,
         "folded": fold_input,
         "accuracy": _accuracy(checkpoint, chosen),
@@ -277,16 +280,6 @@ def _check_trained(state: Mapping[str, Tensor], source: str) -> None:
                 f"The statistics {name} in {source} have their initial values, 0 and 1: the "
                 "weights were never trained, or their statistics never computed."
             )
-
-
-def _pixel_meta(pixels: PixelSettings | None) -> dict[str, Any]:
-    if pixels is None:
-        return dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
-    return {
-        "input_format": pixels.format,
-        "pixel_mean": list(pixels.mean),
-        "pixel_std": list(pixels.std),
-    }
 
 
 def export_backbone(

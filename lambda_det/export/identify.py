@@ -202,7 +202,7 @@ def _network(created_as: tuple[str, Mapping[str, Any]], pixels: PixelSettings) -
     return KnownNetwork(name, options, pixels, "configuration")
 
 
-def identify(state: Mapping[str, Tensor], source: str) -> KnownNetwork:
+def identify(state: Mapping[str, Tensor], source: str, *, imported: bool = False) -> KnownNetwork:
     """Identify the network of a backbone by the names and shapes of its tensors.
 
     Options that do not show in them are assumed to have their defaults.
@@ -210,6 +210,8 @@ def identify(state: Mapping[str, Tensor], source: str) -> KnownNetwork:
     Args:
         state: tensors under the backbone's own names. Whole stages may be missing.
         source: name of the checkpoint for messages.
+        imported: the names were those of timm or torchvision, so Detectron2's own ResNet is ruled
+            out.
 
     Raises:
         WeightsError: no network matches, or the tensors do not determine it.
@@ -219,7 +221,7 @@ def identify(state: Mapping[str, Tensor], source: str) -> KnownNetwork:
     similar = [name for name, spec in SPECS.items() if _similar(spec, state)]
     for name, options in ((n, o) for o in (default, inferred) for n in similar):
         if fits(name, options, state):
-            _check_unambiguous(name, options, source)
+            _check_unambiguous(name, options, source, imported)
             return KnownNetwork(name, options, None, "tensors")
     raise WeightsError(
         f"{source} holds no known backbone: no network of tools/model_info.py has the tensors "
@@ -227,9 +229,14 @@ def identify(state: Mapping[str, Tensor], source: str) -> KnownNetwork:
     )
 
 
-def _check_unambiguous(name: str, options: Mapping[str, Any], source: str) -> None:
+def _check_unambiguous(name: str, options: Mapping[str, Any], source: str, imported: bool) -> None:
     spec = SPECS[name]
-    if isinstance(spec, ResNetSpec) and spec.design == "vanilla" and not spec.lambda_blocks:
+    if (
+        not imported
+        and isinstance(spec, ResNetSpec)
+        and spec.design == "vanilla"
+        and not spec.lambda_blocks
+    ):
         raise WeightsError(
             f"{source} may hold Detectron2's own ResNet or lambda_det's {name}, whose tensors have "
             "equal names and shapes; give its configuration with --config."

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from detectron2.utils.file_io import PathManager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.files import replace_file
 from lambda_det.weights.formats import WRITERS, read_checkpoint
+from lambda_det.weights.import_names import import_weights
 from lambda_det.weights.names import compare, fitting, named_as_in, tensors_only
 from lambda_det.weights.provenance import (
     AUTHOR,
@@ -24,6 +26,7 @@ from lambda_det.weights.provenance import (
     named_network,
     wanted_pixels,
 )
+from lambda_det.weights.public import is_public
 
 __all__ = [
     "check_target",
@@ -158,7 +161,9 @@ def load_backbone_weights(
 
     Args:
         backbone: any module.
-        path: a backbone file, the checkpoint of a classifier or a detector, or a state dict. Of a
+        path: a backbone file, the checkpoint of a classifier or a detector, a state dict, a file of
+            timm or torchvision, or a URL of published weights (see
+            :func:`lambda_det.weights.public.fetch`), which stands for a backbone file. Of a
             classifier the averaged weights are loaded if there are any. Prefixes of names are
             removed, see :func:`lambda_det.weights.names.bare_name`.
         name: of the model. A file that records another name is refused.
@@ -170,7 +175,8 @@ def load_backbone_weights(
         WeightsError: the file cannot be read or was changed, or a tensor is missing or has another
             shape. The backbone is unchanged then.
     """
-    content = read_checkpoint(path)
+    file = PathManager.get_local_path(str(path)) if is_public(path) else path
+    content = import_weights(read_checkpoint(file), path)
     check_provenance(content, path)
     there, options = named_network(content)
     if name is not None and there not in (None, name):

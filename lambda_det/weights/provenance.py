@@ -61,6 +61,14 @@ class PixelSettings:
             "MODEL.PIXEL_STD": list(self.std),
         }
 
+    def as_meta(self) -> dict[str, str | list[float]]:
+        """The settings as they are recorded in files of weights."""
+        return {
+            "input_format": self.format,
+            "pixel_mean": list(self.mean),
+            "pixel_std": list(self.std),
+        }
+
     def __str__(self) -> str:
         return ", ".join(f"{key} {value}" for key, value in self.by_key().items())
 

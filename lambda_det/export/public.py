@@ -1,0 +1,117 @@
+"""Published weights as checkpoints to export, and as files for Detectron2's checkpointer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from detectron2.utils.file_io import PathManager
+from iopath.common.file_io import PathHandler, get_cache_dir
+
+import lambda_det
+from lambda_det.errors import WeightsError, listed
+from lambda_det.export.backbone import export_backbone, extract_backbone
+from lambda_det.export.identify import identify
+from lambda_det.weights.backbone_file import read_backbone
+from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.import_names import import_weights
+from lambda_det.weights.provenance import wanted_pixels
+from lambda_det.weights.public import SCHEMES, fetch, is_public, read_public
+
+__all__ = ["PublicWeights", "read_source", "register_public_weights"]
+
+logger = logging.getLogger(__name__)
+
+
+def read_source(path: str) -> dict[str, Any]:
+    """Read a checkpoint to export: one of ours, of timm or of torchvision.
+
+    Args:
+        path: a file, or a URL of :func:`lambda_det.weights.public.fetch`.
+
+    Returns:
+        The content of the file. Weights of timm and torchvision become the checkpoint of a
+        classifier, whose recipe names the network, the pixel settings, the source and the licence.
+
+    Raises:
+        ConfigError: there are no such published weights.
+        WeightsError: the file cannot be read, or its network is none of ours.
+    """
+    if is_public(path):
+        content, public = read_public(path)
+        logger.info(public.describe())
+        model, top1 = public.model, public.top1
+    else:
+        content, model, top1 = import_weights(read_checkpoint(path), path), None, None
+    meta = content.get("meta", {})
+    if "imported" not in meta:
+        return content
+    state = {name.removeprefix("backbone."): t for name, t in content["model"].items()}
+    if "linear.weight" not in state:
+        raise WeightsError(
+            f"{path} ({meta['imported']}) has no classifier, so nothing shows that it is complete; "
+            "use weights with one."
+        )
+    options: dict[str, Any] = {}
+    if model is None:
+        features = {name: t for name, t in state.items() if not name.startswith("linear.")}
+        network = identify(features, path, imported=True)
+        model, options = network.model, dict(network.options)
+    recipe = {
+        "model": model,
+        "options": options,
+        "num_classes": len(state["linear.weight"]),
+        **wanted_pixels(content).as_meta(),
+        "source": meta.get("source", meta["imported"]),
+        "license": meta.get("license"),
+    }
+    results = {"published": {"raw": {"top1": top1}}} if top1 else {}
+    return {"model": content["model"], "recipe": recipe, "results": results}
+
+
+class PublicWeights(PathHandler):
+    """Lets any project of Detectron2 name published weights, such as "timm://resnetrs101.tf_in1k".
+
+    The local path of such a URL is a verified backbone file for Detectron2's default pixel
+    settings, in iopath's cache. A file of lambda_det on the Hugging Face Hub stays as it is.
+    """
+
+    def _get_supported_prefixes(self) -> list[str]:
+        return list(SCHEMES)
+
+    def _get_local_path(self, path: str, force: bool = False, **kwargs: Any) -> str:
+        name = path.replace("://", "_").replace("/", "_")
+        target = Path(get_cache_dir(), "lambda_det", f"{name}_{lambda_det.__version__}.pth")
+        if target.is_file() and not force and _is_intact(target):
+            return str(target)
+        checkpoint = read_source(path)
+        if "source" not in checkpoint.get("recipe", {}):
+            return fetch(path).local_path()
+        content = extract_backbone(checkpoint, source=path)
+        report = export_backbone(content, target, checkpoint=checkpoint, overwrite=True)
+        if not report.passed:
+            raise WeightsError(f"{path} cannot be converted: {listed(report.offenders)}.")
+        return str(target)
+
+    def _isfile(self, path: str, **kwargs: Any) -> bool:
+        return Path(self._get_local_path(path)).is_file()
+
+    def _exists(self, path: str, **kwargs: Any) -> bool:
+        return self._isfile(path)
+
+    def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any):
+        return open(self._get_local_path(path), mode, buffering=buffering)
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        read_backbone(path)
+    except WeightsError:
+        return False
+    return True
+
+
+def register_public_weights() -> None:
+    """Make timm://, torchvision:// and hf:// known to Detectron2 in this process."""
+    PathManager.register_handler(PublicWeights(), allow_override=True)

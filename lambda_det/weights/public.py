@@ -1,0 +1,240 @@
+"""Weights that timm, torchvision and the Hugging Face Hub publish: names, licences, downloads."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from iopath.common.file_io import get_cache_dir
+
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.import_names import IMAGENET_PIXELS, import_weights
+from lambda_det.weights.provenance import PixelSettings
+
+__all__ = ["SCHEMES", "PublicFile", "fetch", "is_public", "read_public"]
+
+# Their networks that are ours, too
+_TIMM = {
+    **{f"resnetrs{depth}": f"resnet_rs{depth}_se" for depth in (101, 152)},
+    "resnet50": "resnet50",
+    "mobilenetv2_100": "mobilenet_v2",
+}
+_TORCHVISION = {"ResNet50_Weights": "resnet50", "MobileNet_V2_Weights": "mobilenet_v2"}
+
+# Top-1 accuracy in percent and side of the images: timm's results/results-imagenet.csv (August
+# 2026), at the size where it is best
+_TIMM_TOP1 = {
+    "resnetrs50.tf_in1k": (79.934, 224),
+    "resnetrs101.tf_in1k": (82.288, 288),
+    "resnetrs152.tf_in1k": (83.710, 320),
+    "resnetrs200.tf_in1k": (84.448, 320),
+    "resnetrs270.tf_in1k": (84.438, 352),
+    "resnetrs350.tf_in1k": (84.710, 384),
+    "resnetrs420.tf_in1k": (85.010, 416),
+    "resnet50.a1_in1k": (81.240, 288),
+    "resnet50.a1h_in1k": (80.654, 224),
+    "resnet50.a2_in1k": (80.774, 288),
+    "resnet50.a3_in1k": (78.052, 224),
+    "resnet50.am_in1k": (79.004, 224),
+    "resnet50.b1k_in1k": (80.708, 288),
+    "resnet50.b2k_in1k": (80.466, 288),
+    "resnet50.bt_in1k": (79.652, 288),
+    "resnet50.c1_in1k": (80.928, 288),
+    "resnet50.c2_in1k": (80.862, 288),
+    "resnet50.d_in1k": (81.012, 288),
+    "resnet50.fb_ssl_yfcc100m_ft_in1k": (79.252, 224),
+    "resnet50.fb_swsl_ig1b_ft_in1k": (81.146, 224),
+    "resnet50.gluon_in1k": (77.580, 224),
+    "resnet50.ra_in1k": (79.864, 288),
+    "resnet50.ram_in1k": (79.982, 288),
+    "resnet50.tv2_in1k": (80.846, 224),
+    "resnet50.tv_in1k": (76.156, 224),
+    "mobilenetv2_100.ra_in1k": (72.910, 224),
+    "lambda_resnet26t.c1_in1k": (79.126, 256),
+    "lambda_resnet26rpt_256.c1_in1k": (78.960, 256),
+    "lambda_resnet50ts.a1h_in1k": (81.184, 256),
+}
+
+
+@dataclass(frozen=True)
+class PublicFile:
+    """A file of published weights.
+
+    Attributes:
+        url: such as "timm://resnetrs101.tf_in1k".
+        origin: address to download the file from.
+        place: where to put it on a machine that cannot download it.
+        download: returns the path of the file, after a download if need be.
+        model: our name of the network; None if only the tensors show it.
+        license: as its publisher states it.
+        top1: published top-1 accuracy on ImageNet in percent, None if there is none.
+        image_size: side of the images that ``top1`` is for.
+        pixels: None if only the tensors show them.
+    """
+
+    url: str
+    origin: str
+    place: Path
+    download: Callable[[], str]
+    model: str | None = None
+    license: str | None = None
+    top1: float | None = None
+    image_size: int | None = None
+    pixels: PixelSettings | None = None
+
+    def local_path(self) -> str:
+        """The path of the file on this machine.
+
+        Raises:
+            WeightsError: it cannot be downloaded.
+        """
+        if self.place.is_file():
+            return str(self.place)
+        try:
+            return self.download()
+        except Exception as error:  # each library and its HTTP client have errors of their own
+            raise WeightsError(
+                f"{self.url} cannot be downloaded ({type(error).__name__}): download {self.origin} "
+                f"on another machine and put it at {self.place}."
+            ) from error
+
+    def describe(self) -> str:
+        """Source, licence and accuracy in one line."""
+        top1 = f", top-1 {self.top1:.1f} % at {self.image_size} pixels" if self.top1 else ""
+        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{top1}"
+
+
+def is_public(path: str | Path) -> bool:
+    """Whether ``path`` is a URL of this module."""
+    return str(path).startswith(tuple(SCHEMES))
+
+
+def fetch(url: str) -> PublicFile:
+    """Look up a URL of published weights. Nothing is downloaded yet.
+
+    Args:
+        url: "timm://NAME" or "timm://NAME.TAG", "torchvision://ENUM.MEMBER" or
+            "hf://OWNER/REPOSITORY/FILE".
+
+    Raises:
+        ConfigError: there are no such weights, or their network is none of ours.
+    """
+    scheme = next(scheme for scheme in SCHEMES if url.startswith(scheme))
+    return SCHEMES[scheme](url, url.removeprefix(scheme).strip("/"))
+
+
+def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
+    """Download and read published weights, with the names of our classifiers.
+
+    Returns:
+        The content, see :func:`lambda_det.weights.import_names.import_weights`, and its origin. A
+        file of lambda_det on the Hub is returned as it is.
+
+    Raises:
+        ConfigError: there are no such weights.
+        WeightsError: the file cannot be downloaded or read, or holds other names.
+    """
+    public = fetch(url)
+    path = public.local_path()
+    content = import_weights(read_checkpoint(path), path)
+    if public.model is not None:
+        if "imported" not in content.get("meta", {}):
+            raise WeightsError(f"{path} does not hold the tensors of {url}; download it again.")
+        content["meta"] |= {**public.pixels.as_meta(), "license": public.license, "source": url}
+    return content, public
+
+
+def _timm(url: str, name: str) -> PublicFile:
+    models = importlib.import_module("timm.models")  # imported on use, as it takes seconds
+    network, _, tag = name.partition(".")
+    known = [full for full in models.list_pretrained() if full.partition(".")[0] in _TIMM]
+    if network not in _TIMM or (tag and name not in known):
+        raise _no_such(url, name, known)
+    # Without a tag, timm's first one, as in timm
+    name = name if tag else next(full for full in known if full.partition(".")[0] == network)
+    about = models.get_pretrained_cfg(name)
+    top1, size = _TIMM_TOP1.get(name, (None, None))
+    scaled = ([round(255 * value, 6) for value in values] for values in (about.mean, about.std))
+    return PublicFile(
+        url,
+        *_on_hub(about.hf_hub_id, "model.safetensors", f"timm/{name}.safetensors"),
+        model=_TIMM[network],
+        license=about.license,
+        top1=top1,
+        image_size=size,
+        pixels=PixelSettings("RGB", *scaled),
+    )
+
+
+def _torchvision(url: str, name: str) -> PublicFile:
+    models = importlib.import_module("torchvision.models")
+    known = [
+        f"{enum}.{member}" for enum in _TORCHVISION for member in getattr(models, enum).__members__
+    ]
+    if name not in known:
+        raise _no_such(url, name, known)
+    weights = models.get_weight(name)
+    file = Path(urlparse(weights.url).path).name
+    place = Path(torch.hub.get_dir(), "checkpoints", file)  # torchvision's own cache
+
+    def download() -> str:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        digest = file.rpartition("-")[2].partition(".")[0]
+        torch.hub.download_url_to_file(weights.url, str(place), hash_prefix=digest, progress=False)
+        return str(place)
+
+    return PublicFile(
+        url,
+        weights.url,
+        place,
+        download,
+        model=_TORCHVISION[name.partition(".")[0]],
+        license="BSD-3-Clause, that of torchvision's code",
+        top1=weights.meta["_metrics"]["ImageNet-1K"]["acc@1"],
+        image_size=weights.transforms().crop_size[0],
+        pixels=IMAGENET_PIXELS,
+    )
+
+
+def _hub(url: str, name: str) -> PublicFile:
+    parts = name.split("/")
+    if len(parts) < 3:
+        raise ConfigError(f"{url} must have the form hf://OWNER/REPOSITORY/FILE.")
+    repository, file = "/".join(parts[:2]), "/".join(parts[2:])
+    license = f"see https://huggingface.co/{repository}"
+    return PublicFile(url, *_on_hub(repository, file, f"hf/{name}"), license=license)
+
+
+def _on_hub(repository: str, file: str, place: str) -> tuple[str, Path, Callable[[], str]]:
+    """Address, place and download of a file on the Hugging Face Hub."""
+
+    def download() -> str:
+        from huggingface_hub import hf_hub_download
+
+        return hf_hub_download(repository, file)
+
+    origin = f"https://huggingface.co/{repository}/resolve/main/{file}"
+    return origin, Path(get_cache_dir(), "lambda_det", place), download
+
+
+def _no_such(url: str, name: str, known: Sequence[str]) -> ConfigError:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
+    scheme = url.removesuffix(name)
+    return ConfigError(
+        f"{url} names no weights of a network that lambda_det has; near names are "
+        f"{', '.join(scheme + other for other in near)}."
+    )
+
+
+SCHEMES: Mapping[str, Callable[[str, str], PublicFile]] = {
+    "timm://": _timm,
+    "torchvision://": _torchvision,
+    "hf://": _hub,
+}

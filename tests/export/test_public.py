@@ -1,0 +1,120 @@
+"""Published weights in detectors: by Detectron2's own checkpointer, and as exported files."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.utils.file_io import PathManager
+from safetensors.torch import save_file
+from torch import nn
+
+import lambda_det
+from lambda_det.errors import WeightsError
+from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.public import read_source
+from lambda_det.weights.backbone_file import read_backbone, save_backbone
+from lambda_det.weights.public import fetch
+from tests.tool import load_tool
+from tests.weights.public_networks import make
+
+tool = load_tool("export_backbone")
+URL = "timm://mobilenetv2_100.ra_in1k"
+
+
+@pytest.fixture(scope="module")
+def network():
+    return make("timm", "mobilenetv2_100")
+
+
+@pytest.fixture
+def placed(network, tmp_path, monkeypatch):
+    """The file of ``URL`` where a download would be; returns the cache."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    place = fetch(URL).place
+    place.parent.mkdir(parents=True)
+    save_file(network.state_dict(), place)
+    return tmp_path / "cache" / "lambda_det"
+
+
+@torch.no_grad()
+def assert_computes_the_same(backbone, network):
+    """On BGR pixels less their mean what timm's network computes on normalised RGB pixels."""
+    image = torch.randint(0, 256, (1, 3, 65, 81)).double()
+    mean, std = [torch.tensor(v).view(3, 1, 1).double() for v in PIXELS]
+    expected = network.double().forward_features((image - mean) / std)
+    found = backbone.double().eval()(image.flip(1) - mean.flip(0))["res5"]
+    network.float()
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+PIXELS = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+
+
+def test_detectron2_s_own_checkpointer_loads_it(placed, network):
+    backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",))
+    DetectionCheckpointer(nn.ModuleDict({"backbone": backbone})).load(URL)
+    assert_computes_the_same(backbone, network)
+    assert PathManager.isfile(URL)
+
+
+def test_create_backbone_loads_it_and_the_conversion_is_kept(placed, network, caplog):
+    with caplog.at_level("INFO"):
+        backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",), URL)
+    assert backbone.pixel_settings.format == "BGR" and backbone.pixel_settings.std == [1.0] * 3
+    assert "apache-2.0" in caplog.text and "72.9" in caplog.text
+    assert_computes_the_same(backbone, network)
+    (converted,) = placed.glob("*.pth")
+    meta = read_backbone(converted)["meta"]
+    assert (meta["source"], meta["license"]) == (URL, "apache-2.0")
+    assert meta["accuracy"] == {"published": {"top1": 72.91}}
+    time = converted.stat().st_mtime_ns
+    PathManager.get_local_path(URL)
+    assert converted.stat().st_mtime_ns == time
+    converted.write_bytes(b"cut short")
+    read_backbone(PathManager.get_local_path(URL))
+
+
+def test_weights_of_another_network(placed):
+    with pytest.raises(WeightsError, match=r"mobilenet_v2.*resnet50"):
+        lambda_det.create_backbone("resnet50", weights=URL)
+
+
+def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, capsys):
+    assert tool.main([URL, str(tmp_path / "a.pth")]) == 0
+    out = capsys.readouterr().out
+    for part in (URL, "apache-2.0", "top1 72.91", "INPUT.FORMAT BGR"):
+        assert part in out
+    plain = tmp_path / "downloaded.pth"
+    torch.save(network.state_dict(), plain)
+    assert tool.main([str(plain), str(tmp_path / "b.pth"), "--no-fold"]) == 0
+    assert "MobileNet-v2 of timm" in capsys.readouterr().out
+    one, other = (read_backbone(tmp_path / f"{name}.pth") for name in "ab")
+    assert one["meta"]["model"] == other["meta"]["model"] == "mobilenet_v2"
+    assert one["meta"]["folded"] and not other["meta"]["folded"]
+    assert tool.main([URL.replace("100", "1000"), str(tmp_path / "c.pth")]) == 2
+    assert URL in capsys.readouterr().err and not (tmp_path / "c.pth").exists()
+
+
+def test_torchvision_s_resnet50_is_not_taken_for_detectron2_s(tmp_path):
+    network = make("torchvision", "resnet50")
+    torch.save(network.state_dict(), tmp_path / "resnet50.pth")
+    content = extract_backbone(read_source(str(tmp_path / "resnet50.pth")))
+    assert content["meta"]["model"] == "resnet50" and content["meta"]["folded"]
+
+
+def test_weights_without_a_classifier(network, tmp_path):
+    state = {n: t for n, t in network.state_dict().items() if "classifier" not in n}
+    torch.save(state, tmp_path / "features.pth")
+    with pytest.raises(WeightsError, match=r"features\.pth"):
+        read_source(str(tmp_path / "features.pth"))
+
+
+def test_a_file_of_ours_on_the_hub_stays_as_it_is(placed):
+    url = "hf://owner/name/backbone.pth"
+    place = fetch(url).place
+    place.parent.mkdir(parents=True)
+    save_backbone(extract_backbone(read_source(URL)), place)
+    assert PathManager.get_local_path(url) == str(place)
+    backbone = lambda_det.create_backbone("mobilenet_v2", weights=url)
+    assert backbone.pixel_settings.format == "BGR"

@@ -1,0 +1,75 @@
+"""Networks of timm and torchvision against ours with their weights, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lambda_det
+from lambda_det.errors import WeightsError
+from lambda_det.weights.backbone_file import load_backbone_weights
+from lambda_det.weights.import_names import import_weights
+from tests.weights.public_networks import make
+
+SIZES = ((64, 64), (65, 97), (33, 50))
+
+
+def slow(*row):
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("library", "theirs", "ours"),
+    [
+        ("timm", "mobilenetv2_100", "mobilenet_v2"),
+        ("torchvision", "mobilenet_v2", "mobilenet_v2"),
+        ("torchvision", "resnet50", "resnet50"),
+        slow("timm", "resnet50", "resnet50"),
+        slow("timm", "resnetrs101", "resnet_rs101_se"),
+        slow("timm", "resnetrs152", "resnet_rs152_se"),
+    ],
+)
+@torch.no_grad()
+def test_the_output_is_theirs(library, theirs, ours):
+    network = make(library, theirs).double()
+    content = import_weights(network.state_dict(), "w.pth")
+    own = lambda_det.create_classifier(ours).double().eval()
+    missing, unexpected = own.load_state_dict(content["model"], strict=False)
+    assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing)
+    for size in SIZES:
+        image = torch.randn(1, 3, *size, dtype=torch.float64)
+        expected = network(image)
+        assert (own(image) - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def mobilenet():
+    return make("torchvision", "mobilenet_v2")
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s}, lambda s: {"model": s}])
+def test_a_plain_file_is_loaded_into_a_backbone(mobilenet, tmp_path, wrap):
+    torch.save(wrap(mobilenet.state_dict()), tmp_path / "w.pth")
+    backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",), tmp_path / "w.pth").eval()
+    assert backbone.pixel_settings.format == "RGB"
+    assert backbone.pixel_settings.std == [58.395, 57.12, 57.375]
+    image = torch.randn(1, 3, 40, 50)
+    with torch.no_grad():
+        assert torch.equal(backbone(image)["res5"], mobilenet.features(image))
+
+
+def test_another_network_is_refused_and_changes_nothing(mobilenet, tmp_path):
+    torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
+    backbone = lambda_det.create_backbone("lambda_resnet26", scope=3)
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    with pytest.raises(WeightsError, match=r"w\.pth"):
+        load_backbone_weights(backbone, tmp_path / "w.pth")
+    assert all(torch.equal(tensor, before[n]) for n, tensor in backbone.state_dict().items())
+
+
+def test_other_files_stay_as_they_are():
+    for model in (nn.Linear(2, 2), lambda_det.create_backbone("lambda_resnet26", scope=3)):
+        content = {"model": model.state_dict(), "iteration": 3}
+        assert import_weights(content, "w.pth") == content
+    assert import_weights({"state_dict": 3}, "w.pth") == {"state_dict": 3}

@@ -1,0 +1,99 @@
+"""URLs of published weights: what they name, and what happens without a connection."""
+
+from __future__ import annotations
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.weights.public import fetch, is_public, read_public
+from tests.weights.public_networks import make
+
+TIMM, TORCHVISION = "timm://mobilenetv2_100.ra_in1k", "torchvision://MobileNet_V2_Weights."
+
+
+@pytest.fixture(autouse=True)
+def no_connection(tmp_path, monkeypatch):
+    """Empty caches, and every download fails."""
+
+    def fail(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "iopath"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+
+
+@pytest.mark.parametrize(
+    ("url", "model", "license", "top1", "size"),
+    [
+        (TIMM, "mobilenet_v2", "apache-2.0", 72.91, 224),
+        ("timm://resnetrs101", "resnet_rs101_se", "apache-2.0", 82.288, 288),
+        ("timm://resnet50.fb_ssl_yfcc100m_ft_in1k", "resnet50", "cc-by-nc-4.0", 79.252, 224),
+        ("torchvision://ResNet50_Weights.IMAGENET1K_V2", "resnet50", "BSD-3", 80.858, 224),
+    ],
+)
+def test_what_is_known_before_the_download(url, model, license, top1, size):
+    public = fetch(url)
+    assert is_public(url) and public.model == model and license in public.license
+    assert (public.top1, public.image_size) == (top1, size)
+    assert public.pixels.by_key() == {
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+        "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    }
+    assert url in public.describe() and f"{top1:.1f}" in public.describe()
+
+
+@pytest.mark.parametrize(
+    ("url", "near"),
+    [
+        ("timm://resnetrs10l.tf_in1k", "timm://resnetrs101.tf_in1k"),
+        ("timm://resnet50.a9_in1k", "timm://resnet50.a"),
+        ("timm://vit_base_patch16_224", "timm://"),
+        ("torchvision://ResNet50_Weights.V3", "torchvision://ResNet50_Weights.IMAGENET1K_V"),
+        ("torchvision://ResNet101_Weights.IMAGENET1K_V2", "torchvision://ResNet50_Weights"),
+        ("hf://owner/repository", "hf://OWNER/REPOSITORY/FILE"),
+    ],
+)
+def test_unknown_names(url, near):
+    with pytest.raises(ConfigError) as caught:
+        fetch(url)
+    assert url in str(caught.value) and near in str(caught.value).replace(url, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "place"),
+    [
+        (TIMM, "https://huggingface.co/timm/mobilenetv2_100.ra_in1k/", "timm/mobilenetv2_100"),
+        (f"{TORCHVISION}IMAGENET1K_V1", "https://download.pytorch.org/models/", "mobilenet_v2-"),
+        ("hf://owner/name/sub/w.pth", "https://huggingface.co/owner/name/", "hf/owner/name/sub/w"),
+    ],
+)
+def test_without_a_connection_the_file_and_its_place_are_named(url, origin, place, tmp_path):
+    with pytest.raises(WeightsError) as caught:
+        read_public(url)
+    message = str(caught.value)
+    assert all(part in message for part in (url, origin, str(tmp_path), place))
+    assert "\n" not in message
+
+
+def test_a_file_that_was_put_there_is_read():
+    network = make("timm", "mobilenetv2_100")
+    public = fetch(TIMM)
+    public.place.parent.mkdir(parents=True)
+    save_file(network.state_dict(), public.place)
+    content, _ = read_public(TIMM)
+    assert torch.equal(content["model"]["backbone.linear.bias"], network.classifier.bias)
+    assert content["meta"]["source"] == TIMM and content["meta"]["license"] == "apache-2.0"
+
+
+def test_a_file_of_something_else_in_its_place():
+    public = fetch(TIMM)
+    public.place.parent.mkdir(parents=True)
+    save_file({"a": torch.zeros(1)}, public.place)
+    with pytest.raises(WeightsError, match=r"mobilenetv2_100\.ra_in1k\.safetensors"):
+        read_public(TIMM)
