@@ -1,6 +1,7 @@
-"""Two thousand broken data sets: each is used, or refused by an error that names what is wrong.
+"""Broken data sets: each is used, or refused by an error that names what is wrong.
 
-`python -m tests.detection.data.fuzz` takes as many more as one likes.
+By default some tens of cases; two thousand with the marker ``fuzz``. ``python -m
+tests.detection.data.fuzz`` takes any number.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from .fuzz_cases import (
 )
 from .fuzz_trial import Trial, config
 
-CHUNK = 50
+# Cases of one test, without the marker and with it
+SMALL, LARGE = 12, 50
+EXAMPLES = 200  # of one of Hypothesis's tests with the marker
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +46,20 @@ def trial(tmp_path_factory) -> Trial:
 
 
 @pytest.mark.parametrize(
-    ("kind", "first"),
+    ("kind", "seeds"),
     [
-        *(("structure", first) for first in range(0, 800, CHUNK)),
-        *(("bytes", first) for first in range(0, 300, CHUNK)),
-        *(("images", first) for first in range(0, 400, CHUNK)),
+        *((kind, range(SMALL)) for kind in MUTATIONS),
+        *(
+            pytest.param(kind, range(first, first + LARGE), marks=pytest.mark.fuzz)
+            for kind, count in (("structure", 800), ("bytes", 300), ("images", 400))
+            for first in range(0, count, LARGE)
+        ),
     ],
+    ids=str,
 )
-def test_mutations_of_a_sound_data_set(trial, kind, first):
+def test_mutations_of_a_sound_data_set(trial, kind, seeds):
     outcomes = set()
-    for seed in range(first, first + CHUNK):
+    for seed in seeds:
         try:
             outcomes.add(trial.take(MUTATIONS[kind](trial.truth, seed)))
         except AssertionError as error:
@@ -160,10 +167,13 @@ def coco(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
     return json.dumps(content).encode(), draw(switches)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_files_that_hypothesis_makes(trial, part):
+@pytest.mark.parametrize(
+    ("part", "examples"),
+    [(0, SMALL), *(pytest.param(n, EXAMPLES, marks=pytest.mark.fuzz) for n in range(1, 5))],
+)
+def test_files_that_hypothesis_makes(trial, part, examples):
     @settings(
-        max_examples=200,
+        max_examples=examples,
         derandomize=True,
         phases=[Phase.generate],  # a failure shall be told at once, in the form that it has
         deadline=None,
@@ -179,8 +189,9 @@ def test_files_that_hypothesis_makes(trial, part):
     outcomes: set[str] = set()
     cases: set[tuple] = set()
     take()
-    assert len(cases) > 125  # it repeats itself; with the others there are 2 000 different ones
-    assert any("used" in outcome for outcome in outcomes) and len(outcomes) > 1
+    assert len(cases) > examples / 2  # Hypothesis repeats itself
+    if examples > SMALL:
+        assert any("used" in outcome for outcome in outcomes) and len(outcomes) > 1
 
 
 @pytest.mark.parametrize(
@@ -226,7 +237,7 @@ def test_each_strange_name_of_an_image(trial, name, there):
     trial.take(Case(json.dumps(content).encode(), images))
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_images_are_skipped_up_to_the_limit_and_each_is_named(trial, tmp_path, workers):
     """Each of the four may be met by any worker, which know of each other's."""
     folder = tmp_path / "images"
@@ -257,7 +268,7 @@ def test_images_are_skipped_up_to_the_limit_and_each_is_named(trial, tmp_path, w
             assert all(name in text for name in names[2:])
             assert not any(name in text for name in names[:2])
         else:
-            with pytest.raises(DataError, match=r"stops after 4 .*MAX_UNREADABLE_IMAGES is 3"):
+            with pytest.raises(DataError, match=r"4 unreadable .*MAX_UNREADABLE_IMAGES is 3"):
                 for _ in range(12):
                     next(batches)
         logging.getLogger("lambda_det").removeHandler(handler)
