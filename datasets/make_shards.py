@@ -33,7 +33,7 @@ def make(folder: Path, out: Path, images_per_shard: int, seed: int) -> None:
     if out.exists():
         raise DataError(f"{out} exists already; name another folder.")
     source = FolderSource(folder)
-    # The folder gets its name when it is complete: one with half of the shards looks like a whole.
+    # The folder is renamed when it is complete: half of the shards would look like all of them.
     partial = out.with_name(out.name + ".partial")
     try:
         partial.mkdir(parents=True)
@@ -64,7 +64,7 @@ def write_shard(path: Path, folder: Path, names: list[str]) -> None:
     try:
         with tarfile.open(path, "w") as tar:
             for name in names:
-                # Without owner and date, so that the same images make the same bytes
+                # No owner and no date, so that the same images give the same bytes.
                 member = tarfile.TarInfo(name)
                 with open(folder / name, "rb") as file:
                     member.size = os.fstat(file.fileno()).st_size

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Write the first images of a COCO-format annotation file, with their annotations, to another file.
 
-A detector that cannot learn twenty images by heart will not learn a hundred thousand: train and
-evaluate on such a file before a long run.
+A detector that cannot fit twenty images will not learn from a hundred thousand: train and evaluate
+on such a file before a long run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         kept = {image["id"] for image in content["images"]}
         content["annotations"] = [a for a in content["annotations"] if a["image_id"] in kept]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"error: {args.source} is not COCO's format ({error!r}).", file=sys.stderr)
+        print(f"error: {args.source} is not in COCO format ({error!r}).", file=sys.stderr)
         return 2
     args.target.write_text(json.dumps(content))
     print(f"{len(kept)} images, {len(content['annotations'])} annotations in {args.target}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Look a COCO-format data set over before a long run."""
+"""Check a COCO-format data set before a long run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EXAMPLES = """examples:
   python tools/check_dataset.py --dataset coco_2017_val
   python tools/check_dataset.py --dataset shapes_train --no-images
 
-Ends with status 0 where nothing is wrong, 1 where problems were found, and 2 where the data
-cannot be looked at at all.
+The exit status is 0 if nothing is wrong, 1 if problems were found, and 2 if the data cannot be
+read at all.
 """
 HEADINGS = {
     REFUSED: "Problems that training and evaluation refuse",
-    BAD_BOX: "Left out of training or cut at the border; refused when more than 1 % are so",
+    BAD_BOX: "Left out of training or cut at the border; more than 1 % of them are refused",
     NOTED: "For information",
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Let a teacher label images without labels, for training on them; --help shows how."""
+"""Label images with a teacher, to train on them; --help shows how."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _EXAMPLES = """
 With a checkpoint of tools/train_imagenet.py as the teacher:
   %(prog)s output/teacher/model_best.pth datasets/unlabelled/images datasets/unlabelled/labels.tsv
 
-With a model of timm (its weights are downloaded, or read from a file by --weights), keeping of each
-class the 10000 surest images, and repeating images of rarer classes up to that number:
+With a model of timm (its weights are downloaded, or read from the file of --weights). It keeps the
+10000 most confident images of each class, and repeats images of classes with fewer:
   %(prog)s timm:tf_efficientnet_l2.ns_jft_in1k IMAGES LABELS --per-class 10000 --fill
 
-Stopped, the same line continues. What the teacher said about every image is kept in
+After an interruption, the same command continues. The predictions of all images are kept in
 LABELS.predictions, so another --threshold or --per-class takes seconds (with --overwrite).
 
 Then train on both kinds of images:
@@ -36,7 +36,7 @@ Then train on both kinds of images:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
-        description="Let a teacher label images, and choose the labels to train on.",
+        description="Label images with a teacher, and choose the labels to train on.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,14 +47,18 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--classes",
         metavar="FOLDER_OR_FILE",
-        help="the student's training folder, or a file with a class on each line, where the "
-        "teacher does not name its classes",
+        help="the student's training folder, or a file with a class a line, if the teacher does "
+        "not name its classes",
     )
     result.add_argument(
-        "--threshold", type=float, default=0.3, help="least confidence, 0 to 1 (%(default)s)"
+        "--threshold", type=float, default=0.3, help="lowest confidence, 0 to 1 (%(default)s)"
     )
     result.add_argument(
-        "--per-class", type=int, default=0, metavar="N", help="the N surest of each class (all)"
+        "--per-class",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the N most confident of each class (all)",
     )
     result.add_argument(
         "--fill", action="store_true", help="repeat images of classes with fewer than --per-class"
@@ -78,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _check_outputs(labels: Path, predictions: Path, overwrite: bool) -> None:
-    """Make the folder of the outputs, and refuse what cannot be written after days of work."""
+    """Make the folder of the outputs, and refuse early what could not be written later."""
     try:
         labels.parent.mkdir(parents=True, exist_ok=True)
         for path in (labels, predictions):

@@ -1,7 +1,7 @@
-"""Pseudo-labels: a teacher's predictions, and the choice of those to learn from (Appendix F.3).
+"""Pseudo-labels: a teacher's predictions, and the choice of those to learn from (Appendix E.2).
 
-The paper follows Xie et al. (2020): keep what the teacher is sure of, and as many images of each
-class.
+The paper follows Xie et al. (2020): keep confident predictions, and the same number of images of
+each class.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Choice:
     """Which predictions become labels.
 
     Attributes:
-        threshold: the least confidence, the teacher's softmax score.
-        per_class: at most so many images of each class, the surest; 0 for all.
-        fill: repeat the images of classes that have fewer than ``per_class``, in turn.
+        threshold: the lowest confidence, the teacher's softmax score.
+        per_class: the number of images of each class, the most confident; 0: all.
+        fill: repeat the images of classes that have fewer than ``per_class``.
     """
 
     threshold: float
@@ -67,7 +67,7 @@ class Unlabelled:
     """Images to label.
 
     Attributes:
-        root: the folder that names start from, as an absolute path.
+        root: the folder that the names are relative to, as an absolute path.
         names: paths of the images, sorted.
         sha256: of the names.
     """
@@ -89,7 +89,7 @@ def list_images(root: str) -> Unlabelled:
 
     def digested() -> Iterator[str]:
         for name in sorted(image_files(root)):
-            digest.update(os.fsencode(name) + b"\0")  # which no name has in it
+            digest.update(os.fsencode(name) + b"\0")  # no name holds a null byte
             yield name
 
     names = PackedNames(digested())
@@ -99,7 +99,7 @@ def list_images(root: str) -> Unlabelled:
 
 
 class _Images(Dataset):
-    """Images for the teacher; None for one that cannot be read."""
+    """Images for the teacher, each with ""; None and a sentence if it cannot be read."""
 
     def __init__(self, source: FileSource, transform: TestTransform) -> None:
         self._source = source
@@ -121,19 +121,19 @@ def predict(
     workers: int,
     max_unreadable: int,
 ) -> None:
-    """Let the teacher look at every image, and go on where it was stopped.
+    """Write the teacher's prediction for every image; an interrupted call is continued.
 
     Args:
-        teacher: whom to ask.
-        images: what to ask about.
+        teacher: makes the predictions.
+        images: the images to predict.
         predictions: file of one line for each image, which grows batch by batch.
-        batch_size: images at a time.
+        batch_size: images of one forward pass.
         workers: loader processes.
         max_unreadable: images that may be skipped, each named in the log.
 
     Raises:
-        DataError: more images cannot be read than may be, or the file is of another teacher or
-            other images, or damaged.
+        DataError: too many images cannot be read, or the file is of another teacher or other
+            images, or damaged.
         WeightsError: the teacher's scores are not finite.
     """
     names = images.names
@@ -171,7 +171,7 @@ def predict(
 
 
 def _head(teacher: Teacher, images: Unlabelled) -> dict[str, str]:
-    """All that the lines depend on."""
+    """Everything that the lines depend on."""
     return {
         "teacher": teacher.description,
         "weights": teacher.sha256,
@@ -188,7 +188,7 @@ def _check_head(line: bytes, head: dict[str, str], predictions: Path) -> None:
         before = None
     if not isinstance(before, dict):
         raise DataError(
-            f"{predictions} does not begin as a file of predictions does: remove it, or give "
+            f"{predictions} does not start as a file of predictions does: remove it, or give "
             "another output."
         )
     for key, now in head.items():
@@ -200,19 +200,19 @@ def _check_head(line: bytes, head: dict[str, str], predictions: Path) -> None:
 
 
 def _resume(predictions: Path, head: dict[str, str], images: int, classes: int) -> int:
-    """How many images are done; the file then ends with a whole line."""
+    """The number of images that are done. An incomplete last line is removed."""
     if not predictions.exists():
         predictions.parent.mkdir(parents=True, exist_ok=True)
-        # JSON in ASCII, so that any path is one line
+        # JSON in ASCII, so that any path is a part of one line
         replace_file(predictions, lambda file: file.write(f"{_HEAD}{json.dumps(head)}\n".encode()))
         return 0
     with predictions.open("rb+") as file:
         _check_head(file.readline(), head, predictions)
         lines, end = 0, file.tell()
         for line in file:
-            if not line.endswith(b"\n"):  # cut off by a kill
+            if not line.endswith(b"\n"):  # the process was killed
                 break
-            _parse(line, classes, predictions, lines + 2)  # better now than after days
+            _parse(line, classes, predictions, lines + 2)  # an error is better now than after days
             lines, end = lines + 1, end + len(line)
         file.truncate(end)
     if lines > images:
@@ -221,20 +221,20 @@ def _resume(predictions: Path, head: dict[str, str], images: int, classes: int) 
 
 
 def _parse(line: bytes, classes: int, predictions: Path, number: int) -> tuple[int, float]:
-    """Label and confidence out of a line, the ``number``-th of the file."""
+    """Label and confidence of a line; ``number`` is its number in the file."""
     match = _LINE.fullmatch(line)
     if match and int(match[1]) < classes and float(match[2]) <= 1:
         return int(match[1]), float(match[2])
     raise DataError(
-        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is no class index "
-        f"below {classes} and confidence from 0 to 1, separated by a tab; remove the lines from "
-        "there on, or the file, and they are made again."
+        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is not a class "
+        f"index below {classes} and a confidence from 0 to 1, separated by a tab; remove this line "
+        "and all after it, or the file, and they are made again."
     )
 
 
 @torch.no_grad()
 def _lines(teacher: Teacher, images: list[np.ndarray | None]) -> Iterator[str]:
-    """One line for each image: label and confidence, or -1 and 0 where there is no image."""
+    """One line for each image: label and confidence, or -1 and 0 for None."""
     there = [image for image in images if image is not None]
     labels, confidences = iter(()), iter(())
     if there:
@@ -253,7 +253,7 @@ def _lines(teacher: Teacher, images: list[np.ndarray | None]) -> Iterator[str]:
 
 
 class _Progress:
-    """Says now and then how far it is."""
+    """Logs the progress every ten seconds."""
 
     def __init__(self, first: int, total: int) -> None:
         self._first, self._total = first, total
@@ -272,27 +272,27 @@ class _Progress:
 def select(
     predictions: Path, images: Unlabelled, output: Path, teacher: Teacher, choice: Choice
 ) -> np.ndarray:
-    """Write the labels of the predictions that are sure enough, the same number for each class.
+    """Write the labels of the chosen predictions.
 
     Args:
         predictions: a complete file of :func:`predict`.
-        images: those that it was made of.
+        images: the images of these predictions.
         output: the file of pseudo-labels to write.
-        teacher: whose predictions they are.
-        choice: which to take.
+        teacher: the teacher of these predictions.
+        choice: which of them become labels.
 
     Returns:
-        How many lines each class has, int64 [classes].
+        The number of lines of each class, int64 [classes].
 
     Raises:
-        DataError: no prediction is sure enough, or the file is damaged or incomplete.
+        DataError: no prediction is confident enough, or the file is damaged or incomplete.
     """
     names = images.names
     table = _read(predictions, len(teacher.classes))
     if len(table) != len(names):
         raise DataError(
-            f"{predictions} has {len(table)} predictions of {len(names)} images; let the teacher "
-            "label the others first."
+            f"{predictions} has {len(table)} predictions of {len(names)} images; predict the "
+            "others first."
         )
     labels, confidences = table["label"], table["confidence"]
     chosen = _choose(labels, confidences, len(teacher.classes), choice)
@@ -312,7 +312,7 @@ def select(
 
 
 def _read(predictions: Path, classes: int) -> np.ndarray:
-    """The rows of a file, [images] of label and confidence."""
+    """The rows of a file: [images] of label and confidence."""
     with predictions.open("rb") as file:
         file.readline()
         rows = (_parse(line, classes, predictions, n) for n, line in enumerate(file, start=2))
@@ -322,14 +322,14 @@ def _read(predictions: Path, classes: int) -> np.ndarray:
 def _choose(
     labels: np.ndarray, confidences: np.ndarray, classes: int, choice: Choice
 ) -> np.ndarray:
-    """Ascending indices of the predictions to take; some several times with ``fill``."""
-    sure = np.flatnonzero((labels >= 0) & (confidences >= choice.threshold))
+    """Ascending indices of the chosen predictions; with ``fill`` some occur several times."""
+    confident = np.flatnonzero((labels >= 0) & (confidences >= choice.threshold))
     if not choice.per_class:
-        return sure
-    surest_first = sure[np.argsort(-confidences[sure], kind="stable")]
+        return confident
+    by_confidence = confident[np.argsort(-confidences[confident], kind="stable")]
     taken = []
     for label in range(classes):
-        of_class = surest_first[labels[surest_first] == label][: choice.per_class]
+        of_class = by_confidence[labels[by_confidence] == label][: choice.per_class]
         if choice.fill and len(of_class):
             of_class = np.resize(of_class, choice.per_class)
         taken.append(of_class)

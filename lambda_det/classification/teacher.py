@@ -1,4 +1,4 @@
-"""Teachers: classifiers that label images, out of a checkpoint of ours or out of timm."""
+"""Teachers: classifiers that label images, from a checkpoint of this project or from timm."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _RECIPE = (
 
 @dataclass(frozen=True)
 class Teacher:
-    """A classifier and what goes with it.
+    """A classifier with its classes and settings.
 
     Attributes:
         model: on its device, in evaluation mode.
-        classes: names by index of the score.
-        description: one line on what it is, with the beginning of ``sha256``.
+        classes: names in the order of the scores.
+        description: one line that ends with the first digits of ``sha256``.
         sha256: checksum of its weights and of the mean and deviation of its pixels.
-        cfg: of the images that it wants, in INPUT, and of its device.
+        cfg: the size and crop of its images, in INPUT, and its device.
     """
 
     model: PixelClassifier
@@ -61,20 +61,20 @@ def load_teacher(
 
     Args:
         teacher: a file, or the name of a timm model after "timm:".
-        weights: for a timm model, a file of its weights; None downloads what timm has.
-        classes: names of the classes; None takes what the teacher says, for timm's models of 1000
-            classes ImageNet's.
+        weights: a file of weights for a timm model; None downloads timm's.
+        classes: names of the classes; None: the teacher's own, ImageNet's for a timm model with
+            1000 classes.
         device: "cpu", "cuda", ...
 
     Raises:
-        ConfigError: there is no such timm model, or the classes are not as many as its scores, or
-            others than a checkpoint was trained on.
-        WeightsError: the weights cannot be had or don't fit.
+        ConfigError: timm has no such model, the number of classes is not that of the scores, or a
+            checkpoint was trained on other classes.
+        WeightsError: the weights cannot be read or do not fit.
     """
     if teacher.startswith(_TIMM):
         loaded = _from_timm(teacher.removeprefix(_TIMM), weights, device)
     elif weights is not None:
-        raise ConfigError("--weights goes with a teacher out of timm; a checkpoint has its own.")
+        raise ConfigError("--weights belongs to a timm model; a checkpoint has its own weights.")
     else:
         loaded = _from_checkpoint(teacher, device)
     model, own_classes, description, cfg = loaded
@@ -82,15 +82,15 @@ def load_teacher(
     names = list(classes) if classes is not None else own_classes
     if names is None:
         raise ConfigError(
-            f"{teacher} gives {count} scores and does not say what for: name the classes by "
-            "--classes, the folder that the student trains on or a file with one on each line."
+            f"{teacher} gives {count} scores without names of classes: give --classes, the folder "
+            "that the student trains on or a file with one name a line."
         )
     if len(names) != count:
         raise ConfigError(
-            f"{teacher} knows {count} classes, and {len(names)} were named; take a teacher of the "
-            "same classes as the student's data."
+            f"{teacher} has {count} classes, and {len(names)} were named; use a teacher with the "
+            "classes of the student's data."
         )
-    if not teacher.startswith(_TIMM):  # a timm model's own names are only what is usual
+    if not teacher.startswith(_TIMM):  # the names of a timm model are only an assumption
         _check_names(teacher, own_classes, names)
     pixels = {"pixel_mean": model.pixel_mean, "pixel_std": model.pixel_std}
     sha256 = checksum({**model.state_dict(), **pixels})
@@ -102,7 +102,7 @@ def _check_names(teacher: str, own: Sequence[str], named: Sequence[str]) -> None
         if there != here:
             raise ConfigError(
                 f"Class {label} of {teacher} is {there!r}, and of --classes {here!r}: leave "
-                "--classes out, or take a teacher of the same classes as the student's data."
+                "--classes out, or use a teacher with the classes of the student's data."
             )
 
 
@@ -119,8 +119,8 @@ def _from_checkpoint(path: str, device: str) -> tuple[PixelClassifier, list[str]
     recipe = checkpoint.get("recipe")
     if not isinstance(recipe, Mapping):
         raise WeightsError(
-            f"{path} does not say what it is of: a teacher is a checkpoint of "
-            "tools/train_imagenet.py, or timm:NAME."
+            f"{path} has no recipe: a teacher is a checkpoint of tools/train_imagenet.py, or "
+            "timm:NAME."
         )
     lacking = [name for name in _RECIPE if name not in recipe]
     if lacking:
@@ -129,16 +129,16 @@ def _from_checkpoint(path: str, device: str) -> tuple[PixelClassifier, list[str]
         )
     try:
         classifier = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
-    except (ConfigError, TypeError) as error:  # an option that is not there any more
+    except (ConfigError, TypeError) as error:  # an option that no longer exists
         raise WeightsError(
-            f"{path} is of a model that cannot be made here: {' '.join(str(error).split())}"
+            f"{path} is of a model that cannot be built here: {' '.join(str(error).split())}"
         ) from error
     state, which = initial_weights(checkpoint)
     try:
         classifier.load_state_dict(tensors_only(state, path))
     except RuntimeError as error:
         raise WeightsError(
-            f"{path} names {recipe['model']}, and {which} in it are not of that."
+            f"{path} names {recipe['model']}, and {which} in it do not fit that model."
         ) from error
     cfg = _input_config(recipe["image_size"], _test_crop(recipe, path), device)
     model = PixelClassifier(classifier, recipe["pixel_mean"], recipe["pixel_std"])
@@ -165,11 +165,11 @@ def _from_timm(
     try:
         network = timm.create_model(name, pretrained=weights is None)
     except (RuntimeError, ValueError, OSError) as error:
-        # OSError: no connection; RuntimeError: no such model, or none with weights
+        # OSError: no connection; RuntimeError: no such model, or no weights for it
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"timm gives no {name} ({reason}): check the name, or "
-            "download its weights elsewhere and name the file by --weights."
+            f"timm has no {name} ({reason}): check the name, or download its weights elsewhere and "
+            "name the file with --weights."
         ) from error
     if weights is not None:
         _load_timm_weights(network, name, weights)

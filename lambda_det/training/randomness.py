@@ -1,7 +1,7 @@
-"""Random numbers that depend on what they are for, and on nothing that was drawn before.
+"""Random numbers by place: they depend on their purpose and position, not on earlier draws.
 
-So a resumed run draws what it would have drawn, without a record of any generator's state, and
-neither the number of loader workers nor an evaluation in between changes what training sees.
+A resumed run draws the same numbers without a record of any generator's state. Neither the number
+of loader workers nor an evaluation in between changes what training sees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Purpose", "generator", "seed_all", "seeded"]
 
 
 class Purpose(IntEnum):
-    """What random numbers are drawn for; two purposes never share a stream."""
+    """What random numbers are drawn for. Two purposes never share a stream."""
 
     SAMPLE = 0
     ORDER = 1
@@ -30,10 +30,10 @@ class Purpose(IntEnum):
 
 
 def generator(purpose: Purpose, seed: int, *where: int) -> np.random.Generator:
-    """A generator of its own for one purpose at one place.
+    """The generator of one purpose at one place.
 
     Args:
-        purpose: with ``SAMPLE`` this is ``default_rng((seed, *where))``.
+        purpose: ``SAMPLE`` gives ``default_rng((seed, *where))``.
         seed: the run's, from 0.
         where: up to two numbers below 2**32, such as epoch and index.
     """
@@ -43,7 +43,7 @@ def generator(purpose: Purpose, seed: int, *where: int) -> np.random.Generator:
 def seed_all(purpose: Purpose, seed: int, *where: int, device: str = "cpu") -> None:
     """Set the global generators of Python, NumPy and torch for one purpose at one place.
 
-    For code of others that draws from them, as Detectron2's models and augmentations do.
+    Detectron2's models and augmentations draw from these.
 
     Args:
         purpose, seed, where: as in :func:`generator`.
@@ -61,7 +61,7 @@ def seed_all(purpose: Purpose, seed: int, *where: int, device: str = "cpu") -> N
 
 @contextmanager
 def seeded(purpose: Purpose, seed: int, *where: int) -> Iterator[None]:
-    """``seed_all`` for what is done inside; afterwards the generators go on as if nothing were.
+    """:func:`seed_all` inside the block; the generators have their old states after it.
 
     The CPU's generators only: loaders do not draw on GPUs.
     """
@@ -76,7 +76,7 @@ def seeded(purpose: Purpose, seed: int, *where: int) -> Iterator[None]:
 
 
 def _entropy(purpose: Purpose, seed: int, where: tuple[int, ...]) -> tuple[int, ...]:
-    # numpy pads entropy with zeros, so (seed, 3) is (seed, 3, 0) is (seed, 3, 0, 0): the purpose
-    # takes the fourth place.
+    # numpy pads entropy with zeros: (seed, 3), (seed, 3, 0) and (seed, 3, 0, 0) are equal. So the
+    # purpose has the fourth place.
     first, second = (*where, 0, 0)[:2]
     return (seed, first, second, int(purpose))

@@ -1,4 +1,4 @@
-"""The order of training images: endless, the same for any number of processes, begun anywhere."""
+"""The order of training images: endless, equal for any number of processes, from any place on."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ _SPLITTERS = (TrainingSampler.__iter__, RepeatFactorTrainingSampler.__iter__)
 
 
 class Stream:
-    """The keys of the images of each batch, of this process.
+    """The keys of the images of each batch of this process.
 
-    Batch b of all processes takes the positions from b * ``images`` of one endless stream, and
-    process r of R the r-th of its R equal parts. The stream is the order of the sampler, or that
-    by windows of 16 groups: within one, images are parted by orientation, cut into groups, and the
-    groups shuffled. So it does not depend on the number of processes.
+    All processes share one endless stream. Batch b of all of them takes ``images`` positions from
+    b * ``images`` on, and process r of R takes the r-th of R equal parts of the batch.
+
+    The stream has the order of the sampler. With grouping, windows of 16 groups are reordered: the
+    images of a window are sorted by orientation and cut into groups, and the groups are shuffled.
+    Neither depends on the number of processes.
     """
 
     def __init__(
@@ -46,11 +48,11 @@ class Stream:
     ) -> None:
         """
         Args:
-            sampler: one of Detectron2's, whose stream of all processes is then used; or anything
-                that gives the indices of this process.
+            sampler: one of Detectron2's, of which the stream of all processes is used; or any
+                iterable of the indices of this process.
             images: of one batch over all processes.
-            is_wide: of an image's index; None for no grouping.
-            own_seeds: keep the sampler's, in place of those that come from the run's.
+            is_wide: from an image's index to its orientation; None: no grouping.
+            own_seeds: keep the sampler's seeds instead of seeds from the run's.
         """
         self._sampler = sampler
         self._images = images
@@ -65,7 +67,7 @@ class Stream:
 
         Args:
             seed: the run's.
-            first: so many batches of all processes are left out.
+            first: how many batches of all processes are left out.
         """
         rank, size = comm.get_rank(), self._images // comm.get_world_size()
         if self._is_shared:
@@ -75,9 +77,9 @@ class Stream:
             if first and not self._said_so:
                 self._said_so = True
                 logger.warning(
-                    f"{type(self._sampler).__name__} is no sampler of Detectron2's, so the order "
-                    f"of images goes on where it was only if it is always the same; {first} "
-                    "batch(es) of it are left out."
+                    f"{type(self._sampler).__name__} is not a sampler of Detectron2, so the order "
+                    f"of images continues only if the sampler always gives the same one; {first} "
+                    "batch(es) are left out."
                 )
         indices = self._indices(seed, first * taken)
         for batch in itertools.count(first):
@@ -95,7 +97,7 @@ class Stream:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the order of a run whose state this is."""
+        """Continue with the order of the run that this state belongs to."""
         self._group_size = state.get("group_size", self._group_size)
         if self._own_seeds and state.get("sampler_seeds"):
             self._sampler = _with_seeds(self._sampler, **state["sampler_seeds"])
@@ -127,7 +129,7 @@ class Stream:
             tall = [index for index in taken if not self._is_wide(index)]
             parted = wide + tall
             rng = generator(Purpose.GROUPS, seed, window)
-            # Of a finite sampler's last window the incomplete group comes last
+            # In the last window of a finite sampler, the incomplete group comes last.
             groups, size = len(parted) // self._group_size, self._group_size
             for group in rng.permutation(groups):
                 yield from parted[group * size : (group + 1) * size]
@@ -144,7 +146,7 @@ def _seeds_of(sampler: Any) -> dict[str, int | None]:
 def _with_seeds(sampler: Any, order: int | None, subset: int | None) -> Any:
     """A copy of one of Detectron2's samplers with other seeds.
 
-    They are drawn where a sampler is made, before the run knows whether it is resumed.
+    A sampler draws its seeds when it is made, before the run knows whether it is resumed.
     """
     sampler = copy.copy(sampler)
     if order is not None and hasattr(sampler, "_seed"):
@@ -159,7 +161,7 @@ def _with_seeds(sampler: Any, order: int | None, subset: int | None) -> Any:
 def _fast(sampler: Any) -> Any:
     """A sampler that repeats images, with the same order in a fraction of the time.
 
-    Detectron2's takes 0.3 s for an epoch of COCO, so a hundred epochs to leave out half a minute.
+    Detectron2's takes 0.3 s for an epoch of COCO: half a minute to leave out a hundred epochs.
     """
     kind = RepeatFactorTrainingSampler
     if getattr(type(sampler), "_get_epoch_indices", None) is kind._get_epoch_indices:
@@ -175,16 +177,12 @@ def _epoch_indices(sampler: RepeatFactorTrainingSampler, rng: torch.Generator) -
 
 
 def orientations(records: Iterable[Any]) -> np.ndarray:
-    """Whether each dataset dict is of an image at least as wide as high; so is one that says not.
-
-    Returns:
-        bool [records].
-    """
+    """:func:`is_wide` of each dataset dict, bool [records]."""
     return np.array([is_wide(record) for record in records], dtype=bool)
 
 
 def is_wide(record: Any) -> bool:
-    """Whether a dataset dict says that its image is at least as wide as high, or says nothing."""
+    """Whether the image of a dataset dict is at least as wide as high, or of unknown size."""
     try:
         return record["width"] >= record["height"]
     except (KeyError, TypeError, IndexError):

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 
-from lambda_det.classification import run
+import lambda_det
+from lambda_det.classification import parser, run
 from lambda_det.classification.data import build_sources
 from lambda_det.classification.data.pseudo_labels import read_pseudo_labels
 from lambda_det.classification.labelling import Choice, _choose, list_images, predict, select
@@ -20,29 +23,58 @@ from tests.classification.tiny import COLOURS, RECIPE, make_pictures
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """A short training on three colours, which it can tell apart, and its pictures."""
-    from lambda_det.classification import parser
-
+def pictures(tmp_path_factory):
     root = tmp_path_factory.mktemp("teacher")
     make_pictures(root / "pictures")
+    return root / "pictures"
+
+
+@pytest.fixture(scope="module")
+def trained(pictures):
+    """The checkpoint of a short training on three colours, which it can tell apart."""
+    root = pictures.parent
     (root / "recipe.yaml").write_text(RECIPE)
-    pairs = ["DATA.TRAIN", root / "pictures/train", "DATA.VAL", root / "pictures/val"]
+    pairs = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val"]
     pairs += ["OUTPUT_DIR", root / "run", "SOLVER.EPOCHS", 4, "INPUT.RANDAUGMENT.LAYERS", 0]
     run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *map(str, pairs)]))
     return root / "run/model_final.pth"
 
 
 @pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint like that of a training, of random weights."""
+    network = lambda_det.create_classifier("lambda_resnet26", 3)
+    average = lambda_det.create_classifier("lambda_resnet26", 3)
+    recipe = {
+        "model": "lambda_resnet26",
+        "options": {},
+        "num_classes": 3,
+        "classes": sorted(COLOURS),
+        "pixel_mean": [123.675, 116.28, 103.53],
+        "pixel_std": [58.395, 57.12, 57.375],
+        "image_size": 32,
+        "config": "INPUT: {SIZE: 32, TEST_CROP: 0.875}",
+    }
+    path = tmp_path_factory.mktemp("checkpoint") / "model_final.pth"
+    states = {"model": network.state_dict(), "ema": {"model": average.state_dict()}}
+    torch.save({**states, "recipe": recipe}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
 def teacher(checkpoint):
-    return load_teacher(str(checkpoint), weights=None, classes=None, device="cpu")
+    return load(checkpoint)
+
+
+def load(path, *, weights=None, classes=None):
+    return load_teacher(str(path), weights=weights, classes=classes, device="cpu")
 
 
 @pytest.fixture
-def unlabelled(checkpoint, tmp_path):
+def unlabelled(pictures, tmp_path):
     """Pictures whose names, apart from their folder, say nothing; and one that is broken."""
     images = tmp_path / "images"
-    shutil.copytree(checkpoint.parents[1] / "pictures/val", images)
+    shutil.copytree(pictures / "val", images)
     (images / "broken.jpg").write_bytes(b"\xff\xd8\xff but no more")
     return images
 
@@ -50,7 +82,9 @@ def unlabelled(checkpoint, tmp_path):
 OPTIONS = {"batch_size": 2, "workers": 0, "max_unreadable": 1}
 
 
-def test_a_teachers_labels_are_right_and_training_takes_them(teacher, unlabelled, tmp_path, recipe):
+@pytest.mark.slow
+def test_a_teachers_labels_are_right_and_training_takes_them(trained, unlabelled, tmp_path, recipe):
+    teacher = load(trained)
     predictions, labels = tmp_path / "labels.predictions", tmp_path / "labels.tsv"
     predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
     counts = select(predictions, list_images(str(unlabelled)), labels, teacher, Choice(0.0))
@@ -65,10 +99,6 @@ def test_a_teachers_labels_are_right_and_training_takes_them(teacher, unlabelled
 
 def test_predictions_are_those_of_the_averaged_network(teacher, checkpoint, unlabelled, tmp_path):
     """By hand: Pillow's resizing, the network alone, softmax."""
-    from PIL import Image
-
-    import lambda_det
-
     content = torch.load(checkpoint, weights_only=True)
     options = content["recipe"]["options"]
     network = lambda_det.create_classifier("lambda_resnet26", 3, **options).eval()
@@ -140,7 +170,7 @@ def test_predictions_of_another_teacher_are_not_continued(
     content = torch.load(checkpoint, weights_only=True)
     next(iter(content["ema"]["model"].values())).mul_(1.001)
     torch.save(content, tmp_path / checkpoint.name)
-    other = load_teacher(str(tmp_path / checkpoint.name), weights=None, classes=None, device="cpu")
+    other = load(tmp_path / checkpoint.name)
     assert other.description != teacher.description
     cropped = teacher.cfg.clone()
     cropped.INPUT.TEST_CROP = 0.5
@@ -182,11 +212,11 @@ def test_a_file_that_holds_no_predictions(teacher, unlabelled, tmp_path):
     images = list_images(str(unlabelled))
     for head in (b"", b"\xff\n", b"5\n", b"name\t0\n"):
         (tmp_path / "p").write_bytes(head)
-        with pytest.raises(DataError, match="does not begin as"):
+        with pytest.raises(DataError, match=r"/p does not"):
             predict(teacher, images, tmp_path / "p", **OPTIONS)
         assert (tmp_path / "p").read_bytes() == head
     (tmp_path / "p").write_text("# head\n0\t0.75\n")
-    with pytest.raises(DataError, match="has 1 predictions of 10 images"):
+    with pytest.raises(DataError, match="1 predictions of 10 images"):
         select(tmp_path / "p", images, tmp_path / "l", teacher, Choice(0.0))
 
 
@@ -245,7 +275,7 @@ def test_choices_that_cannot_be(arguments, word):
 
 def test_nothing_sure_enough(teacher, unlabelled, tmp_path):
     (tmp_path / "p").write_text("# head\n" + "0\t0.75\n" * 10)
-    with pytest.raises(DataError, match=r"is 0\.750\); lower --threshold"):
+    with pytest.raises(DataError, match=r"0\.750.*--threshold"):
         select(tmp_path / "p", list_images(str(unlabelled)), tmp_path / "l", teacher, Choice(0.8))
     assert not (tmp_path / "l").exists()
 
@@ -255,8 +285,6 @@ def timm_weights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("timm")
     network = timm.create_model("resnet10t", num_classes=1000)
     torch.save(network.state_dict(), folder / "weights.pth")
-    from safetensors.torch import save_file
-
     save_file(network.state_dict(), folder / "weights.safetensors")
     return folder, network.eval()
 
@@ -265,7 +293,7 @@ def timm_weights(tmp_path_factory):
 def test_timms_models_are_teachers(timm_weights, file):
     folder, network = timm_weights
     weights = str(folder / file)
-    teacher = load_teacher("timm:resnet10t", weights=weights, classes=None, device="cpu")
+    teacher = load("timm:resnet10t", weights=weights)
     assert teacher.classes[:2] == ["n01440764", "n01443537"] and len(teacher.classes) == 1000
     assert teacher.cfg.INPUT.SIZE == 176  # as timm says
     images = torch.randint(0, 256, (1, 176, 176, 3), dtype=torch.uint8)
@@ -285,16 +313,13 @@ class _Program:
 def test_teachers_that_cannot_be(timm_weights, checkpoint, tmp_path, capsys):
     weights = str(timm_weights[0] / "weights.pth")
 
-    def load(name, **options):
-        return load_teacher(name, **{"weights": None, "classes": None, "device": "cpu", **options})
-
     with pytest.raises(ConfigError, match="resnet10q"):
         load("timm:resnet10q", weights=weights)
     with pytest.raises(WeightsError, match="resnet18"):
         load("timm:resnet18", weights=weights)
-    with pytest.raises(ConfigError, match="knows 1000 classes, and 2 were named"):
+    with pytest.raises(ConfigError, match="1000 classes, and 2"):
         load("timm:resnet10t", weights=weights, classes=["a", "b"])
-    with pytest.raises(WeightsError, match="does not say what it is of"):
+    with pytest.raises(WeightsError, match=r"weights\.pth .*timm:NAME"):
         load(weights)
     with pytest.raises(ConfigError, match="--weights"):
         load(str(checkpoint), weights=weights)
@@ -322,17 +347,17 @@ def test_a_recipe_without_a_key(checkpoint, tmp_path, key):
     del content["recipe"][key]
     torch.save(content, tmp_path / "c.pth")
     with pytest.raises(WeightsError, match=rf"c\.pth lacks {key}: "):
-        load_teacher(str(tmp_path / "c.pth"), weights=None, classes=None, device="cpu")
+        load(tmp_path / "c.pth")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("options", {"colour": "red"}, "cannot be made here.*colour"),
-        ("model", "lambda_resnet9", "cannot be made here.*lambda_resnet9"),
-        ("model", "lambda_resnet50", "the averaged .* in it are not of that"),
-        ("config", "INPUT: {SIZE: 32}", "no INPUT.TEST_CROP"),
-        ("config", "INPUT: {", "no INPUT.TEST_CROP"),
+        ("options", {"colour": "red"}, "c.pth .*colour"),
+        ("model", "lambda_resnet9", "c.pth .*lambda_resnet9"),
+        ("model", "lambda_resnet50", "lambda_resnet50, and the averaged"),
+        ("config", "INPUT: {SIZE: 32}", "INPUT.TEST_CROP"),
+        ("config", "INPUT: {", "INPUT.TEST_CROP"),
     ],
 )
 def test_a_recipe_that_cannot_be(checkpoint, tmp_path, key, value, words):
@@ -340,25 +365,22 @@ def test_a_recipe_that_cannot_be(checkpoint, tmp_path, key, value, words):
     content["recipe"][key] = value
     torch.save(content, tmp_path / "c.pth")
     with pytest.raises(WeightsError, match=words):
-        load_teacher(str(tmp_path / "c.pth"), weights=None, classes=None, device="cpu")
+        load(tmp_path / "c.pth")
 
 
 def test_other_pixel_settings_are_another_teacher(teacher, checkpoint, tmp_path):
     content = torch.load(checkpoint, weights_only=True)
     content["recipe"]["pixel_std"][0] += 1
     torch.save(content, tmp_path / "c.pth")
-    other = load_teacher(str(tmp_path / "c.pth"), weights=None, classes=None, device="cpu")
+    other = load(tmp_path / "c.pth")
     assert other.sha256 != teacher.sha256
     assert f"({other.sha256[:12]})" in other.description
 
 
 def test_a_checkpoints_classes_are_not_renamed(teacher, checkpoint):
-    def load(classes):
-        return load_teacher(str(checkpoint), weights=None, classes=classes, device="cpu")
-
-    assert load(["blue", "green", "red"]).sha256 == teacher.sha256
+    assert load(checkpoint, classes=["blue", "green", "red"]).sha256 == teacher.sha256
     with pytest.raises(ConfigError, match=r"Class 1 of .* is 'green', and of --classes 'red'"):
-        load(["blue", "red", "green"])
+        load(checkpoint, classes=["blue", "red", "green"])
 
 
 def test_an_error_of_timm_without_a_text(monkeypatch):
@@ -366,5 +388,5 @@ def test_an_error_of_timm_without_a_text(monkeypatch):
         raise RuntimeError
 
     monkeypatch.setattr(timm, "create_model", fail)
-    with pytest.raises(ConfigError, match=r"gives no resnet18 \(RuntimeError\)"):
-        load_teacher("timm:resnet18", weights=None, classes=None, device="cpu")
+    with pytest.raises(ConfigError, match=r"resnet18 \(RuntimeError\)"):
+        load("timm:resnet18", weights=None)

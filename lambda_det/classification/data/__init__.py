@@ -1,4 +1,4 @@
-"""Labelled images for classification: where they lie, how they are read, augmented and batched."""
+"""Labelled images for classification: sources, augmentation, batches."""
 
 from lambda_det.classification.data.build import Sources, build_sources
 from lambda_det.classification.data.loader import build_eval_loader, build_train_loader

@@ -31,9 +31,9 @@ class Sources:
     """The images of a run.
 
     Attributes:
-        train: to train on, those with a teacher's labels at the end.
-        held_out: labelled training images to choose the best checkpoint by, or None.
-        val: to validate on, or None where DATA.VAL is empty.
+        train: to train on; those with a teacher's labels come last.
+        held_out: labelled training images that choose the best checkpoint, or None.
+        val: to validate on, or None if DATA.VAL is empty.
     """
 
     train: Source
@@ -44,16 +44,16 @@ class Sources:
 def build_sources(cfg: CfgNode) -> Sources:
     """Open the images that a configuration names.
 
-    DATA.FRACTION is taken from the labelled training images, DATA.HELD_OUT from what it leaves,
-    and the images with a teacher's labels join the rest.
+    DATA.FRACTION applies to the labelled training images, and DATA.HELD_OUT to what it leaves.
+    Images with a teacher's labels are added to the rest.
 
     Args:
-        cfg: a configuration of :func:`get_classification_config`. A SEED of -1 splits as 0 does:
-            all processes, and a resumed run, must split alike.
+        cfg: a configuration of :func:`get_classification_config`. A SEED of -1 splits as 0 does,
+            because all processes and a resumed run must split alike.
 
     Raises:
-        ConfigError: a key of DATA has a value that cannot work.
-        DataError: the data are missing, damaged, or do not go together.
+        ConfigError: a key of DATA has an invalid value.
+        DataError: the data are missing or damaged, or their classes differ.
     """
     _check(cfg)
     train, val = _FORMATS[cfg.DATA.FORMAT](cfg)

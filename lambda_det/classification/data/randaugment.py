@@ -1,11 +1,11 @@
-"""RandAugment (arXiv:1909.13719) as in the reference implementation that the paper was made with.
+"""RandAugment (arXiv:1909.13719) of the reference implementation that the paper used.
 
-That is ``models/official/efficientnet/autoaugment.py`` of tensorflow/tpu: 16 operations, each as
-likely, drawn with replacement and always applied, with strengths that go on growing past a
-magnitude of 10. Those of timm and torchvision differ. Where the reference says that it does
-as Pillow does, but does not, the operations here do as Pillow.
+The reference is ``models/official/efficientnet/autoaugment.py`` of tensorflow/tpu: 16 operations of
+equal probability, drawn with replacement and always applied; their strengths grow beyond a
+magnitude of 10. timm and torchvision have other operations. Where the reference claims to do what
+Pillow does and does not, the operations here follow Pillow.
 
-All operations take and return images as uint8 RGB [H, W, 3], and change none in place.
+All operations take and return images, uint8 RGB [H, W, 3], and change none in place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def auto_contrast(image: np.ndarray) -> np.ndarray:
 
 
 def equalize(image: np.ndarray) -> np.ndarray:
-    """Give each channel a histogram that is as even as may be."""
+    """Make the histogram of each channel as uniform as possible."""
 
     def table(channel: int) -> np.ndarray:
         counts = cv2.calcHist([image], [channel], None, [256], [0, 256]).astype(np.int64).ravel()
@@ -61,12 +61,12 @@ def invert(image: np.ndarray) -> np.ndarray:
 
 
 def posterize(image: np.ndarray, bits: int) -> np.ndarray:
-    """Keep the highest ``bits`` bits of each value; 0 leave black, 8 or more all as it is."""
+    """Keep the highest ``bits`` bits of each value: with 0 all is black, with 8 nothing changes."""
     return cv2.LUT(image, (_LEVELS & -(1 << max(8 - bits, 0))).astype(np.uint8))
 
 
 def solarize(image: np.ndarray, threshold: int) -> np.ndarray:
-    """Invert the values from ``threshold``; none, if it is 256 or more."""
+    """Invert the values from ``threshold`` on; a threshold of 256 changes nothing."""
     return cv2.LUT(image, np.where(threshold > _LEVELS, _LEVELS, 255 - _LEVELS).astype(np.uint8))
 
 
@@ -84,8 +84,8 @@ def color(image: np.ndarray, factor: float) -> np.ndarray:
 def contrast(image: np.ndarray, factor: float) -> np.ndarray:
     """Blend with the mean grey.
 
-    The reference takes the mean of the histogram's counts for it, which is the area over 256, where
-    Pillow, which it says it is equivalent to, has the mean of the pixels.
+    The reference uses the mean of the histogram's counts, which is the area over 256. Pillow, to
+    which it claims to be equivalent, uses the mean of the pixels.
     """
     mean = int(cv2.mean(_grey(image))[0] + 0.5)
     return cv2.LUT(image, _blend(np.full(256, mean, np.uint8), _LEVELS.astype(np.uint8), factor))
@@ -97,7 +97,7 @@ def brightness(image: np.ndarray, factor: float) -> np.ndarray:
 
 
 def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
-    """Blend with the image smoothed by 3x3 pixels; those at the border stay."""
+    """Blend with the image smoothed over 3x3 pixels; the pixels at the border stay."""
     smooth = cv2.filter2D(image, -1, _SMOOTH)
     smooth[[0, -1]] = image[[0, -1]]
     smooth[:, [0, -1]] = image[:, [0, -1]]
@@ -105,7 +105,7 @@ def sharpness(image: np.ndarray, factor: float) -> np.ndarray:
 
 
 def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
-    """Turn the image round its centre, anticlockwise."""
+    """Rotate the image around its centre, anticlockwise."""
     height, width = image.shape[:2]
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     x, y = (width - 1) / 2, (height - 1) / 2
@@ -113,7 +113,7 @@ def rotate(image: np.ndarray, degrees: float) -> np.ndarray:
 
 
 def shear_x(image: np.ndarray, slope: float) -> np.ndarray:
-    """Shift each row by its number times ``slope``; the uppermost row stays."""
+    """Shift each row by its number times ``slope``; the top row stays."""
     return _warp(image, [[1, slope, 0], [0, 1, 0]])
 
 
@@ -137,8 +137,8 @@ def cutout(image: np.ndarray, half: int, y: int, x: int) -> np.ndarray:
     return image
 
 
-# What an operation is called with besides the image: from magnitude / 10, the image's height and
-# width, and the sample's generator
+# From magnitude / 10, the image's height and width, and the sample's generator to the arguments of
+# an operation besides the image
 _Draw = Callable[[float, tuple[int, int], np.random.Generator], tuple]
 
 
@@ -167,15 +167,15 @@ class Operation(NamedTuple):
     draw: _Draw
 
 
-# The numbers are those at a magnitude of 10: degrees, bits, values, pixels.
+# The numbers are the strengths at a magnitude of 10: degrees, bits, values, pixels.
 OPERATIONS = {
     "AutoContrast": Operation(auto_contrast, _nothing),
     "Equalize": Operation(equalize, _nothing),
     "Invert": Operation(invert, _nothing),
     "Rotate": Operation(rotate, _signed(30.0)),
     "Posterize": Operation(posterize, _whole(4)),
-    # From a magnitude of 10 this changes nothing, as in Pillow. In the reference's graph, numpy may
-    # have wrapped the threshold into uint8: 384 for a magnitude of 15 would be 128.
+    # From a magnitude of 10 on this changes nothing, as in Pillow. In the reference's graph, numpy
+    # may have wrapped the threshold to uint8: 384, of a magnitude of 15, would be 128.
     "Solarize": Operation(solarize, _whole(256)),
     "Color": Operation(color, _factor),
     "Contrast": Operation(contrast, _factor),
@@ -194,8 +194,8 @@ class RandAugment:
     """Random operations on an image, one after the other.
 
     Args:
-        layers: how many; 0 for none.
-        magnitude: their strength, from 0; 10 is nominal, 30 the most.
+        layers: how many operations; 0 for none.
+        magnitude: their strength, from 0 to 30; 10 is nominal.
 
     Raises:
         ConfigError: one of them is out of range.
@@ -212,7 +212,7 @@ class RandAugment:
         self._strength = magnitude / 10
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """An image of the same shape; the same one, if there are no layers."""
+        """An image of the same shape; the given one if there are no layers."""
         operations = tuple(OPERATIONS.values())
         for number in rng.integers(len(operations), size=self._layers):
             operation = operations[number]
@@ -222,26 +222,26 @@ class RandAugment:
 
 
 def _grey(image: np.ndarray) -> np.ndarray:
-    """uint8 [H, W], Pillow's but for one colour in 100,000, a tie that is rounded down."""
+    """Pillow's grey, uint8 [H, W], except for one colour in 100,000, a tie that is rounded down."""
     return cv2.transform(image, _GREY_SHARES)
 
 
 def _blend(other: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
-    """``other + factor * (image - other)``, clipped to 0..255, its fraction cut off.
+    """``other + factor * (image - other)``, clipped to 0..255 and truncated to integers.
 
-    The reference and Pillow compute so in float32. OpenCV rounds, hence the half that is taken
-    away; but a little less, so that whole numbers stay whichever way their sum errs.
+    The reference and Pillow compute it in float32. OpenCV rounds, so half is subtracted; a little
+    less than half, so that an integer stays, whichever way the sum errs.
     """
     return cv2.addWeighted(image, factor, other, 1 - factor, 2**-10 - 0.5)
 
 
 def _map_channels(image: np.ndarray, tables: list[np.ndarray]) -> np.ndarray:
-    """Replace the values of each channel by its own table's, [256] each."""
+    """Replace the values of each channel by those of its table, [256] each."""
     return cv2.LUT(image, np.stack(tables, -1).astype(np.uint8)[None])
 
 
 def _warp(image: np.ndarray, matrix: list[list[float]]) -> np.ndarray:
-    """Take each pixel from the one nearest to ``matrix`` [2, 3] times (x, y, 1), or grey."""
+    """Take each pixel from the nearest to ``matrix`` [2, 3] times (x, y, 1); grey outside."""
     height, width = image.shape[:2]
     return cv2.warpAffine(
         image,

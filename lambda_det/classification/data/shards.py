@@ -41,9 +41,9 @@ class ShardIndex:
 
 
 def read_index(shard: Path) -> ShardIndex:
-    """Read ``SHARD.tar.index``, or make it if there is none, or one of an older shard.
+    """Read ``SHARD.tar.index``. It is made if it is missing or of an older shard.
 
-    Where the folder is read-only the index is made anew each time.
+    In a read-only folder the index is made anew each time.
 
     Raises:
         DataError: the shard cannot be read, is damaged, or an image in it has no class.
@@ -63,7 +63,7 @@ def read_index(shard: Path) -> ShardIndex:
 
 
 def _load_index(file: Path, stamp: dict[str, int]) -> ShardIndex | None:
-    """The index in ``file``, or None if it is not of the shard as ``stamp`` describes it."""
+    """The index in ``file``, or None if it does not belong to the shard of ``stamp``."""
     try:
         content = json.loads(file.read_bytes())
         if any(content[key] != value for key, value in stamp.items()):
@@ -94,7 +94,7 @@ def _make_index(shard: Path, size: int) -> ShardIndex:
             for member in tar:
                 last = member.name
                 end = member.offset_data + -(-member.size // _TAR_BLOCK) * _TAR_BLOCK
-                # Hidden ones, as macOS leaves beside each file, are none of the images
+                # macOS leaves a hidden file beside each image
                 parts = member.name.split("/")
                 if member.isdir() or any(part.startswith(".") and part != "." for part in parts):
                     continue
@@ -111,7 +111,7 @@ def _make_index(shard: Path, size: int) -> ShardIndex:
                     index.names.append(member.name)
                     index.offsets.append(member.offset_data)
                     index.sizes.append(member.size)
-        # tarfile takes a damaged header for the end; the true end is a block of zeros.
+        # tarfile stops at a damaged header without an error; the true end is a block of zeros.
         with open(shard, "rb") as file:
             file.seek(end)
             if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
@@ -125,7 +125,7 @@ def _make_index(shard: Path, size: int) -> ShardIndex:
 
 
 def _key(name: str) -> str:
-    """WebDataset's key of a member: its path up to the first point of the file's name."""
+    """WebDataset's key of a member: its path up to the first dot in the file's name."""
     folder, file = os.path.split(name.removeprefix("./"))
     return os.path.join(folder, file.partition(".")[0])
 
@@ -155,25 +155,25 @@ class ShardSource:
     """The images of all ``*.tar`` files below a folder, in the order of their names.
 
     The class of an image is the first folder of its path in the shard, as
-    ``datasets/make_shards.py`` writes it, or stands in a member ``KEY.cls`` beside ``KEY.jpg``, as
-    in WebDataset's shards: a class name, or a number, which ``classes.txt`` in the same folder
-    gives the names for, one on each line. With that file its order is the classes'; without, they
-    are sorted.
+    ``datasets/make_shards.py`` writes it, or the content of a member ``KEY.cls`` beside
+    ``KEY.jpg``, as in WebDataset's shards: a class name, or a number. ``classes.txt`` in the same
+    folder gives the names of numbers, one a line, and the order of the classes. Without it, the
+    classes are sorted.
 
     Args:
         root: the folder.
 
     Raises:
-        DataError: there is no shard, one is damaged, or the class of an image cannot be told.
+        DataError: there is no shard, one is damaged, or the class of an image is unknown.
     """
 
     def __init__(self, root: str | Path) -> None:
         paths = _shard_files(Path(root))
         self._root = str(root)
         self._shards = [str(path.relative_to(root)) for path in paths]
-        found: dict[str | int, int] = {}  # numbers of the classes in the order they come
+        found: dict[str | int, int] = {}  # classes, numbered in the order of their first images
         text, lengths, columns = bytearray(), array("q"), []
-        for shard, path in enumerate(paths):  # one at a time, as an index has many strings
+        for shard, path in enumerate(paths):  # one at a time: an index has many strings
             index = read_index(path)
             for name in index.names:
                 encoded = os.fsencode(name)
@@ -232,9 +232,9 @@ class ShardSource:
 
 
 class _OpenFiles:
-    """Files that stay open for the next read; each process that this is pickled to opens its own.
+    """Files that stay open for the next read. A process that gets a pickled copy opens its own.
 
-    A forked process shares its parent's, which does no harm as ``pread`` has no position.
+    A forked process shares its parent's files, which is safe because ``pread`` has no position.
     """
 
     # A process may have 1024 files open, and a loader's worker needs some for itself
@@ -294,7 +294,7 @@ def _class_names(root: Path, found: list[str | int]) -> list[str]:
 
 
 def _numbers(found: list[str | int], classes: list[str]) -> np.ndarray:
-    """The index of each class that was found by its name or number; -1 where there is none."""
+    """The index of each class in ``found``, a name or number; -1 for a class without one."""
     number_of: dict[str | int, int] = {name: number for number, name in enumerate(classes)}
     number_of |= {number: number for number in range(len(classes))}
     return np.array([number_of.get(label, -1) for label in found], dtype=np.int64)

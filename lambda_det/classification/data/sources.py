@@ -1,8 +1,4 @@
-"""Labelled images: what every set of them offers, and the sets that are read from files.
-
-Folders of class folders, CIFAR-10 as torchvision downloads it, and noise in place of images; shards
-and pseudo-labels have files of their own.
-"""
+"""Sources of labelled images: what all of them offer; folders, CIFAR-10 and noise."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from lambda_det.errors import DataError, listed
 class Source(Protocol):
     """A set of images with one label each, by index from 0.
 
-    It is pickled to the workers of a loader, so it must not hold an object for each image.
+    It is pickled for the workers of a loader, so it must not hold an object for each image.
 
     Attributes:
         classes: names, sorted unless the data bring their own order; the index is the label.
@@ -48,7 +44,7 @@ class Source(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """What the image is called in lists and messages; it stays the same from run to run."""
+        """The name of the image in lists and messages. It is the same in every run."""
         ...
 
 
@@ -59,12 +55,12 @@ def check_same_classes(
 
     Args:
         classes: of the training data.
-        others: of the data to go with them.
-        where: what to call the first, for the message.
-        elsewhere: what to call the second.
+        others: of the data that are used with them.
+        where: the name of the first in the message.
+        elsewhere: the name of the second.
 
     Raises:
-        DataError: classes that only one of them has, or another order of the same.
+        DataError: only one of them has some class, or the order of the classes differs.
     """
     if list(classes) == list(others):
         return
@@ -85,11 +81,11 @@ _NAMES_AT_ONCE = 1 << 16
 
 
 class PackedNames:
-    """File names, by index from 0, without a Python object for each.
+    """File names by index from 0, millions of them in two tensors.
 
-    A list of strings would be copied into every worker of a loader, as reading an element writes
-    its reference count (https://github.com/pytorch/pytorch/issues/13246). Tensors are shared with
-    workers that are forked, and through shared memory with those that are spawned.
+    A list of strings would be copied into every worker of a loader, because reading an element
+    writes its reference count (https://github.com/pytorch/pytorch/issues/13246). Tensors are shared
+    with forked workers, and through shared memory with spawned ones.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -101,7 +97,7 @@ class PackedNames:
 
     @classmethod
     def from_bytes(cls, text: bytearray, lengths: np.ndarray) -> PackedNames:
-        """Names that lie one behind the other in ``text``, of ``lengths`` [names] bytes each."""
+        """Names that follow each other in ``text``; ``lengths`` [names] is in bytes."""
         packed = cls.__new__(cls)
         packed._set(text, np.cumsum(lengths, dtype=np.int64))
         return packed
@@ -124,7 +120,7 @@ class PackedNames:
         return self._text[start : int(self._ends[index])].numpy().tobytes()
 
     def hashes(self) -> np.ndarray:
-        """Python's hash of each name's bytes, int64 [names]; the same in one process only."""
+        """Python's hash of each name's bytes, int64 [names]. Each process has its own hashes."""
         return np.fromiter(map(hash, self._all_encoded()), np.int64, len(self))
 
     def _all_encoded(self) -> Iterator[bytes]:
@@ -155,7 +151,7 @@ class FileSource:
         self.classes = classes
         self._root = str(root)
         self._names = names
-        # A tensor goes to spawned workers through shared memory, an array as a copy for each.
+        # Spawned workers share a tensor's memory, but get a copy of an array each.
         self._labels = torch.from_numpy(labels.astype(np.int64, copy=False))
 
     @property
@@ -184,16 +180,16 @@ class FileSource:
 
 
 class FolderSource(FileSource):
-    """A folder of class folders, such as ImageNet's as it is unpacked.
+    """A folder of class folders, such as the unpacked ImageNet.
 
-    The classes are the folders' names, sorted, and images lie in them at any depth. Hidden files,
-    and those that are no images by their extension, are not looked at.
+    The classes are the sorted names of the folders. Images lie in them at any depth. Hidden files
+    and files without the extension of an image are ignored.
 
     Args:
         root: the folder of class folders.
 
     Raises:
-        DataError: ``root`` is no folder, holds no class folders, or some without an image.
+        DataError: ``root`` is not a folder, holds no class folder, or an empty one.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -217,7 +213,7 @@ class FolderSource(FileSource):
 
 
 def image_files(root: str | Path) -> Iterator[str]:
-    """Paths below ``root`` of all images in it, at any depth and in no order.
+    """Paths below ``root`` of all images in it, at any depth and in any order.
 
     Raises:
         DataError: ``root``, or a folder in it, cannot be listed.
@@ -234,7 +230,7 @@ def image_files(root: str | Path) -> Iterator[str]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is taken for an image, by its extension."""
+    """Whether a file has the extension of an image."""
     return name.lower().endswith(_EXTENSIONS)
 
 
@@ -251,11 +247,11 @@ def _class_folders(root: str | Path) -> list[str]:
 
 
 def _entries(folder: str | Path) -> list[tuple[str, bool]]:
-    """Name, and whether it is a folder, of all that is not hidden."""
+    """The name of each entry that is not hidden, and whether it is a folder."""
     try:
         with os.scandir(folder) as entries:
             return [(e.name, e.is_dir()) for e in entries if not e.name.startswith(".")]
-    except OSError as error:  # links that go round in circles are one, too
+    except OSError as error:  # circular links raise it, too
         raise DataError(
             f"The image folder {folder} cannot be read ({error.strerror}); check its path."
         ) from error
@@ -265,11 +261,11 @@ class Cifar10Source:
     """The 50,000 training or the 10,000 test images of CIFAR-10, 32x32, in memory.
 
     Args:
-        root: the folder that torchvision has downloaded to; it checks the files' MD5 sums.
+        root: torchvision's download folder; torchvision checks the MD5 sums of the files.
         train: the training images instead of the test images.
 
     Raises:
-        DataError: the files are not there, or damaged.
+        DataError: the files are missing or damaged.
     """
 
     def __init__(self, root: str | Path, train: bool) -> None:
@@ -277,7 +273,7 @@ class Cifar10Source:
             files = CIFAR10(str(root), train=train, download=False)
         except RuntimeError as error:
             raise DataError(
-                f"{root} does not hold CIFAR-10, or not undamaged; download it with: "
+                f"{root} does not hold the undamaged files of CIFAR-10; download them with: "
                 'python -c "from torchvision.datasets import CIFAR10; '
                 f'CIFAR10({str(root)!r}, download=True)"'
             ) from error
@@ -306,11 +302,13 @@ _IMAGES_IN_MEMORY = 16
 
 
 class SyntheticSource:
-    """As many images as ImageNet has, all of them one of a few random ones made at the start.
+    """Noise in place of images, to measure everything except reading and decoding.
+
+    It has as many images as ImageNet; a few random images are repeated.
 
     Args:
         size: side of the images in pixels.
-        classes: how many classes; labels go round them.
+        classes: how many classes; the labels repeat in their order.
         images: how many images; ImageNet has 1,281,167 to train on and 50,000 to validate.
     """
 
@@ -338,16 +336,16 @@ class SyntheticSource:
         return self._pixels[index % _IMAGES_IN_MEMORY].numpy()
 
 
-# Of JPEGs with these, simplejpeg and Pillow make the same RGB: both decode with libjpeg-turbo. They
-# turn CMYK into RGB differently.
+# From JPEGs of these colour spaces, simplejpeg and Pillow make the same RGB: both decode with
+# libjpeg-turbo. They convert CMYK differently.
 _COLOURS = ("YCbCr", "RGB", "Gray")
 
 
 def decode_image(data: bytes, name: str) -> np.ndarray:
-    """The pixels that ``PIL.Image.open(file).convert("RGB")`` has; EXIF data turn nothing.
+    """The pixels of ``PIL.Image.open(file).convert("RGB")``; the EXIF rotation is not applied.
 
-    Plain JPEGs go through simplejpeg, which is a fifth faster. Pillow decodes all else, whatever
-    the file's extension says, and judges the JPEGs that simplejpeg warns about.
+    simplejpeg decodes ordinary JPEGs, a fifth faster. Pillow decodes everything else, whatever the
+    file's extension, and the JPEGs that simplejpeg warns about.
 
     Args:
         data: the content of an image file.
@@ -363,7 +361,7 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         if colours in _COLOURS and height * width <= (Image.MAX_IMAGE_PIXELS or np.inf):
             return simplejpeg.decode_jpeg(data)
-    except ValueError:  # no JPEG, or not a sound one
+    except ValueError:  # not a JPEG, or a damaged one
         pass
     return _decode_with_pillow(data, name)
 
@@ -372,9 +370,9 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
             return np.array(image.convert("RGB"))
-    except Exception as error:  # on a broken file Pillow raises what it likes
+    except Exception as error:  # Pillow may raise anything for a broken file
         if isinstance(error, Image.UnidentifiedImageError):
-            reason = "no image format that is known"  # Pillow's text names the BytesIO object
+            reason = "the image format is unknown"  # Pillow's text names the BytesIO object
         else:
             reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(

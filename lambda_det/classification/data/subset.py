@@ -1,4 +1,4 @@
-"""A part of a source, both parts of a split, several sources as one, and lists of names."""
+"""Parts of a source: subsets, held-out images, several sources as one, and lists of names."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Subset:
         return self._source.name(int(self._indices[index]))
 
     def load(self, index: int) -> np.ndarray:
-        """As the whole source's."""
+        """As of the whole source."""
         return self._source.load(int(self._indices[index]))
 
 
 class ConcatSource:
-    """The images of several sources with the same classes, one source behind the other."""
+    """The images of several sources with the same classes, one source after the other."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         for other in sources[1:]:
@@ -63,7 +63,7 @@ class ConcatSource:
         return source.name(inside)
 
     def load(self, index: int) -> np.ndarray:
-        """As the source's that has the image."""
+        """As of the source that has the image."""
         source, inside = self._find(index)
         return source.load(inside)
 
@@ -112,7 +112,7 @@ def split_held_out(source: Source, fraction: float, seed: int) -> tuple[np.ndarr
 
 
 def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[np.ndarray]:
-    """Yield the indices of the images of each class, of which there may be none, at random."""
+    """Yield the shuffled indices of the images of each class. A class may have none."""
     by_class = np.argsort(source.labels, kind="stable")
     ends = np.cumsum(np.bincount(source.labels))
     for label, indices in enumerate(np.split(by_class, ends[:-1])):
@@ -120,7 +120,7 @@ def _shuffled_classes(source: Source, purpose: Purpose, seed: int) -> Iterator[n
 
 
 def write_list(path: str | Path, names: Iterable[str]) -> None:
-    """Write names to a text file, one on each line; a file of that name is replaced at once."""
+    """Write names to a text file, one a line. An existing file is replaced atomically."""
     replace_text(path, "".join(f"{name}\n" for name in names))
 
 

@@ -1,7 +1,7 @@
 """From an image of any size to the square that the network sees: uint8 [H, W, 3] to [S, S, 3].
 
-What is random draws from the ``np.random.Generator`` that it is given, one for each sample:
-torchvision's draw from a global state, with which a sample depends on all those before it.
+torchvision's random crops and flips are not used: they draw from torch's global generator, so a
+sample would depend on all samples before it. Ours draw from a generator of the sample alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import torch
 from detectron2.config import CfgNode
 from PIL import Image
 from torch.nn.functional import interpolate
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional
 
 from lambda_det.classification.data.randaugment import RandAugment
 from lambda_det.errors import ConfigError
 
-# Of Inception's crop: width by height, and how often to draw until the box lies inside the image
+# Inception's crop: the ratio of width to height, and how often to draw a box that may not fit
 _NARROWEST = 3 / 4
 _WIDEST = 4 / 3
 _TRIES = 10
@@ -27,11 +29,11 @@ _TRIES = 10
 def random_box(
     height: int, width: int, min_area: float, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """A part of an image as Inception's crop draws it, and torchvision's ``RandomResizedCrop``.
+    """Draw the box of Inception's crop, as torchvision's ``RandomResizedCrop`` does.
 
-    Its area is a share of the image's, even between ``min_area`` and 1, and its ratio of width to
-    height between 3/4 and 4/3, even in the logarithm. If ten of these do not fit into the image, it
-    is the largest in the centre whose ratio is between those two.
+    The share of the image's area is uniform between ``min_area`` and 1. The logarithm of the ratio
+    of width to height is uniform between those of 3/4 and 4/3. If ten boxes do not fit into the
+    image, the box is the largest one in the centre with such a ratio.
 
     Args:
         height: of the image, in pixels.
@@ -65,12 +67,12 @@ def random_resized_crop(
 
 
 def padded_crop(image: np.ndarray, size: int, padding: int, rng: np.random.Generator) -> np.ndarray:
-    """A random square of ``size`` of the image with black on all sides, as is usual for CIFAR.
+    """A random square of the image with a black border, as is usual for CIFAR.
 
     Args:
-        image: resized to that square first, if it has another size.
-        size: in pixels.
-        padding: on each side, in pixels; the image moves by up to as much.
+        image: resized to the square first, if it has another size.
+        size: of the square, in pixels.
+        padding: width of the border, in pixels.
         rng: of this sample.
     """
     if image.shape[:2] != (size, size):
@@ -82,39 +84,34 @@ def padded_crop(image: np.ndarray, size: int, padding: int, rng: np.random.Gener
 
 
 def random_flip(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The image, or as often its mirror image, left to right."""
+    """The image, or with probability 1/2 its mirror image, left to right."""
     return cv2.flip(image, 1) if rng.random() < 0.5 else image
 
 
 def resize(image: np.ndarray, size: int) -> np.ndarray:
-    """The image, stretched to [size, size, 3] by Pillow's bicubic filter, without aliasing.
+    """Stretch the image to [size, size, 3] with Pillow's bicubic filter, without aliasing.
 
     Values may differ from Pillow's by 1 or 2 where nothing is clipped: torch's weights have fewer
-    bits, and it may begin with the other axis. It takes a fifth of Pillow's time for crops of
-    photographs at 224, and half of that of OpenCV's ``INTER_AREA``, which is less like Pillow's.
+    bits, and it may start with the other axis. For crops of photographs at 224, it takes a fifth of
+    Pillow's time and half the time of OpenCV's ``INTER_AREA``, which is less like Pillow's.
     """
-    # In this order torch sees that the channels are last, which makes it twice as fast.
+    # With this permutation torch finds the channels last, which makes it twice as fast.
     pixels = torch.from_numpy(np.ascontiguousarray(image))[None].permute(0, 3, 1, 2)
     resized = interpolate(pixels, (size, size), mode="bicubic", antialias=True)
-    # Torch may choose either layout for its result.
+    # torch may return either layout.
     return np.ascontiguousarray(resized[0].permute(1, 2, 0).numpy())
 
 
 def centre_crop(image: np.ndarray, size: int, resized: int) -> np.ndarray:
-    """The centre of the image, for evaluation; pixel for pixel what torchvision makes with Pillow.
+    """The centre of the image, for evaluation, by torchvision and Pillow.
 
     Args:
-        image: whose shorter side is resized to
+        image: its shorter side is resized to ``resized`` first.
         size: of the square, in pixels.
-        resized: the shorter side before, in pixels, from ``size``. Pillow's bicubic filter, which
-            widens where it shrinks, so that nothing is aliased.
+        resized: in pixels, at least ``size``.
     """
-    height, width = image.shape[:2]
-    shorter = min(height, width)
-    height, width = (int(resized * side / shorter) for side in (height, width))
-    top, left = round((height - size) / 2), round((width - size) / 2)
-    pixels = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
-    return np.array(pixels.crop((left, top, left + size, top + size)))
+    pixels = functional.resize(Image.fromarray(image), [resized], InterpolationMode.BICUBIC)
+    return np.array(functional.center_crop(pixels, [size]))
 
 
 # INPUT.CROP: the function, and the key of INPUT that it takes besides SIZE
@@ -125,13 +122,13 @@ _CROPS = {
 
 
 class TrainTransform:
-    """Crop, flip and RandAugment, in this order, as ``INPUT`` says.
+    """Crop, flip and RandAugment, in this order, with the settings of ``INPUT``.
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
 
     Raises:
-        ConfigError: a key of INPUT that cannot work.
+        ConfigError: a key of INPUT has an invalid value.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -155,7 +152,7 @@ class TrainTransform:
 
         Args:
             image: uint8 RGB [H, W, 3]; it is not changed.
-            rng: the only source of randomness, of this sample alone.
+            rng: of this sample alone, the only source of randomness.
 
         Returns:
             uint8 [SIZE, SIZE, 3], C-contiguous.
@@ -173,7 +170,7 @@ class TestTransform:
         cfg: a configuration of :func:`get_classification_config`.
 
     Raises:
-        ConfigError: a key of INPUT that cannot work.
+        ConfigError: a key of INPUT has an invalid value.
     """
 
     def __init__(self, cfg: CfgNode) -> None:

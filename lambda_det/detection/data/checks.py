@@ -1,4 +1,4 @@
-"""The checks of a run's configuration against its data sets, before the run begins."""
+"""Checks of a run's configuration against its data sets, before the run starts."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
 def check_detector_data(
     detector: Detector, *, train: Sequence[str] | None, test: Sequence[str] | None
 ) -> None:
-    """Refuse, in one sentence, data sets that a detector cannot be trained or evaluated on.
+    """Refuse data sets that a detector cannot be trained or evaluated on.
 
-    Cheap enough to be called before each run: it reads the annotations, but opens no image.
+    It is cheap enough for every run: it reads the annotations, but opens no image.
 
     Args:
         detector: what its configuration says.
@@ -60,7 +60,7 @@ def check_detector_data(
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
     reports = {name: _check_registered(name) for name in dict.fromkeys(train + test)}
-    check_truth(detector, train, test)
+    check_ground_truth(detector, train, test)
     for name, report in reports.items():
         if report is not None:
             _check_masks(detector, name, report)
@@ -164,7 +164,7 @@ def _some(names: Iterable[str], limit: int = 5) -> str:
 _COCO_KEYPOINTS = 17
 
 
-def check_truth(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
+def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
     """Refuse data sets without the ground truth that the model needs.
 
     Args:

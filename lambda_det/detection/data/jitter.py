@@ -49,17 +49,16 @@ def large_scale_jitter(
     """Resize so that the image fits a square of ``size`` times a random scale, then crop to size.
 
     Args:
-        min_scale: the scale is drawn evenly between this
-        max_scale: and this.
+        min_scale, max_scale: the limits of the scale, which has a uniform distribution.
         size: side of the square, in pixels.
-        pad: fill images smaller than the square with grey, at the right and the bottom. Without,
-            they stay smaller, for a model that has to know which pixels are padding.
+        pad: pad images smaller than the square with grey, at the right and the bottom. Without
+            padding they stay smaller, for a model that must know which pixels are padding.
 
     Returns:
         Detectron2 augmentations, for any ``DatasetMapper``.
 
     Raises:
-        ConfigError: scales or a size that cannot work, by the name of their keys in a config.
+        ConfigError: a scale or the size is invalid; the message names its key in a config.
     """
     for key, value in (("MIN_SCALE", min_scale), ("MAX_SCALE", max_scale), ("SIZE", size)):
         if not 0 < value < float("inf"):
@@ -79,15 +78,15 @@ def large_scale_jitter(
 
 
 def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
-    """The augmentations that ``cfg`` asks for.
+    """The augmentations of a config.
 
-    In training with ``INPUT.LSJ.ENABLED``, large-scale jitter and the flip of
-    ``INPUT.RANDOM_FLIP``; in all other cases what Detectron2 makes of the same config, except that
-    no side becomes 0 pixels long. With ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images are not
-    padded here: the model's own padding, which its mask knows of, comes later.
+    In training with ``INPUT.LSJ.ENABLED``, they are large-scale jitter and the flip of
+    ``INPUT.RANDOM_FLIP``. Otherwise they are Detectron2's for the same config, except that no side
+    becomes 0 pixels long. With ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images are not padded here:
+    the model pads them later, and its mask covers that padding.
 
     Raises:
-        ConfigError: a value that cannot work, by its key.
+        ConfigError: a value is invalid; the message names its key.
     """
     if cfg.INPUT.RANDOM_FLIP not in _FLIPS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The mapper from a dataset dict to a model's input, which takes images as they come."""
+"""The mapper from a dataset dict to a model's input, for data that are not as tidy as COCO."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ logger = logging.getLogger(__name__)
 class TolerantMapper(DatasetMapper):
     """Detectron2's ``DatasetMapper`` for data that are not as tidy as COCO.
 
-    - An image without annotations, with crowds only, or whose annotations all lie outside the crop
-      trains as an empty image.
-    - Polygons and run-length masks in one image are both used: as bitmaps, for that image.
-    - An annotation without a usable box, and one whose mask is given but broken, is left out; one
-      that has no mask, among others that have, takes its box for it. A warning says so, once in
-      a process for each kind.
-    - An image that cannot be read, or is not of the size in the annotation file, is a ``DataError``
-      that names the file; so is a semantic mask with labels that the model has no class for.
+    - An image trains as an empty image if it has no annotations, only crowds, or no annotation
+      within the crop.
+    - An image with polygons and run-length masks gets bitmaps of both.
+    - An annotation without a usable box or with a broken mask is left out. An annotation without a
+      mask, among others with masks, gets its box as mask. Each process warns once of each kind.
+    - A ``DataError`` names an image that cannot be read or has another size than its annotations
+      say, and a semantic mask with labels that the model has no class for.
 
-    Made from a config, it takes its augmentations from
+    With a config, the augmentations are those of
     :func:`lambda_det.detection.data.build_augmentation`.
     """
 
@@ -55,8 +54,8 @@ class TolerantMapper(DatasetMapper):
         """
         Args:
             args: of Detectron2's ``DatasetMapper``.
-            semantic_classes: the semantic masks to train on hold labels below this; None if any.
-            ignored_label: and this one, of pixels that do not count.
+            semantic_classes: the labels of semantic masks are below this; None: any label.
+            ignored_label: the label of pixels without a class.
             kwargs: as ``args``.
         """
         super().__init__(*args, **kwargs)
@@ -72,10 +71,10 @@ class TolerantMapper(DatasetMapper):
         augmentations = build_augmentation(cfg, is_train)
         if is_train and cfg.INPUT.LSJ.ENABLED:
             arguments["augmentations"] = augmentations
-            # As with any crop, the visible part of an object may be smaller than its box's.
+            # The crop may leave less of an object than of its box.
             arguments["recompute_boxes"] = cfg.MODEL.MASK_ON
         else:
-            # In place of Detectron2's own; the crop of INPUT.CROP stays before them.
+            # They replace Detectron2's own; the crop of INPUT.CROP stays before them.
             arguments["augmentations"][-len(augmentations) :] = augmentations
         return arguments
 
@@ -86,7 +85,7 @@ class TolerantMapper(DatasetMapper):
             dataset_dict: one image in Detectron2's dataset format; it is not changed.
 
         Returns:
-            What Detectron2's models take: "image", uint8 [C, H, W], in training "instances", ...
+            The input of Detectron2's models: "image", uint8 [C, H, W], in training "instances", ...
 
         Raises:
             DataError: the image cannot be read or has another size than its annotations say.
@@ -94,14 +93,14 @@ class TolerantMapper(DatasetMapper):
         if self.is_train:
             dataset_dict = {"annotations": [], **dataset_dict}
         for key in ("file_name", "sem_seg_file_name"):
-            # To open a pipe would wait for ever.
+            # Opening a pipe would never return.
             if fault := no_file(dataset_dict.get(key)):
                 raise DataError(fault)
         try:
             sample = super().__call__(dataset_dict)
         except Exception as error:
-            # Image libraries raise what they like on a broken file, so it is read once more to
-            # tell a fault of the file from one of the program.
+            # Image libraries may raise anything for a broken file. Reading it again tells a fault
+            # of the file from one of the program.
             fault = image_fault(dataset_dict, self.image_format) or mask_fault(dataset_dict)
             if fault is None:
                 raise
@@ -135,8 +134,8 @@ class TolerantMapper(DatasetMapper):
         ]
         for annotation in transformed:
             if isinstance(annotation.get("segmentation"), np.ndarray):
-                # FixedSizeCrop pads with 255, "ignore" in semantic segmentation, but foreground to
-                # BitMasks and so to the boxes that are computed from it.
+                # FixedSizeCrop pads with 255. It means "ignore" in semantic segmentation, but
+                # foreground in BitMasks and in the boxes that are computed from them.
                 annotation["segmentation"] = annotation["segmentation"] == 1
         instances = detection_utils.annotations_to_instances(
             transformed, image_shape, mask_format=mask_format
@@ -167,12 +166,12 @@ class TolerantMapper(DatasetMapper):
             if not self.use_instance_mask:
                 annotation.pop("segmentation", None)
             elif not annotation.get("segmentation"):
-                # One box among masks would leave the whole image without a loss on masks, or
-                # without the object; the box is the mask's best guess, and often a fair one.
+                # Without a mask, the object or the mask loss of the whole image would be lost. The
+                # box is the best guess of the mask.
                 sides = 2 * (dataset_dict["width"], dataset_dict["height"])
                 x0, y0, x1, y1 = np.clip(box, 0, sides).tolist()
                 annotation["segmentation"] = [[x0, y0, x1, y0, x1, y1, x0, y1]]
-                self._warn_once(dataset_dict, "without a mask takes its box for it")
+                self._warn_once(dataset_dict, "without a mask gets its box as mask")
             else:
                 mask = _usable_mask(annotation["segmentation"], dataset_dict)
                 if mask is None:
@@ -183,19 +182,24 @@ class TolerantMapper(DatasetMapper):
         return usable
 
     def _complete_keypoints(self, annotation: dict[str, Any], dataset_dict: dict[str, Any]) -> None:
-        """Detectron2 needs as many keypoints of every object; of visibility 0 they don't count."""
+        """Give an object without keypoints some of visibility 0, which do not count.
+
+        Detectron2 needs the same number of keypoints for every object.
+        """
         values = 3 * len(self.keypoint_hflip_indices)
         keypoints = annotation.get("keypoints")
         if keypoints is None or np.size(keypoints) != values:
             if keypoints:
-                self._warn_once(dataset_dict, "with another number of keypoints is used without")
+                self._warn_once(
+                    dataset_dict, "with another number of keypoints is used without them"
+                )
             annotation["keypoints"] = [0.0] * values
 
     def _warn_once(self, dataset_dict: dict[str, Any], what: str) -> None:
         if what not in _warned:
             _warned.add(what)
             logger.warning(
-                "%s: an annotation %s (said once; tools/check_dataset.py lists them all).",
+                "%s: an annotation %s (reported once; tools/check_dataset.py lists all of them).",
                 printable(dataset_dict["file_name"]),
                 what,
             )
@@ -205,7 +209,7 @@ _warned: set[str] = set()
 
 
 def _corners(annotation: dict[str, Any]) -> list[float] | None:
-    """The box as x0, y0, x1, y1, or None where it is missing, not finite or of no area."""
+    """The box as x0, y0, x1, y1, or None if it is missing, not finite or without area."""
     try:
         box = BoxMode.convert(
             [float(v) for v in annotation["bbox"]], annotation["bbox_mode"], BoxMode.XYXY_ABS

@@ -30,22 +30,22 @@ STUFF_CLASSES = ("plain", "striped", "checked")
 KEYPOINTS = ("left", "top", "right", "bottom")
 
 _NAME = "shapes_panoptic"
-_FORMAT = 1  # part of the manifest: to be raised by any change to the data
-_INWARD = 0.25  # a keypoint lies so far from the outline to the middle
+_FORMAT = 1  # part of the manifest; raise it with any change to the data
+_INWARD = 0.25  # the place of a keypoint between the outline, 0, and the middle, 1
 _FIRST_STUFF = len(SHAPE_CLASSES) + 1  # category id; those of the shapes come before
 _CATEGORIES = [
     {
         "id": i,
         "name": name,
         "isthing": int(i < _FIRST_STUFF),
-        # Detectron2 reads names and flips from the metadata; these are for other readers
+        # Detectron2 reads names and flips from the metadata; these are for other programs.
         **({"keypoints": KEYPOINTS, "skeleton": []} if i < _FIRST_STUFF else {}),
     }
     for i, name in enumerate(SHAPE_CLASSES + STUFF_CLASSES, start=1)
 ]
 _METADATA = {
     "thing_classes": list(SHAPE_CLASSES),
-    # As in Detectron2's "separated" COCO: class 0 of the semantic masks is all things together
+    # As in Detectron2's "separated" COCO, class 0 of the semantic masks is all things.
     "stuff_classes": ["things", *STUFF_CLASSES],
     "thing_dataset_id_to_contiguous_id": {i + 1: i for i in range(len(SHAPE_CLASSES))},
     "stuff_dataset_id_to_contiguous_id": {
@@ -63,13 +63,13 @@ def make_panoptic_shapes(
     size: int = 128,
     seed: int = 0,
 ) -> None:
-    """Write shapes on patterned backgrounds to ``root/shapes_panoptic``, unless it is there.
+    """Write shapes on patterned backgrounds to ``root/shapes_panoptic``, unless it exists.
 
-    Makes ``{train,val}/*.png``, ``annotations/keypoints_{train,val}.json`` with boxes, polygons and
-    the keypoints of :data:`KEYPOINTS`, ``annotations/panoptic_{train,val}.json`` with
+    The files are ``{train,val}/*.png``, ``annotations/keypoints_{train,val}.json`` with boxes,
+    polygons and the keypoints of :data:`KEYPOINTS`, ``annotations/panoptic_{train,val}.json`` with
     ``panoptic_{train,val}/*.png`` in COCO's panoptic format, and ``stuff_{train,val}/*.png`` with
     0 for things and the classes of :data:`STUFF_CLASSES` from 1. Polygons are whole; panoptic masks
-    end where another shape lies over them. Arguments and errors are those of
+    hold the visible part. Arguments and errors are those of
     :func:`lambda_det.detection.data.make_shapes`.
     """
     manifest = {
@@ -83,9 +83,9 @@ def make_panoptic_shapes(
 
 
 def register_panoptic_shapes(root: str | os.PathLike) -> None:
-    """Register keypoints, panoptic and stuff data of both splits; safe to call again.
+    """Register keypoint, panoptic and stuff data of both splits. It is safe to call it again.
 
-    They are ``shapes_keypoints_train``, ``shapes_panoptic_train`` ("separated": instances and
+    The names are ``shapes_keypoints_train``, ``shapes_panoptic_train`` ("separated": instances and
     semantic masks, for Panoptic FPN), ``shapes_stuff_train`` (semantic masks alone), and the same
     with ``_val``.
 
@@ -106,7 +106,7 @@ def register_panoptic_shapes(root: str | os.PathLike) -> None:
                 "keypoint_flip_map": [("left", "right")],
             }
             register_coco_instances(name, metadata, json_file, images)
-        # Not register_coco_panoptic_separated: it takes images for JPEG files
+        # register_coco_panoptic_separated expects JPEG files
         load_stuff = partial(load_sem_seg, stuff, images, image_ext="png")
         common = {"image_root": images, "sem_seg_root": stuff, "ignore_label": 255, **_METADATA}
         name = f"shapes_panoptic_{split}"
@@ -134,7 +134,7 @@ def _load_panoptic(
 
 
 def _is_free(name: str, images: str) -> bool:
-    """Whether the name is to be registered; what it meant in another folder is forgotten."""
+    """Whether the name must be registered; a data set of another folder under it is removed."""
     if name in DatasetCatalog:
         if MetadataCatalog.get(name).image_root == images:
             return False
@@ -160,7 +160,7 @@ def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> N
         for number, (category, polygon) in enumerate(shapes, start=1):
             entry = describe_shape(len(instances) + 1, image_id, category, polygon)
             instances.append(entry | _keypoints(polygon, owners, number))
-        # Ids in the panoptic image: shapes as in owners, stuff after the most that an image has
+        # Ids in the panoptic image: shapes as in owners; stuff from 10, more than any image has
         segments = np.where(owners > 0, owners, 10 + stuff)
         categories = [category + 1 for category, _ in shapes]
         panoptic.append(
@@ -192,7 +192,7 @@ def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> N
 
 
 def _segments_info(segments: np.ndarray, categories: list[int]) -> list[dict[str, Any]]:
-    """COCO's description of each segment; ``categories`` are those of the shapes."""
+    """COCO's description of each segment; ``categories`` are the shapes'."""
     result = []
     for value in np.unique(segments).tolist():
         rows, columns = np.nonzero(segments == value)
@@ -210,10 +210,10 @@ def _segments_info(segments: np.ndarray, categories: list[int]) -> list[dict[str
 
 
 def _keypoints(polygon: np.ndarray, owners: np.ndarray, number: int) -> dict[str, Any]:
-    """The outermost points of a shape, drawn in towards its middle, in COCO's form.
+    """The outermost points of a shape, moved towards its middle, in COCO's format.
 
-    Visibility is 1 where another shape lies over a point, else 2. A flipped image has the keypoints
-    of the image flipped, with left and right exchanged.
+    The visibility is 1 if another shape covers the point, and 2 otherwise. A flipped image has the
+    flipped keypoints, with left and right exchanged.
     """
     low, high = polygon.min(axis=0), polygon.max(axis=0)
     values: list[float] = []
@@ -222,7 +222,7 @@ def _keypoints(polygon: np.ndarray, owners: np.ndarray, number: int) -> dict[str
         point = outermost + _INWARD * ((low + high) / 2 - outermost)
         row, column = (min(int(v), len(owners) - 1) for v in point[::-1])
         visibility = 2 if owners[row, column] in (0, number) else 1
-        # COCO's keypoints are indices of pixels, whose middles are at halves
+        # COCO's keypoints are indices of pixels, whose centres are at halves.
         values += [*(round(float(v) - 0.5, 2) for v in point), visibility]
     return {"keypoints": values, "num_keypoints": len(KEYPOINTS)}
 

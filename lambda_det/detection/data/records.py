@@ -1,4 +1,4 @@
-"""What can be used of a dataset dict: its image, its semantic mask, polygons and run lengths."""
+"""The usable parts of a dataset dict: image file, semantic mask, polygons, run-length masks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from lambda_det.errors import printable, reason
 
 
 def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:
-    """Read the image of a dataset dict and say in one sentence what is wrong with it.
+    """Read the image of a dataset dict.
 
     Args:
-        record: with "file_name" and, where the size is to be checked, "width" and "height".
+        record: with "file_name" and, to check the size, "width" and "height".
         image_format: as in ``INPUT.FORMAT``.
+
+    Returns:
+        One sentence on what is wrong with the file, or None.
     """
     path = record["file_name"]
     if fault := no_file(path):
@@ -41,18 +44,18 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
     said = (record.get("width", width), record.get("height", height))
     if said != (width, height):
         return (
-            f"The image {printable(path)} is {width}x{height} (width x height, turned as its EXIF "
-            f"data say), but the annotations say {said[0]}x{said[1]}; correct one of them."
+            f"The image {printable(path)} is {width}x{height} (width x height, after its EXIF "
+            f"rotation), but the annotations say {said[0]}x{said[1]}; correct one of them."
         )
     return None
 
 
 def no_file(path: str | None) -> str | None:
-    """What is wrong with a path where something lies that is no file; None where nothing lies."""
+    """What is wrong with a path that exists and is not a file; None if it is one or is absent."""
     try:
         if path is None or stat.S_ISREG(os.stat(path).st_mode):
             return None
-    except (OSError, ValueError):  # absent, on another machine, or no path: for the reader to say
+    except (OSError, ValueError):  # absent, or a path of another kind: the reader reports it
         return None
     return (
         f"The image {printable(path)} is not a file but a folder, pipe or device; put the image "
@@ -61,7 +64,7 @@ def no_file(path: str | None) -> str | None:
 
 
 def mask_fault(record: dict[str, Any]) -> str | None:
-    """What is wrong with the semantic mask of a dataset dict whose image is sound."""
+    """What is wrong with the semantic mask of a dataset dict with a sound image, or None."""
     path = record.get("sem_seg_file_name")
     if path is None:
         return None
@@ -73,32 +76,32 @@ def mask_fault(record: dict[str, Any]) -> str | None:
 
 
 def label_fault(path: str, labels: np.ndarray, classes: int, ignored: int) -> str | None:
-    """What is wrong with the labels of a semantic mask: the loss and the mean IoU would fail.
+    """What is wrong with the labels of a semantic mask, or None. The loss and the mIoU would fail.
 
     Args:
         path: the file of the mask.
-        labels: whole numbers of any shape.
+        labels: integers of any shape.
         classes: of the model; their labels start at 0.
-        ignored: the label of pixels that do not count.
+        ignored: the label of pixels without a class.
     """
     foreign = labels[(labels >= classes) & (labels != ignored)]
     if not foreign.size:
         return None
     return (
         f"The semantic mask {printable(path)} holds the label {foreign[0]}, but there are "
-        f"{classes} classes, from 0, and {ignored} for what does not count; correct the mask or "
+        f"{classes} classes, from 0, and {ignored} for pixels without a class; correct the mask or "
         "MODEL.SEM_SEG_HEAD.NUM_CLASSES."
     )
 
 
-FAR = 1e6  # pixels; no image is so large, and farther out pycocotools runs out of memory
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)  # of an image; Pillow reads none with more
+FAR = 1e6  # pixels: no image is so large, and pycocotools runs out of memory at larger coordinates
+MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)  # of an image: Pillow reads none with more
 
 
 def is_polygon(points: Any) -> bool:
     """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three points, none of them FAR."""
     try:
-        # The sum is finite only if all numbers are, and is taken far faster than a look at each.
+        # The sum is finite only if all numbers are, and it is far faster than a check of each.
         return (
             len(points) >= 6
             and len(points) % 2 == 0
@@ -111,10 +114,10 @@ def is_polygon(points: Any) -> bool:
 
 
 def usable_polygons(segmentation: list[Any], height: int, width: int) -> list[np.ndarray]:
-    """The polygons of a list that are any, float64 [2 points] each.
+    """The valid polygons of a list, float64 [2 points] each.
 
-    One that reaches out of its image by more than the image's size is cut at the border, as
-    pycocotools keeps every pixel of an outline in memory.
+    A polygon that reaches out of its image by more than the image's size is cut at the border,
+    because pycocotools keeps every pixel of an outline in memory.
     """
     polygons = [np.asarray(p, dtype=np.float64) for p in segmentation if is_polygon(p)]
     size = max(height, width)
@@ -130,7 +133,7 @@ def usable_polygons(segmentation: list[Any], height: int, width: int) -> list[np
 
 
 def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
-    """COCO's run-length mask in compressed form, or None where it is not a mask of that size."""
+    """A run-length mask in COCO's compressed form, or None if it is not a mask of that size."""
     try:
         if list(segmentation["size"]) != [height, width] or height * width > MAX_PIXELS:
             return None
@@ -147,10 +150,10 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
 
 
 def without_crossings(points: np.ndarray) -> list[np.ndarray]:
-    """A polygon [points, 2] that crosses or touches itself as several that do not.
+    """Split a polygon [points, 2] that crosses or touches itself into polygons that do not.
 
-    fvcore's crop would keep only one lobe of such a polygon: drawn around panoptic masks, one in
-    five is of this kind, and one in fifty would lose more than a tenth of its area.
+    fvcore's crop would keep only one lobe of it. One in five polygons around panoptic masks is of
+    this kind, and one in fifty would lose more than a tenth of its area.
     """
     outline = shapely.Polygon(points)
     if outline.is_valid:
@@ -159,7 +162,7 @@ def without_crossings(points: np.ndarray) -> list[np.ndarray]:
 
 
 def _inside(points: np.ndarray, height: int, width: int) -> list[np.ndarray]:
-    """What is inside the image of a polygon [points, 2], as polygons [2 points]."""
+    """The part of a polygon [points, 2] inside the image, as polygons [2 points]."""
     whole = shapely.make_valid(shapely.Polygon(points))
     parts = _outlines(shapely.intersection(whole, shapely.box(0, 0, width, height)))
     return [part.reshape(-1) for part in parts]

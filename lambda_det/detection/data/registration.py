@@ -1,4 +1,4 @@
-"""Data sets by name: what a registered one has, and registering COCO-format files of the config."""
+"""Registered data sets: their files, and registering COCO-format files that the config names."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _GET_PANOPTIC_SHAPES = _GET_SHAPES.replace("make_shapes.py`", "make_shapes.py --
 
 
 def registered_files(name: str) -> tuple[str, str]:
-    """The annotation file and image folder of a registered data set in COCO's format.
+    """The annotation file and image folder of a registered data set in COCO format.
 
     Raises:
         ConfigError: ``name`` is not registered, or is not a data set of COCO instances.
-        DataError: the file or the folder is not there.
+        DataError: the file or the folder is missing.
     """
     if name not in DatasetCatalog:
         near = difflib.get_close_matches(name, list(DatasetCatalog), n=4, cutoff=0.6)
@@ -55,7 +55,9 @@ def registered_files(name: str) -> tuple[str, str]:
         raise ConfigError(f"The data set {name!r} is not registered{hint}")
     metadata = MetadataCatalog.get(name)
     if not is_coco(name):
-        raise ConfigError(f"The data set {name!r} is not one of COCO instances; name one that is.")
+        raise ConfigError(
+            f"The data set {name!r} does not hold COCO instances; name one that does."
+        )
     json_file, image_root = metadata.json_file, os.fspath(metadata.image_root)
     for path, exists in ((json_file, PathManager.isfile), (image_root, PathManager.isdir)):
         if not exists(path):
@@ -64,17 +66,17 @@ def registered_files(name: str) -> tuple[str, str]:
 
 
 def is_coco(name: str) -> bool:
-    """Whether there are instances in COCO's format, maybe among other things."""
+    """Whether a data set has instances in COCO format; it may have other annotations as well."""
     metadata = MetadataCatalog.get(name)
     kinds = ("coco", "coco_panoptic_seg")
     return metadata.get("evaluator_type") in kinds and bool(metadata.get("json_file"))
 
 
 def check_segmentation_files(name: str) -> None:
-    """Whether the semantic and panoptic masks of a registered data set are there.
+    """Check that the semantic and panoptic masks of a registered data set exist.
 
     Raises:
-        DataError: one of the files or folders is not.
+        DataError: one of the files or folders is missing.
     """
     metadata = MetadataCatalog.get(name)
     for key in ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json"):
@@ -103,14 +105,14 @@ logger = logging.getLogger(__name__)
 def register_json_datasets(cfg: CfgNode) -> None:
     """Register the files of ``DATASETS.{TRAIN,TEST}_{JSON,IMAGES}`` and make ``cfg`` use them.
 
-    ``DATASETS.TRAIN`` and ``.TEST`` become the new names, and the numbers of classes become that
-    of the categories in the training file, or in the test file where no other is given. A training
-    file alone leaves ``DATASETS.TEST`` empty: what it held before does not belong to it. Where no
-    file is named, nothing happens. Safe to call again, in the same or another process.
+    ``DATASETS.TRAIN`` and ``.TEST`` become the new names. The numbers of classes become the number
+    of categories in the training file, or in the test file if no training file is given. A training
+    file alone empties ``DATASETS.TEST``, which named other data. Without a file nothing changes.
+    It is safe to call it again, in the same or another process.
 
     Raises:
         ConfigError: one of a pair is given without the other.
-        DataError: a file is missing or not in COCO's format.
+        DataError: a file is missing or not in COCO format.
     """
     train, test = (
         register_coco_files(
@@ -141,8 +143,8 @@ def class_names(cfg: CfgNode) -> list[str] | None:
     """The names of the classes that a model of ``cfg`` predicts, in their order.
 
     Returns:
-        Those of the first data set of ``DATASETS.TRAIN``, then ``.TEST``, that is registered and
-        knows them; None if there is none.
+        The names of the first data set of ``DATASETS.TRAIN``, then ``.TEST``, that is registered
+        and has names; None if there is none.
     """
     for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
         if name in DatasetCatalog:
@@ -188,7 +190,7 @@ def register_coco_files(
         )
     categories = list(check_coco(json_file, images, files="none").categories.values())
     stem = os.path.splitext(os.path.basename(json_file))[0]
-    # The categories are part of the name: a changed file is another data set to the catalogue.
+    # The categories are part of the name: a changed file is another data set for the catalogue.
     identity = "\n".join([json_file, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
@@ -199,7 +201,7 @@ def register_coco_files(
 
 
 def _keypoint_names(json_file: str) -> dict[str, list]:
-    """The keypoints that a category names, where one does; left and right change in a flip."""
+    """The keypoints of the first category that names some; a flip exchanges left and right."""
     for category in read_json(json_file)["categories"]:
         if names := read_keypoint_names(json_file, category):
             flipped = {name: name.replace("left", "right") for name in names}

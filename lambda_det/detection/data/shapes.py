@@ -1,11 +1,11 @@
 """The shapes data set: COCO-format data made on the spot, from a seed.
 
-Circles, rectangles and triangles of any size and turn lie over each other on textured backgrounds.
-Each class keeps to two families of colour, so that a small detector tells them apart within minutes
-and its AP shows whether a pipeline works at all.
+Circles, rectangles and triangles of any size and rotation overlap on textured backgrounds. Each
+class has two families of colour, so a small detector learns them within minutes, and its AP shows
+whether a pipeline works.
 
-numpy may change how its distributions draw; everything here is built on ``random()`` alone, in an
-order that is part of the data's format.
+numpy may change its distributions, so everything here draws from ``random()`` alone, in an order
+that is part of the data format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from PIL import Image
 
 from lambda_det.errors import ConfigError, DataError
 
-_FORMAT = 1  # part of the manifest: to be raised by any change to the pictures
+_FORMAT = 1  # part of the manifest; raise it with any change to the pictures
 
 
 def make_shapes(
@@ -36,12 +36,12 @@ def make_shapes(
     size: int = 128,
     seed: int = 0,
 ) -> None:
-    """Write the shapes data set to ``root/shapes``, unless it is there already.
+    """Write the shapes data set to ``root/shapes``, unless it exists.
 
-    Makes ``shapes/{train,val}/*.png`` and ``shapes/annotations/instances_{train,val}.json``.
-    Polygons, boxes and areas describe the whole shape as drawn, cut at the image's border but not
-    where another shape lies over it. The same arguments give the same pixels and the same JSON to
-    the byte, and image number i does not depend on how many follow it.
+    Files: ``shapes/{train,val}/*.png`` and ``shapes/annotations/instances_{train,val}.json``.
+    Polygons, boxes and areas describe the whole shape within the image, including parts that other
+    shapes cover. The same arguments give the same pixels and the same bytes of JSON. Image number i
+    does not depend on the number of images.
 
     Args:
         root: folder that data sets live in, such as ``$DETECTRON2_DATASETS``.
@@ -51,8 +51,8 @@ def make_shapes(
         seed: another seed makes another data set.
 
     Raises:
-        ConfigError: a number that cannot work.
-        DataError: ``root/shapes`` holds something else, which is left as it is.
+        ConfigError: a number is too small.
+        DataError: ``root/shapes`` holds something else, which stays as it is.
     """
     manifest = {
         "format": _FORMAT,
@@ -65,10 +65,10 @@ def make_shapes(
 
 
 def register_shapes(root: str | os.PathLike) -> None:
-    """Register ``shapes_train`` and ``shapes_val`` with Detectron2; safe to call again.
+    """Register ``shapes_train`` and ``shapes_val`` with Detectron2. It is safe to call it again.
 
     Args:
-        root: the folder given to :func:`make_shapes`. A later call with another one replaces it.
+        root: the folder given to :func:`make_shapes`. A later call with another folder replaces it.
     """
     folder = os.path.join(os.path.expanduser(os.fspath(root)), "shapes")
     for split in SPLITS:
@@ -105,7 +105,7 @@ def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> N
 
 
 def describe_shape(number: int, image_id: int, category: int, polygon: np.ndarray) -> dict:
-    """COCO's annotation of one shape, whose polygon has shape (points, 2)."""
+    """COCO's annotation of a shape, of a polygon [points, 2]."""
     x, y = polygon.T
     box = (x.min(), y.min(), x.max() - x.min(), y.max() - y.min())
     return {
@@ -130,18 +130,18 @@ def write_dataset(
     manifest: dict[str, int],
     write_split: Callable[[str, str, int, int, int], None],
 ) -> None:
-    """Write ``root/name`` with its manifest, unless it is there already.
+    """Write ``root/name`` with its manifest, unless it exists.
 
     Args:
-        root: folder that data sets live in.
+        root: the folder of data sets.
         name: of the new folder in it.
         manifest: the format, num_train, num_val, size and seed.
         write_split: called with the folder to write into, the split, its number of images, size and
             seed.
 
     Raises:
-        ConfigError: a number that cannot work.
-        DataError: ``root/name`` holds something else, which is left as it is.
+        ConfigError: a number is too small.
+        DataError: ``root/name`` holds something else, which stays as it is.
     """
     for key, lowest in (("num_train", 1), ("num_val", 1), ("size", 32), ("seed", 0)):
         if manifest[key] < lowest:
@@ -153,7 +153,7 @@ def write_dataset(
         return
     try:
         os.makedirs(root, exist_ok=True)
-        # Made beside its place and renamed: a run that breaks off leaves no half data set there.
+        # Written elsewhere and renamed, so that an interrupted run leaves no half data set.
         workplace = tempfile.mkdtemp(prefix=f".{name}-", dir=root)
     except OSError as error:
         raise DataError(
@@ -170,7 +170,7 @@ def write_dataset(
         try:
             os.rename(made, folder)
         except OSError:
-            if not _is_made(folder, manifest):  # else another process was faster
+            if not _is_made(folder, manifest):  # otherwise another process was faster
                 raise
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
@@ -178,7 +178,7 @@ def write_dataset(
 
 
 def _is_made(folder: str, manifest: dict[str, int]) -> bool:
-    """Whether ``folder`` holds exactly the data set of ``manifest``; DataError if another thing."""
+    """Whether ``folder`` holds the data set of ``manifest``; DataError if it holds another."""
     if not os.path.lexists(folder) or (os.path.isdir(folder) and not os.listdir(folder)):
         return False
     try:
@@ -189,7 +189,7 @@ def _is_made(folder: str, manifest: dict[str, int]) -> bool:
     if found != manifest:
         holds = f"shapes made with {found}" if found else "something that was not made here"
         raise DataError(
-            f"{folder} holds {holds}, and is left as it is; move it away or give another root."
+            f"{folder} holds {holds}, and stays as it is; move it away or give another root."
         )
     return True
 
@@ -200,7 +200,7 @@ def write_json(path: str, content: dict) -> None:
 
 
 def image_rng(seed: int, split: str, index: int) -> np.random.Generator:
-    """Random numbers of one image, that no other image has a part in."""
+    """The random numbers of one image."""
     source = np.random.SeedSequence([seed, SPLITS.index(split), index])
     return np.random.Generator(np.random.PCG64(source))
 
@@ -208,8 +208,8 @@ def image_rng(seed: int, split: str, index: int) -> np.random.Generator:
 SHAPE_CLASSES = ("circle", "rectangle", "triangle")
 
 _MIN_DIAMETER, _MAX_DIAMETER = 0.125, 0.625  # of the image's side: 16 to 80 pixels at 128
-_MIN_VISIBLE = 0.75  # share of a shape that later shapes and the border may not hide
-_SUBSAMPLES = 3  # a pixel's coverage is measured on so many points each way
+_MIN_VISIBLE = 0.75  # share of a shape that later shapes and the border leave visible
+_SUBSAMPLES = 3  # points along each side of a pixel that measure its coverage
 
 
 def place_shapes(rng: np.random.Generator, size: int) -> list[tuple[int, np.ndarray]]:
@@ -217,10 +217,10 @@ def place_shapes(rng: np.random.Generator, size: int) -> list[tuple[int, np.ndar
     wanted = 1 + int(rng.random() * 4)
     shapes: list[tuple[int, np.ndarray]] = []
     coverages: list[tuple[np.ndarray, float]] = []
-    for _ in range(4 * wanted):  # a shape that would hide too much of another is drawn anew
+    for _ in range(4 * wanted):  # a shape that would hide too much of another is drawn again
         category = int(rng.random() * len(SHAPE_CLASSES))
         whole = _outline(rng, SHAPE_CLASSES[category], size)
-        # The picture is drawn from the numbers that are written down.
+        # The picture is drawn from the rounded numbers of the annotations.
         polygon = np.round(_cut_at_border(whole, size), 2)
         if len(polygon) < 3 or polygon_area(polygon) < _MIN_VISIBLE * polygon_area(whole):
             continue
@@ -251,7 +251,7 @@ def paint_shapes(
 
 
 def background(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A smooth, dull texture with some noise, float [size, size, 3]."""
+    """A smooth grey texture with some noise, float [size, size, 3]."""
     cells = 5
     grey = 70 + 110 * rng.random()
     grid = grey + 40 * (rng.random((cells, cells, 1)) - 0.5) + 30 * (rng.random(3) - 0.5)
@@ -264,7 +264,7 @@ def background(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def _outline(rng: np.random.Generator, name: str, size: int) -> np.ndarray:
-    """Corner points [points, 2] of a convex shape, before it is cut at the border."""
+    """The corners [points, 2] of a convex shape, before it is cut at the border."""
     radius = 0.5 * size * (_MIN_DIAMETER + (_MAX_DIAMETER - _MIN_DIAMETER) * rng.random())
     turn = 2 * math.pi * rng.random()
     stretch = rng.random()
@@ -303,9 +303,9 @@ def polygon_area(polygon: np.ndarray) -> float:
 
 
 def rasterise(polygon: np.ndarray, size: int) -> np.ndarray:
-    """Share of each pixel inside a convex polygon: [size, size] in 0..1.
+    """The share of each pixel inside a convex polygon, [size, size] in 0..1.
 
-    Drawn here rather than by Pillow or OpenCV, whose edges differ from version to version.
+    The edges that Pillow and OpenCV draw differ between their versions.
     """
     steps = (np.arange(size * _SUBSAMPLES) + 0.5) / _SUBSAMPLES
     inside = np.ones((len(steps), len(steps)), dtype=bool)
@@ -316,7 +316,7 @@ def rasterise(polygon: np.ndarray, size: int) -> np.ndarray:
 
 
 def _shape_colour(rng: np.random.Generator, category: int) -> np.ndarray:
-    """A colour [3] more vivid than any background's, out of the two families of the class."""
+    """A colour [3] of the two families of the class, more vivid than any background."""
     colour = 90 * rng.random(3)
     colour[category] += 160  # circles red or yellow, rectangles green or cyan, triangles blue, ...
     if rng.random() < 0.5:
