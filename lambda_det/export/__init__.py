@@ -2,6 +2,7 @@
 
 from lambda_det.export.formats import FORMATS, Format, format_of
 from lambda_det.export.networks import Network, backbone_network, detector_network
+from lambda_det.export.portable import portable_copy
 from lambda_det.export.session import Report, export_network
 
 __all__ = [
@@ -13,4 +14,5 @@ __all__ = [
     "detector_network",
     "export_network",
     "format_of",
+    "portable_copy",
 ]

@@ -21,7 +21,7 @@ from detectron2.structures import Boxes, Instances
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lambda_det.layers.exporting import plain
+from lambda_det.export.portable import dense
 
 __all__ = ["exportable_detections"]
 
@@ -88,7 +88,7 @@ def _rpn_head(forward: Callable[..., tuple[list[Tensor], ...]]) -> Callable[...,
 
     def channels_last(head: nn.Module, features: list[Tensor]) -> tuple[list[Tensor], ...]:
         maps = forward(head, features)
-        return tuple([plain(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for x in y] for y in maps)
+        return tuple([dense(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for x in y] for y in maps)
 
     return channels_last
 

@@ -20,7 +20,6 @@ from torch.fx.experimental import _config
 from lambda_det.errors import ConfigError
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
-from lambda_det.layers.exporting import exporting
 
 __all__ = ["FORMATS", "OPSET", "Format", "format_of"]
 
@@ -83,7 +82,6 @@ def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
     with (
         torch.no_grad(),
         _any_size(),
-        exporting(),
         exportable_detections() if network.detector else nullcontext(),
     ):
         return torch.export.export(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
+from lambda_det.export.portable import portable_copy
 from lambda_det.layers import LambdaLayer
 
 __all__ = ["Network", "backbone_network", "detector_network", "fields"]
@@ -28,18 +29,19 @@ class Network:
 
     Attributes:
         module: maps the input to a dict of tensors, in operators that a graph can hold.
-        original: computes the same as people run it, to compare with.
+        original: computes the same without an export, to compare with.
         detector: whether the input is one image [3, H, W] of ``pixels``, and the output the
             detections on it; else it is a batch [B, 3, H, W] of images normalised already.
         pixels: what the input holds, for those who will feed it.
-        features: of a detector, the maps that it detects on.
+        features: of a detector, the maps that it detects on, as ``module`` computes them and as
+            ``original`` does.
     """
 
     module: nn.Module
     original: Callable[[Tensor], dict[str, Tensor]]
     detector: bool
     pixels: Mapping[str, Any] = field(default_factory=dict)
-    features: Callable[[Tensor], dict[str, Tensor]] | None = None
+    features: tuple[Callable[[Tensor], dict[str, Tensor]], ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +55,7 @@ def backbone_network(backbone: Backbone, pixels: Mapping[str, Any] | None = None
         ConfigError: a part of it cannot be exported.
     """
     check_exportable(backbone)
-    return Network(backbone.eval(), backbone, detector=False, pixels=pixels or {})
+    return Network(portable_copy(backbone), backbone.eval(), detector=False, pixels=pixels or {})
 
 
 def detector_network(model: nn.Module, pixels: Mapping[str, Any] | None = None) -> Network:
@@ -67,16 +69,22 @@ def detector_network(model: nn.Module, pixels: Mapping[str, Any] | None = None) 
         ConfigError: it is no detector of boxes, or a part of it cannot be exported.
     """
     check_exportable(model)
-    graph = DetectorGraph(model.eval())
+    graph = DetectorGraph(portable_copy(model))
+    detector = DetectorGraph(model.eval())
 
-    def original(image: Tensor) -> dict[str, Tensor]:
-        images = model.preprocess_image([{"image": image}])
-        return fields(graph.detect(images))
+    def prepared(image: Tensor) -> ImageList:
+        return model.preprocess_image([{"image": image}])
 
-    def features(image: Tensor) -> dict[str, Tensor]:
-        return model.backbone(model.preprocess_image([{"image": image}]).tensor)
-
-    return Network(graph, original, detector=True, pixels=pixels or {}, features=features)
+    return Network(
+        graph,
+        lambda image: fields(detector.detect(prepared(image))),
+        detector=True,
+        pixels=pixels or {},
+        features=(
+            lambda image: graph.model.backbone(prepared(image).tensor),
+            lambda image: model.backbone(prepared(image).tensor),
+        ),
+    )
 
 
 def check_exportable(model: nn.Module) -> None:

@@ -1,7 +1,13 @@
 """Lambda layers in pure PyTorch, without Detectron2."""
 
 from lambda_det.layers.lambda_layer import LambdaLayer
+from lambda_det.layers.lambdas import ContentLambda, RelativePosition
 from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output
-from lambda_det.layers.position import RelativePosition
 
-__all__ = ["IMPLEMENTATIONS", "LambdaLayer", "RelativePosition", "local_position_output"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "ContentLambda",
+    "LambdaLayer",
+    "RelativePosition",
+    "local_position_output",
+]

@@ -1,8 +1,9 @@
 """The lambda layer's mathematics on plain tensors, in the paper's letters.
 
 b: batch, n: query positions, m: context positions, h: heads, k: query and key depth, v: value
-depth, u: intra-depth. Shapes are written [b, n, h, k]. Everything here follows Figures 3, 6 and 8
-of "LambdaNetworks: Modeling Long-Range Interactions Without Attention" (Bello, ICLR 2021).
+depth, u: intra-depth, r: offsets of a scope. Shapes are written [b, n, h, k]. Everything here
+follows Figures 3, 6 and 8 of "LambdaNetworks: Modeling Long-Range Interactions Without Attention"
+(Bello, ICLR 2021).
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-
-from lambda_det.layers.exporting import is_exporting, plain
-from lambda_det.layers.saturation import saturate, saturated
+from torch.nn import functional as F
 
 KeyNorm = Literal["softmax", "l2", "none"]
 KEY_NORMS: tuple[str, ...] = ("softmax", "l2", "none")
@@ -22,16 +21,14 @@ KEY_NORMS: tuple[str, ...] = ("softmax", "l2", "none")
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """A context in which autocast leaves the dtypes on the device of ``x`` alone."""
-    # On meta there is no autocast, not even to switch off; other runtimes have none either
-    if x.is_meta or is_exporting():
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
+    # On meta there is no autocast, not even to switch off
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def normalize_keys(keys: Tensor, kind: KeyNorm = "softmax", valid: Tensor | None = None) -> Tensor:
-    """Normalise the keys over the context positions (Table 12), in float32 at least.
+    """Normalise the keys over the context positions (Table 11), in float32 at least.
 
-    In float16 the mean softmax weight over a 256x336 map is subnormal, hence the float32.
+    In float16 the mean softmax weight over a 256x336 map is subnormal.
 
     Args:
         keys: [b, m, k, u].
@@ -43,14 +40,13 @@ def normalize_keys(keys: Tensor, kind: KeyNorm = "softmax", valid: Tensor | None
     """
     keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
     if valid is not None:
-        # The lowest finite number rather than -inf: an image without a valid position must not be
-        # NaN.
+        # The lowest finite number and not -inf: an image without a valid position must not be NaN
         fill = torch.finfo(keys.dtype).min if kind == "softmax" else 0.0
         keys = keys.masked_fill(~valid[:, :, None, None], fill)
     if kind == "softmax":
         return keys.softmax(dim=1)
     if kind == "l2":
-        return torch.nn.functional.normalize(keys, dim=1)
+        return F.normalize(keys, dim=1)
     return keys
 
 
@@ -64,12 +60,9 @@ def content_lambda(normalized_keys: Tensor, values: Tensor) -> Tensor:
     Returns:
         [b, k, v] in the dtype of the keys.
     """
-    values = values.to(normalized_keys.dtype)
-    if is_exporting():  # einsum treats a map of one position in a way of its own
-        keys = plain(normalized_keys.permute(0, 2, 1, 3)).flatten(2)  # [b, k, (m, u)]
-        return torch.bmm(keys, plain(values.permute(0, 1, 3, 2)).flatten(1, 2))
     # In this order the gradient of values that are a map per channel comes out as such
-    return torch.einsum("bmvu,bmku->bvk", values, normalized_keys).mT
+    lambdas = torch.einsum("bmvu,bmku->bvk", values.to(normalized_keys.dtype), normalized_keys)
+    return lambdas.mT
 
 
 def apply_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
@@ -77,20 +70,17 @@ def apply_lambda(queries: Tensor, lambdas: Tensor) -> Tensor:
 
     The output is laid out as the queries are, channels last or a map per channel, without a copy.
     """
-    lambdas = saturated(lambdas, queries.dtype)
-    if is_exporting():
-        outputs = torch.bmm(queries.flatten(1, 2), lambdas)
-        return saturate(outputs).unflatten(1, (-1, queries.shape[2]))
+    lambdas = lambdas.to(queries.dtype)
     if queries.stride(-1) == 1:
-        return saturate(torch.einsum("bnhk,bkv->bnhv", queries, lambdas))
+        return torch.einsum("bnhk,bkv->bnhv", queries, lambdas)
     maps = torch.matmul(lambdas.mT[:, None], queries.permute(0, 2, 3, 1))  # [b, h, v, n]
-    return saturate(maps).permute(0, 3, 1, 2)
+    return maps.permute(0, 3, 1, 2)
 
 
 def masked_content_output(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, kind: KeyNorm = "softmax"
 ) -> Tensor:
-    """Content output where each query has its own context (Appendix B.2, Figure 6).
+    """Content output where each query has its own context (Appendix C.2, Figure 6).
 
     Keys are normalised over the positions of each query's own context. One (key, intra-depth) pair
     is held as a [b, n, m] map at a time; the paper's form would hold [b, m, k, v].
@@ -101,13 +91,12 @@ def masked_content_output(
         values: [b, m, v, u].
         mask: bool [n, m], True where query n may look at position m. A query that may look at
             nothing gets a content output of 0.
+        kind: as of :func:`normalize_keys`.
 
     Returns:
         [b, n, h, v].
     """
-    output = torch.zeros(
-        (*queries.shape[:3], values.shape[2]), dtype=queries.dtype, device=queries.device
-    )
+    output = queries.new_zeros((*queries.shape[:3], values.shape[2]))
     keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
     for u in range(keys.shape[3]):
         for k in range(keys.shape[2]):
@@ -116,10 +105,9 @@ def masked_content_output(
                 weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min).softmax(dim=2)
             weights = weights * mask
             if kind == "l2":
-                weights = torch.nn.functional.normalize(weights, dim=2)
+                weights = F.normalize(weights, dim=2)
             lambdas = torch.einsum("bnm,bmv->bnv", weights, values[..., u].to(weights.dtype))
-            product = queries[..., k, None] * saturated(lambdas[:, :, None], queries.dtype)
-            output = saturate(output + saturate(product))
+            output = output + queries[..., k, None] * lambdas[:, :, None].to(queries.dtype)
     return output
 
 
@@ -134,5 +122,50 @@ def position_output(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tens
     Returns:
         [b, n, h, v].
     """
-    lambdas = saturate(torch.einsum("nmku,bmvu->bnkv", embeddings, values))
-    return saturate(torch.einsum("bnhk,bnkv->bnhv", queries, lambdas))
+    lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
+    return torch.einsum("bnhk,bnkv->bnhv", queries, lambdas)
+
+
+def grid_size(height: int, width: int, dilation: int) -> tuple[int, int]:
+    """Rows and columns of the largest grid of every ``dilation``-th position of a map."""
+    return -(-height // dilation), -(-width // dilation)
+
+
+def crop_offsets(embedding: Tensor, height: int, width: int) -> Tensor:
+    """Cut [.., r_y, r_x] down to the offsets that occur on a map of height x width."""
+    cut_y = max(embedding.shape[-2] // 2 - (height - 1), 0)
+    cut_x = max(embedding.shape[-1] // 2 - (width - 1), 0)
+    if cut_y == 0 and cut_x == 0:
+        return embedding
+    size_y, size_x = embedding.shape[-2:]
+    return embedding[..., cut_y : size_y - cut_y, cut_x : size_x - cut_x]
+
+
+def spread(embedding: Tensor, dilation: int) -> Tensor:
+    """Write a dilated scope out, with zeros between its offsets: [.., d (r - 1) + 1, ..]."""
+    *leading, size_y, size_x = embedding.shape
+    wide = embedding.new_zeros(*leading, dilation * (size_y - 1) + 1, dilation * (size_x - 1) + 1)
+    wide[..., ::dilation, ::dilation] = embedding
+    return wide
+
+
+def dense_embedding(embedding: Tensor, height: int, width: int) -> Tensor:
+    """Lay out one embedding per pair of positions, zero outside the scope (Section 3.4).
+
+    Args:
+        embedding: [k, u, r_y, r_x].
+
+    Returns:
+        [n, m, k, u] with n = m = height * width, rows first.
+    """
+    embedding = crop_offsets(embedding, height, width)
+    pad_y = height - 1 - embedding.shape[-2] // 2
+    pad_x = width - 1 - embedding.shape[-1] // 2
+    full = F.pad(embedding, (pad_x, pad_x, pad_y, pad_y))  # [k, u, 2H-1, 2W-1]
+    rows = torch.arange(height, device=embedding.device)
+    columns = torch.arange(width, device=embedding.device)
+    offset_y = rows[None, :] - rows[:, None] + height - 1  # [query row, context row]
+    offset_x = columns[None, :] - columns[:, None] + width - 1
+    pairs = full[:, :, offset_y[:, None, :, None], offset_x[None, :, None, :]]  # [k, u, H, W, H, W]
+    positions = height * width
+    return pairs.reshape(*embedding.shape[:2], positions, positions).permute(2, 3, 0, 1)

@@ -2,6 +2,7 @@
 
 from lambda_det.modeling.build import (
     Classifier,
+    LambdaRes5ROIHeads,
     build_lambda_resnet_backbone,
     build_lambda_resnet_deeplab_backbone,
     build_lambda_resnet_fpn_backbone,
@@ -11,7 +12,6 @@ from lambda_det.modeling.build import (
 )
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.resnet import LambdaResNet
-from lambda_det.modeling.roi_heads import LambdaRes5ROIHeads
 from lambda_det.modeling.specs import list_models
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.position import crop_offsets
+from lambda_det.layers.functional import crop_offsets
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[i
         The count with the lambda built first, and with the query contracted first.
     """
     k, h, u, v = layer.query_depth, layer.heads, layer.intra_depth, layer.value_depth
-    groups = layer.groups  # of heads that share a lambda
+    groups = layer.heads if layer.multi_head else 1  # of heads that share a lambda
     positions = height * width
     content = 0
-    if layer.content:
+    if layer.content is not None:
         content = positions * (groups * k * u * v + h * k * v)
     if layer.position is None:
         return content, content

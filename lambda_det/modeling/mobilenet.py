@@ -1,4 +1,4 @@
-"""MobileNet-v2 with lightweight lambda blocks (Appendix D.3.2), from torchvision's MobileNet-v2."""
+"""MobileNet-v2 with lightweight lambda blocks (Appendix E.4.2), from torchvision's MobileNet-v2."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from torchvision.models import mobilenet_v2
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.saturation import saturate
-from lambda_det.modeling.blocks import Norm, check_norm, check_probability, conv_norm
-from lambda_det.modeling.resnet import check_out_features
+from lambda_det.modeling.resnet import (
+    Norm,
+    check_norm,
+    check_out_features,
+    check_probability,
+    conv_norm,
+)
 from lambda_det.modeling.specs import MobileNetSpec
 
 # torchvision's ``features`` that end each stage, by stage: the last inverted bottleneck before a
@@ -43,7 +47,7 @@ class LightweightLambdaBlock(CNNBlockBase):
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu6(self.conv1(x))
         out = F.relu6(self.norm2(self.conv2(out)))
-        return saturate(x + self.conv3(out))
+        return x + self.conv3(out)
 
 
 class MobileNetV2(Backbone):

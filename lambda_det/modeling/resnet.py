@@ -1,29 +1,233 @@
-"""LambdaResNet, ResNet-RS and the vanilla ResNet as Detectron2 backbones and classifiers."""
+"""LambdaResNet, ResNet-RS and the vanilla ResNet: stem, block, stage and network."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from detectron2.modeling.backbone.resnet import ResNet
+from detectron2.layers import CNNBlockBase, Conv2d, get_norm
+from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+from fvcore.nn.weight_init import c2_msra_fill
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.blocks import (
-    Bottleneck,
-    Norm,
-    ResNetRSStem,
-    VanillaStem,
-    check_norm,
-    check_probability,
-    subsample_mask,
-)
+from lambda_det.layers import LambdaLayer, RelativePosition
+from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.specs import STAGES, ResNetSpec
-from lambda_det.modeling.stages import check_dilation, make_stage, stage_channels
+
+Norm = str | Callable[[int], nn.Module]
+
+
+def conv_norm(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    norm: Norm,
+    stride: int = 1,
+    dilation: int = 1,
+    relu: bool = True,
+) -> Conv2d:
+    """A convolution without bias, then norm, then perhaps ReLU; initialised as Detectron2's."""
+    conv = Conv2d(
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=stride,
+        padding=kernel_size // 2 * dilation,
+        dilation=dilation,
+        bias=False,
+        norm=get_norm(norm, out_channels),
+        activation=F.relu_ if relu else None,
+    )
+    c2_msra_fill(conv)
+    return conv
+
+
+class ResNetRSStem(CNNBlockBase):
+    """The stem of ResNet-RS: three 3x3 convolutions, and a strided fourth for the max pooling."""
+
+    def __init__(self, in_channels: int, *, norm: Norm) -> None:
+        super().__init__(in_channels, 64, 4)
+        self.conv1 = conv_norm(in_channels, 32, 3, norm=norm, stride=2)
+        self.conv2 = conv_norm(32, 32, 3, norm=norm)
+        self.conv3 = conv_norm(32, 64, 3, norm=norm)
+        self.conv4 = conv_norm(64, 64, 3, norm=norm, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]."""
+        return self.conv4(self.conv3(self.conv2(self.conv1(x))))
+
+
+class SqueezeExcitation(nn.Module):
+    """Squeeze-and-excitation with a ratio of 1/4 of the block's output width (ResNet-RS)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.squeeze = nn.AdaptiveAvgPool2d(1)
+        self.reduce = Conv2d(channels, channels // 4, 1, activation=F.relu_)
+        self.expand = Conv2d(channels // 4, channels, 1)
+        for conv in (self.reduce, self.expand):
+            c2_msra_fill(conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rescale the channels of [B, C, H, W]."""
+        return x * torch.sigmoid(self.expand(self.reduce(self.squeeze(x))))
+
+
+class Bottleneck(CNNBlockBase):
+    """1x1, 3x3 and 1x1 convolution around a shortcut, the 3x3 one possibly a lambda layer.
+
+    Where the block's stride is 2 a 3x3 average pooling follows the lambda layer. The norm and the
+    ReLU of the 3x3 convolution stay after it: with N(0, 1) embeddings over 23x23 positions the
+    layer's output has a standard deviation near 75 at the start.
+
+    Args:
+        in_channels: channels of the input.
+        out_channels: channels of the output.
+        bottleneck_channels: channels between the 1x1 convolutions.
+        stride: 1 or 2, at the 3x3 convolution.
+        dilation: of the 3x3 convolution, or of the lambda layer's position lambdas.
+        norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
+        lambda_options: options of the :class:`LambdaLayer`; None for a 3x3 convolution.
+        se: whether squeeze-and-excitation follows the last norm.
+        pooled_shortcut: ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
+            instead of a stride in it.
+        stochastic_depth: probability of leaving the residual branch of an image out in training.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        bottleneck_channels: int,
+        stride: int = 1,
+        dilation: int = 1,
+        norm: Norm = "BN",
+        lambda_options: Mapping[str, Any] | None = None,
+        se: bool = False,
+        pooled_shortcut: bool = True,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        super().__init__(in_channels, out_channels, stride)
+        self.shortcut = self.shortcut_pool = None
+        if in_channels != out_channels or stride > 1:
+            if pooled_shortcut and stride > 1:
+                # As many positions as after a strided 3x3 convolution; those beyond the border do
+                # not count
+                self.shortcut_pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+            conv_stride = 1 if pooled_shortcut else stride
+            self.shortcut = conv_norm(
+                in_channels, out_channels, 1, norm=norm, stride=conv_stride, relu=False
+            )
+        width = bottleneck_channels
+        self.conv1 = conv_norm(in_channels, width, 1, norm=norm)
+        self.is_lambda = lambda_options is not None
+        if lambda_options is not None:
+            self.conv2 = LambdaLayer(
+                width, dilation=dilation, norm=partial(get_norm, norm), **lambda_options
+            )
+            self.pool = nn.AvgPool2d(3, stride, padding=1) if stride > 1 else nn.Identity()
+            self.norm2 = get_norm(norm, width) or nn.Identity()
+        else:
+            self.conv2 = conv_norm(width, width, 3, norm=norm, stride=stride, dilation=dilation)
+        self.conv3 = conv_norm(width, out_channels, 1, norm=norm, relu=False)
+        self.se = SqueezeExcitation(out_channels) if se else None
+        self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
+        # Every residual branch starts at zero: gamma = 0 in its last norm (Appendix F.2)
+        gamma = getattr(self.conv3.norm, "weight", None)
+        if isinstance(gamma, nn.Parameter):  # of a frozen norm it is a buffer, out of a checkpoint
+            nn.init.zeros_(gamma)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, in_channels, H, W] to [B, out_channels, ceil(H / stride), ceil(W / stride)]."""
+        out = self.conv1(x)
+        out = self.conv2(out)
+        if self.is_lambda:
+            out = F.relu_(self.norm2(self.pool(out)))
+        out = self.conv3(out)
+        if self.se is not None:
+            out = self.se(out)
+        if self.drop is not None:
+            out = self.drop(out)
+
+        if self.shortcut_pool is not None:
+            x = self.shortcut_pool(x)
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        out += x
+        return F.relu_(out)
+
+
+def stage_channels(name: str) -> int:
+    """Output channels of a stage: 256 of res2 to 2048 of res5."""
+    return 256 * 2 ** STAGES.index(name)
+
+
+def make_stage(
+    spec: ResNetSpec,
+    name: str,
+    in_channels: int,
+    *,
+    stride: int,
+    norm: Norm,
+    layer: Mapping[str, Any] | None = None,
+    share_positions: bool = False,
+    map_size: Sequence[tuple[int, int]] | None = None,
+    dilation: Sequence[int] | None = None,
+    stochastic_depth: float = 0.0,
+) -> list[Bottleneck]:
+    """The bottleneck blocks of one stage.
+
+    Args:
+        spec: the architecture.
+        name: "res2" to "res5".
+        in_channels: channels of its input.
+        stride: of the first block.
+        norm: as in :class:`Bottleneck`.
+        layer: options of the lambda layers over those of ``spec``.
+        share_positions: let the lambda layers share their position embeddings.
+        map_size: for global embeddings, the largest map that the first block gets, and that which
+            the others get.
+        dilation: of each block; 1 by default.
+        stochastic_depth: as in :class:`Bottleneck`.
+    """
+    index = STAGES.index(name)
+    options = {**spec.layer, **(layer or {})}
+    position: RelativePosition | None = None
+    blocks: list[Bottleneck] = []
+    for number in range(1, spec.blocks[index] + 1):
+        lambda_options = None
+        if spec.has_lambda(name, number):
+            lambda_options = {**options, "position": position}
+            if map_size is not None and position is None:
+                lambda_options["map_size"] = map_size[number > 1]
+        block = Bottleneck(
+            in_channels,
+            stage_channels(name),
+            bottleneck_channels=stage_channels(name) // 4,
+            stride=stride if number == 1 else 1,
+            dilation=1 if dilation is None else dilation[number - 1],
+            norm=norm,
+            lambda_options=lambda_options,
+            se=name in spec.se_stages,
+            pooled_shortcut=spec.design == "rs",
+            stochastic_depth=stochastic_depth,
+        )
+        if share_positions and lambda_options is not None:
+            position = block.conv2.position
+        blocks.append(block)
+        in_channels = stage_channels(name)
+    return blocks
 
 
 class LambdaResNet(ResNet):
@@ -93,7 +297,7 @@ class LambdaResNet(ResNet):
         if spec.design == "rs":
             stem = ResNetRSStem(in_channels, norm=norm)
         else:
-            stem = VanillaStem(in_channels, 64, norm)
+            stem = BasicStem(in_channels, 64, norm)
         side = None if global_context is None else math.ceil(global_context / stem.stride)
         dilations = check_dilation(spec, dilation, multi_grid)
         stages = []
@@ -139,33 +343,64 @@ class LambdaResNet(ResNet):
             self._out_features = out_features
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.checkpoint_activations = checkpoint_activations
-        self.mask_padding = mask_padding
+        self.padding = PaddingMask(self) if mask_padding else None
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Map images [B, C, H, W] to the features of ``out_features``, by name."""
+        if self.padding is not None:
+            self.padding.find(x)
         features = {}
-        mask = image_area(x) if self.mask_padding else None
-        x = self.stem(x, mask)
-        mask = subsample_mask(mask, self.stem.stride)
-        features["stem"] = x
+        x = features["stem"] = self.stem(x)
         for name, stage in zip(self.stage_names, self.stages, strict=True):
             for block in stage:
-                x = self._run(block, x, mask)
-                mask = subsample_mask(mask, block.stride)
+                x = self._run(block, x)
             features[name] = x
         if self.num_classes is not None:
             features["linear"] = self.linear(self.dropout(torch.flatten(self.avgpool(x), 1)))
         return {name: features[name] for name in self._out_features}
 
-    def _run(self, block: Bottleneck, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _run(self, block: Bottleneck, x: Tensor) -> Tensor:
         if not (self.checkpoint_activations and torch.is_grad_enabled()):
-            return block(x, mask)
+            return block(x)
         return checkpoint(
-            block,
+            block if self.padding is None else self.padding.bind(block),
             x,
-            mask,
             use_reentrant=False,
             context_fn=lambda: (nullcontext(), kept_statistics(block)),
+        )
+
+
+@contextmanager
+def kept_statistics(module: nn.Module) -> Iterator[None]:
+    """Leave running statistics alone, so that a block computed twice counts its batch once."""
+    norms = [part for part in module.modules() if getattr(part, "running_mean", None) is not None]
+    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for norm, buffers in zip(norms, kept, strict=True):
+                for name, buffer in norm.named_buffers():
+                    buffer.copy_(buffers[name])
+
+
+def check_norm(norm: Norm) -> None:
+    """Raise ConfigError where Detectron2 knows no norm of that name."""
+    try:
+        get_norm(norm, 32)
+    except KeyError as error:
+        raise ConfigError(
+            f"NORM is {norm!r}, which Detectron2 doesn't know; it has BN, SyncBN, FrozenBN, GN, "
+            "nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN and '' for none."
+        ) from error
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise ConfigError where a part could never take part in training."""
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"{name} is {value}, but as the probability of leaving a part out it must be at least "
+            "0 and below 1."
         )
 
 
@@ -189,32 +424,32 @@ def check_out_features(
     return list(out_features)
 
 
-def image_area(images: Tensor) -> Tensor:
-    """Where a padded batch [B, C, H, W] holds image: bool [B, 1, H, W], a rectangle at the top left
-    each.
+def check_dilation(
+    spec: ResNetSpec, dilation: Mapping[str, int] | None, multi_grid: Sequence[int] | None
+) -> dict[str, int]:
+    """The dilation of each stage.
 
-    Detectron2 pads at the bottom and the right with zeros, after the images were normalised. A
-    pixel of an image is not exactly 0 in all channels there unless the pixel mean is a whole
-    number, and only complete rows and columns of such pixels at the border could be mistaken for
-    padding.
+    Raises:
+        ConfigError: a stage that cannot be dilated, a dilation below that of the stage before, or
+            a multi-grid that does not fit the blocks of res5.
     """
-    nonzero = (images != 0).any(1, keepdim=True)
-    nonzero |= ~nonzero.any((2, 3), keepdim=True)  # an image of zeros alone is all image
-    # By sums, since ONNX has no cummax
-    rows = nonzero.any(3, keepdim=True).int().flip(2).cumsum(2).flip(2) > 0  # to the last row
-    columns = nonzero.any(2, keepdim=True).int().flip(3).cumsum(3).flip(3) > 0
-    return rows & columns
-
-
-@contextmanager
-def kept_statistics(module: nn.Module) -> Iterator[None]:
-    """Leave running statistics alone, so that a block computed twice counts its batch once."""
-    norms = [part for part in module.modules() if getattr(part, "running_mean", None) is not None]
-    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for norm, buffers in zip(norms, kept, strict=True):
-                for name, buffer in norm.named_buffers():
-                    buffer.copy_(buffers[name])
+    dilation = dict(dilation or {})
+    for name, value in dilation.items():
+        if name not in STAGES[1:] or type(value) is not int or value < 1:
+            raise ConfigError(
+                f"The dilation of {name} is {value!r}; {', '.join(STAGES[1:])} can have whole "
+                "numbers from 1."
+            )
+    result = {name: dilation.get(name, 1) for name in STAGES}
+    for before, name in itertools.pairwise(STAGES):
+        if result[name] < result[before]:
+            raise ConfigError(
+                f"The dilation of {name} is {result[name]}, less than the {result[before]} of "
+                f"{before}, and would narrow what the positions see; give at least that."
+            )
+    if multi_grid is not None and (len(multi_grid) != spec.blocks[-1] or min(multi_grid) < 1):
+        raise ConfigError(
+            f"MODEL.RESNETS.RES5_MULTI_GRID is {list(multi_grid)}, but res5 of this network has "
+            f"{spec.blocks[-1]} blocks; give as many whole numbers from 1."
+        )
+    return result

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.hooks import noting
 
 __all__ = ["NonFiniteNumbers", "NumericsDebugger"]
 
 _WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # what they put before the names
+# What the parts of a lambda layer make
+_PARTS = {
+    "query_norm": "queries",
+    "value_norm": "values",
+    "content": "content output",
+    "position": "position output",
+}
 
 
 class NonFiniteNumbers(FloatingPointError):
@@ -28,8 +34,7 @@ class NumericsDebugger:
 
     Outputs are looked at from the inside out, so that the first module found is the innermost one.
     A gradient is looked at where it leaves a module through its inputs or enters a parameter, and
-    where it comes to a module's output, which tells who has made it. Modules whose parts are
-    otherwise computed in one piece (lambda layers, the ends of blocks) are computed one by one.
+    where it comes to a module's output, which tells who has made it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,11 +64,10 @@ class NumericsDebugger:
         """
         self._active, self._gradients = True, gradients
         try:
-            with noting() as self._parts:
-                yield
+            yield
         finally:
             self._active = self._gradients = False
-            self._parts = {}
+            self._parts.clear()
             self._computing.clear()
 
     def _before(self, name: str, one: bool, module: nn.Module, args: tuple) -> tuple | None:
@@ -78,6 +82,8 @@ class NumericsDebugger:
             if not _is_finite(x):
                 raise NonFiniteNumbers(self._of_input(x, name, module))
         self._computing.append((name, module, args))
+        if isinstance(module, LambdaLayer):
+            self._parts.clear()
         if not (one and self._gradients and torch.is_grad_enabled()):
             return None
         what = f"{_named(name, module)} passes back a gradient of its input"
@@ -111,8 +117,8 @@ class NumericsDebugger:
                     f"{_named(name, module)} gives an output of which {_count(x)} "
                     f"({self._circumstances(module, args)})"
                 )
-        if isinstance(module, LambdaLayer):
-            self._parts.clear()
+        if self._lambda_layer() is not None:
+            self._parts[name.rpartition(".")[2]] = output.detach()
         if one and self._gradients and torch.is_grad_enabled():
             what = f"What follows {_named(name, module)} passes back a gradient of its output"
             for x in outputs:
@@ -124,11 +130,24 @@ class NumericsDebugger:
             raise NonFiniteNumbers(f"{what} of which {_count(grad)} ({_state(module)})")
 
     def _circumstances(self, module: nn.Module, args: tuple) -> str:
-        """What a module was given, what it holds, and of a lambda layer the parts."""
+        """What a module was given, what it holds, and what its lambda layer has made before."""
         clauses = [_inputs(args), _state(module)]
-        if isinstance(module, LambdaLayer):
-            clauses += [f"its {part}: {_size(x)}" for part, x in self._parts.items()]
+        layer = module if isinstance(module, LambdaLayer) else self._lambda_layer()
+        if layer is not None:
+            parts = dict(self._parts)
+            if "qkv" in parts:
+                parts["keys"] = parts.pop("qkv").split(layer.rows, dim=1)[1]
+            clauses += [
+                f"the layer's {_PARTS.get(part, part)}: {_size(x)}"
+                for part, x in parts.items()
+                if x.numel()
+            ]
         return "; ".join(clauses)
+
+    def _lambda_layer(self) -> LambdaLayer | None:
+        """The layer of which a part computes."""
+        outer = self._computing[-1][1] if self._computing else None
+        return outer if isinstance(outer, LambdaLayer) else None
 
 
 def _named(name: str, module: nn.Module) -> str:

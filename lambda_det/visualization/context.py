@@ -10,9 +10,7 @@ from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.functional import normalize_keys
-from lambda_det.layers.local.dilation import grid_size, spread
-from lambda_det.layers.position import crop_offsets
+from lambda_det.layers.functional import crop_offsets, grid_size, normalize_keys, spread
 
 __all__ = [
     "Context",
@@ -49,24 +47,19 @@ class Context:
     def __init__(self, layer: LambdaLayer, x: Tensor, mask: Tensor | None = None) -> None:
         layer = deepcopy(layer).double().eval()
         x = x.double()
-        groups, size = layer.groups, x.shape[-2:]
+        groups, size = layer.heads if layer.multi_head else 1, x.shape[-2:]
         with torch.no_grad():
-            queries, keys, values = layer.qkv(x).split(layer.rows, dim=1)
-            queries = layer.query_norm(queries)
-            values = layer.value_norm(values)
-            queries = queries.unflatten(1, (groups, -1, layer.query_depth))
-            self.queries = queries.softmax(dim=3) if layer.query_softmax else queries
-            self.values = values.unflatten(1, (groups, layer.value_depth, layer.intra_depth))
-            self.keys = None
-            if layer.content:
-                keys = keys.unflatten(1, (groups, layer.query_depth, -1))
+            parts = (part.permute(0, 3, 4, 1, 2) for part in layer.project(x))
+            queries, keys, values = (part.unflatten(1, (groups, -1)) for part in parts)
+            self.queries, self.values, self.keys = queries, values, None
+            if layer.content is not None:
                 valid = None if mask is None else mask.flatten(1).repeat_interleave(groups, 0)
                 keys = keys.flatten(0, 1).flatten(3).permute(0, 3, 1, 2)  # [B * g, m, k, u]
-                keys = normalize_keys(keys, layer.key_norm, valid).permute(0, 2, 3, 1)
+                keys = normalize_keys(keys, layer.content.key_norm, valid).permute(0, 2, 3, 1)
                 self.keys = keys.unflatten(0, (-1, groups)).unflatten(-1, size)
             self._offsets = None
             if layer.position is not None:
-                embedding = layer.position(*grid_size(*size, layer.dilation))
+                embedding = layer.position.offsets(*grid_size(*size, layer.dilation))
                 embedding = crop_offsets(spread(embedding, layer.dilation), *size)
                 if not layer.multi_head:
                     embedding = embedding[None]

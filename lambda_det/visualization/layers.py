@@ -137,7 +137,7 @@ def picture_names(network: nn.Module, layers: Sequence[str]) -> list[str]:
         layer = network.get_submodule(name)
         if layer.position is not None:
             names.append(f"{name}.embeddings")
-        if layer.content:
+        if layer.content is not None:
             names.append(f"{name}.reach")
         names.append(f"{name}.context")
     return names
@@ -202,7 +202,7 @@ def _draw_layer(
         keys = context.keys[0].cpu()
         album.add(
             f"{name}.reach",
-            figures.content_reach(given.picture, keys, layer.key_norm, f"{name}, {state}"),
+            figures.content_reach(given.picture, keys, layer.content.key_norm, f"{name}, {state}"),
         )
     parts = {"content": context.content_weights(y, x), "position": context.position_weights(y, x)}
     parts = {part: weights for part, weights in parts.items() if weights is not None}

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from lambda_det.benchmarks.dry_run import Trace, backward, pretend_gpu
 from lambda_det.benchmarks.memory import peak_memory
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.blocks import Bottleneck
+from lambda_det.modeling.resnet import Bottleneck
 
 
 class _TwoOutputs(torch.autograd.Function):

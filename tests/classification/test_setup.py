@@ -12,7 +12,6 @@ from lambda_det.classification import parser, run, trainer
 from lambda_det.classification.data import build_sources
 from lambda_det.classification.trainer import ClassificationTrainer
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
-from lambda_det.modeling import residual
 from tests.classification.tiny import RECIPE
 from tests.reliability.ends import Killed
 
@@ -362,8 +361,6 @@ def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monke
         module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
-    # Blocks that are not compiled end in one piece, which rounds otherwise
-    monkeypatch.setattr(residual, "covers", lambda *block: False)
     words = ("MODEL.NAME", "resnet50", "SOLVER.EPOCHS", 1, "MODEL.STOCHASTIC_DEPTH", 0)
     states = []
     for compiled in (False, True):

@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 from lambda_det.errors import ConfigError
-from lambda_det.export import FORMATS, backbone_network, export_network
+from lambda_det.export import FORMATS, backbone_network, export_network, portable
 from lambda_det.export import formats as formats_module
 from lambda_det.export.networks import Network
 from lambda_det.export.session import compare
-from lambda_det.layers import IMPLEMENTATIONS
-from lambda_det.layers.local.portable import portable_output
 from lambda_det.modeling import LambdaResNet, create_backbone
 from lambda_det.modeling.specs import ALL, ResNetSpec
 from tests.export.conftest import needs_any_size
@@ -122,12 +120,13 @@ def test_a_file_that_computes_something_else_does_not_get_its_name(
 
 def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
     """A crop of the embedding that is a constant of the trace: right for that map alone."""
+    right = portable.portable_output
 
     def for_this_map(queries, values, embedding):
         cut = max(47 // 2 - (int(queries.shape[1]) - 1), 0)
-        return portable_output(queries, values, embedding[..., cut : 47 - cut, :])
+        return right(queries, values, embedding[..., cut : 47 - cut, :])
 
-    monkeypatch.setitem(IMPLEMENTATIONS, "portable", for_this_map)
+    monkeypatch.setattr(portable, "portable_output", for_this_map)
     report = export_network(network(scope=47), tmp_path / "b.ts", sizes=((288, 352), (480, 416)))
     assert report.comparisons[0].passed
     assert not report.passed and not list(tmp_path.iterdir())

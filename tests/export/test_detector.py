@@ -19,7 +19,6 @@ from lambda_det.export import FORMATS, detector_network, export_network
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
 from lambda_det.export.session import Report, compare
-from lambda_det.layers.exporting import exporting, is_exporting
 from tests.detection.heads.tiny import CONFIGS, HEADS
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, scramble
@@ -118,7 +117,7 @@ def test_what_torch_export_records_is_what_detectron2_computes(name):
     for size in ((64, 96), (45, 70), (20, 20)):
         image = torch.rand(3, *size) * 255
         expected = network.original(image)
-        with exporting(), exportable_detections():
+        with exportable_detections():
             found = network.module(image)
         assert set(found) == set(expected)
         for field, tensor in expected.items():
@@ -196,9 +195,7 @@ def test_only_what_the_original_cannot_decide_is_left_out(stable, features_diffe
         found = boxes if stable or not x.any() else boxes.flip(0)
         return {"pred_boxes": found, "scores": torch.full((2,), 0.5)}
 
-    def features(x):
-        return {"p2": x + is_exporting() * features_differ}
-
+    features = (lambda x: {"p2": x + features_differ}, lambda x: {"p2": x})
     network = Network(nn.Identity(), original, detector=True, features=features)
     outputs = {"pred_boxes": boxes.flip(0), "scores": torch.full((2,), 0.5)}
     made = compare(network, lambda x: outputs, torch.zeros(3, 8, 8))

@@ -7,9 +7,16 @@ from torch import Tensor
 
 
 def local_position_output(
-    queries: Tensor, values: Tensor, embedding: Tensor, dilation: int = 1
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+    dilation: int = 1,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """[b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x] give [b, H, W, h, v]."""
+    """[b, H, W, h, k], [b, H, W, v, u] and [k, u, r_y, r_x] give [b, H, W, h, v].
+
+    With a mask, bool [b, n, m], query n sees value m where it is True.
+    """
     batch, height, width, heads, _ = queries.shape
     scope_y, scope_x = embedding.shape[-2:]
     rows = []
@@ -23,9 +30,11 @@ def local_position_output(
                     dy = (context_y - y) // dilation + scope_y // 2
                     dx = (context_x - x) // dilation + scope_x // 2
                     if 0 <= dy < scope_y and 0 <= dx < scope_x:
-                        lambda_n = (
-                            embedding[:, :, dy, dx] @ values[:, context_y, context_x].mT
-                        )  # [b, k, v]
+                        value = values[:, context_y, context_x]  # [b, v, u]
+                        if mask is not None:
+                            seen = mask[:, y * width + x, context_y * width + context_x]
+                            value = value * seen[:, None, None]
+                        lambda_n = embedding[:, :, dy, dx] @ value.mT  # [b, k, v]
                         output = output + queries[:, y, x] @ lambda_n
             rows.append(output)
     return torch.stack(rows, dim=1).unflatten(1, (height, width))

@@ -11,8 +11,8 @@ import torch
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import fused, local_position_output
-from lambda_det.layers.local.dense import dense_output
 from lambda_det.layers.local.fused import fused_output, unsupported
+from lambda_det.layers.local.lambda_first import dense_output
 
 _ANY = torch.zeros(1, 1, 1, 1, 8), torch.zeros(1, 1, 1, 1, 1), torch.zeros(8, 1, 1, 1)
 NO_KERNELS = unsupported(*(x.to("cuda" if torch.cuda.is_available() else "cpu") for x in _ANY))

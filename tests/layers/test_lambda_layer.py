@@ -28,6 +28,8 @@ VARIANTS = {
     "keys not normalised": {"key_norm": "none"},
     "softmax of queries": {"query_softmax": True},
     "no norm": {"norm": ""},
+    "position bias": {"position_bias": True, "intra_depth": 2},
+    "multi-head, position bias": {"position_bias": True, "multi_head": True},
     "other width": {"dim_out": 12},
 }
 
@@ -39,6 +41,8 @@ def _layer(dim=8, **options):
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
+    if options.get("position_bias"):
+        nn.init.normal_(layer.position.bias)
     return layer
 
 
@@ -67,32 +71,23 @@ def _by_definition(layer, x, mask=None):
         q = queries[:, :, group : group + 1] if layer.multi_head else queries
         v = values[:, :, group]
         y = torch.zeros(batch, positions, q.shape[2], layer.value_depth, dtype=x.dtype)
-        if layer.content:
+        if layer.content is not None:
             k = keys.unflatten(2, (groups, layer.query_depth, layer.intra_depth))[:, :, group]
-            y = y + reference.content_output(q, k, v, mask, layer.key_norm)
+            y = y + reference.content_output(q, k, v, mask, layer.content.key_norm)
         if layer.position is not None:
             embedding = layer.position.embedding
             embedding = embedding[group] if layer.multi_head else embedding
-            if mask.all():
-                position = reference.local_position_output(
-                    q.unflatten(1, (height, width)),
-                    v.unflatten(1, (height, width)),
-                    embedding,
-                    layer.dilation,
-                ).flatten(1, 2)
-            else:  # one query at a time, with the values outside its context set to 0
-                position = torch.stack(
-                    [
-                        reference.local_position_output(
-                            q.unflatten(1, (height, width)),
-                            (v * mask[:, n, :, None, None]).unflatten(1, (height, width)),
-                            embedding,
-                            layer.dilation,
-                        ).flatten(1, 2)[:, n]
-                        for n in range(positions)
-                    ],
-                    dim=1,
-                )
+            position = reference.local_position_output(
+                q.unflatten(1, (height, width)),
+                v.unflatten(1, (height, width)),
+                embedding,
+                layer.dilation,
+                mask,
+            ).flatten(1, 2)
+            if layer.position.bias is not None:
+                bias = layer.position.bias[group] if layer.multi_head else layer.position.bias
+                lambda_n = bias[:, None].expand(-1, layer.value_depth)  # [k, v]
+                position = position + q @ lambda_n
             y = y + position
         outputs.append(y)
     y = torch.cat(outputs, dim=2)  # [b, n, h, v]
@@ -111,10 +106,9 @@ def _assert_same(layer, x, mask=None, contexts=None):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_variant_equals_definition(options, training):
-    layer = _layer(**options).train(training)
+def test_variant_equals_definition(options):
+    layer = _layer(**options)
     x = torch.randn(2, 8, 5, 6, dtype=torch.float64, requires_grad=True)
     _assert_same(layer, x)
 
@@ -220,6 +214,8 @@ def test_parameter_names_and_shapes_are_a_file_format():
         "value_norm.bias": (16,),
         "position.embedding": (8, 2, 7, 7),
     }
+    layer = LambdaLayer(32, query_depth=8, scope=7, position_bias=True)
+    assert layer.position.bias.shape == (8,) and not layer.position.bias.any()
 
 
 @pytest.mark.parametrize("implementation", ["auto", "query_first", "conv", "depthwise", "dense"])
@@ -276,31 +272,41 @@ def test_float16_softmax_over_a_large_map():
     torch.testing.assert_close(weights.sum(1), torch.ones(1, 2, 1))
 
 
-@pytest.mark.parametrize("implementation", ["auto", "query_first", "conv", "depthwise", "dense"])
-def test_whole_layer_compiles(implementation):
-    layer = LambdaLayer(16, scope=5, implementation=implementation).eval()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"implementation": "query_first", "multi_head": True},
+        {"implementation": "conv", "dilation": 2},
+        {"implementation": "dense", "position_bias": True},
+    ],
+    ids=str,
+)
+def test_whole_layer_compiles(options):
+    layer = LambdaLayer(16, scope=5, **options).eval()
     x = torch.randn(2, 16, 7, 9)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), layer(x))
 
 
 @pytest.mark.parametrize(
-    "options, sentence",
+    "options, named",
     [
-        ({"scope": 4}, "odd.*4x4; use 5x5"),
-        ({"heads": 3}, "heads.*divides 8"),
+        ({"scope": 4}, "scope.*4x4.*5x5"),
+        ({"heads": 3}, "heads.* 8"),
         ({"query_depth": 0}, "query_depth"),
-        ({"key_norm": "max"}, "key_norm"),
-        ({"norm": "BatchNorm"}, "norm"),
-        ({"map_size": (4, 4)}, "scope=None"),
-        ({"scope": None, "content": False}, "no output"),
+        ({"key_norm": "max"}, "key_norm.*'max'"),
+        ({"norm": "BatchNorm"}, "norm.*'BatchNorm'"),
+        ({"map_size": (4, 4)}, "map_size.*scope=None"),
+        ({"scope": None, "content": False}, "content=True"),
         ({"implementation": "triton"}, "triton"),
         ({"dilation": 0}, "dilation.*0"),
-        ({"dilation": 2, "scope": None, "map_size": (4, 4)}, "dilation.*global"),
+        ({"dilation": 2, "scope": None, "map_size": (4, 4)}, "dilation.*2.*global"),
     ],
 )
-def test_bad_options_are_named(options, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+def test_bad_options_are_named(options, named):
+    with pytest.raises(ConfigError, match=named):
         LambdaLayer(8, **{"heads": 2, "query_depth": 3, "scope": 5, **options})
 
 
@@ -317,5 +323,5 @@ def test_bad_mask_is_named():
 
 def test_global_embedding_on_a_smaller_map_is_its_middle():
     position = RelativePosition(2, map_size=(4, 5))
-    assert position(4, 5) is position.embedding
-    assert torch.equal(position(3, 2), position.embedding[:, :, 1:-1, 3:-3])
+    assert position.offsets(4, 5) is position.embedding
+    assert torch.equal(position.offsets(3, 2), position.embedding[:, :, 1:-1, 3:-3])

@@ -3,15 +3,12 @@
 import pytest
 import torch
 from detectron2.layers import FrozenBatchNorm2d
-from detectron2.modeling import FPN
 from torch import nn
-from torch.nn import functional as F
 
 import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.blocks import Bottleneck, SqueezeExcitation, average
-from lambda_det.modeling.resnet import LambdaResNet, image_area
+from lambda_det.modeling.resnet import Bottleneck, LambdaResNet, SqueezeExcitation
 from lambda_det.modeling.specs import get_spec
 
 STAGES = ("res2", "res3", "res4", "res5")
@@ -194,74 +191,6 @@ def test_shared_positions_are_one_tensor_per_stage():
     assert first is second and first is not model.res4[0].conv2.position
 
 
-def test_an_image_of_zeros_is_no_padding():
-    model = _awake(_small(mask_padding=True)).eval()
-    features = model(torch.zeros(1, 3, 64, 64))
-    assert all(feature.isfinite().all() for feature in features.values())
-    torch.testing.assert_close(features, _unmasked(model)(torch.zeros(1, 3, 64, 64)))
-
-
-def _unmasked(model):
-    model.mask_padding = False
-    return model
-
-
-def test_image_area_is_the_image():
-    images = torch.zeros(2, 3, 8, 10)
-    images[0, :, :5, :7] = torch.randn(3, 5, 7)
-    images[0, :, 2, :] = 0  # a row of zeros inside the image is not padding
-    images[1] = torch.randn(3, 8, 10)
-    area = image_area(images)
-    assert area.shape == (2, 1, 8, 10)
-    assert area[0, 0, :5, :7].all() and area[0].sum() == 35 and area[1].all()
-
-
-def _alone_and_in_a_batch(model, height=97, width=75):
-    """Features of one image alone, and beside a larger one, in float64."""
-    torch.manual_seed(2)
-    image = torch.randn(3, height, width).double()
-    batch = torch.zeros(2, 3, 160, 192, dtype=torch.float64)
-    batch[0, :, :height, :width] = image
-    batch[1] = torch.randn(3, 160, 192)
-    divisor = max(model.size_divisibility, 1)  # FPN wants its image padded, too
-    pad = (0, -width % divisor, 0, -height % divisor)
-    with torch.no_grad():
-        return model(torch.nn.functional.pad(image, pad)[None]), model(batch)
-
-
-def _reach(alone, together, stride, height=97, width=75):
-    """How many positions from the padding's border the features still differ by over 1e-4."""
-    rows, columns = -(-height // stride), -(-width // stride)
-    alone, together = alone[0, :, :rows, :columns], together[0, :, :rows, :columns]
-    different = (together - alone).abs().amax(0) > 1e-4 * alone.abs().max()
-    y, x = different.nonzero(as_tuple=True)
-    return int(torch.minimum(rows - y, columns - x).max()) if len(y) else 0
-
-
-@pytest.mark.parametrize("name", ["lambda_resnet26", "resnet50_lambda_c45"])
-def test_masked_padding_gives_the_features_of_the_image_alone(name):
-    torch.manual_seed(0)
-    options = {"scope": 7, "norm": "BN"}
-    model = _awake(lambda_det.create_backbone(name, mask_padding=True, **options)).double().eval()
-    alone, together = _alone_and_in_a_batch(model)
-    for feature, shape in model.output_shape().items():
-        assert _reach(alone[feature], together[feature], shape.stride) == 0
-    model.mask_padding = False
-    alone, together = _alone_and_in_a_batch(model)
-    assert _reach(alone["res5"], together["res5"], 32) == 3  # every position differs
-
-
-def test_masked_padding_is_felt_one_position_into_the_maps_of_the_fpn():
-    """FPN's own 3x3 convolutions don't know the mask; their effect reaches one position."""
-    model = FPN(
-        _awake(_small(mask_padding=True)), in_features=list(STAGES), out_channels=8, norm="BN"
-    )
-    model = _awake(model).double().eval()
-    alone, together = _alone_and_in_a_batch(model)
-    reach = [_reach(alone[f"p{n}"], together[f"p{n}"], 2**n) for n in (2, 3, 4, 5)]
-    assert max(reach) <= 1, reach
-
-
 def test_global_context_spans_the_map_of_each_stage_and_is_shared_where_asked():
     """At 32x32 the stages have 8x8 to 1x1 positions; a stage's first block sees the larger map."""
     options = {"global_context": 32, "out_features": STAGES}
@@ -305,32 +234,7 @@ def test_dropout_stands_before_the_last_layer(name):
         lambda_det.create_classifier(name, 3, dropout=1.5)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("stride, size", [(2, (7, 6)), (2, (1, 1)), (1, (5, 4)), (2, (8, 3))])
-def test_pooling_keeps_nothing_for_the_backward_pass(stride, size, memory_format):
-    x = torch.randn(2, 5, *size).double().to(memory_format=memory_format).requires_grad_()
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = average(x, stride)
-    expected = F.avg_pool2d(x, 3, stride, padding=1)
-    assert not kept
-    assert torch.equal(y, expected) and y.stride() == expected.stride()
-    grad = torch.randn_like(y)
-    (got,), (want,) = (torch.autograd.grad(z, x, grad) for z in (y, expected))
-    assert torch.equal(got, want) and got.stride() == want.stride()
-
-
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:FutureWarning")
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_traced_network_can_be_saved(tmp_path):
-    model = _awake(_small()).eval()
-    x = torch.randn(1, 3, 64, 64)
-    torch.jit.trace(model, x, strict=False).save(tmp_path / "traced.pt")
-    traced = torch.jit.load(tmp_path / "traced.pt")(x)
-    for name, feature in model(x).items():
-        torch.testing.assert_close(traced[name], feature)
-
-
+@pytest.mark.slow
 def test_a_strided_lambda_block_compiles_without_graph_break():
     options = {"bottleneck_channels": 8, "stride": 2, "lambda_options": {"scope": 3}}
     block = Bottleneck(16, 32, **options)

@@ -9,7 +9,7 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import NonFiniteLossError
-from lambda_det.layers import LambdaLayer, lambda_layer
+from lambda_det.layers import LambdaLayer, lambdas
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
 from lambda_det.training.step import StepTrainer
@@ -61,7 +61,7 @@ def test_the_first_module_is_named_with_what_it_was_given(net):
     nn.init.constant_(net.res3[1].conv2.weight, torch.nan)
     text = _found(net)
     assert text.startswith(
-        "res3.1.conv2 (SaturatingConv2d) gives its part res3.1.conv2.norm (BatchNorm2d) an input "
+        "res3.1.conv2 (Conv2d) gives its part res3.1.conv2.norm (BatchNorm2d) an input "
     )
     assert " NaN (its input: finite, magnitudes up to" in text
     weights = net.res3[1].conv2.weight.numel()
@@ -89,30 +89,28 @@ def test_parts_of_a_lambda_layer_that_are_modules(net, parameter, beginning):
     assert _found(net).startswith(name + beginning)
 
 
-@pytest.mark.parametrize("bad", ["content lambda", "position output"])
-def test_parts_of_a_lambda_layer_that_are_none(net, bad, monkeypatch):
-    function = {"content lambda": "content_lambda", "position output": "local_position_output"}[bad]
-    original = getattr(lambda_layer, function)
-    monkeypatch.setattr(lambda_layer, function, lambda *a, **k: original(*a, **k) * torch.inf)
+@pytest.mark.parametrize("bad", ["content", "position"])
+def test_the_lambda_that_breaks_is_named_with_queries_keys_and_values(net, bad, monkeypatch):
+    function = {"content": "content_lambda", "position": "local_position_output"}[bad]
+    original = getattr(lambdas, function)
+    monkeypatch.setattr(lambdas, function, lambda *a, **k: original(*a, **k) * torch.inf)
     name = next(n for n, m in net.named_modules() if isinstance(m, LambdaLayer))
     text = _found(net)
-    assert text.startswith(f"{name} (LambdaLayer) gives an output of which")
-    for part in ("queries", "normalised keys", "values"):
-        assert f"its {part}: finite" in text
-    assert f"its {bad}: finite" not in text and f"its {bad}: " in text
-    other = {"content lambda": "position output", "position output": "content lambda"}[bad]
-    assert f"its {other}: finite" in text
+    assert text.startswith(f"{name}.{bad} (")
+    for part in ("queries", "keys", "values"):
+        assert f"the layer's {part}: finite" in text
+    assert ("content output: finite" in text) == (bad == "position")
 
 
-def test_parts_of_another_lambda_layer_are_not_told():
+def test_the_parts_are_those_of_the_layer_that_breaks():
     net = nn.Sequential(LambdaLayer(8, scope=3), nn.BatchNorm2d(8), LambdaLayer(8, scope=None))
     debugger = NumericsDebugger(net)  # which sees the values before they are changed
-    net[2].value_norm.register_forward_hook(lambda *args: args[-1] * torch.inf)
+    net[2].content.register_forward_hook(lambda *args: args[-1] * torch.inf)
     with pytest.raises(NonFiniteNumbers) as caught, debugger.watching():
         net(torch.randn(2, 8, 5, 5))
     text = str(caught.value)
-    assert text.startswith("2 (LambdaLayer) gives an output") and "its content output: " in text
-    assert "its position output" not in text
+    assert text.startswith("2 (LambdaLayer) gives an output") and "content output: finite" in text
+    assert "position output" not in text
 
 
 class _BadBackward(torch.autograd.Function):

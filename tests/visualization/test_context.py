@@ -72,7 +72,7 @@ def test_weights_are_the_derivative_of_the_output_by_the_values(options):
 
     layer.value_norm.register_forward_hook(replace)
     output = layer(x)[:, :, place[0], place[1]].unflatten(1, (4, -1))  # [B, h, v]
-    groups, depth = layer.groups, layer.value_depth
+    groups, depth = layer.heads if layer.multi_head else 1, layer.value_depth
     for head in range(4):
         group = head if groups > 1 else 0
         for channel in range(depth):

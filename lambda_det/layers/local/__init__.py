@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers.exporting import is_exporting
-from lambda_det.layers.functional import without_autocast
+from lambda_det.layers.functional import crop_offsets, grid_size, without_autocast
 from lambda_det.layers.local import compiled, fused
-from lambda_det.layers.local.convolution import conv_output, depthwise_output
-from lambda_det.layers.local.dense import dense_output
-from lambda_det.layers.local.dilation import dilated, grid_size
-from lambda_det.layers.local.portable import portable_output
+from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
 from lambda_det.layers.local.query_first import query_first_output
-from lambda_det.layers.position import crop_offsets
 
-__all__ = ["IMPLEMENTATIONS", "check_implementation", "choose", "local_position_output"]
+__all__ = ["IMPLEMENTATIONS", "check_implementation", "choose", "dilated", "local_position_output"]
 
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "query_first": query_first_output,
@@ -27,18 +24,7 @@ IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "conv": conv_output,
     "depthwise": depthwise_output,
     "dense": dense_output,
-    "portable": portable_output,
 }
-
-
-def check_implementation(name: str) -> None:
-    """Raise ConfigError unless ``name`` is "auto" or the name of an implementation."""
-    if name != "auto" and name not in IMPLEMENTATIONS:
-        raise ConfigError(
-            f"There is no implementation {name!r} of the local position output; "
-            f"choose one of auto, {', '.join(IMPLEMENTATIONS)}."
-        )
-
 
 # Those that cannot run everywhere, with what says why
 _UNSUPPORTED: dict[str, Callable[[Tensor, Tensor, Tensor], str | None]] = {
@@ -51,6 +37,15 @@ _UNSUPPORTED: dict[str, Callable[[Tensor, Tensor, Tensor], str | None]] = {
 DENSE_POSITIONS = 200
 
 
+def check_implementation(name: str) -> None:
+    """Raise ConfigError unless ``name`` is "auto" or the name of an implementation."""
+    if name != "auto" and name not in IMPLEMENTATIONS:
+        raise ConfigError(
+            f"There is no implementation {name!r} of the local position output; "
+            f"choose one of auto, {', '.join(IMPLEMENTATIONS)}."
+        )
+
+
 def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
 
@@ -61,8 +56,6 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
-    if is_exporting():
-        return "portable"
     if compiled.unsupported(queries, values, embedding) is None:
         return "compiled"
     height, width = queries.shape[1:3]
@@ -83,8 +76,7 @@ def local_position_output(
     """Apply every position's own position lambda to its queries.
 
     y[b, n, h, v] = sum over k, u and the offsets r of q[b, n, h, k] E[k, u, r] V[b, n + r, v, u],
-    with values of 0 outside the map (Sections 3.3 and 3.4); neighbouring offsets are ``dilation``
-    positions apart. All implementations compute this sum;
+    with values of 0 outside the map (Sections 3.3 and 3.4). All implementations compute this sum;
     they differ in the order of the summation, in speed and in memory.
 
     Args:
@@ -92,7 +84,7 @@ def local_position_output(
         values: [b, H, W, v, u], of the queries' dtype.
         embedding: [k, u, r_y, r_x] with odd r_y and r_x; it is used in the queries' dtype.
         implementation: "auto" or a key of ``IMPLEMENTATIONS``.
-        dilation: as of a convolution.
+        dilation: distance between neighbouring offsets, in positions.
 
     Returns:
         [b, H, W, h, v] in the queries' dtype.
@@ -102,14 +94,14 @@ def local_position_output(
     """
     check_implementation(implementation)
     height, width = queries.shape[1:3]
+    embedding = crop_offsets(embedding, *grid_size(height, width, dilation))
     if dilation > 1:
-        embedding = crop_offsets(embedding, *grid_size(height, width, dilation))
         undilated = partial(
             local_position_output, embedding=embedding, implementation=implementation
         )
-        return dilated(undilated, queries, values, dilation)
-    embedding = crop_offsets(embedding, height, width).to(queries.dtype)
-    if implementation == "auto" or is_exporting():
+        return dilated(undilated, queries, values, dilation)[:, :height, :width]
+    embedding = embedding.to(queries.dtype)
+    if implementation == "auto":
         implementation = choose(queries, values, embedding)
     elif implementation in _UNSUPPORTED:
         reason = _UNSUPPORTED[implementation](queries, values, embedding)
@@ -121,3 +113,39 @@ def local_position_output(
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
         return IMPLEMENTATIONS[implementation](queries, values, embedding)
+
+
+def dilated(
+    undilated: Callable[[Tensor, Tensor], Tensor], queries: Tensor, values: Tensor, dilation: int
+) -> Tensor:
+    """A position output whose offsets are ``dilation`` positions apart, by one without dilation.
+
+    A query meets the values at every ``dilation``-th row and column from its own. On the grid of
+    these positions they are neighbours. So each of the dilation^2 grids, filled up with zeros as
+    there are beyond a border, goes through ``undilated`` as an image of its own.
+
+    Args:
+        undilated: maps queries [b, H, W, h, k] and values [b, H, W, v, u] to [b, H, W, h, v].
+        queries: [b, H, W, h, k].
+        values: [b, H, W, v, u].
+        dilation: 1 or more.
+
+    Returns:
+        [b, H', W', h, v], where H' and W' are H and W rounded up to multiples of ``dilation``.
+    """
+    outputs = undilated(_grids(queries, dilation), _grids(values, dilation))
+    outputs = outputs.unflatten(0, (-1, dilation, dilation)).permute(0, 3, 1, 4, 2, 5, 6)
+    return _dense(outputs).flatten(3, 4).flatten(1, 2)  # of [b, H' / d, d, W' / d, d, h, v]
+
+
+def _grids(x: Tensor, step: int) -> Tensor:
+    """[b, H, W, ..] as [b step step, ceil(H / step), ceil(W / step), ..], padded with zeros."""
+    height, width = x.shape[1:3]
+    x = F.pad(x, (0, 0, 0, 0, 0, -width % step, 0, -height % step))
+    x = x.unflatten(2, (-1, step)).unflatten(1, (-1, step))  # [b, H', d, W', d, ..]
+    return _dense(x.permute(0, 2, 4, 1, 3, 5, 6)).flatten(0, 2)
+
+
+def _dense(x: Tensor) -> Tensor:
+    # Not contiguous(), whose answer for sides of 1 would be part of an exported graph
+    return x.clone(memory_format=torch.contiguous_format)

@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.layout import (
+from lambda_det.layers.local.query_first import (
     empty_like_queries,
     empty_like_values,
     gradients_like,
     output_like,
     save_inputs,
 )
-from lambda_det.layers.saturation import saturated
 
 _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("compiled.cpp")
@@ -223,7 +222,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
         output,
         _longs(output.stride()),
     )
-    return saturated(output, queries.dtype)
+    return output.to(queries.dtype)
 
 
 compiled_output.register_fake(output_like)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.layout import (
+from lambda_det.layers.local.query_first import (
     empty_like_queries,
     empty_like_values,
     output_like,

@@ -30,15 +30,6 @@ def _dot(a, b, total, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _saturated(x, dtype: tl.constexpr):
-    """``x`` in ``dtype``, in float16 limited to its finite numbers; NaN stays NaN."""
-    if dtype == tl.float16:
-        x = tl.where(x > 65504.0, 65504.0, x)
-        x = tl.where(x < -65504.0, -65504.0, x)
-    return x.to(dtype)
-
-
-@triton.jit
 def _tile(row, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """The column and head of each of a tile's rows, and the column of the first."""
     rows = row + tl.arange(0, ROWS)
@@ -111,8 +102,7 @@ def output_kernel(
     for step in range(below * BLOCKS, above * BLOCKS):
         e = tl.load(embedding + step * (K * R) + place)
         a = _dot(q, e, tl.zeros([ROWS, R], tl.float32), PRECISION, WIDEN)
-        a = _saturated(a, q.dtype)
-        a = tl.gather(a, turned, 1)
+        a = tl.gather(a.to(q.dtype), turned, 1)
         row = values + b * v_b + (y + step // BLOCKS - top).to(tl.int64) * v_y
         window_x = first - left + step % BLOCKS * R + column
         window = _load_window(row, window_x, v_x, depth, v_v, width, value_depth)
@@ -120,7 +110,6 @@ def output_kernel(
         window = _load_window(row, window_x + R, v_x, depth, v_v, width, value_depth)
         total = _dot(tl.where(far, a, 0.0), window, total, PRECISION, WIDEN)
 
-    total = _saturated(total, output.dtype.element_ty)
     _store(
         output + b * o_b + y_long * o_y, total, x, o_x, head, o_h, depth, o_v, value_depth, on_map
     )
@@ -142,8 +131,8 @@ def query_kernel(
 ):  # fmt: skip
     """Gradients of the queries, and this program's share [r_y, blocks, K, R] of the embedding's.
 
-    Each program takes every so-manieth tile. Its share lies in memory, since the sum over one tile
-    is over all rows of the scope; nobody else writes there.
+    With P programs, each takes every P-th tile. Its share lies in memory, since the sum over one
+    tile is over all rows of the scope; no other program writes there.
     """
     tiles = tl.cdiv(width * HEADS, ROWS)
     share = grad_embedding + tl.program_id(0).to(tl.int64) * scope_y * (BLOCKS * K * R)
@@ -252,8 +241,7 @@ def value_kernel(
                 other=0.0,
             )
             a = _dot(q, e, tl.zeros([ROWS, TALL * R], tl.float32), PRECISION, WIDEN)
-            a = _saturated(a, q.dtype)
-            a = tl.gather(tl.reshape(a, (ROWS, TALL, R)), offset, 2)
+            a = tl.gather(tl.reshape(a.to(q.dtype), (ROWS, TALL, R)), offset, 2)
             a = tl.reshape(tl.where(inside[:, None, :], a, 0.0), (ROWS, TALL * R))
             total = _dot(tl.trans(g), a, total, PRECISION, WIDEN)
 

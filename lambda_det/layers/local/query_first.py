@@ -25,14 +25,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.functional import without_autocast
-from lambda_det.layers.local.layout import (
-    empty_like_queries,
-    empty_like_values,
-    gradients_like,
-    output_like,
-    save_inputs,
-)
-from lambda_det.layers.saturation import saturate
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
@@ -143,7 +135,7 @@ class _Scores:
     def fill(self, queries: Tensor) -> Tensor:
         """Write the scores of [tiles, (y, x, h), k]; return [tiles, (y, x, h), (u, window)]."""
         tiles = queries.shape[0]
-        scores = saturate(queries.flatten(0, 1) @ self.embedding)
+        scores = queries.flatten(0, 1) @ self.embedding
         self._scores[:tiles].copy_(scores.view(tiles, *self._shape))
         return self.matrix[:tiles]
 
@@ -188,6 +180,49 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
 
+# What this form shares with those of compiled.py and fused.py: results and gradients are laid out
+# in memory as the queries and values are, channels last or a map per channel as the layer's input
+# is, so that what follows copies nothing; and only the inputs are kept for the backward pass.
+
+
+def empty_like_queries(queries: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty [b, H, W, h, c] laid out as the queries are, channels last or a map per channel."""
+    batch, height, width, heads, _ = queries.shape
+    if queries.stride(-1) == 1:
+        return queries.new_empty((batch, height, width, heads, channels), dtype=dtype)
+    maps = queries.new_empty((batch, heads, channels, height, width), dtype=dtype)
+    return maps.permute(0, 3, 4, 1, 2)
+
+
+def empty_like_values(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty [b, H, W, v, u], laid out as the values are."""
+    batch, height, width, v, u = values.shape
+    if values.stride(-2) == u:
+        return values.new_empty(values.shape, dtype=dtype)
+    return values.new_empty((batch, v, u, height, width), dtype=dtype).permute(0, 3, 4, 1, 2)
+
+
+def output_like(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """An empty output [b, H, W, h, v]: what torch.compile has to know of an operator."""
+    return empty_like_queries(queries, values.shape[3])
+
+
+def gradients_like(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty gradients of queries, values and embedding."""
+    return (
+        empty_like_queries(queries, queries.shape[-1]),
+        empty_like_values(values),
+        torch.empty_like(embedding, memory_format=torch.contiguous_format),
+    )
+
+
+def save_inputs(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    """Keep queries, values and embedding for the backward pass, and nothing else."""
+    ctx.save_for_backward(*inputs)
+
+
 # The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
 @torch.library.custom_op(
     "lambda_det::query_first",
@@ -207,7 +242,7 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
         for chunk in chunks:
             tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
             window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
-            result = saturate(scores.fill(tiles) @ window)
+            result = scores.fill(tiles) @ window
             output[chunk] = result.view_as(output[chunk])
         return _untile(output, empty_like_queries(queries, values.shape[3]))
 

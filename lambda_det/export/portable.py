@@ -1,0 +1,188 @@
+"""Copies of networks in plain operators, whose graphs hold for inputs of every size.
+
+A graph is recorded on one input. In it nothing may be chosen by the size of a map, nor be computed
+by operators that only this package brings. So modules that do either are replaced by subclasses
+with the same parameters. They compute the same, more slowly.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.layers import ContentLambda, LambdaLayer, RelativePosition
+from lambda_det.layers.functional import normalize_keys
+from lambda_det.layers.local import dilated
+
+__all__ = ["portable_copy"]
+
+TILE = 8  # queries along each side of a tile
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def portable_copy(model: Module) -> Module:
+    """A copy in plain operators, in evaluation mode, for ``torch.jit.trace`` or ``torch.export``.
+
+    Names and parameters are those of the model.
+    """
+    model = copy.deepcopy(model).eval()
+    for module in model.modules():
+        form = _form(module)
+        if form is not None:
+            module.__class__ = form  # same parameters, names and hooks
+    return model
+
+
+def _form(module: nn.Module) -> type[nn.Module] | None:
+    """The class that computes the same as a module in a graph; None to leave it as it is."""
+    if type(module) is nn.AvgPool2d:
+        side_by_side = module.kernel_size == module.stride and module.padding == 0
+        partial_windows = module.ceil_mode and not module.count_include_pad
+        return PortableAvgPool2d if side_by_side and partial_windows else None
+    # Subclasses of others are left alone
+    forms = {
+        LambdaLayer: PortableLambdaLayer,
+        ContentLambda: PortableContentLambda,
+        RelativePosition: PortableRelativePosition,
+    }
+    return forms.get(type(module))
+
+
+def dense(x: Tensor) -> Tensor:
+    """A copy of a view, laid out by its shape.
+
+    Operators look at the sizes of a view to tell how it is laid out, and then the graph holds only
+    for maps of more than one row, column or position.
+    """
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+class PortableLambdaLayer(LambdaLayer):
+    """See :class:`LambdaLayer`."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return dense(super().forward(x, mask))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, values = super().project(x)
+        return dense(queries), dense(keys), dense(values)
+
+
+class PortableContentLambda(ContentLambda):
+    """See :class:`ContentLambda`; ``mask`` is one of padding."""
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        q, k, v = (dense(x).flatten(1, 2) for x in (queries, keys, values))
+        k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
+        k = dense(k.permute(0, 2, 1, 3)).flatten(2)  # [b, k, (m, u)]
+        v = dense(v.permute(0, 1, 3, 2)).flatten(1, 2)  # [b, (m, u), v]
+        lambdas = torch.bmm(k, v.to(k.dtype)).to(q.dtype)
+        # Not einsum, which treats a map of one position in a way of its own
+        y = torch.bmm(q.flatten(1, 2), lambdas)
+        return y.unflatten(1, queries.shape[1:4])
+
+
+class PortableRelativePosition(RelativePosition):
+    """See :class:`RelativePosition`; ``mask`` is one of padding."""
+
+    def forward(
+        self,
+        queries: Tensor,
+        values: Tensor,
+        mask: Tensor | None = None,
+        head: int = 0,
+        dilation: int = 1,
+        implementation: str = "auto",
+    ) -> Tensor:
+        # The embedding is not cut down to the map: what lies beyond meets values of 0
+        embedding = self.embedding if self.heads is None else self.embedding[head]
+        if mask is not None:
+            values = values * mask[:, 0, :, :, None, None].to(values.dtype)
+        queries, values = dense(queries), dense(values)
+        undilated = partial(portable_output, embedding=embedding.to(queries.dtype))
+        if dilation == 1:
+            y = undilated(queries, values)
+        else:
+            y = _first(dilated(undilated, queries, values, dilation), *queries.shape[1:3])
+        return self.add_bias(y, queries, head)
+
+
+class PortableAvgPool2d(nn.AvgPool2d):
+    """``AvgPool2d`` of windows side by side, with sizes rounded up.
+
+    Only positions on the map count. Runtimes differ on that where sizes are rounded up.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        edge = (0, self.stride - 1, 0, self.stride - 1)
+        inside = x.new_ones((1, 1, *x.shape[2:]))
+        sums, counts = (
+            F.avg_pool2d(F.pad(part, edge), self.kernel_size, self.stride) for part in (x, inside)
+        )
+        return sums / counts
+
+
+def portable_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """The query-first position output as one graph for maps of every size.
+
+    See :func:`lambda_det.layers.local.local_position_output`. Tiles and windows are those of
+    :mod:`lambda_det.layers.local.query_first`. Their sizes do not depend on the map, only their
+    number does. Offsets that lead out of the map meet values of 0. All windows are in memory at
+    once, since a graph has no loop over chunks whose number it learns when it runs: for a scope of
+    23x23 that is 3600 scores per position with 4 heads, 59 MB on a 64x64 map.
+    """
+    height, width, heads = queries.shape[1:4]
+    scope_y, scope_x = embedding.shape[-2:]
+    tiles = F.pad(queries, (0, 0, 0, 0, 0, TILE - 1, 0, TILE - 1))
+    tiles = tiles.unfold(1, TILE, TILE).unfold(2, TILE, TILE)  # [b, rows, columns, h, k, y, x]
+    grid = tiles.shape[:3]
+    tiles = dense(tiles.permute(0, 1, 2, 3, 6, 5, 4)).flatten(3, 5).flatten(0, 2)
+    scores = _scores_in_windows(tiles, embedding)
+
+    edges = (scope_x // 2, scope_x // 2 + TILE - 1, scope_y // 2, scope_y // 2 + TILE - 1)
+    windows = F.pad(values.permute(0, 3, 4, 1, 2), edges)  # [b, v, u, H', W']
+    windows = windows.unfold(3, scope_y + TILE - 1, TILE).unfold(4, scope_x + TILE - 1, TILE)
+    windows = dense(windows.permute(0, 3, 4, 2, 5, 6, 1))  # [b, rows, columns, u, wy, wx, v]
+
+    output = torch.bmm(scores, windows.flatten(3, 5).flatten(0, 2))
+    # [tiles, (h, x, y), v]
+    output = output.reshape(*grid, heads, TILE, TILE, values.shape[3]).permute(0, 1, 5, 2, 4, 3, 6)
+    output = output.flatten(3, 4).flatten(1, 2)  # [b, rows * TILE, columns * TILE, h, v]
+    return _first(output, height, width)
+
+
+def _scores_in_windows(tiles: Tensor, embedding: Tensor) -> Tensor:
+    """Scores of [tiles, (h, x, y), k], each query's in its own place in its tile's window.
+
+    A query's place lies ``y`` rows and ``x`` numbers after that of the tile's first query. Rows of
+    scores with so many zeros between them come to lie there when they are cut anew.
+
+    Returns:
+        [tiles, (h, x, y), (u, window)].
+    """
+    scope_y, scope_x = embedding.shape[-2:]
+    window_x = scope_x + TILE - 1
+    window = (scope_y + TILE - 1) * window_x
+    spaced = F.pad(embedding, (0, TILE - 1, 0, TILE)).flatten(2)  # [k, u, window + window_x]
+    outputs = []
+    for matrix in spaced.unbind(1):
+        scores = F.linear(tiles, matrix.T).unflatten(1, (-1, TILE, TILE))
+        scores = scores.flatten(3)[..., : TILE * window + 1]  # [tiles, h, x, (y, window) and a 0]
+        scores = scores.flatten(2)[..., : TILE * TILE * window]
+        outputs.append(scores.reshape(tiles.shape[0], tiles.shape[1], window))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _first(x: Tensor, height: int, width: int) -> Tensor:
+    """The first rows and columns of [b, H, W, ..]."""
+    # Not slices, of which an exporter would have to prove that they lie inside
+    for dim, size in ((1, height), (2, width)):
+        x = x.index_select(dim, torch.arange(size, device=x.device))
+    return x

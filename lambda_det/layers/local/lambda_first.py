@@ -1,0 +1,42 @@
+"""The paper's own forms, which build every position's lambda and then apply it (Figures 3 and 5).
+
+See :func:`lambda_det.layers.local.local_position_output` for arguments and result.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lambda_det.layers.functional import dense_embedding, position_output
+
+
+def dense_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """The einsum with an embedding for every pair of positions, 0 outside the scope."""
+    size = queries.shape[1:3]
+    dense = dense_embedding(embedding, *size)  # [n, m, k, u]
+    return position_output(queries.flatten(1, 2), values.flatten(1, 2), dense).unflatten(1, size)
+
+
+def conv_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """The (n+1)-d convolution, in which the value depth is one more spatial dimension."""
+    lambdas = F.conv3d(
+        values.permute(0, 4, 3, 1, 2),  # [b, u, v, H, W]
+        embedding[:, :, None],  # [k, u, 1, r_y, r_x]
+        padding=(0, embedding.shape[-2] // 2, embedding.shape[-1] // 2),
+    )
+    return torch.einsum("byxhk,bkvyx->byxhv", queries, lambdas)
+
+
+def depthwise_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """The n-d depthwise convolution with k outputs per value channel."""
+    value_depth = values.shape[3]
+    lambdas = F.conv2d(
+        values.flatten(3).permute(0, 3, 1, 2),  # [b, (v, u), H, W]
+        embedding.repeat(value_depth, 1, 1, 1),  # [(v, k), u, r_y, r_x]
+        padding=(embedding.shape[-2] // 2, embedding.shape[-1] // 2),
+        groups=value_depth,
+    )
+    lambdas = lambdas.unflatten(1, (value_depth, -1))
+    return torch.einsum("byxhk,bvkyx->byxhv", queries, lambdas)

@@ -1,0 +1,111 @@
+"""A network in plain operators computes what the network computes, whatever the size of the map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental import _config
+
+from lambda_det.export import portable_copy
+from lambda_det.export.portable import portable_output
+from lambda_det.layers import LambdaLayer
+from tests.export.conftest import needs_any_size
+from tests.layers import reference
+
+SIZES = [(1, 1), (2, 3), (5, 9), (8, 8), (9, 17)]
+
+
+def layer(**options):
+    made = LambdaLayer(8, **{"query_depth": 4, "heads": 2, "scope": 7, **options}).double().eval()
+    for name, parameter in made.named_parameters():
+        if name == "position.bias":
+            nn.init.normal_(parameter)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("size", "scope"),
+    list(zip(SIZES, [(3, 5), (19, 23), (7, 1), (1, 1), (5, 9)], strict=True)),
+)
+def test_portable_is_the_definition(size, scope):
+    queries = torch.randn(2, *size, 2, 3, dtype=torch.float64)
+    values = torch.randn(2, *size, 4, 2, dtype=torch.float64)
+    embedding = torch.randn(3, 2, *scope, dtype=torch.float64)
+    found = portable_output(queries, values, embedding)
+    expected = reference.local_position_output(queries, values, embedding)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"position_bias": True},
+        {"intra_depth": 2, "multi_head": True, "position_bias": True},
+        {"content": False},
+        {"scope": None},
+        {"key_norm": "l2", "query_softmax": True},
+        {"dilation": 3, "multi_head": True},
+        {"dilation": 2, "implementation": "query_first"},
+    ],
+    ids=str,
+)
+def test_the_layer_computes_the_same(options):
+    original = layer(**options)
+    copy = portable_copy(original)
+    for size in SIZES:
+        x = torch.randn(2, 8, *size, dtype=torch.float64)
+        mask = torch.ones(2, 1, *size, dtype=torch.bool)
+        mask[1, :, :, size[1] // 2 + 1 :] = False
+        for given in (None, mask):
+            found, expected = copy(x, given), original(x, given)
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_copy_has_the_names_of_the_original_and_leaves_it_alone():
+    original = nn.Sequential(layer(), nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False))
+    types = [type(module) for module in original.modules()]
+    state = portable_copy(original).state_dict()
+    assert [type(module) for module in original.modules()] == types
+    assert state.keys() == original.state_dict().keys()
+    for name, tensor in original.state_dict().items():
+        assert torch.equal(state[name], tensor) and state[name] is not tensor
+
+
+@pytest.mark.parametrize("size", [(1, 1), (4, 7), (5, 6)])
+def test_average_pooling_whose_sizes_round_up(size):
+    pool = nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    torch.testing.assert_close(portable_copy(pool)(x), pool(x))
+
+
+def test_a_graph_traced_on_one_size_holds_for_others():
+    original = layer()
+    traced = torch.jit.trace(
+        portable_copy(original), torch.randn(1, 8, 20, 30, dtype=torch.float64), check_trace=False
+    )
+    assert "lambda_det::" not in str(traced.inlined_graph)
+    for size in SIZES:
+        x = torch.randn(2, 8, *size, dtype=torch.float64)
+        torch.testing.assert_close(traced(x), original(x), rtol=1e-10, atol=1e-10)
+
+
+@needs_any_size
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [{}, {"dilation": 2, "multi_head": True, "intra_depth": 2}], ids=str
+)
+def test_an_exported_graph_holds_for_maps_of_one_row_column_and_position(options):
+    original = layer(**{"scope": 5, **options})
+    dim = torch.export.Dim
+    sizes = {0: dim("batch", min=1), 2: dim("height", min=1), 3: dim("width", min=1)}
+    x = torch.randn(2, 8, 20, 30, dtype=torch.float64)
+    with _config.patch(backed_size_oblivious=True):
+        program = torch.export.export(
+            portable_copy(original), (x,), dynamic_shapes=(sizes,), strict=False
+        )
+    run = program.module()
+    for size in SIZES:
+        for batch in (1, 3):
+            x = torch.randn(batch, 8, *size, dtype=torch.float64)
+            torch.testing.assert_close(run(x), original(x), rtol=1e-10, atol=1e-10)

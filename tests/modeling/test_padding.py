@@ -1,0 +1,125 @@
+"""With masked padding an image has the features that it has alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from detectron2.modeling import FPN
+from torch import nn
+
+import lambda_det
+from lambda_det.modeling.padding import image_area
+
+
+def _awake(model):
+    """Give every norm a weight and a bias unlike the initial ones, so that all of it matters."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.0)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    return model
+
+
+def _network(name="lambda_resnet26", **options):
+    """In float64, in evaluation mode."""
+    torch.manual_seed(0)
+    options = {"scope": 7, "mask_padding": True, **options}
+    return _awake(lambda_det.create_backbone(name, **options)).double().eval()
+
+
+def test_image_area_is_the_image():
+    images = torch.zeros(2, 3, 8, 10)
+    images[0, :, :5, :7] = torch.randn(3, 5, 7)
+    images[0, :, 2, :] = 0  # a row of zeros inside the image is not padding
+    images[1] = torch.randn(3, 8, 10)
+    area = image_area(images)
+    assert area.shape == (2, 1, 8, 10)
+    assert area[0, 0, :5, :7].all() and area[0].sum() == 35 and area[1].all()
+
+
+@torch.no_grad()
+def test_an_image_of_zeros_is_no_padding():
+    images = torch.zeros(1, 3, 64, 64, dtype=torch.float64)
+    masked, without = _network()(images), _network(mask_padding=False)(images)
+    assert all(feature.isfinite().all() for feature in masked.values())
+    torch.testing.assert_close(masked, without)
+
+
+@torch.no_grad()
+def _alone_and_in_a_batch(model, height=97, width=75):
+    """Features of one image alone, and beside a larger one."""
+    torch.manual_seed(2)
+    image = torch.randn(3, height, width).double()
+    batch = torch.zeros(2, 3, 160, 192, dtype=torch.float64)
+    batch[0, :, :height, :width] = image
+    batch[1] = torch.randn(3, 160, 192)
+    divisor = max(model.size_divisibility, 1)  # FPN wants its image padded, too
+    pad = (0, -width % divisor, 0, -height % divisor)
+    return model(nn.functional.pad(image, pad)[None]), model(batch)
+
+
+def _reach(alone, inside, stride, height=97, width=75):
+    """How many positions from the padding's border the features still differ by over 1e-4."""
+    rows, columns = -(-height // stride), -(-width // stride)
+    alone, inside = alone[0, :, :rows, :columns], inside[0, :, :rows, :columns]
+    different = (inside - alone).abs().amax(0) > 1e-4 * alone.abs().max()
+    y, x = different.nonzero(as_tuple=True)
+    return int(torch.minimum(rows - y, columns - x).max()) if len(y) else 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lambda_resnet26", {}),
+        ("lambda_resnet26", {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}),
+        ("resnet50_lambda_c45", {}),
+    ],
+    ids=str,
+)
+def test_features_are_those_of_the_image_alone(name, options):
+    model = _network(name, **options)
+    alone, inside = _alone_and_in_a_batch(model)
+    for feature, shape in model.output_shape().items():
+        assert _reach(alone[feature], inside[feature], shape.stride) == 0
+    alone, inside = _alone_and_in_a_batch(_network(name, mask_padding=False, **options))
+    stride = model.output_shape()["res5"].stride
+    assert _reach(alone["res5"], inside["res5"], stride) >= 3  # to the first row and column
+
+
+def test_padding_is_felt_one_position_into_the_maps_of_the_fpn():
+    """FPN's own 3x3 convolutions don't know the mask; their effect reaches one position."""
+    stages = ["res2", "res3", "res4", "res5"]
+    model = FPN(_network(), in_features=stages, out_channels=8, norm="BN").double().eval()
+    alone, inside = _alone_and_in_a_batch(_awake(model))
+    reach = [_reach(alone[f"p{n}"], inside[f"p{n}"], 2**n) for n in (2, 3, 4, 5)]
+    assert max(reach) <= 1, reach
+
+
+def test_blocks_that_are_computed_again_see_the_padding_of_their_own_batch():
+    """Activation checkpointing computes blocks in the backward pass, here after another batch."""
+    first, second = (torch.randn(1, 3, 64, 64).double() for _ in range(2))
+    first[:, :, 40:], second[:, :, :, 20:] = 0, 0
+    gradients = []
+    for again in (False, True):
+        model = _network(checkpoint_activations=again).train()
+        loss = sum(y.square().mean() for y in model(first).values())
+        model(second)
+        loss.backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters()})
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, msg=f"{name}: {{}}".format)
+
+
+@torch.no_grad()
+def test_a_copy_has_a_mask_of_its_own():
+    model = _network()
+    images = torch.randn(1, 3, 64, 64).double()
+    images[:, :, 33:] = 0
+    expected = model(images)
+    other = copy.deepcopy(model)
+    assert other.padding is not model.padding
+    other(torch.randn(1, 3, 32, 32).double())
+    assert {k: v.shape[-1] for k, v in model.padding.masks.items()}[1] == 64
+    torch.testing.assert_close(other(images), expected)
