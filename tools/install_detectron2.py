@@ -48,7 +48,7 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE", "NOTICE"],
     packages=find_namespace_packages(include=["detectron2", "detectron2.*"]),
-    package_data={{"": ["*"]}},
+    package_data={{"detectron2": ["**/*"]}},
     python_requires=">=3.7",
     install_requires=[
         "Pillow>=7.1",
@@ -217,14 +217,9 @@ def fetch_carrier(folder: Path) -> None:
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{CARRIER} --hash=sha256:{CARRIER_SHA256}\n")
     # The wheel asks for a Python below 3.11, which Detectron2's files do not need.
-    for_any_python = ["--python-version=3.10", "--only-binary=:all:"]
-    options = [
-        "--no-deps",
-        "--require-hashes",
-        f"--target={folder}",
-        f"--requirement={requirement}",
-    ]
-    pip("install", *for_any_python, *options)
+    any_python = "--ignore-requires-python" if find_spec("pip") else "--python-version=3.10"  # uv's
+    target = [f"--target={folder}", f"--requirement={requirement}"]
+    pip("install", any_python, "--only-binary=:all:", "--no-deps", "--require-hashes", *target)
 
 
 def write_source(carrier: Path, folder: Path) -> None:

@@ -21,7 +21,7 @@ def carrier(tmp_path):
         b'__version__ = "0.6"\n',
         "LabGym/detectron2/__pycache__/__init__.cpython-311.pyc": b"\x00",
         "LabGym/detectron2/utils/__init__.py": b"NAME = __name__\n",
-        "LabGym/detectron2/model_zoo/configs/a.yaml": b"_BASE_: LabGym.detectron2.b\n",
+        "LabGym/detectron2/model_zoo/configs/v0.5/a.yaml": b"_BASE_: LabGym.detectron2.b\n",
         "labgym-3.1.2.dist-info/METADATA": b"Name: LabGym\n",
     }
     for name, content in files.items():
@@ -61,7 +61,7 @@ def test_the_import_name_is_restored_everywhere(carrier, tmp_path):
     assert code == {
         "detectron2/__init__.py": 'from detectron2.utils import NAME\n__version__ = "0.6"\n',
         "detectron2/utils/__init__.py": "NAME = __name__\n",
-        "detectron2/model_zoo/configs/a.yaml": "_BASE_: detectron2.b\n",
+        "detectron2/model_zoo/configs/v0.5/a.yaml": "_BASE_: detectron2.b\n",
     }
 
 
@@ -75,7 +75,7 @@ def test_pip_installs_the_result(carrier, tmp_path, monkeypatch):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("detectron2/")}
         archive.extractall(site)
-    assert "detectron2/model_zoo/configs/a.yaml" in names and len(names) == 3
+    assert "detectron2/model_zoo/configs/v0.5/a.yaml" in names and len(names) == 3
     [found] = importlib.metadata.distributions(path=[str(site)])
     assert (found.name, found.version) == ("detectron2", "0.6")
     assert found.metadata["License"] == "Apache-2.0"
