@@ -201,7 +201,7 @@ def test_a_foreign_sampler_is_taken_as_it_is(monkeypatch, caplog):
     assert [i for *_, i in batches(stream, 4, first=3)[0]] == [30, 32, 34, 36, 1]
     batches(stream, 4, first=4)
     (record,) = caplog.records
-    assert "EvenFirst is no sampler of Detectron2's" in record.getMessage()
+    assert "EvenFirst" in record.getMessage()
     assert [i for *_, i in batches(Stream([4, 2, 0, 1], 4), 9)[0]] == [4, 2]
 
 

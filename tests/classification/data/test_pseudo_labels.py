@@ -71,7 +71,7 @@ def test_a_file_that_breaks_off_is_not_left_behind(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\tb.png", "a\nb.png"])
 def test_names_that_would_break_a_line(tmp_path, name):
-    with pytest.raises(DataError, match="tab or a line break in its name"):
+    with pytest.raises(DataError, match=r"a\\[tn]b\.png"):
         write(tmp_path / "labels.txt", [(name, 0, 1.0)])
     assert not list(tmp_path.iterdir())
 
@@ -125,7 +125,7 @@ def test_fields_too_many_and_too_few_do_not_make_up_for_one_another(tmp_path):
 def test_a_file_without_labels(tmp_path, content):
     if content:
         (tmp_path / "labels.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"labels\.txt .*check DATA\.PSEUDO_LABELS"):
+    with pytest.raises(DataError, match=r"labels\.txt .*DATA\.PSEUDO_LABELS"):
         read_pseudo_labels(tmp_path / "labels.txt")
 
 
@@ -153,16 +153,16 @@ def test_images_may_lie_in_one_flat_folder(tmp_path, images):
 def test_images_that_are_not_there(tmp_path, images):
     path = tmp_path / "labels.txt"
     write(path, [("b/000.png", 2, 0.9), ("d/1.png", 0, 0.8), ("c/1.png", 0, 0.7)])
-    with pytest.raises(DataError, match=r"2 of the 3 images .* the first being d/1\.png"):
+    with pytest.raises(DataError, match=r"2 of the 3 .*d/1\.png"):
         PseudoLabelSource(path, images, CLASSES)
 
 
 @pytest.mark.parametrize(
     ("classes", "text"),
     [
-        (["ant", "bee"], r"only the training data has owl"),
-        (["ant", "bee", "cat"], r"the training data has owl and only .*labels\.txt has cat"),
-        (["bee", "ant", "owl"], "another order"),
+        (["ant", "bee"], r"owl"),
+        (["ant", "bee", "cat"], r"owl.*labels\.txt has cat"),
+        (["bee", "ant", "owl"], "order"),
     ],
 )
 def test_labels_of_other_classes(tmp_path, images, classes, text):

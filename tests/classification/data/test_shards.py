@@ -93,13 +93,13 @@ def test_class_names_beside_the_images_as_in_webdataset(tmp_path):
 
 def test_class_numbers_take_their_names_from_a_file(tmp_path):
     write_tar(tmp_path / "a.tar", {"0.png": png(0), "0.cls": b"2", "1.png": png(1), "1.cls": b"0"})
-    with pytest.raises(DataError, match=r"number their classes; name them in .*classes\.txt"):
+    with pytest.raises(DataError, match=r"classes\.txt"):
         ShardSource(tmp_path)
     (tmp_path / "classes.txt").write_text("owl\nbee\nant\n")
     source = ShardSource(tmp_path)
     assert source.classes == ["owl", "bee", "ant"] and source.labels.tolist() == [2, 0]
     (tmp_path / "classes.txt").write_text("owl\nbee")
-    with pytest.raises(DataError, match=r"a\.tar/0\.png is of class 2, .* the 2 of classes\.txt"):
+    with pytest.raises(DataError, match=r"a\.tar/0\.png .*class 2.*classes\.txt"):
         ShardSource(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_the_file_of_classes_says_their_order(two_shards):
     assert source.classes == ["owl", "ant", "bee", "cat"]
     assert source.labels.tolist() == [0, 2, 0, 1]
     (two_shards / "classes.txt").write_text("owl\nant\n")
-    with pytest.raises(DataError, match=r"a\.tar/bee/x/1\.png is of class 'bee', which is not"):
+    with pytest.raises(DataError, match=r"a\.tar/bee/x/1\.png .*'bee'"):
         ShardSource(two_shards)
 
 
@@ -126,15 +126,15 @@ def test_a_link_is_not_left_out_in_silence(tmp_path, kind):
         member = tarfile.TarInfo("owl/1.png")
         member.type, member.linkname = kind, "owl/0.png"
         tar.addfile(member)
-    with pytest.raises(DataError, match=r"a\.tar/owl/1\.png is a link to owl/0\.png"):
+    with pytest.raises(DataError, match=r"a\.tar/owl/1\.png .*owl/0\.png"):
         ShardSource(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("owl\n\nant\nbee\n", "line 2, holds no name"),
-        ("owl\nant\nowl\n", "line 3, names 'owl' again"),
+        ("owl\n\nant\nbee\n", "line 2"),
+        ("owl\nant\nowl\n", "line 3, .*'owl'"),
     ],
 )
 def test_a_file_of_classes_that_cannot_be(two_shards, text, words):
@@ -145,7 +145,7 @@ def test_a_file_of_classes_that_cannot_be(two_shards, text, words):
 
 def test_an_image_without_a_class_is_named(tmp_path):
     write_tar(tmp_path / "a.tar", {"owl/0.png": png(0), "1.png": png(1)})
-    with pytest.raises(DataError, match=r"a\.tar/1\.png has no class: .* no 1\.cls beside"):
+    with pytest.raises(DataError, match=r"a\.tar/1\.png .*1\.cls"):
         ShardSource(tmp_path)
 
 
@@ -268,7 +268,7 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
     path = write_tar(tmp_path / "a.tar", {"owl/0.png": png(0), "owl/1.png": png(1)})
     assert len(png(0)) < 512 and path.read_bytes()[1024:1033] == b"owl/1.png"
     damage(path)
-    with pytest.raises(DataError, match=r"The shard .*a\.tar is damaged at or after (its|owl)"):
+    with pytest.raises(DataError, match=r"a\.tar .*(first member|owl)"):
         ShardSource(tmp_path)
     assert not (tmp_path / "a.tar.index").exists()
 
@@ -277,21 +277,21 @@ def test_a_shard_that_is_cut_off_during_a_run(two_shards):
     source = ShardSource(two_shards)
     os.truncate(two_shards / "b.tar", 520)
     assert source.load(1)[0, 0, 0] == 1
-    with pytest.raises(DataError, match=r"b\.tar/owl/2\.png cannot be read: .* cut off"):
+    with pytest.raises(DataError, match=r"b\.tar/owl/2\.png .*cut off"):
         source.load(2)
 
 
 def test_a_shard_that_vanishes_during_a_run(two_shards):
     source = ShardSource(two_shards)
     (two_shards / "b.tar").unlink()
-    with pytest.raises(DataError, match=r"b\.tar/owl/2\.png cannot be read \(No such file"):
+    with pytest.raises(DataError, match=r"b\.tar/owl/2\.png .*\(No such file"):
         source.load(2)
 
 
 def test_a_broken_image_is_named_with_its_shard(tmp_path):
     write_tar(tmp_path / "a.tar", {"owl/0.png": png(0), "owl/1.png": b"broken"})
     source = ShardSource(tmp_path)
-    with pytest.raises(DataError, match=r"a\.tar/owl/1\.png cannot be read"):
+    with pytest.raises(DataError, match=r"a\.tar/owl/1\.png"):
         source.load(1)
 
 

@@ -227,7 +227,7 @@ def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
     turned = {**record, "file_name": str(path), "width": HEIGHT, "height": WIDTH}
     cfg.INPUT.MIN_SIZE_TEST = HEIGHT
     assert TolerantMapper(cfg, is_train=False)(turned)["image"].shape == (3, WIDTH, HEIGHT)
-    with pytest.raises(DataError, match=r"turned\.jpg is 48x64.* say 64x48"):
+    with pytest.raises(DataError, match=r"turned\.jpg .*48x64.* 64x48"):
         TolerantMapper(cfg, is_train=False)({**record, "file_name": str(path)})
 
 
@@ -301,7 +301,7 @@ def test_labels_without_a_class_are_named_with_their_mask(cfg, record, tmp_path)
         assert TolerantMapper(cfg, is_train=True)(record)["sem_seg"].unique().tolist() == [3, 255]
     labels[10:] = 4
     Image.fromarray(labels).save(tmp_path / "mask.png")
-    with pytest.raises(DataError, match=r"mask\.png holds the label 4, but there are 4 classes"):
+    with pytest.raises(DataError, match=r"mask\.png .*label 4.* 4 classes"):
         for _ in range(9):  # of which some show the label
             TolerantMapper(cfg, is_train=True)(record)
 

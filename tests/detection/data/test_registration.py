@@ -78,17 +78,17 @@ def test_one_of_a_pair(cfg, content, write, split, missing):
     name_files(cfg, split, *write(content))
     cfg.DATASETS[f"{split}_{missing}"] = ""
     flag = f"--{split.lower()}-{missing.lower()}"
-    with pytest.raises(ConfigError, match=rf"without {flag} \(DATASETS\.{split}_{missing}\)"):
+    with pytest.raises(ConfigError, match=rf"{flag} \(DATASETS\.{split}_{missing}\)"):
         register_json_datasets(cfg)
 
 
 def test_missing_and_broken_files(cfg, content, write, tmp_path):
     json_file, images = write(content)
     name_files(cfg, "TRAIN", json_file, str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match="nowhere of --train-images"):
+    with pytest.raises(DataError, match=r"nowhere .*--train-images"):
         register_json_datasets(cfg)
     name_files(cfg, "TRAIN", str(tmp_path / "no.json"), images)
-    with pytest.raises(DataError, match=r"no\.json does not exist"):
+    with pytest.raises(DataError, match=r"no\.json"):
         register_json_datasets(cfg)
 
 

@@ -73,7 +73,7 @@ def test_what_fits_passes(cfg, architecture, kind):
         ("SemanticSegmentor", "shapes_stuff", "shapes", "predicts semantic segments"),
     ],
 )
-def test_a_data_set_without_the_truth_is_refused(cfg, architecture, train, test, words):
+def test_a_data_set_without_ground_truth_is_refused(cfg, architecture, train, test, words):
     _configure(cfg, architecture, f"{train}_train", f"{test}_val")
     with pytest.raises(ConfigError, match=words):
         _check(cfg)
@@ -98,13 +98,13 @@ def test_keypoints(cfg):
     cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, True
     _check(cfg)
     cfg.TEST.KEYPOINT_OKS_SIGMAS = []
-    with pytest.raises(ConfigError, match=r"holds 17 numbers .* has 4 keypoints"):
+    with pytest.raises(ConfigError, match=r"KEYPOINT_OKS_SIGMAS .*17 .* 4 keypoints"):
         _check(cfg)
     cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS = 17
     with pytest.raises(ConfigError, match="NUM_KEYPOINTS is 17"):
         _check(cfg)
     cfg.DATASETS.TRAIN = ("shapes_train",)
-    with pytest.raises(ConfigError, match="shapes_train names no keypoints"):
+    with pytest.raises(ConfigError, match="shapes_train"):
         _check(cfg)
 
 
@@ -112,10 +112,10 @@ def test_masks_that_are_missing_are_named_with_what_to_do(cfg, tmp_path):
     register_panoptic_shapes(tmp_path)
     for kind in ("shapes_stuff", "shapes_panoptic"):
         _configure(cfg, "SemanticSegmentor", f"{kind}_train", f"{kind}_val")
-        with pytest.raises(DataError, match=r"does not exist; .*make_shapes.py --panoptic"):
+        with pytest.raises(DataError, match=r"make_shapes.py --panoptic"):
             _check(cfg)
     _configure(cfg, "PanopticFPN", "coco_2017_train_panoptic_separated", "shapes_panoptic_val")
-    with pytest.raises(DataError, match=r"No data for coco_2017_train_panoptic_separated"):
+    with pytest.raises(DataError, match=r"coco_2017_train_panoptic_separated"):
         _check(cfg)
 
 
@@ -143,7 +143,7 @@ def test_a_broken_semantic_mask_is_a_fault_of_the_file(cfg, root, tmp_path):
     record = DatasetCatalog.get("shapes_stuff_train")[0]
     mapped = TolerantMapper(cfg)(record)
     assert mapped["sem_seg"].shape == mapped["image"].shape[1:]
-    with pytest.raises(DataError, match=r"semantic mask .*nowhere.png does not exist"):
+    with pytest.raises(DataError, match=r"semantic mask .*nowhere.png"):
         TolerantMapper(cfg)({**record, "sem_seg_file_name": str(tmp_path / "nowhere.png")})
 
 
