@@ -7,8 +7,7 @@ import argparse
 import os
 import sys
 
-from lambda_det.detection.data import make_panoptic_shapes, make_shapes
-from lambda_det.errors import exit_status
+# lambda_det is imported in functions, so that --help answers at once
 
 EXAMPLES = """examples:
   python datasets/make_shapes.py
@@ -18,6 +17,8 @@ EXAMPLES = """examples:
 
 
 def make(arguments: argparse.Namespace) -> None:
+    from lambda_det.detection.data import make_panoptic_shapes, make_shapes
+
     options = vars(arguments)
     panoptic = options.pop("panoptic")
     (make_panoptic_shapes if panoptic else make_shapes)(**options)
@@ -46,6 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         help="shapes_panoptic/ instead: with keypoints, and on patterns that are classes, too",
     )
     arguments = parser.parse_args(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: make(arguments))
 
 

@@ -11,10 +11,7 @@ import tarfile
 import time
 from pathlib import Path
 
-import numpy as np
-
-from lambda_det.classification.data import FolderSource, write_list
-from lambda_det.errors import ConfigError, DataError, exit_status
+# lambda_det is imported in functions, so that --help answers at once
 
 EXAMPLES = """examples:
   python datasets/make_shards.py imagenet/train shards/train
@@ -26,6 +23,11 @@ copied as they are, in an order that the seed decides.
 
 
 def make(folder: Path, out: Path, images_per_shard: int, seed: int) -> None:
+    import numpy as np
+
+    from lambda_det.classification.data import FolderSource, write_list
+    from lambda_det.errors import ConfigError, DataError
+
     if images_per_shard < 1:
         raise ConfigError(f"--images-per-shard is {images_per_shard}; give 1 or more.")
     if seed < 0:
@@ -61,6 +63,8 @@ def make(folder: Path, out: Path, images_per_shard: int, seed: int) -> None:
 
 
 def write_shard(path: Path, folder: Path, names: list[str]) -> None:
+    from lambda_det.errors import DataError
+
     try:
         with tarfile.open(path, "w") as tar:
             for name in names:
@@ -89,6 +93,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="another seed, another order (0)")
     arguments = parser.parse_args(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: make(**vars(arguments)))
 
 

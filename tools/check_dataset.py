@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
-from lambda_det.detection.data import check_coco
-from lambda_det.detection.data.registration import registered_files
-from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import exit_status
+if TYPE_CHECKING:  # lambda_det is imported in functions, so that --help answers at once
+    from lambda_det.detection.data.report import Report
 
 EXAMPLES = """examples:
   python tools/check_dataset.py annotations.json images/
@@ -19,11 +18,6 @@ EXAMPLES = """examples:
 The exit status is 0 if nothing is wrong, 1 if problems were found, and 2 if the data cannot be
 read at all.
 """
-HEADINGS = {
-    REFUSED: "Problems that training and evaluation refuse",
-    BAD_BOX: "Left out of training or cut at the border; more than 1 % of them are refused",
-    NOTED: "For information",
-}
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -52,6 +46,13 @@ def show_progress(done: int, total: int) -> None:
 
 
 def print_report(report: Report) -> None:
+    from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED
+
+    headings = {
+        REFUSED: "Problems that training and evaluation refuse",
+        BAD_BOX: "Left out of training or cut at the border; more than 1 % of them are refused",
+        NOTED: "For information",
+    }
     print(f"{report.json_file}\nimages in {report.image_root}\n")
     print(f"{report.images:9,} images")
     print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
@@ -61,7 +62,7 @@ def print_report(report: Report) -> None:
     print(f"{len(report.categories):9,} categories:")
     for name, count in report.per_category.items():
         print(f"{count:9,} {name}")
-    for severity, heading in HEADINGS.items():
+    for severity, heading in headings.items():
         if problems := report.of(severity):
             print(f"\n{heading}:")
         for kind, problem in problems.items():
@@ -71,6 +72,10 @@ def print_report(report: Report) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
+    from lambda_det.detection.data import check_coco
+    from lambda_det.detection.data.registration import registered_files
+    from lambda_det.detection.data.report import BAD_BOX, REFUSED
+
     if arguments.dataset:
         json_file, images = registered_files(arguments.dataset)
     else:
@@ -85,6 +90,8 @@ def check(arguments: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: check(arguments))
 
 

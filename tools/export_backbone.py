@@ -7,21 +7,10 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.backbone import export_backbone, extract_backbone, names_network
-from lambda_det.export.identify import (
-    KnownNetwork,
-    config_of_run,
-    find_checkpoint,
-    network_of_config,
-)
-from lambda_det.export.public import read_source
-from lambda_det.export.verify import load_target
-from lambda_det.weights.backbone_file import check_target
-from lambda_det.weights.provenance import format_options
-from lambda_det.weights.public import is_public
+if TYPE_CHECKING:  # lambda_det is imported in functions, so that --help answers at once
+    from lambda_det.export.identify import KnownNetwork
 
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
@@ -92,6 +81,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> int:
+    from lambda_det.errors import ConfigError
+    from lambda_det.export.backbone import export_backbone, extract_backbone, names_network
+    from lambda_det.export.identify import find_checkpoint
+    from lambda_det.export.public import read_source
+    from lambda_det.export.verify import load_target
+    from lambda_det.weights.backbone_file import check_target
+    from lambda_det.weights.public import is_public
+
     target = load_target(args.verify_config) if args.verify_config else None
     path = args.checkpoint if is_public(args.checkpoint) else find_checkpoint(args.checkpoint)
     if Path(args.output).resolve() == Path(path).resolve():
@@ -119,6 +116,8 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _network(config: str | None, checkpoint: str) -> KnownNetwork | None:
+    from lambda_det.export.identify import config_of_run, network_of_config
+
     file = config or config_of_run(checkpoint)
     return network_of_config(file) if file else None
 
@@ -138,6 +137,8 @@ _STATISTICS = {
 
 def describe(content: Mapping[str, Any], path: str) -> str:
     """The content of a backbone file as a table of text."""
+    from lambda_det.weights.provenance import format_options
+
     meta, tensors = content["meta"], content["model"].values()
     accuracy = "; ".join(
         f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
@@ -171,6 +172,8 @@ def describe(content: Mapping[str, Any], path: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: export(args))
 
 

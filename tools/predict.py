@@ -7,9 +7,7 @@ import argparse
 import logging
 import sys
 
-from lambda_det.detection import load_config
-from lambda_det.detection.predict import Predictor, find_weights, plan_dataset, plan_files, predict
-from lambda_det.errors import exit_status
+# lambda_det is imported in functions, so that --help answers at once
 
 EXAMPLES = """
 With the config.yaml of a run, the last checkpoint of the run is used:
@@ -70,6 +68,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
+    from lambda_det.detection import load_config
+    from lambda_det.detection.predict import (
+        Predictor,
+        find_weights,
+        plan_dataset,
+        plan_files,
+        predict,
+    )
+
     cfg = load_config(args)
     if args.device:
         cfg.MODEL.DEVICE = args.device
@@ -91,6 +98,8 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
+    from lambda_det.errors import exit_status
+
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     return exit_status(lambda: run(args))
 

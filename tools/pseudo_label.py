@@ -8,14 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-from detectron2.utils.logger import setup_logger
-
-from lambda_det.classification.data import FolderSource, read_list
-from lambda_det.classification.labelling import Choice, list_images, predict, select
-from lambda_det.classification.teacher import load_teacher
-from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, exit_status
+# lambda_det is imported in functions, so that --help answers at once
 
 _EXAMPLES = """
 With a checkpoint of tools/train_imagenet.py as the teacher:
@@ -73,9 +66,7 @@ def parser() -> argparse.ArgumentParser:
         help="images that may be skipped because they are broken (%(default)s)",
     )
     result.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="cpu, cuda, cuda:1, ... (here %(default)s)",
+        "--device", help="cpu, cuda, cuda:1, ... (cuda where PyTorch sees a GPU, else cpu)"
     )
     result.add_argument("--overwrite", action="store_true", help="replace the file of labels")
     return result
@@ -83,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _check_outputs(labels: Path, predictions: Path, overwrite: bool) -> None:
     """Make the folder of the outputs, and refuse early what could not be written later."""
+    from lambda_det.errors import ConfigError
+
     try:
         labels.parent.mkdir(parents=True, exist_ok=True)
         for path in (labels, predictions):
@@ -100,12 +93,22 @@ def _check_outputs(labels: Path, predictions: Path, overwrite: bool) -> None:
 
 
 def label(args: argparse.Namespace) -> None:
+    import torch
+    from detectron2.utils.logger import setup_logger
+
+    from lambda_det.classification.data import FolderSource, read_list
+    from lambda_det.classification.labelling import Choice, list_images, predict, select
+    from lambda_det.classification.teacher import load_teacher
+    from lambda_det.distributed.launch import check_device
+    from lambda_det.errors import ConfigError
+
     choice = Choice(args.threshold, args.per_class, args.fill)
     if args.batch_size < 1 or args.workers < 0:
         raise ConfigError("--batch-size must be 1 or more, and --workers 0 or more.")
     if args.max_unreadable < 0:
         raise ConfigError(f"--max-unreadable is {args.max_unreadable}; give 0 or more.")
-    check_device(args.device, 1)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device, 1)
     classes = None
     if args.classes is not None:
         is_folder = Path(args.classes).is_dir()
@@ -114,7 +117,7 @@ def label(args: argparse.Namespace) -> None:
     _check_outputs(args.labels, predictions, args.overwrite)
     setup_logger(name="lambda_det")
     images = list_images(args.images)
-    teacher = load_teacher(args.teacher, weights=args.weights, classes=classes, device=args.device)
+    teacher = load_teacher(args.teacher, weights=args.weights, classes=classes, device=device)
     print(f"Teacher: {teacher.description}, {len(teacher.classes)} classes")
     predict(
         teacher,
@@ -133,6 +136,8 @@ def label(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    from lambda_det.errors import exit_status
+
     return exit_status(lambda: label(args), "stopped; the same command continues")
 
 

@@ -64,7 +64,9 @@ def test_mistakes_are_one_sentence(words, tmp_path, capsys, more, word):
 def test_labels_that_cannot_be_written(words, tmp_path, capsys, monkeypatch, labels, word, more):
     (tmp_path / "taken.predictions").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tool, "load_teacher", None)  # before anything is computed
+    monkeypatch.setattr(
+        "lambda_det.classification.teacher.load_teacher", None
+    )  # before anything is computed
     before = sorted(tmp_path.rglob("*"))
     words[2] = labels
     assert tool.main([*words, *more]) == 2
@@ -74,14 +76,14 @@ def test_labels_that_cannot_be_written(words, tmp_path, capsys, monkeypatch, lab
 
 
 def test_a_read_only_folder(words, capsys, monkeypatch):
-    monkeypatch.setattr(tool, "load_teacher", None)
+    monkeypatch.setattr("lambda_det.classification.teacher.load_teacher", None)
     monkeypatch.setattr(tool.os, "access", lambda path, mode: False)  # root may write anywhere
     assert tool.main(words) == 2
     assert "read-only" in capsys.readouterr().err
 
 
 def test_a_missing_image_folder(words, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tool, "load_teacher", None)
+    monkeypatch.setattr("lambda_det.classification.teacher.load_teacher", None)
     words[1] = str(tmp_path / "nowhere")
     assert tool.main(words) == 2
     assert capsys.readouterr().err == f"error: There is no image folder {words[1]}.\n"
