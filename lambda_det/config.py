@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from detectron2.config import CfgNode as CN
 
-__all__ = ["add_lambda_config", "leaves", "option"]
+__all__ = ["PYTHON_TAG", "add_lambda_config", "leaves", "option", "read_plain"]
+
+PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 
 
 def add_lambda_config(cfg: CN) -> None:
@@ -98,3 +101,27 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def option(key: str, value: Any) -> str:
     """A setting as a command line has it: KEY VALUE of YAML files, key=value of LazyConfigs."""
     return f"{key} {value}" if key.isupper() else f"{key}={value}"
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads Python objects, as a saved LazyConfig holds them, as their parts, and makes none."""
+
+
+def _parts(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return f"{tag} {node.value}".strip()
+
+
+_PlainLoader.add_multi_constructor(PYTHON_TAG, _parts)
+
+
+def read_plain(text: str) -> Any:
+    """A YAML text, with the parts of Python objects in place of the objects.
+
+    Raises:
+        yaml.YAMLError: it is not YAML.
+    """
+    return yaml.load(text, _PlainLoader)

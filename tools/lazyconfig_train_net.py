@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from lambda_det.detection import lazy_parser, run_lazy
+from lambda_det.detection.command_line import lazy_parser, run_lazy
 from lambda_det.errors import exit_status
 
 

@@ -83,12 +83,12 @@ def _resident(process: int) -> float:
     return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def watched_trainer() -> type:
-    """The trainer of tools/train_net.py, which also writes down what it uses."""
+def watched_task() -> type:
+    """The task of tools/train_net.py, which also writes down what it uses."""
     from detectron2.engine import HookBase
     from detectron2.utils import comm
 
-    from lambda_det.detection import DetectionTrainer
+    from lambda_det.detection.task import DetectionTask
 
     class Resources(HookBase):
         def before_train(self) -> None:
@@ -100,14 +100,14 @@ def watched_trainer() -> type:
                 self._write([step, *resources().values()])
 
         def _write(self, row: list) -> None:
-            with Path(self.trainer.cfg.OUTPUT_DIR, TABLE).open("a", newline="") as file:
+            with Path(self.trainer.settings.output_dir, TABLE).open("a", newline="") as file:
                 csv.writer(file).writerow(row)
 
-    class WatchedTrainer(DetectionTrainer):
+    class WatchedTask(DetectionTask):
         def build_hooks(self) -> list[HookBase]:
-            return [*super().build_hooks(), *([Resources()] if comm.is_main_process() else [])]
+            return [Resources()] if comm.is_main_process() else []
 
-    return WatchedTrainer
+    return WatchedTask
 
 
 def report(path: Path) -> list[str]:
@@ -148,7 +148,7 @@ def long_run(args: argparse.Namespace) -> int:
     opts += ["SOLVER.MAX_ITER", str(args.steps), "SOLVER.STEPS", "()"]
     opts += ["SOLVER.CHECKPOINT_PERIOD", str(max(args.steps // 20, 1))]
     opts += ["TEST.EVAL_PERIOD", quarter, "OUTPUT_DIR", str(output), *args.opts]
-    run(parser().parse_args(["--config-file", str(CONFIG), *opts]), watched_trainer())
+    run(parser().parse_args(["--config-file", str(CONFIG), *opts]), watched_task())
     grown = report(output / TABLE)
     for sentence in grown:
         print(f"error: {sentence}", file=sys.stderr)

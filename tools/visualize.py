@@ -9,11 +9,11 @@ import os
 import sys
 
 from detectron2.config import CfgNode
+from omegaconf import DictConfig
 
 from lambda_det.detection import load_config
 from lambda_det.detection.data import register_json_datasets
-from lambda_det.detection.lazy_file import load_config_of_either_kind
-from lambda_det.detection.lazy_words import words_of
+from lambda_det.detection.lazy_task import load_any_config, task_of
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.export.identify import find_checkpoint
 from lambda_det.training.checkpointer import last_checkpoint
@@ -199,9 +199,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _samples(args: argparse.Namespace, album: Album) -> None:
-    cfg = load_config_of_either_kind(args)
-    with words_of(cfg):
-        draw_samples(cfg, album, limit=args.limit, seed=args.seed)
+    draw_samples(load_any_config(args), album, limit=args.limit, seed=args.seed)
 
 
 def _results(args: argparse.Namespace, album: Album) -> None:
@@ -238,29 +236,28 @@ def _layers(args: argparse.Namespace, album: Album) -> None:
     cfg = _network_config(args)
     weights = None if args.fresh else args.weights or _own_weights(args, cfg)
     print(f"Weights: {weights or 'random'}")
-    with words_of(cfg):
-        layers = draw_layers(
-            cfg,
-            args.image,
-            album,
-            weights=weights,
-            # A backbone by name has no configuration: use the pixel settings of the file, unless
-            # the command line sets them
-            file_pixels=bool(args.model) and not _PIXEL_KEYS & set(args.opts[::2]),
-            layers=args.layer,
-            position=args.position,
-            draws=args.draws,
-            seed=args.seed,
-        )
+    layers = draw_layers(
+        cfg,
+        args.image,
+        album,
+        weights=weights,
+        # A backbone by name has no configuration: use the pixel settings of the file, unless
+        # the command line sets them
+        file_pixels=bool(args.model) and not _PIXEL_KEYS & set(args.opts[::2]),
+        layers=args.layer,
+        position=args.position,
+        draws=args.draws,
+        seed=args.seed,
+    )
     if layers:
         print(f"Lambda layers: {', '.join(layers)}")
     else:
         print("The network has no lambda layers; only its receptive field is drawn.")
 
 
-def _network_config(args: argparse.Namespace) -> CfgNode:
+def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
     if not args.model:
-        return load_config_of_either_kind(args)
+        return load_any_config(args)
     own = ["MODEL.BACKBONE.NAME", "build_lambda_resnet_backbone"]
     own += ["MODEL.LAMBDA_RESNET.NAME", args.model, "MODEL.DEVICE", "cpu"]
     for key, value in _MODEL_SIZES.items():
@@ -268,11 +265,11 @@ def _network_config(args: argparse.Namespace) -> CfgNode:
     return load_config(argparse.Namespace(config_file=None, opts=own + args.opts))
 
 
-def _own_weights(args: argparse.Namespace, cfg: CfgNode) -> str | None:
+def _own_weights(args: argparse.Namespace, cfg: CfgNode | DictConfig) -> str | None:
     folder = os.path.dirname(args.config_file) if args.config_file else None
     if folder is not None and last_checkpoint(folder):
         return find_checkpoint(folder or ".")  # raises an error if the file is missing
-    return cfg.MODEL.WEIGHTS or None
+    return task_of(cfg).settings.weights or None
 
 
 _COMMANDS = {"samples": _samples, "results": _results, "layers": _layers}

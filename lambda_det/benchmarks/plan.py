@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from lambda_det.benchmarks.dry_run import ELSEWHERE, Part, Trace, pretend_gpu
 from lambda_det.benchmarks.memory import peak_memory, tensor_bytes
-from lambda_det.detection.scaling import images_per_batch, scale_schedule
-from lambda_det.detection.trainer import DetectionTrainer
+from lambda_det.detection.schedule import DetectionSettings, scale_settings
+from lambda_det.detection.task import DetectionTask, read_settings
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.training.checkpoint_files import last_checkpoint, numbered
@@ -87,7 +87,7 @@ def count_step(
     cfg.defrost()
     cfg.MODEL.DEVICE = device
     cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = checkpointing
-    precision = Precision.from_config(cfg)
+    precision = Precision.of(read_settings(cfg))
     with pretend_gpu(), torch.device(device):
         # Not build_model, which moves the model to the device that it is on
         model = META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
@@ -326,9 +326,10 @@ def measure_step(cfg: CfgNode, images: int) -> Measurement:
         RuntimeError: the memory is too small.
     """
     device = torch.device(cfg.MODEL.DEVICE)
-    model = DetectionTrainer.build_model(cfg).train()
-    optimizer = DetectionTrainer.build_optimizer(cfg, model)
-    precision = Precision.from_config(cfg)
+    task = DetectionTask(cfg)
+    model = task.build_model().train()
+    optimizer = task.build_optimizer(model)
+    precision = Precision.of(read_settings(cfg))
     batch = [_random_sample(cfg) for _ in range(images)]
 
     def step() -> None:
@@ -471,10 +472,10 @@ def make_plan(
     for flag, value in (("gpu-memory", gpu_memory), ("num-gpus", gpus), ("step-time", step_time)):
         if value is not None and not value > 0:
             raise ConfigError(f"--{flag} is {value}; it must be more than 0.")
-    scaled = scale_schedule(cfg, gpus)
+    scaled = scale_settings(read_settings(cfg), gpus)
     limit = int((gpu_memory or _own_memory() or 24) * GIB)
     height, width = training_size(cfg)
-    dtype = Precision.from_config(cfg).dtype or torch.float32
+    dtype = Precision.of(read_settings(cfg)).dtype or torch.float32
     yield (
         f"{title}\n{height}x{width}, {str(dtype).removeprefix('torch.')}, {gpus} GPU(s) with "
         f"{limit / GIB:.1f} GiB each"
@@ -527,13 +528,12 @@ def _count_until_full(
 
 
 def _schedule_lines(
-    cfg: CfgNode, scaled: CfgNode, gpus: int, fits: Mapping[bool, list[int]]
+    cfg: CfgNode, scaled: DetectionSettings, gpus: int, fits: Mapping[bool, list[int]]
 ) -> Iterator[str]:
-    solver = scaled.SOLVER
-    share = images_per_batch(scaled) // gpus
+    share = scaled.images_per_batch // gpus
     yield (
-        f"As the settings are: {solver.IMS_PER_BATCH} images a step, {share} at a time on a GPU, "
-        f"learning rate {solver.BASE_LR:g}, {solver.MAX_ITER:,} steps."
+        f"As the settings are: {scaled.images_per_step} images a step, {share} at a time on a GPU, "
+        f"learning rate {scaled.base_lr:g}, {scaled.max_iter:,} steps."
     )
     if share not in fits[cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS]:
         known = f"{share} images at a time do not fit, or were not counted"
@@ -559,11 +559,10 @@ def _schedule_lines(
 
 
 def _run_lines(
-    cfg: CfgNode, scaled: CfgNode, count: Count, step_time: float | None
+    cfg: CfgNode, scaled: DetectionSettings, count: Count, step_time: float | None
 ) -> Iterator[str]:
-    solver = scaled.SOLVER
-    yield f"Images in all: {solver.MAX_ITER * solver.IMS_PER_BATCH / 1e6:,.2f} million."
-    kept = DetectionTrainer.checkpoints_kept + 2
+    yield f"Images in all: {scaled.max_iter * scaled.images_per_step / 1e6:,.2f} million."
+    kept = scaled.checkpoints_kept + 2
     yield (
         f"A checkpoint takes {count.checkpoint / GIB:.2f} GiB, those of a run "
         f"{kept * count.checkpoint / GIB:.1f} GiB (the newest {kept - 2}, the best, and the one "
@@ -571,12 +570,12 @@ def _run_lines(
     )
     if step_time is None:
         return
-    done = _steps_done(cfg.OUTPUT_DIR, solver.MAX_ITER)
-    left = solver.MAX_ITER - done
+    done = _steps_done(cfg.OUTPUT_DIR, scaled.max_iter)
+    left = scaled.max_iter - done
     hours = left * step_time / 3600
     begun = f" ({done:,} are done in {cfg.OUTPUT_DIR})" if done else ""
     yield (
-        f"At {step_time:g} s for a step of {solver.IMS_PER_BATCH} images, {left:,} steps are "
+        f"At {step_time:g} s for a step of {scaled.images_per_step} images, {left:,} steps are "
         f"left{begun}: {hours:,.1f} hours, {hours / 24:,.1f} days, without evaluations."
     )
 

@@ -1,16 +1,12 @@
-"""The flags of ImageNet training."""
+"""The command line of ImageNet training: the flags, and what starts with them."""
 
 from __future__ import annotations
 
 import argparse
 
-from detectron2.config import CfgNode
-
-from lambda_det.classification.config import get_classification_config
 from lambda_det.training.command_line import run_parser
-from lambda_det.training.config_file import read_config
 
-__all__ = ["load_recipe", "parser"]
+__all__ = ["parser", "run"]
 
 _EXAMPLES = """
 Configuration keys follow the flags as KEY VALUE pairs; lambda_det/classification/config.py lists
@@ -47,10 +43,16 @@ Then a backbone for detection:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The usual flags, and one for noise instead of images."""
-    result = run_parser(
-        "Train and evaluate a classifier, whose backbone detectors start from.", _EXAMPLES
-    )
+    """The flags of a training, and one for noise instead of images."""
+    keys = {
+        "config": "YAML file of configuration keys, read over the defaults",
+        "folder": "OUTPUT_DIR",
+        "weights": "MODEL.WEIGHTS",
+        "cpu": "MODEL.DEVICE cpu",
+        "opts": "configuration keys and their values, such as OUTPUT_DIR output/mine",
+    }
+    description = "Train and evaluate a classifier, whose backbone detectors start from."
+    result = run_parser(description, _EXAMPLES, keys)
     result.add_argument(
         "--synthetic-data",
         action="store_true",
@@ -59,17 +61,17 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def load_recipe(args: argparse.Namespace) -> CfgNode:
-    """The configuration of a command line, not frozen.
+def run(args: argparse.Namespace) -> None:
+    """Train or evaluate as the command line says, in as many processes as it says.
+
+    Args:
+        args: of :func:`parser`.
 
     Raises:
-        ConfigError: the file or a key or value cannot be.
+        UserError: one sentence to print.
     """
-    cfg = get_classification_config()
-    read_config(cfg, args.config_file, args.opts)
-    if args.synthetic_data:
-        cfg.DATA.FORMAT = "synthetic"
-        cfg.DATA.PSEUDO_LABELS = cfg.DATA.PSEUDO_IMAGES = ""
-    if args.debug_numerics:
-        cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
-    return cfg
+    # Imported here, and not for --help
+    from lambda_det.classification.task import ClassificationTask
+    from lambda_det.training import start
+
+    start.run(args, ClassificationTask)

@@ -1,6 +1,18 @@
-"""Every configuration key of ImageNet training, with its default."""
+"""Recipes: every configuration key of ImageNet training with its default, reading, and ranges."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
 
 from detectron2.config import CfgNode as CN
+
+from lambda_det.errors import ConfigError
+from lambda_det.training.config_file import read_config
+
+__all__ = ["check_ranges", "get_classification_config", "load_recipe"]
 
 
 def get_classification_config() -> CN:
@@ -152,3 +164,101 @@ def get_classification_config() -> CN:
     _C.LOG_PERIOD = 20
     _C.OUTPUT_DIR = "output/imagenet"
     return _C
+
+
+def load_recipe(args: argparse.Namespace) -> CN:
+    """The recipe of a command line, not frozen.
+
+    Args:
+        args: of :func:`lambda_det.classification.parser`.
+
+    Raises:
+        ConfigError: the file or a key or value cannot be.
+    """
+    cfg = get_classification_config()
+    read_config(cfg, args.config_file, args.opts)
+    if args.synthetic_data:
+        cfg.DATA.FORMAT = "synthetic"
+        cfg.DATA.PSEUDO_LABELS = cfg.DATA.PSEUDO_IMAGES = ""
+    if args.debug_numerics:
+        cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
+    return cfg
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _three(low: float) -> Callable[[Any], bool]:
+    return lambda values: len(values) == 3 and all(_is_number(v) and v > low for v in values)
+
+
+def _positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _not_negative(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+_DESCRIPTIONS = {
+    _positive: "above 0",
+    _not_negative: "0 or more",
+    _share: "at least 0 and below 1",
+}
+_RANGES: dict[Callable[[Any], bool], tuple[str, ...]] = {
+    _positive: (
+        "LOG_PERIOD",
+        "SOLVER.ACCUMULATE_GRADIENTS",
+        "SOLVER.CHECKPOINTS_KEPT",
+        "SOLVER.CHECKPOINT_PERIOD",
+        "SOLVER.DECAY",
+        "SOLVER.DECAY_EPOCHS",
+        "SOLVER.EPOCHS",
+        "SOLVER.IMS_PER_BATCH",
+        "SOLVER.LR_BATCH",
+        "TEST.EVAL_PERIOD",
+    ),
+    _not_negative: (
+        "DATALOADER.NUM_WORKERS",
+        "DATALOADER.TIMEOUT",
+        "SEED",
+        "SOLVER.BASE_LR",
+        "SOLVER.MOMENTUM",
+        "SOLVER.WARMUP_EPOCHS",
+        "SOLVER.WEIGHT_DECAY",
+        "SOLVER.WEIGHT_DECAY_NORM",
+        "TEST.IMS_PER_BATCH",
+        "TEST.PATIENCE",
+        "TEST.PRECISE_BN_BATCHES",
+    ),
+    _share: ("SOLVER.EMA_DECAY", "SOLVER.LABEL_SMOOTHING"),
+}
+
+
+def check_ranges(cfg: CN) -> None:
+    """Refuse numbers that no training can have; those of DATA and INPUT are checked where used.
+
+    Raises:
+        ConfigError: it names the key and its range.
+    """
+    for is_within, keys in _RANGES.items():
+        for key in keys:
+            value = _value(cfg, key)
+            if not is_within(value):
+                raise ConfigError(f"{key} is {value}; it must be {_DESCRIPTIONS[is_within]}.")
+    for key, low in (("MODEL.PIXEL_MEAN", -math.inf), ("MODEL.PIXEL_STD", 0)):
+        values = _value(cfg, key)
+        if not _three(low)(values):
+            above = " above 0" if low == 0 else ""
+            raise ConfigError(f"{key} is {values}; it must hold three numbers{above}.")
+
+
+def _value(cfg: CN, key: str) -> Any:
+    for name in key.split("."):
+        cfg = cfg[name]
+    return cfg

@@ -1,4 +1,4 @@
-"""The length of a training in steps, and its learning rate."""
+"""The optimisers of the recipes, the length of a training in steps, and its learning rate."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from detectron2.config import CfgNode
+from detectron2.solver.build import get_default_optimizer_params
 from fvcore.common.param_scheduler import ParamScheduler
+from torch import nn
 
 from lambda_det.errors import ConfigError
 
-__all__ = ["EpochSchedule", "Plan", "peak_learning_rate", "plan_training"]
+__all__ = ["EpochSchedule", "Plan", "build_optimizer", "peak_learning_rate", "plan_training"]
 
 
 def _cosine(cfg: CfgNode, epoch: float) -> float:
@@ -71,6 +74,52 @@ class EpochSchedule(ParamScheduler):
 def peak_learning_rate(cfg: CfgNode) -> float:
     """SOLVER.BASE_LR, scaled to the images of one optimiser step (Goyal et al., 2017)."""
     return cfg.SOLVER.BASE_LR * cfg.SOLVER.IMS_PER_BATCH / cfg.SOLVER.LR_BATCH
+
+
+def _sgd(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, momentum=cfg.SOLVER.MOMENTUM, nesterov=cfg.SOLVER.NESTEROV)
+
+
+def _adam(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups)
+
+
+def _rmsprop(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:
+    # timm's follows TensorFlow, which the paper's MobileNet was trained with: epsilon inside the
+    # root, squares that start at 1, the learning rate within the momentum. PyTorch's differs in all
+    # three. Decay and epsilon are those of TensorFlow's mobile networks.
+    from timm.optim import RMSpropTF
+
+    return RMSpropTF(groups, lr=1.0, alpha=0.9, eps=1e-3, momentum=cfg.SOLVER.MOMENTUM)
+
+
+_OPTIMIZERS: dict[str, Callable[[list[dict], CfgNode], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "rmsprop": _rmsprop,
+}
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser of ``cfg`` over all parameters of ``model`` that are trained.
+
+    Raises:
+        ConfigError: SOLVER.OPTIMIZER is unknown, or SOLVER.NESTEROV has no momentum.
+    """
+    solver = cfg.SOLVER
+    if solver.OPTIMIZER not in _OPTIMIZERS:
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER is {solver.OPTIMIZER!r}; it can be one of {list(_OPTIMIZERS)}."
+        )
+    if solver.NESTEROV and solver.MOMENTUM == 0:
+        raise ConfigError("SOLVER.NESTEROV needs a SOLVER.MOMENTUM above 0.")
+    groups = get_default_optimizer_params(
+        model,
+        base_lr=peak_learning_rate(cfg),
+        weight_decay=solver.WEIGHT_DECAY,
+        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+    )
+    return _OPTIMIZERS[solver.OPTIMIZER](groups, cfg)
 
 
 @dataclass(frozen=True)

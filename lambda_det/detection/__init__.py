@@ -1,24 +1,25 @@
-"""Training, evaluation and what surrounds them."""
+"""Training, evaluation and prediction of detectors.
 
-from lambda_det.detection.lazy_file import load_lazy_config
-from lambda_det.detection.lazy_trainer import LazyTrainer, run_lazy
-from lambda_det.detection.setup import evaluate, run, setup, train
-from lambda_det.detection.trainer import DetectionTrainer
-from lambda_det.distributed.launch import launch
-from lambda_det.training.command_line import lazy_parser, parser
-from lambda_det.training.config_file import load_config
+The names below are imported when they are asked for, so that ``--help`` imports little.
+"""
 
-__all__ = [
-    "DetectionTrainer",
-    "LazyTrainer",
-    "evaluate",
-    "launch",
-    "lazy_parser",
-    "load_config",
-    "load_lazy_config",
-    "parser",
-    "run",
-    "run_lazy",
-    "setup",
-    "train",
-]
+import importlib
+
+_HOMES = {
+    "DetectionTask": "task",
+    "LazyTask": "lazy_task",
+    "lazy_parser": "command_line",
+    "load_config": "config",
+    "load_lazy_config": "lazy",
+    "parser": "command_line",
+    "run": "command_line",
+    "run_lazy": "command_line",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

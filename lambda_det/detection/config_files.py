@@ -10,7 +10,7 @@ from detectron2.config import CfgNode, LazyConfig, get_cfg
 from omegaconf import DictConfig
 
 from lambda_det.config import add_lambda_config, leaves
-from lambda_det.detection.projects import add_projects
+from lambda_det.detection.config import add_projects
 from lambda_det.errors import ConfigError
 
 __all__ = ["detectron2_config", "get_config"]

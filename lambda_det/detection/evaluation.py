@@ -1,7 +1,8 @@
-"""Evaluation by what a model predicts; AP also where the annotations are incomplete."""
+"""Evaluators by what a model predicts and a data set is; COCO's for incomplete annotations."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Sequence
@@ -12,9 +13,13 @@ import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import (
+    CityscapesInstanceEvaluator,
+    CityscapesSemSegEvaluator,
     COCOEvaluator,
     DatasetEvaluator,
     DatasetEvaluators,
+    LVISEvaluator,
+    PascalVOCDetectionEvaluator,
     SemSegEvaluator,
 )
 from detectron2.utils.file_io import PathManager
@@ -24,9 +29,22 @@ from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import FAR, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
-from lambda_det.errors import DataError
+from lambda_det.errors import ConfigError, DataError
 
-__all__ = ["TolerantCOCOEvaluator", "build_evaluator"]
+__all__ = ["TolerantCOCOEvaluator", "build_evaluator", "check_evaluators"]
+
+# Detectron2's evaluator_type of a data set, and the package that its evaluator needs besides.
+# A data set that was registered without one is evaluated as COCO is.
+_KINDS = {
+    None: None,
+    "coco": None,
+    "coco_panoptic_seg": None,
+    "sem_seg": None,
+    "lvis": "lvis",
+    "pascal_voc": None,
+    "cityscapes_instance": "cityscapesscripts",
+    "cityscapes_sem_seg": "cityscapesscripts",
+}
 
 
 class TolerantCOCOEvaluator(COCOEvaluator):
@@ -111,46 +129,103 @@ def _complete_keypoints(annotations: Sequence[dict[str, Any]], names: Sequence |
             annotation["num_keypoints"] = sum(v > 0 for v in annotation["keypoints"][2::3])
 
 
-def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluators:
-    """The measures of what the model predicts and the data set knows, written below OUTPUT_DIR.
-
-    Box AP, with mask and keypoint AP where the model has them, mean IoU of semantic masks, and
-    panoptic quality.
+def check_evaluators(cfg: CfgNode) -> None:
+    """Refuse what an evaluation on ``DATASETS.TEST`` would fail at, in one sentence.
 
     Raises:
-        ConfigError: the data set has not the truth of anything that the model predicts.
+        ConfigError: a data set is of a kind that has no evaluator here, the package of its
+            evaluator is not installed, or the model cannot be evaluated as TEST.AUG asks for.
     """
-    folder = os.path.join(cfg.OUTPUT_DIR, "inference")
+    for name in cfg.DATASETS.TEST:
+        kind = MetadataCatalog.get(name).get("evaluator_type")
+        if kind not in _KINDS:
+            raise ConfigError(
+                f"{name} in DATASETS.TEST is of the evaluator_type {kind!r}, for which there is no "
+                f"evaluator; there are {', '.join(filter(None, _KINDS))}."
+            )
+        package = _KINDS[kind]
+        if package and importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, is evaluated by the "
+                f"package {package}, which is not installed: pip install {package}."
+            )
+    if not cfg.TEST.AUG.ENABLED:
+        return
+    faults = {
+        f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}": (
+            cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN"
+        ),
+        "MODEL.KEYPOINT_ON True": cfg.MODEL.KEYPOINT_ON,
+        "MODEL.LOAD_PROPOSALS True": cfg.MODEL.LOAD_PROPOSALS,
+    }
+    if found := [fault for fault, is_there in faults.items() if is_there]:
+        raise ConfigError(
+            "TEST.AUG.ENABLED True: Detectron2's augmentation in a test is for a GeneralizedRCNN "
+            f"without keypoints, and not for {' and '.join(found)}; set TEST.AUG.ENABLED False."
+        )
+
+
+def build_evaluator(
+    cfg: CfgNode, dataset_name: str, folder: str = "inference"
+) -> DatasetEvaluators:
+    """The measures of what the model predicts and the data set knows.
+
+    By the data set's evaluator_type: AP of boxes, masks and keypoints as COCO has it, mean IoU of
+    semantic masks and panoptic quality, or the measures of LVIS, Pascal VOC and Cityscapes.
+
+    Args:
+        cfg: of the detector.
+        dataset_name: a registered data set.
+        folder: for the files of results, below OUTPUT_DIR.
+
+    Raises:
+        ConfigError: the data set has no ground truth of anything that the model predicts.
+    """
+    folder = os.path.join(cfg.OUTPUT_DIR, folder)
     if len(cfg.DATASETS.TEST) > 1:
         folder = os.path.join(folder, dataset_name)
     measured = evaluated(Detector.from_config(cfg), dataset_name)
+    kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
     evaluators: list[DatasetEvaluator] = []
-    if "instances" in measured:
-        evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))
-    if "semantic" in measured:
-        metadata = MetadataCatalog.get(dataset_name)
-        read = partial(
-            _read_labels, classes=len(metadata.stuff_classes), ignored=metadata.get("ignore_label")
-        )
-        evaluators.append(SemSegEvaluator(dataset_name, output_dir=folder, sem_seg_loading_fn=read))
-    if "panoptic" in measured:
-        evaluators.append(PanopticQualityEvaluator(dataset_name))
+    if kind == "lvis":
+        evaluators.append(LVISEvaluator(dataset_name, tasks=_tasks(cfg), output_dir=folder))
+    elif kind == "pascal_voc":
+        evaluators.append(PascalVOCDetectionEvaluator(dataset_name))
+    elif kind == "cityscapes_instance":
+        evaluators.append(CityscapesInstanceEvaluator(dataset_name))
+    elif kind == "cityscapes_sem_seg":
+        evaluators.append(CityscapesSemSegEvaluator(dataset_name))
+    else:
+        if "instances" in measured:
+            evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))
+        if "semantic" in measured:
+            evaluators.append(_build_sem_seg_evaluator(dataset_name, folder))
+        if "panoptic" in measured:
+            evaluators.append(PanopticQualityEvaluator(dataset_name))
     return DatasetEvaluators(evaluators)
 
 
-def _build_coco_evaluator(cfg: CfgNode, dataset_name: str, folder: str) -> COCOEvaluator:
+def _tasks(cfg: CfgNode) -> tuple[str, ...]:
     # Named rather than taken from the predictions: a model that finds nothing still has a mask AP
-    tasks = ["bbox"]
-    if cfg.MODEL.MASK_ON:
-        tasks.append("segm")
-    if cfg.MODEL.KEYPOINT_ON:
-        tasks.append("keypoints")
+    tasks = {"bbox": True, "segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
+    return tuple(task for task, is_on in tasks.items() if is_on)
+
+
+def _build_coco_evaluator(cfg: CfgNode, dataset_name: str, folder: str) -> COCOEvaluator:
     return TolerantCOCOEvaluator(
         dataset_name,
-        tasks=tuple(tasks),
+        tasks=_tasks(cfg),
         output_dir=folder,
         kpt_oks_sigmas=cfg.TEST.KEYPOINT_OKS_SIGMAS,
     )
+
+
+def _build_sem_seg_evaluator(dataset_name: str, folder: str) -> SemSegEvaluator:
+    metadata = MetadataCatalog.get(dataset_name)
+    read = partial(
+        _read_labels, classes=len(metadata.stuff_classes), ignored=metadata.get("ignore_label")
+    )
+    return SemSegEvaluator(dataset_name, output_dir=folder, sem_seg_loading_fn=read)
 
 
 def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:

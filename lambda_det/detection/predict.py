@@ -23,7 +23,7 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
-from lambda_det.detection.trainer import DetectionTrainer
+from lambda_det.detection.model import build_model
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
 from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
@@ -223,8 +223,8 @@ class Predictor(DefaultPredictor):
         for head in (self.cfg.MODEL.ROI_HEADS, self.cfg.MODEL.RETINANET):
             head.SCORE_THRESH_TEST = score_threshold
         # DefaultPredictor.__init__ would unpickle the weights, and only warn if they do not fit
-        self.model = DetectionTrainer.build_model(self.cfg).eval()
-        SafeCheckpointer(self.model).load_complete_model(weights)
+        self.model = build_model(self.cfg).eval()
+        SafeCheckpointer(self.model).load(weights)
         sizes = self.cfg.INPUT
         self.aug = ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)
         self.input_format = sizes.FORMAT

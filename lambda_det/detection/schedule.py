@@ -1,7 +1,9 @@
-"""Learning rate schedules: Detectron2's, and the polynomial one of its DeepLab."""
+"""The schedule of a detector: fitted to the number of processes, and its learning rate."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -9,7 +11,106 @@ from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["build_lr_scheduler"]
+from lambda_det.errors import ConfigError
+from lambda_det.training.settings import Settings
+
+__all__ = ["DetectionSettings", "build_lr_scheduler", "scale_settings"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionSettings(Settings):
+    """The settings of a detector, whose schedule counts steps.
+
+    Attributes:
+        base_lr: the learning rate after warm-up; None where nobody knows.
+        warmup_iters: steps of the warm-up.
+        lr_steps: after which the learning rate decays.
+        reference_world_size: the processes that the configuration was written for; 0 means that
+            nothing is scaled.
+    """
+
+    base_lr: float | None
+    warmup_iters: int = 0
+    lr_steps: tuple[int, ...] = ()
+    reference_world_size: int = 0
+
+    @property
+    def images_per_batch(self) -> int | None:
+        """Images that all processes together take in one forward pass; a step may hold several."""
+        return None if self.images_per_step is None else self.images_per_step // self.accumulate
+
+
+def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSettings:
+    """Fit batch, learning rate and all counts of steps to the processes there are.
+
+    The rule is Detectron2's linear one, with ``accumulate`` batches on a process counting as that
+    many processes. A file written for 128 processes is followed to the letter by 8 processes that
+    accumulate 16 batches; without accumulation they take 1/16 of the batch and of the learning
+    rate, and 16 times the steps. Steps between checkpoints are not scaled: they are what a crash
+    may cost, in hours and not in images.
+
+    Args:
+        settings: as written.
+        world_size: number of processes.
+
+    Raises:
+        ConfigError: the batch cannot be divided among the processes and the accumulated batches.
+    """
+    reference, images = settings.reference_world_size, settings.images_per_step
+    if reference < 0 or (reference > 0 and images is not None and images % reference):
+        raise ConfigError(
+            f"{settings.key('images_per_step')} {images} does not divide by "
+            f"{settings.key('reference_world_size')} {reference}, the workers that the file was "
+            "written for."
+        )
+    scaled, shares = settings, world_size * settings.accumulate
+    if reference not in (0, shares):
+        scale = shares / reference
+        # Rounding must not turn "now and then" into "never", nor into a division by zero
+        scaled = replace(
+            settings,
+            images_per_step=None if images is None else round(images * scale),
+            base_lr=None if settings.base_lr is None else settings.base_lr * scale,
+            max_iter=max(round(settings.max_iter / scale), 1),
+            eval_period=max(round(settings.eval_period / scale), 1) if settings.eval_period else 0,
+            warmup_iters=round(settings.warmup_iters / scale),
+            lr_steps=tuple(round(step / scale) for step in settings.lr_steps),
+            reference_world_size=shares,
+        )
+    _check_division(scaled, world_size)
+    _log(settings, scaled, world_size)
+    return scaled
+
+
+def _check_division(settings: DetectionSettings, world_size: int) -> None:
+    images, shares = settings.images_per_step, world_size * settings.accumulate
+    if images is None or (images > 0 and images % shares == 0):
+        return
+    below = images // shares * shares
+    fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
+    raise ConfigError(
+        f"{settings.key('images_per_step')} {images} does not divide by {world_size} worker(s) x "
+        f"{settings.accumulate} batch(es) of {settings.key('accumulate')}: {fitting} images would "
+        "do."
+    )
+
+
+def _log(settings: DetectionSettings, scaled: DetectionSettings, world_size: int) -> None:
+    def described(s: DetectionSettings) -> str:
+        lr = "?" if s.base_lr is None else f"{s.base_lr:g}"
+        return f"{s.images_per_step} images a step, lr {lr}, {s.max_iter} steps"
+
+    here = f"{world_size} worker(s) x {settings.accumulate} batch(es) a step"
+    if scaled is settings:
+        logger.info(f"Schedule not scaled: {here}: {described(settings)}")
+        return
+    logger.info(
+        f"Schedule scaled from {settings.reference_world_size} worker(s): {described(settings)} to "
+        f"{here}: {described(scaled)}, warm-up {settings.warmup_iters} to {scaled.warmup_iters}, "
+        f"decay at {list(scaled.lr_steps)}"
+    )
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:

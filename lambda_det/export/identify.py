@@ -16,14 +16,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from lambda_det.config import add_lambda_config, leaves
-from lambda_det.detection.lazy_config import dump_lazy
-from lambda_det.detection.lazy_file import load_lazy_file
+from lambda_det.config import add_lambda_config, leaves, read_plain
+from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
 from lambda_det.errors import ConfigError, UserError, WeightsError, listed, reason
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.specs import SPECS, STAGES, MobileNetSpec, ResNetSpec
 from lambda_det.training.checkpointer import last_checkpoint
-from lambda_det.training.lazy_yaml import is_lazy, read_plain
 from lambda_det.weights.names import compare
 from lambda_det.weights.provenance import PixelSettings
 

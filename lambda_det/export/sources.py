@@ -11,8 +11,8 @@ from detectron2.config import CfgNode
 from detectron2.data.detection_utils import read_image
 from torch import Tensor
 
+from lambda_det.detection.model import build_model
 from lambda_det.detection.predict import find_weights
-from lambda_det.detection.trainer import DetectionTrainer
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
@@ -53,10 +53,8 @@ def network_of_config(
     """
     check_device(cfg.MODEL.DEVICE, 1)
     weights = find_weights(cfg, config_file, weights)
-    cfg = cfg.clone()
-    cfg.defrost()
-    model = DetectionTrainer.build_model(cfg).eval()
-    SafeCheckpointer(model).load_complete_model(weights)
+    model = build_model(cfg).eval()
+    SafeCheckpointer(model).load(weights)
     pixels: dict[str, Any] = {
         "config": config_file,
         "weights": weights,

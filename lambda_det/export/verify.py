@@ -13,14 +13,12 @@ from detectron2.config import CfgNode, instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from lambda_det.detection.lazy_file import load_lazy_file
-from lambda_det.detection.model_check import build_for_trial
-from lambda_det.detection.trainer import DetectionTrainer
+from lambda_det.detection.config import load_config
+from lambda_det.detection.lazy import is_lazy_file, load_lazy_file
+from lambda_det.detection.model import build_model
 from lambda_det.errors import ConfigError, UserError, WeightsError, reason
 from lambda_det.modeling import create_backbone
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.config_file import load_config
-from lambda_det.training.lazy_yaml import is_lazy_file
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
@@ -326,11 +324,10 @@ def build_target(target: CfgNode | DictConfig) -> tuple[nn.Module, PixelSettings
         ConfigError: the configuration describes no detector.
     """
     if isinstance(target, CfgNode):
-        build_for_trial(target)  # raises a ConfigError for each mistake in the configuration
         target = target.clone()
         target.defrost()
         target.MODEL.DEVICE = "cpu"
-        return DetectionTrainer.build_model(target).eval(), PixelSettings.from_config(target)
+        return build_model(target).eval(), PixelSettings.from_config(target)
     try:
         detector = instantiate(target.model)
     except Exception as error:  # raised by any code that the configuration names

@@ -7,19 +7,21 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from lambda_det.errors import WeightsError, listed
 from lambda_det.files import DRAFT, replace_text, sync_folder
-from lambda_det.weights.formats import check_torch_file
+from lambda_det.weights.formats import check_torch_file, read_checkpoint
 
 __all__ = [
+    "Checkpoint",
     "candidates",
     "check_checkpoint",
     "last_checkpoint",
     "link_file",
-    "newest_good",
     "numbered",
     "point_to",
+    "read_newest",
     "remove_drafts",
     "remove_old",
 ]
@@ -31,10 +33,22 @@ _FINAL = "model_final.pth"
 _NUMBERED = re.compile(r"model_(\d{7,})\.pth")
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint of a run, read and verified.
+
+    Attributes:
+        path: of the file.
+        content: the network's state dict under "model", the states of training beside it.
+    """
+
+    path: str
+    content: dict[str, Any]
+
+
 def last_checkpoint(folder: str) -> str:
     """Path of the checkpoint that the pointer of a run folder names; "" where it names none.
 
-    The file need be neither there nor whole: :func:`newest_good` looks.
+    The file need be neither there nor whole: :func:`read_newest` looks.
     """
     try:
         name = Path(folder, _POINTER).read_bytes().decode("utf-8").strip()
@@ -78,11 +92,11 @@ def candidates(folder: str) -> list[Path]:
     return found
 
 
-def newest_good(folder: str) -> str:
-    """Path of the newest checkpoint of a run that is whole, "" where the run has none.
+def read_newest(folder: str) -> Checkpoint | None:
+    """Read the newest checkpoint of a run that is whole; None where the run has none.
 
     That is the one the pointer names, or the newest numbered one before it. Each that is refused is
-    named in a warning. All files that are looked at are read to their ends.
+    named in a warning.
 
     Raises:
         WeightsError: there are checkpoints, or the pointer says so, and none is whole.
@@ -91,26 +105,27 @@ def newest_good(folder: str) -> str:
     found = candidates(folder)
     for path in found:
         try:
-            check_checkpoint(path)
-        except (WeightsError, OSError) as error:
-            refused.append(str(error) if isinstance(error, WeightsError) else f"{error}.")
+            content = read_checkpoint(path)
+            _check_model(content, path)
+        except WeightsError as error:
+            refused.append(str(error))
             continue
         _warn(folder, refused, path)
-        return os.path.join(folder, path.name)
+        return Checkpoint(os.path.join(folder, path.name), content)
     if found:
         others = [path.name for path in sorted(Path(folder).glob("*.pth")) if path not in found]
         raise WeightsError(
             f"No checkpoint in {folder} is whole, so the run cannot be continued "
             f"({listed(path.name for path in found)} were tried; {refused[0]}) Write the name of "
             f"another file of the folder ({listed(others)}) into {Path(folder, _POINTER)}, or "
-            "start again in another OUTPUT_DIR."
+            "start again in another folder."
         )
     if named := last_checkpoint(folder):
         raise WeightsError(
             f"{Path(folder, _POINTER)} names {Path(named).name}, which is not there, nor is any "
-            "other checkpoint: bring it back, or start again in another OUTPUT_DIR."
+            "other checkpoint: bring it back, or start again in another folder."
         )
-    return ""
+    return None
 
 
 def _warn(folder: str, refused: list[str], taken: Path) -> None:
@@ -126,13 +141,16 @@ def _warn(folder: str, refused: list[str], taken: Path) -> None:
 
 
 def check_checkpoint(path: str | Path) -> None:
-    """Read a checkpoint of ours from end to end.
+    """Read a checkpoint of ours from end to end, and keep nothing of it.
 
     Raises:
         WeightsError: it is damaged, or is something else.
         OSError: it is not there or cannot be read.
     """
-    content = check_torch_file(path)
+    _check_model(check_torch_file(path), path)
+
+
+def _check_model(content: Any, path: str | Path) -> None:
     if not isinstance(content, dict) or "model" not in content:
         raise WeightsError(f"{path} holds no model, so it is no checkpoint of a run.")
 

@@ -1,242 +1,245 @@
-"""Checkpoints that are read without running what is in them, and that must fit the model."""
+"""The checkpointer: whole files or none, written beside the training and read without running."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import shutil
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from detectron2.checkpoint.c2_model_loading import (
-    align_and_update_state_dicts,
-    convert_c2_detectron_names,
+from detectron2.checkpoint import DetectionCheckpointer
+from torch import nn
+
+from lambda_det.errors import WeightsError, listed
+from lambda_det.files import replace_file
+from lambda_det.training.background import BackgroundWriter, host_copy, tensor_bytes
+from lambda_det.training.checkpoint_files import (
+    check_checkpoint,
+    last_checkpoint,
+    link_file,
+    numbered,
+    point_to,
+    read_newest,
+    remove_drafts,
+    remove_old,
 )
-from torch import Tensor
+from lambda_det.training.disk_errors import gigabytes, writing
+from lambda_det.weights.formats import write_torch
+from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
+from lambda_det.weights.provenance import PixelSettings
 
-from lambda_det.errors import WeightsError
-from lambda_det.training.background import SavingCheckpointer
-from lambda_det.training.checkpoint_files import last_checkpoint, newest_good
-from lambda_det.weights.formats import read_checkpoint
-from lambda_det.weights.names import (
-    backbone_prefixes,
-    bare_name,
-    compare,
-    fitting,
-    is_counter,
-    listed,
-    named_as_in,
-    tensors_only,
-)
-from lambda_det.weights.provenance import (
-    PixelSettings,
-    check_provenance,
-    initial_weights,
-    wanted_pixels,
-)
-
-__all__ = ["SafeCheckpointer", "last_checkpoint", "newest_good"]
-
-# Layers whose shape depends on the number of classes: they start afresh when the classes change
-_CLASS_LAYERS = re.compile(
-    r"^(roi_heads\.box_predictor(\.\d+)?\.(cls_score|bbox_pred)"
-    r"|roi_heads\.mask_head\.(predictor|coarse_head\.prediction|point_head\.\w+)"
-    r"|roi_heads\.keypoint_head\.score_lowres"
-    r"|sem_seg_head\.predictor"
-    r"|head\.cls_score"
-    r"|(backbone\.)?linear)\."
-)
-# Set from the configuration; not in checkpoints of today's Detectron2
-_PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
+__all__ = ["SafeCheckpointer", "last_checkpoint"]
 
 
-def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> None:
-    """Let the C4 layout, whose res5 is in its heads, have that of a backbone or classifier."""
-    for name in list(state):
-        head = f"roi_heads.{bare_name(name)}"
-        if head.startswith("roi_heads.res5.") and name not in own and head in own:
-            state.setdefault(head, state.pop(name))
-
-
-class SafeCheckpointer(SavingCheckpointer):
+class SafeCheckpointer(DetectionCheckpointer):
     """Detectron2's checkpointer with four promises.
 
     Files may hold tensors, arrays, numbers, strings and containers of them; Detectron2 unpickles
-    whatever is there, which runs programs hidden in a file. Weights that do not fit are an error,
-    and leave the model as it was, where Detectron2 warns and goes on with random ones. A crash at
-    any moment of saving leaves a whole checkpoint, and the pointer to one. And saving goes on
-    beside the training: ``save`` returns when the state is copied.
+    whatever is there, which runs programs hidden in a file. Weights that do not fit are an error
+    and leave the model as it was; Detectron2 warns and goes on with random ones. A crash at any
+    moment of saving leaves a whole checkpoint and the pointer to one. Saving goes on beside the
+    training: ``save`` returns when the state is copied.
     """
 
-    def load_everything(self, path: str) -> dict[str, Any]:
-        """Load the model and the training state; every tensor of the model must be there.
+    def __init__(
+        self, model: nn.Module, save_dir: str = "", *, keep: int | None = None, **others: Any
+    ) -> None:
+        """
+        Args:
+            model: to save and load.
+            save_dir: the folder of the run.
+            keep: numbered checkpoints that stay, the newest; None for all. Those of earlier
+                processes of the same run count.
+            others: what has a state to save, by name; and ``save_to_disk``, as in Detectron2.
+        """
+        super().__init__(model, save_dir, **others)
+        self._keep = keep
+        self._writer = BackgroundWriter()
+        self._warned = False
 
-        The pointer of the run's folder names the file from then on, since one that it named before
-        may be damaged.
+    # ------------------------------------------------------------------------------------- loading
+    def load(
+        self,
+        path: str,
+        checkpointables: list[str] | None = None,
+        *,
+        content: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Load the model, every tensor of which must be there, and states beside it.
+
+        When all is loaded from a checkpoint in the run's own folder, the folder's pointer names
+        it from then on: one that it named before may be damaged.
+
+        Args:
+            path: of the file; "" loads nothing.
+            checkpointables: names of the states to load; None for all, [] for the model alone.
+            content: of the file, where it was read already.
+
+        Returns:
+            What else is in the file.
 
         Raises:
             WeightsError: the file is missing, unreadable, unsafe, or lacks something; model and
-                training state are unchanged if it lacks the training state.
+                states are unchanged if it lacks a state.
         """
-        self._must_be_complete = True
-        self._must_hold_training = True
-        rest = self._load(path, None)
-        folder, name = os.path.split(os.path.abspath(path))
-        named = os.path.basename(last_checkpoint(folder))
-        own = self.save_dir and folder == os.path.abspath(self.save_dir)
-        if own and self.save_to_disk and named != name:
-            self.tag_last_checkpoint(name)
-        return rest
-
-    def load_complete_model(self, path: str) -> None:
-        """Load the model alone; every tensor of it must be there.
-
-        Raises:
-            WeightsError: as in :meth:`load_everything`.
-        """
-        self._must_be_complete = True
-        self._must_hold_training = False
-        self._load(path, [])
+        if not path:
+            self.logger.info("No checkpoint is named: the model keeps its initial weights")
+            return {}
+        self.wait()  # it may be the file that is being written
+        content = dict(read_weights(path) if content is None else content)
+        wanted = list(self.checkpointables if checkpointables is None else checkpointables)
+        if lacking := sorted(set(wanted) - content.keys()):
+            raise WeightsError(
+                f"{path} lacks {listed(lacking)}, the state of the training, so no run can be "
+                "resumed from it: start one with these weights in another folder."
+            )
+        load_complete_model(self.model, content, path)
+        for name in wanted:
+            self.checkpointables[name].load_state_dict(content.pop(name))
+        if checkpointables is None:
+            self._point_to_own(path)
+        return {name: value for name, value in content.items() if name != "model"}
 
     def load_initial_weights(self, path: str, pixels: PixelSettings | None = None) -> None:
-        """Load what training starts from: every tensor of the backbone must be there.
-
-        That includes running statistics. The file may be of a backbone, a classifier, whose
-        averaged weights are taken if it has them, or a detector; see
-        :func:`lambda_det.weights.names.bare_name` for the names. FPN and heads, and layers
-        made for other classes, start afresh where the file does not hold them; any other difference
-        in shape is an error.
+        """Load what training starts from; see :func:`lambda_det.weights.loading`.
 
         Args:
-            path: of the file.
+            path: of a file or a URL.
             pixels: what the model makes of images, to compare with what the file says, if anything.
 
         Raises:
-            WeightsError: as in :meth:`load_everything`, or the backbone is not complete.
+            WeightsError: the file cannot be read, or the backbone in it is not complete.
             ConfigError: the weights are for images of other ``pixels``.
         """
-        self._must_be_complete = False
-        self._must_hold_training = False
-        self._pixels = pixels
-        self._load(path, [])
+        load_initial_weights(self.model, read_weights(path), path, pixels)
 
-    def _load(self, path: str, checkpointables: list[str] | None) -> dict[str, Any]:
-        self._path = path
-        self.wait()  # it may be the file that is being written
+    def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
+        """Continue from the newest whole checkpoint of the folder, or start from ``path``.
+
+        Returns:
+            What else is in the checkpoint; nothing at a start.
+
+        Raises:
+            WeightsError, ConfigError: as :meth:`load` and :meth:`load_initial_weights` do.
+        """
+        newest = read_newest(self.save_dir) if resume else None
+        if newest is not None:
+            return self.load(newest.path, content=newest.content)
+        if path:
+            self.load_initial_weights(path)
+        return {}
+
+    def _point_to_own(self, path: str) -> None:
+        folder, name = os.path.split(os.path.abspath(path))
+        own = self.save_dir and folder == os.path.abspath(self.save_dir)
+        if own and self.save_to_disk and os.path.basename(last_checkpoint(folder)) != name:
+            self.tag_last_checkpoint(name)
+
+    # -------------------------------------------------------------------------------------- saving
+    def save(self, name: str, **extra: Any) -> None:
+        """Copy model, training state and ``extra``, and have them written to NAME.pth.
+
+        A thread writes a draft, reads it back, gives it its name, points last_checkpoint to it and
+        only then removes older ones; see :meth:`wait`. A save that is still being written is waited
+        for. Does nothing without a folder, or on any process but the first.
+
+        Args:
+            name: ``model_`` and seven digits of the iteration, or another, such as model_final.
+            extra: plain values. ``iteration`` says how far the run is where the name does not.
+
+        Raises:
+            DiskError: a checkpoint before this could not be written.
+        """
+        if not self.save_dir or not self.save_to_disk:
+            return
+        self.wait()
+        content = host_copy({"model": self.model.state_dict(), **self._states(), **extra})
+        self.logger.info(f"Saving checkpoint to {os.path.join(self.save_dir, name)}.pth")
+        self._writer.submit(lambda: self._write(name, content))
+
+    def link(self, name: str, other: str) -> None:
+        """Give the checkpoint NAME.pth a second name OTHER.pth, once it is on the disk."""
+        if not self.save_dir or not self.save_to_disk:
+            return
+        path, second = (os.path.join(self.save_dir, f"{n}.pth") for n in (name, other))
+
+        def work() -> None:
+            with writing(second):
+                link_file(path, second)
+
+        self._writer.submit(work)
+
+    def check(self) -> None:
+        """Raise the error of a save that failed; does not wait. Call it after each step.
+
+        Raises:
+            DiskError: names file, cause, the last good checkpoint and what to do.
+        """
+        self._writer.check()
+
+    def wait(self) -> None:
+        """Return when all that was saved is on the disk.
+
+        Raises:
+            DiskError: as in :meth:`check`.
+        """
+        self._writer.wait()
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        """Let last_checkpoint name the newest checkpoint."""
+        point_to(self.save_dir, last_filename_basename)
+
+    def warn_of_little_space(self) -> None:
+        """Warn, once, if the disk has no room for the checkpoints to come; call it at the start.
+
+        What an optimiser will hold after its first step is counted, too.
+        """
+        if self.save_dir and self.save_to_disk:
+            states = self._states()
+            size = tensor_bytes([self.model.state_dict(), states]) + _momenta(self.model, states)
+            self._warn_of_little_space(size)
+
+    def _states(self) -> dict[str, Any]:
+        return {key: item.state_dict() for key, item in self.checkpointables.items()}
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        path, size = os.path.join(self.save_dir, f"{name}.pth"), tensor_bytes(content)
+        with writing(path, size):
+            remove_drafts(self.save_dir)
+            replace_file(path, lambda file: write_torch(content, file), check_checkpoint)
+            self.tag_last_checkpoint(f"{name}.pth")
+            iteration = content.get("iteration")
+            if numbers := re.fullmatch(r"model_(\d{7,})", name):
+                iteration = int(numbers[1])
+            if self._keep is not None and iteration is not None:
+                remove_old(self.save_dir, self._keep, iteration)
+        self._warn_of_little_space(os.path.getsize(path))
+
+    def _warn_of_little_space(self, size: int) -> None:
+        # Besides those that stay: a draft, and the best one, which may no longer be among them
+        count = 2 + (self._keep or 1)
+        wanted = size * max(count - len(numbered(self.save_dir)), 1)
         try:
-            return self.load(path, checkpointables)
-        except (OSError, AssertionError) as error:
-            # AssertionError is fvcore's way to say that there is no such file
-            raise WeightsError(
-                f"The weights {path} cannot be read ({error or type(error).__name__}); check "
-                "MODEL.WEIGHTS, or with --resume the name in last_checkpoint beside it."
-            ) from error
-        finally:
-            self._parsed_url_during_load = None  # Detectron2 leaves it behind after an error
-
-    def _load_file(self, filename: str) -> dict[str, Any]:
-        if filename.endswith(".pkl"):
-            return read_checkpoint(filename)
-        if filename.endswith(".pyth"):  # of pycls, as Detectron2 has it
-            model = self._torch_load(filename).get("model_state", {})
-            return {"model": model, "__author__": "pycls", "matching_heuristics": True}
-        return super()._load_file(filename)
-
-    def _torch_load(self, filename: str) -> dict[str, Any]:
-        return read_checkpoint(filename)
-
-    def _load_model(self, checkpoint: dict[str, Any]) -> None:
-        wanted = {"trainer", *self.checkpointables} if self._must_hold_training else set()
-        if lacking := sorted(wanted - checkpoint.keys()):
-            raise WeightsError(
-                f"{self._path} lacks {listed(lacking)}, the state of the training, so no run can "
-                "be resumed from it: start one with MODEL.WEIGHTS and another OUTPUT_DIR."
-            )
-        check_provenance(checkpoint, self._path)
-        own = self.model.state_dict()
-        names = [name for name in own if not is_counter(name) and name not in _PIXEL_BUFFERS]
-        if self._must_be_complete:
-            which = "the weights"
-            state = self._named_as_here(own, None, checkpoint["model"], checkpoint)
-            self._check_complete({name: own[name] for name in names}, state)
-        else:
-            weights, which = initial_weights(checkpoint)
-            prefixes = backbone_prefixes(self.model)
-            # Of several backbones, each must be in the file under its own name
-            prefix = prefixes[0] if len(prefixes) == 1 else None
-            state = self._named_as_here(own, prefix, weights, checkpoint)
-            _fill_res5_heads(own, state)
-            self._check_start({name: own[name] for name in names}, state, prefixes)
-            if self._pixels is not None:
-                self._pixels.check(wanted_pixels(checkpoint), self._path)
-        loaded = fitting(own, state)
-        self.model.load_state_dict(loaded, strict=False)
-        self.logger.info(
-            f"Loaded {sum(name in loaded for name in names)} of the model's {len(names)} tensors "
-            f"from {which} of {self._path}; start afresh: "
-            f"{listed(name for name in names if name not in loaded)}; unused in the file: "
-            f"{listed(name for name in state if name not in loaded and not is_counter(name))}"
-        )
-        # No return value: the line above replaces fvcore's tables
-
-    def _named_as_here(
-        self,
-        own: Mapping[str, Tensor],
-        prefix: str | None,
-        weights: Any,
-        checkpoint: Mapping[str, Any],
-    ) -> dict[str, Tensor]:
-        """The weights of the file by the names of the model, as far as it has them."""
-        state = tensors_only(weights, self._path)
-        if checkpoint.get("__author__") == "Caffe2" and not any("." in name for name in state):
-            # Only Caffe2's own names: the conversion would spoil running_mean
-            state, _ = convert_c2_detectron_names(state)
-        state = named_as_in(own, prefix, state, self._path)
-        if not checkpoint.get("matching_heuristics"):
-            return state
-        # Detectron2's search by the ends of names, for what is not found under its whole name, such
-        # as the res5 of a backbone in the heads of a C4 detector
-        free = {name: tensor for name, tensor in own.items() if name not in state}
-        left = {name: state.pop(name) for name in list(state) if name not in own}
-        if not (free and left):
-            return {**state, **left}
-        try:
-            left = align_and_update_state_dicts(free, left, c2_conversion=False)
-        except ValueError as error:
-            raise WeightsError(
-                f"{self._path} is ambiguous: a tensor in it fits several places in the model by "
-                "its name; give the whole names in the file."
-            ) from error
-        return {**state, **left}
-
-    def _check_complete(self, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        fit = compare(own, state)
-        # Tensors too many, too: those of a deeper network are a superset with equal shapes
-        fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
-        if not fit:
-            raise WeightsError(
-                f"{self._path} does not hold this model and no other: {listed(fit.sentences())}; "
-                "is it of the same configuration?"
+            free = shutil.disk_usage(self.save_dir).free
+        except OSError:
+            return
+        if free < wanted and not self._warned:
+            self._warned = True
+            logging.getLogger(__name__).warning(
+                f"The checkpoints of this run will take {gigabytes(wanted)} more, and only "
+                f"{gigabytes(free)} are free in {self.save_dir}: free some space, or keep fewer"
             )
 
-    def _check_start(
-        self, own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefixes: list[str]
-    ) -> None:
-        own = {name: tensor for name, tensor in own.items() if not _CLASS_LAYERS.match(name)}
-        for prefix in prefixes:
-            fit = compare(own, state, prefix)
-            if len(fit.missing) == fit.wanted:
-                raise WeightsError(
-                    f"Nothing of the backbone is in {self._path}: the model wants "
-                    f"{listed(fit.missing)}, the file has {listed(state)}."
-                )
-            if not fit:
-                raise WeightsError(
-                    f"{self._path} does not hold this backbone, and training would start from a "
-                    f"network that is partly random: {fit.summary()}; check MODEL.WEIGHTS and the "
-                    "name and options of the backbone."
-                )
-        fit = compare(own, state)
-        if fit.reshaped:
-            wrong = replace(fit, missing=(), unexpected=()).sentences()
-            raise WeightsError(f"{self._path} does not fit the model: {listed(wrong)}.")
+
+def _momenta(model: nn.Module, states: Mapping[str, Any]) -> int:
+    """Bytes that an optimiser without a state yet will have after its first step."""
+    for state in states.values():
+        for part in (state, *(v for v in state.values() if isinstance(v, Mapping))):
+            optimizer = part.get("optimizer") or {}
+            groups = optimizer.get("param_groups") or [{}]
+            if optimizer.get("state") == {} and any(k in groups[0] for k in ("betas", "momentum")):
+                sizes = (p.numel() * p.element_size() for p in model.parameters())
+                return sum(sizes) * (2 if "betas" in groups[0] else 1)
+    return 0

@@ -1,68 +1,46 @@
-"""The configuration out of a YAML file and the command line, with a clear word on each mistake."""
+"""Configurations of keys and values, from YAML files and command lines, with clear errors."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from detectron2.config import CfgNode, get_cfg
+from detectron2.config import CfgNode
 
-from lambda_det.config import add_lambda_config, leaves
-from lambda_det.detection.projects import add_projects
+from lambda_det.config import leaves
 from lambda_det.errors import ConfigError, reason
 
-__all__ = ["load_config", "read_config"]
-
-_DATA_FLAGS = {
-    "train_json": "DATASETS.TRAIN_JSON",
-    "train_images": "DATASETS.TRAIN_IMAGES",
-    "test_json": "DATASETS.TEST_JSON",
-    "test_images": "DATASETS.TEST_IMAGES",
-}
+__all__ = ["read_config"]
 
 
-def load_config(args: argparse.Namespace) -> CfgNode:
-    """Detectron2's defaults and ours, then --config-file, KEY VALUE pairs and the data flags.
+def read_config(
+    cfg: CfgNode,
+    file: str | None,
+    opts: Sequence[str] | None,
+    add_keys: Callable[[CfgNode, list[tuple[str, Any]]], None] = lambda cfg, settings: None,
+) -> None:
+    """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
 
     The file is read as plain data. Detectron2 reads it so that a tag in it can run a program.
 
     Args:
-        args: of :func:`lambda_det.detection.parser`; flags that are absent or None are left out.
-
-    Returns:
-        The configuration, not frozen.
+        cfg: gets the values; not frozen.
+        file: of YAML.
+        opts: keys and values in turn, as on a command line.
+        add_keys: adds keys to ``cfg`` that the (key, value) pairs given to it need.
 
     Raises:
         ConfigError: the file is missing or not a mapping, or a key or value cannot be.
-    """
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    read_config(cfg, args.config_file, args.opts)
-    for flag, key in _DATA_FLAGS.items():
-        if getattr(args, flag, None):
-            section, name = key.split(".")
-            cfg[section][name] = getattr(args, flag)
-    return cfg
-
-
-def read_config(cfg: CfgNode, file: str | None, opts: Sequence[str] | None) -> None:
-    """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
-
-    The keys of DeepLab and PointRend are added where the file or the pairs use them.
-
-    Raises:
-        ConfigError: as in :func:`load_config`, or such a project is not installed.
     """
     settings = list(leaves(_load_yaml(file))) if file else []
     opts = list(opts or [])
     _check_pairs(opts)
     pairs = list(zip(opts[::2], opts[1::2], strict=True))
-    add_projects(cfg, settings + pairs)
+    add_keys(cfg, settings + pairs)
     for key, value in settings:
         _set(cfg, key, value, file)
     for key, value in pairs:

@@ -1,13 +1,17 @@
-"""Hooks in which Detectron2's need a change."""
+"""Hooks that go along with every training: records, smoothed values, checkpoints, the average."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import resource
+import sys
+import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from detectron2.engine import HookBase
 from detectron2.engine.hooks import PeriodicWriter
 from detectron2.utils import comm
@@ -20,14 +24,57 @@ from detectron2.utils.events import (
 
 from lambda_det.training.run_folder import cut_metrics
 
-__all__ = ["Histories", "RunWriter", "batches_with_objects"]
+__all__ = ["Averaging", "Checkpoints", "Histories", "RunWriter", "Throughput", "peak_memory"]
+
+
+class Averaging(HookBase):
+    """Takes the weights of each step into ``trainer.average``."""
+
+    def after_step(self) -> None:
+        self.trainer.average.update()
+
+
+class Checkpoints(HookBase):
+    """Saves every so many steps, but where the evaluation has saved; register it after that."""
+
+    def __init__(self, period: int) -> None:
+        self._period = period
+
+    def after_step(self) -> None:
+        trainer = self.trainer
+        if (trainer.iter + 1) % self._period == 0 and not trainer.evaluation.is_due():
+            trainer.save_checkpoint()
+
+
+class Throughput(HookBase):
+    """Records images per second of all processes together, waiting for data included."""
+
+    def __init__(self, images: int) -> None:
+        self._images = images  # of one step
+
+    def before_step(self) -> None:
+        self._start = time.perf_counter()
+
+    def after_step(self) -> None:
+        # The check for finite losses has waited for the device already
+        seconds = time.perf_counter() - self._start
+        self.trainer.storage.put_scalar("images_per_second", self._images / seconds)
+
+
+def peak_memory(device: str) -> float:
+    """The most gigabytes (1e9 bytes) taken so far: of the GPU, or on the CPU of the process."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 class RunWriter(HookBase):
     """Progress on the screen, metrics.json and TensorBoard, from the iteration that begins.
 
     Detectron2 opens the files when the trainer is made, before a resumed run knows where it
-    begins, so iterations computed twice stay in them twice. Only the first process writes.
+    begins, so that metrics.json holds iterations twice that were computed twice. Only the first
+    process writes.
     """
 
     def __init__(
@@ -88,11 +135,11 @@ class RunWriter(HookBase):
 class Histories(HookBase):
     """Keeps the values of the last steps over a resume, which the log is smoothed over.
 
-    Those of the clock are left out: how fast another machine was says nothing of this one.
+    Times and speeds are left out: another machine may compute from here on.
     """
 
     _WINDOW = 20  # steps, as Detectron2's writers take
-    _CLOCK = ("time", "data_time", "rank_data_time", "eta_seconds", "images_per_second")
+    _TIMES = ("time", "data_time", "rank_data_time", "eta_seconds", "images_per_second")
 
     def __init__(self) -> None:
         self._resumed: Mapping[str, Mapping[str, Any]] = {}
@@ -109,7 +156,7 @@ class Histories(HookBase):
         storage = getattr(self.trainer, "storage", None)  # there is none before training
         result = {}
         for name, history in storage.histories().items() if storage else ():
-            if name in self._CLOCK:
+            if name in self._TIMES:
                 continue
             oldest = history.values()[-1][1] - self._WINDOW + 1
             recent = itertools.takewhile(partial(_is_since, oldest), reversed(history.values()))
@@ -125,11 +172,3 @@ class Histories(HookBase):
 
 def _is_since(first: int, value: tuple[float, int]) -> bool:
     return value[1] >= first
-
-
-def batches_with_objects(loader: Iterable[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
-    """The batches of ``loader`` that hold an object, for precise batch norm.
-
-    A head sees no box in the others, and fvcore's estimate then divides by zero.
-    """
-    return (batch for batch in loader if any(len(image["instances"]) for image in batch))

@@ -1,8 +1,11 @@
-"""Where the first number that is not finite comes from: a watch over every module of a model."""
+"""A watch over numbers: the module that made the first NaN, and steps with an unusual loss."""
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,8 +16,12 @@ from torch import Tensor, nn
 
 from lambda_det.layers import LambdaLayer
 
-__all__ = ["NonFiniteNumbers", "NumericsDebugger"]
+__all__ = ["LossSpikes", "NonFiniteNumbers", "NumericsDebugger"]
 
+_SPIKE = 10.0  # times the median of the losses before
+_WINDOW = 100  # losses that the median is of
+_FEWEST = 20  # losses that a median needs
+PAUSE = 100  # steps after a warning about a spike before the next one
 _WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # what they put before the names
 # What the parts of a lambda layer make
 _PARTS = {
@@ -203,3 +210,49 @@ def _inputs(args: tuple) -> str:
 def _state(module: nn.Module) -> str:
     held = [x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()]
     return f"its parameters and buffers: {_size(*held)}" if held else "it has no parameters"
+
+
+class LossSpikes:
+    """Steps whose loss stands out from those before, by the total losses of this process.
+
+    Attributes:
+        count: steps so far in which the loss of some process stood out.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._quiet_until = 0
+
+    @property
+    def median(self) -> float:
+        """Of the last losses; infinite while they are too few."""
+        return statistics.median(self._recent) if len(self._recent) >= _FEWEST else math.inf
+
+    @property
+    def limit(self) -> float:
+        """The largest loss that does not stand out; infinite where nothing can be said."""
+        return _SPIKE * self.median if self.median > 0 else math.inf
+
+    def add(self, total: float) -> None:
+        """The loss of a step that was taken."""
+        self._recent.append(total)
+
+    def count_one(self, iteration: int) -> bool:
+        """Count a step that stands out; returns whether it is time to say so."""
+        self.count += 1
+        if iteration < self._quiet_until:
+            return False
+        self._quiet_until = iteration + PAUSE
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "recent": list(self._recent),
+            "quiet_until": self._quiet_until,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self._quiet_until = state["count"], state["quiet_until"]
+        self._recent = deque(state["recent"], maxlen=_WINDOW)

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from detectron2.config import CfgNode
 from detectron2.layers import ROIAlign
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
+from lambda_det.training.settings import Settings
 
 __all__ = ["LossScaler", "Precision", "pool_in_float32"]
 
@@ -32,22 +32,26 @@ class Precision:
     dtype: torch.dtype | None
 
     @classmethod
-    def from_config(cls, cfg: CfgNode) -> Precision:
-        """Read SOLVER.AMP and MODEL.DEVICE.
+    def of(cls, settings: Settings) -> Precision:
+        """What ``device`` and ``amp_dtype`` of the settings say.
 
         Raises:
-            ConfigError: SOLVER.AMP.DTYPE is unknown, or cannot be used on the device.
+            ConfigError: the dtype is unknown, or cannot be used on the device.
         """
-        device = torch.device(cfg.MODEL.DEVICE).type
-        if not cfg.SOLVER.AMP.ENABLED:
+        device = torch.device(settings.device).type
+        name = settings.amp_dtype
+        if name is None:
             return cls(device, None)
-        name = cfg.SOLVER.AMP.DTYPE
         if name not in _DTYPES:
-            raise ConfigError(f"SOLVER.AMP.DTYPE is {name!r}; it can be one of {list(_DTYPES)}.")
+            raise ConfigError(
+                f"{settings.key('amp_dtype')} is {name!r}; it can be one of {list(_DTYPES)}."
+            )
         if name == "float16" and device != "cuda":
             raise ConfigError(
-                f"SOLVER.AMP.DTYPE float16 needs a CUDA device, and MODEL.DEVICE is {device}: "
-                "set SOLVER.AMP.DTYPE bfloat16, or SOLVER.AMP.ENABLED False."
+                f"{settings.option('amp_dtype', 'float16')} needs a CUDA device, and "
+                f"{settings.key('device')} is {device}: set "
+                f"{settings.option('amp_dtype', 'bfloat16')}, or "
+                f"{settings.option('amp', False)}."
             )
         return cls(device, _DTYPES[name])
 

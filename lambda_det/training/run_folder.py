@@ -1,26 +1,30 @@
-"""OUTPUT_DIR: one run in one folder, and nothing of an older run overwritten."""
+"""The folder of a run: one run in one folder, nothing of an older one overwritten, and its log."""
 
 from __future__ import annotations
 
 import json
+import logging
+import logging.handlers
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
-from detectron2.config import CfgNode
+from detectron2.utils import comm
+from detectron2.utils.logger import setup_logger
 
-from lambda_det.config import leaves
+from lambda_det.config import leaves, read_plain
 from lambda_det.errors import ConfigError, listed
 from lambda_det.files import replace_text
 from lambda_det.training.checkpoint_files import candidates, last_checkpoint
-from lambda_det.training.lazy_yaml import read_plain
+from lambda_det.training.disk_errors import let_logs_fail
+from lambda_det.training.task import Task
 
 __all__ = [
-    "DETECTION_KEYS",
-    "FixedKeys",
+    "BufferedLog",
+    "buffered_log",
     "changed_keys",
     "check_evaluation_folder",
     "check_run_folder",
@@ -29,116 +33,118 @@ __all__ = [
     "save_config",
 ]
 
+Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
 
-@dataclass(frozen=True)
-class FixedKeys:
-    """The keys that a resumed run must keep.
+_LOGGERS = ("fvcore", "detectron2", "lambda_det")
 
-    The weights or the optimiser's saved state depend on them, so that a new value would not fit or,
-    worse, be ignored without a word.
 
-    Attributes:
-        names: keys, and sections with all that is in them.
-        but_not: those within ``names`` that may change nevertheless.
+class BufferedLog:
+    """The log of a process, in memory until the folder of the run is there.
+
+    Args:
+        buffer: gets what is logged.
     """
 
-    names: tuple[str, ...]
-    but_not: tuple[str, ...]
+    def __init__(self, buffer: logging.handlers.MemoryHandler) -> None:
+        self._buffer = buffer
 
-    def __contains__(self, key: str) -> bool:
-        return _within(key, self.names) and not _within(key, self.but_not)
-
-
-def _within(key: str, names: tuple[str, ...]) -> bool:
-    return any(key == name or key.startswith(name + ".") for name in names)
-
-
-DETECTION_KEYS = FixedKeys(
-    names=(
-        "MODEL",
-        "INPUT.FORMAT",
-        "SEED",
-        "SOLVER.BASE_LR",
-        "SOLVER.BIAS_LR_FACTOR",
-        "SOLVER.IMS_PER_BATCH",
-        "SOLVER.MOMENTUM",
-        "SOLVER.NESTEROV",
-        "SOLVER.REFERENCE_WORLD_SIZE",
-        "SOLVER.WEIGHT_DECAY",
-        "SOLVER.WEIGHT_DECAY_BIAS",
-        "SOLVER.WEIGHT_DECAY_NORM",
-    ),
-    but_not=(
-        "MODEL.DEVICE",
-        "MODEL.WEIGHTS",
-        "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
-        "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
-    ),
-)
+    def open(self, folder: str) -> None:
+        """Write what was logged so far, and from now on everything, to the screen and log.txt."""
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(self._buffer)
+            setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
+        let_logs_fail()
+        for record in self._buffer.buffer:
+            for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
+                handler.handle(record)
+        self._buffer.buffer.clear()
 
 
-def check_run_folder(cfg: CfgNode, *, resume: bool, fixed: FixedKeys = DETECTION_KEYS) -> None:
+@contextmanager
+def buffered_log() -> Iterator[BufferedLog]:
+    """Keep the log in memory until it is opened; if that never happens, warnings are shown."""
+    buffer = logging.handlers.MemoryHandler(10_000, logging.CRITICAL + 1, flushOnClose=False)
+    for name in _LOGGERS:
+        logging.getLogger(name).addHandler(buffer)
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        yield BufferedLog(buffer)
+    finally:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(buffer)
+        for record in buffer.buffer:
+            if record.levelno >= logging.WARNING and comm.is_main_process():
+                logging.lastResort.handle(record)
+
+
+def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
     """Refuse to train in the folder of another run; write nothing.
 
     Args:
-        cfg: as it would be saved to config.yaml.
+        task: gives the folder, and its configuration as it would be saved there.
         resume: continue what is there; a folder without a run is fine, too.
-        fixed: what a resumed run must keep.
+
+    Returns:
+        What has changed in the configuration since the run was started.
 
     Raises:
-        ConfigError: OUTPUT_DIR cannot be written to, holds a run and ``resume`` is not set, or
+        ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
             holds a run of another configuration.
     """
-    folder = _writable_folder(cfg)
+    key = task.settings.key("output_dir")
+    folder = _writable_folder(task.settings.output_dir, key)
     if not _holds_run(folder):
-        return
+        return []
     if not resume:
         raise ConfigError(
-            f"OUTPUT_DIR {folder} already holds a run: add --resume to continue it, or give "
-            "another OUTPUT_DIR."
+            f"{key} {folder} already holds a run: add --resume to continue it, or give another "
+            f"{key}."
         )
     weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
-    if weights and not candidates(cfg.OUTPUT_DIR):
+    if weights and not candidates(str(folder)):
         # Those of a run have names by which they are found even if the pointer is lost
         raise ConfigError(
             f"{folder} holds {listed(path.name for path in weights)}, but no last_checkpoint that "
             "names one to continue, and --resume would start over their run: write a name into "
-            f"{folder / 'last_checkpoint'}, or give another OUTPUT_DIR."
+            f"{folder / 'last_checkpoint'}, or give another {key}."
         )
-    for key, before, now in changed_keys(cfg, folder / "config.yaml"):
-        if key in fixed:
+    changes = list(changed_keys(task.dump(), folder / "config.yaml"))
+    for changed, before, now in changes:
+        if changed in task.fixed_keys:
             raise ConfigError(
-                f"--resume continues the run in {folder}, which has {key} {before!r}; now it is "
-                f"{now!r}. Set it back, or give another OUTPUT_DIR."
+                f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
+                f"is {now!r}. Set it back, or give another {key}."
             )
+    return changes
 
 
-def check_evaluation_folder(cfg: CfgNode, weights: str) -> None:
+def check_evaluation_folder(output_dir: str, key: str, weights: str) -> None:
     """Refuse to write the results of some weights over those of another run; write nothing.
 
     Args:
-        cfg: OUTPUT_DIR is used.
+        output_dir: the folder for the results.
+        key: the user's key for it.
         weights: the file to evaluate.
 
     Raises:
-        ConfigError: OUTPUT_DIR cannot be written to, or holds a run that ``weights`` is not of.
+        ConfigError: the folder cannot be written to, or holds a run that ``weights`` is not of.
     """
-    folder = _writable_folder(cfg)
+    folder = _writable_folder(output_dir, key)
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if _holds_run(folder) and not own:
         raise ConfigError(
-            f"OUTPUT_DIR {folder} holds a run that {weights} is not of, and whose results would be "
-            "overwritten: give another OUTPUT_DIR."
+            f"{key} {folder} holds a run that {weights} is not of, and whose results would be "
+            f"overwritten: give another {key}."
         )
 
 
-def _writable_folder(cfg: CfgNode) -> Path:
-    folder = Path(cfg.OUTPUT_DIR)
-    if not cfg.OUTPUT_DIR or (folder.exists() and not folder.is_dir()):
-        raise ConfigError(f"OUTPUT_DIR {cfg.OUTPUT_DIR!r} is not a folder; name one to write to.")
+def _writable_folder(output_dir: str, key: str) -> Path:
+    folder = Path(output_dir)
+    if not output_dir or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(f"{key} {output_dir!r} is not a folder; name one to write to.")
     parent = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not os.access(parent, os.W_OK):
-        raise ConfigError(f"OUTPUT_DIR {folder} cannot be written to: {parent} is read-only.")
+        raise ConfigError(f"{key} {folder} cannot be written to: {parent} is read-only.")
     return folder
 
 
@@ -150,8 +156,12 @@ def _holds_run(folder: Path) -> bool:
     )
 
 
-def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value in the file, value now) for each key that differs from a saved config.
+def changed_keys(config: str, saved: Path) -> Iterator[Change]:
+    """Yield the keys that differ between a configuration and a saved one.
+
+    Args:
+        config: as YAML.
+        saved: a file, which need not be there.
 
     Raises:
         ConfigError: the file is not a configuration.
@@ -162,17 +172,14 @@ def changed_keys(cfg: CfgNode, saved: Path) -> Iterator[tuple[str, Any, Any]]:
         before = dict(leaves(read_plain(saved.read_text("utf-8"))))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
         raise ConfigError(f"{saved} is not a saved configuration; mend or remove it.") from error
-    # through YAML as the other was, so that tuples and lists are the same
-    for key, value in leaves(read_plain(cfg.dump())):
+    for key, value in leaves(read_plain(config)):
         if key in before and before[key] != value:
             yield key, before[key], value
 
 
-def save_config(cfg: CfgNode) -> Path:
-    """Write ``cfg`` to config.yaml of its OUTPUT_DIR, which must be there."""
-    path = Path(cfg.OUTPUT_DIR) / "config.yaml"
-    replace_text(path, cfg.dump())
-    return path
+def save_config(task: Task) -> None:
+    """Write the configuration to config.yaml of the run's folder, which must be there."""
+    replace_text(Path(task.settings.output_dir, "config.yaml"), task.dump())
 
 
 def cut_metrics(folder: str, first_iteration: int) -> None:
@@ -194,8 +201,8 @@ def cut_metrics(folder: str, first_iteration: int) -> None:
     replace_text(path, "".join(kept))
 
 
-def describe_run(cfg: CfgNode) -> str:
+def describe_run(folder: str) -> str:
     """One line on where the results of a run are."""
-    where = f"Log, configuration, metrics and results are in {cfg.OUTPUT_DIR}"
-    checkpoint = last_checkpoint(cfg.OUTPUT_DIR)
+    where = f"Log, configuration, metrics and results are in {folder}"
+    checkpoint = last_checkpoint(folder)
     return f"{where}; the last checkpoint is {checkpoint}" if checkpoint else where

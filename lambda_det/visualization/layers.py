@@ -11,18 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from detectron2.config import CfgNode, instantiate
+from detectron2.config import CfgNode, get_cfg, instantiate
 from detectron2.data.detection_utils import read_image
 from detectron2.data.transforms import AugInput, AugmentationList
 from detectron2.structures import ImageList
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.records import image_fault
-from lambda_det.detection.lazy_config import LazyRun
-from lambda_det.detection.lazy_trainer import trainer_of
+from lambda_det.detection.lazy_task import task_of
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.layers import LambdaLayer
@@ -48,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def draw_layers(
-    cfg: CfgNode,
+    cfg: CfgNode | DictConfig,
     image: str | Path,
     album: Album,
     *,
@@ -103,10 +102,10 @@ def draw_layers(
     return chosen
 
 
-def _last_stage_in_heads(cfg: CfgNode) -> bool:
+def _last_stage_in_heads(cfg: CfgNode | DictConfig) -> bool:
     """Whether the detector has the C4 layout."""
-    if isinstance(cfg, LazyRun):
-        return OmegaConf.select(cfg.lazy, "model.roi_heads.res5") is not None
+    if isinstance(cfg, DictConfig):
+        return OmegaConf.select(cfg, "model.roi_heads.res5") is not None
     return cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads"
 
 
@@ -228,7 +227,7 @@ def _stride(network: nn.Module) -> int:
 
 
 def load_network(
-    cfg: CfgNode, weights: str | Path | None = None, *, file_pixels: bool = False
+    cfg: CfgNode | DictConfig, weights: str | Path | None = None, *, file_pixels: bool = False
 ) -> tuple[nn.Module, PixelSettings]:
     """Build the backbone of a configuration, without an FPN around it, in evaluation mode.
 
@@ -247,16 +246,18 @@ def load_network(
             settings.
         WeightsError: the weights cannot be read or do not fit.
     """
-    check_device(cfg.MODEL.DEVICE, 1)
-    backbone = trainer_of(cfg).build_backbone(cfg)
+    task = task_of(cfg)
+    device = task.settings.device
+    check_device(device, 1, task.settings.key("device"))
+    backbone = task.build_backbone()
     network = getattr(backbone, "bottom_up", backbone)
-    pixels = PixelSettings.from_config(cfg)
+    pixels = task.pixels or PixelSettings.from_config(get_cfg())
     if weights is not None:
         wanted = load_backbone_weights(network, weights)
         if file_pixels:
             pixels = wanted or pixels
         pixels.check(wanted, weights)
-    network = convert_sync_norms(network, cfg.MODEL.DEVICE).to(cfg.MODEL.DEVICE)
+    network = convert_sync_norms(network, device).to(device)
     # Recomputed blocks would call the hooks of watch() twice
     if hasattr(network, "checkpoint_activations"):
         network.checkpoint_activations = False
@@ -281,7 +282,7 @@ class Input:
 
 
 def load_image(
-    path: str | Path, cfg: CfgNode, pixels: PixelSettings, divisibility: int = 0
+    path: str | Path, cfg: CfgNode | DictConfig, pixels: PixelSettings, divisibility: int = 0
 ) -> Input:
     """Read an image as a detector does in evaluation.
 
@@ -308,16 +309,16 @@ def load_image(
     picture = np.full((*tensor.shape[-2:], 3), 128, np.uint8)
     picture[: rgb.shape[0], : rgb.shape[1]] = rgb
     scale = (rgb.shape[0] / original.shape[0], rgb.shape[1] / original.shape[1])
-    return Input(tensor.to(cfg.MODEL.DEVICE), picture, rgb.shape[:2], scale)
+    return Input(tensor.to(task_of(cfg).settings.device), picture, rgb.shape[:2], scale)
 
 
-def _resize(cfg: CfgNode) -> AugmentationList:
+def _resize(cfg: CfgNode | DictConfig) -> AugmentationList:
     nodes = None
-    if isinstance(cfg, LazyRun):
-        nodes = OmegaConf.select(cfg.lazy, "dataloader.test.mapper.augmentations")
+    if isinstance(cfg, DictConfig):
+        nodes = OmegaConf.select(cfg, "dataloader.test.mapper.augmentations")
     if nodes is not None:
         return AugmentationList(list(instantiate(nodes)))
-    sizes = cfg.INPUT
+    sizes = (get_cfg() if isinstance(cfg, DictConfig) else cfg).INPUT
     return AugmentationList(
         [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from detectron2.data.catalog import Metadata
 from detectron2.data.detection_utils import convert_image_to_rgb
 from detectron2.structures import ImageList
 from detectron2.utils.env import seed_all_rng
+from omegaconf import DictConfig
 from torch import nn
 from tqdm import tqdm
 
 from lambda_det.detection.drawing import captioned, draw_instances
-from lambda_det.detection.lazy_trainer import trainer_of
+from lambda_det.detection.lazy_task import task_of
 from lambda_det.errors import ConfigError
 from lambda_det.visualization.album import Album
 
@@ -30,7 +33,7 @@ _SIDE = 640
 _HATCH_DISTANCE = 12
 
 
-def draw_samples(cfg: CfgNode, album: Album, *, limit: int = 8, seed: int = 0) -> None:
+def draw_samples(cfg: CfgNode | DictConfig, album: Album, *, limit: int = 8, seed: int = 0) -> None:
     """Draw the first samples of a training with this configuration and seed.
 
     The samples come from the loader of the training, one at a time and in this process. A training
@@ -49,20 +52,19 @@ def draw_samples(cfg: CfgNode, album: Album, *, limit: int = 8, seed: int = 0) -
         raise ConfigError(f"The number of samples is {limit}; ask for 1 or more.")
     names = [f"sample_{index:03d}" for index in range(limit)]
     album.check(names)
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.DATALOADER.NUM_WORKERS = 0
-    cfg.SOLVER.IMS_PER_BATCH = cfg.SOLVER.ACCUMULATE_GRADIENTS = 1
-    trainer = trainer_of(cfg)
-    trainer.register_data(cfg)
-    trainer.check_data(cfg, train=True, test=False)
-    # DATASETS.TRAIN is empty if another project names its data in another way
-    metadata = MetadataCatalog.get(cfg.DATASETS.TRAIN[0]) if cfg.DATASETS.TRAIN else Metadata()
-    backbone = getattr(trainer.build_for_trial(cfg), "backbone", None)
+    task = task_of(copy.deepcopy(cfg))
+    task.settings = replace(task.settings, num_workers=0, images_per_step=1, accumulate=1)
+    task.register_data()
+    task.check_data(train=True)
+    # There are no names if another project names its data in another way
+    metadata = MetadataCatalog.get(task.train_names[0]) if task.train_names else Metadata()
+    has_backbone = not isinstance(cfg, DictConfig) or "backbone" in cfg.model
+    backbone = task.build_backbone() if has_backbone else None
+    image_format = task.pixels.format if task.pixels else "BGR"
     seed_all_rng(seed)
-    samples = itertools.chain.from_iterable(trainer.build_train_loader(cfg))
+    samples = itertools.chain.from_iterable(task.build_train_loader())
     for name, sample in zip(tqdm(names, unit="sample"), samples, strict=False):
-        album.add(name, draw_sample(sample, cfg.INPUT.FORMAT, metadata, backbone))
+        album.add(name, draw_sample(sample, image_format, metadata, backbone))
 
 
 def draw_sample(

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,15 @@ class PixelSettings:
         format: order of the channels, "RGB" or "BGR".
         mean: one value for each channel, in that order.
         std: one value for each channel, in that order.
+        keys: the user's keys for these three.
     """
 
     format: str
     mean: Sequence[float]
     std: Sequence[float]
+    keys: tuple[str, str, str] = field(
+        default=("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"), compare=False, repr=False
+    )
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> PixelSettings:
@@ -54,12 +58,8 @@ class PixelSettings:
         return cls(cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
 
     def by_key(self) -> dict[str, str | list[float]]:
-        """The settings as keys and values of a detector's configuration."""
-        return {
-            "INPUT.FORMAT": self.format,
-            "MODEL.PIXEL_MEAN": list(self.mean),
-            "MODEL.PIXEL_STD": list(self.std),
-        }
+        """The user's keys and their values."""
+        return dict(zip(self.keys, self._values(), strict=True))
 
     def as_meta(self) -> dict[str, str | list[float]]:
         """The settings as they are recorded in files of weights."""
@@ -72,13 +72,15 @@ class PixelSettings:
     def __str__(self) -> str:
         return ", ".join(f"{key} {value}" for key, value in self.by_key().items())
 
+    def _values(self) -> tuple[str | list[float], ...]:
+        return self.format, list(self.mean), list(self.std)
+
     def differences(self, wanted: PixelSettings) -> list[str]:
-        """The keys to change, each with the value of ``wanted`` and the current one."""
-        here = self.by_key()
+        """What to change so that these become the ``wanted`` ones, key by key."""
         return [
-            f"{key} {value} (now {here[key]})"
-            for key, value in wanted.by_key().items()
-            if not _same(here[key], value)
+            f"{key} {there} (now {here})"
+            for key, here, there in zip(self.keys, self._values(), wanted._values(), strict=True)
+            if not _same(here, there)
         ]
 
     def check(self, wanted: PixelSettings | None, path: str | Path) -> None:

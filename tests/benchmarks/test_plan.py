@@ -38,9 +38,9 @@ def test_the_batch_of_the_file_is_kept(gpus, fits, expected):
     if found:
         cfg.SOLVER.ACCUMULATE_GRADIENTS = found.accumulate
         cfg.SOLVER.REFERENCE_WORLD_SIZE = found.reference
-        scaled = plan.scale_schedule(cfg, gpus)
-        assert scaled.SOLVER.IMS_PER_BATCH == 256 and scaled.SOLVER.MAX_ITER == 130_000
-        assert plan.images_per_batch(scaled) == found.images * gpus
+        scaled = plan.scale_settings(plan.read_settings(cfg), gpus)
+        assert scaled.images_per_step == 256 and scaled.max_iter == 130_000
+        assert scaled.images_per_batch == found.images * gpus
 
 
 def test_the_largest_image():

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from lambda_det.classification import load_recipe, parser
-from lambda_det.training import run_log
+from lambda_det.training import run_folder
 from tests.classification.tiny import RECIPE, make_pictures
 
 
@@ -13,7 +13,7 @@ from tests.classification.tiny import RECIPE, make_pictures
 def logs_reach_pytest(monkeypatch):
     """Detectron2's logs keep to their own handlers, which caplog is none of."""
     monkeypatch.setattr(
-        run_log, "setup_logger", partial(run_log.setup_logger, enable_propagation=True)
+        run_folder, "setup_logger", partial(run_folder.setup_logger, enable_propagation=True)
     )
 
 

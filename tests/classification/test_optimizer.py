@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lambda_det.classification.config import get_classification_config
-from lambda_det.classification.optimizer import build_optimizer
+from lambda_det.classification.schedule import build_optimizer
 from lambda_det.errors import ConfigError
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from lambda_det.classification import parser, run, trainer
-from lambda_det.classification.hooks import Checkpoints
-from lambda_det.classification.trainer import ClassificationTrainer
+from lambda_det.classification import ClassificationTask, parser, run
 from lambda_det.errors import PREEMPTED_STATUS, Preempted
 from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.trainer import Trainer
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.reliability.ends import Killed, end_here
@@ -34,7 +33,7 @@ def _assert_same_run(one, other):
 def test_a_signal_saves_after_the_step(arguments, tmp_path, monkeypatch, step):
     words = ("DATALOADER.NUM_WORKERS", 2 if step == 0 else 0, "SOLVER.ACCUMULATE_GRADIENTS", 2)
     run(arguments(*words, "OUTPUT_DIR", tmp_path / "whole"))
-    original = ClassificationTrainer.run_step
+    original = Trainer.run_step
 
     def run_step(self):
         if self.iter == step:
@@ -42,7 +41,7 @@ def test_a_signal_saves_after_the_step(arguments, tmp_path, monkeypatch, step):
         original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ClassificationTrainer, "run_step", run_step)
+        patch.setattr(Trainer, "run_step", run_step)
         with pytest.raises(Preempted, match=f"SIGUSR1 after step {step + 1}; .*model_000000{step}"):
             run(arguments(*words))
     run(arguments("--resume", *words))
@@ -59,7 +58,7 @@ def test_the_best_checkpoint_that_had_no_second_name_yet(arguments, tmp_path, mo
         with pytest.raises(Killed):
             run(arguments())
     assert not best.exists()
-    monkeypatch.setattr(ClassificationTrainer, "run_step", kill)  # no further evaluation
+    monkeypatch.setattr(Trainer, "run_step", kill)  # no further evaluation
     with pytest.raises(Killed):
         run(arguments("--resume"))
     assert content(best)["iteration"] == 2
@@ -67,27 +66,27 @@ def test_the_best_checkpoint_that_had_no_second_name_yet(arguments, tmp_path, mo
 
 def _stop_in(evaluation, how, monkeypatch):
     """Have the n-th evaluation of a run come to no end."""
-    original, calls = trainer.evaluate_model, []
+    original, calls = ClassificationTask.evaluate, []
 
-    def evaluate_model(*args):
+    def evaluate(self, models, *, final):
         calls.append(1)
         if len(calls) == evaluation:
             end_here(how)
-        return original(*args)
+        return original(self, models, final=final)
 
-    monkeypatch.setattr(trainer, "evaluate_model", evaluate_model)
+    monkeypatch.setattr(ClassificationTask, "evaluate", evaluate)
 
 
 def _kill_after(evaluation, monkeypatch):
     """Before a checkpoint knows the results, which are in summary.csv already."""
-    original = Checkpoints._save
+    original = Trainer.save_checkpoint
 
-    def save(self):
-        if self._evaluator.last_step == 3 * evaluation:
+    def save_checkpoint(self):
+        if self.evaluation.last_step == self.iter + 1 == 3 * evaluation:
             raise Killed
         original(self)
 
-    monkeypatch.setattr(Checkpoints, "_save", save)
+    monkeypatch.setattr(Trainer, "save_checkpoint", save_checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 import pytest
 
-from lambda_det.classification.config import get_classification_config
-from lambda_det.classification.ranges import check_ranges
+from lambda_det.classification.config import check_ranges, get_classification_config
 from lambda_det.errors import ConfigError
 
 NAN, INFINITE = float("nan"), float("inf")

@@ -10,8 +10,8 @@ from detectron2.config import CfgNode
 from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.classification.schedule import EpochSchedule, peak_learning_rate, plan_training
+from lambda_det.config import leaves
 from lambda_det.modeling.specs import SPECS
-from lambda_det.training.config_file import leaves
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted(

@@ -1,4 +1,4 @@
-"""LazyConfigs as the engine takes them: reading, saving, and the words about them."""
+"""LazyConfigs: reading, as settings of a run, and saving."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from detectron2.config import LazyCall, LazyConfig, instantiate
 from detectron2.layers import ShapeSpec
 from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 import lambda_det
-from lambda_det.detection import LazyTrainer, lazy_parser, load_lazy_config, run_lazy
+from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config, run_lazy
 from lambda_det.detection.data import make_shapes
-from lambda_det.detection.lazy_config import LazyRun, dump_lazy
-from lambda_det.detection.lazy_words import lazy_words, translated
-from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.training.lazy_yaml import read_saved
+from lambda_det.detection.lazy import dump_lazy, read_saved, read_settings
+from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.run_folder import changed_keys
+from lambda_det.weights.provenance import PixelSettings
 
 CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
 
 
-def loaded(*opts: str, file: Path = CONFIG, **flags: str) -> LazyRun:
+def loaded(*opts: str, file: Path = CONFIG, **flags: str) -> DictConfig:
     return load_lazy_config(argparse.Namespace(config_file=str(file), opts=list(opts), **flags))
 
 
-def test_the_engine_s_keys_are_those_of_the_file():
-    run = loaded("train.output_dir=there", "train.amp.dtype=float16", "optimizer.lr=1")
-    assert run.OUTPUT_DIR == "there" and run.SOLVER.AMP.DTYPE == "float16"
-    assert run.SOLVER.BASE_LR == 1.0 and isinstance(run.SOLVER.BASE_LR, float)
-    assert run.SOLVER.IMS_PER_BATCH == 256 and run.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
-    assert run.DATASETS.TRAIN == ("coco_2017_train",) and run.MODEL.MASK_ON
-    copy = run.clone()
-    copy.SOLVER.BASE_LR = 2.0
-    copy.lazy.optimizer.lr = 2.0
-    assert run.SOLVER.BASE_LR == run.lazy.optimizer.lr == 1.0
+def test_settings_are_those_of_the_file():
+    lazy = loaded("train.output_dir=there", "train.amp.dtype=float16", "optimizer.lr=1")
+    settings = read_settings(lazy)
+    assert settings.output_dir == "there" and settings.amp_dtype == "float16"
+    assert settings.base_lr == 1.0 and isinstance(settings.base_lr, float)
+    assert settings.images_per_step == 256
+    assert settings.key("weights") == "train.init_checkpoint"
+    assert LazyTask(lazy).train_names == ("coco_2017_train",)
 
 
 def test_what_is_saved_is_loaded_again(tmp_path):
-    run = loaded("model.backbone.bottom_up.norm=GN", "+model.vis_period=7")
-    (tmp_path / "config.yaml").write_text(run.dump())
+    lazy = loaded("model.backbone.bottom_up.norm=GN", "+model.vis_period=7")
+    (tmp_path / "config.yaml").write_text(dump_lazy(lazy))
     again = loaded(file=tmp_path / "config.yaml")
-    assert again.dump() == run.dump()
-    assert again.lazy.model.vis_period == 7
-    before, after = (LazyTrainer.build_for_trial(r).state_dict() for r in (run, again))
+    assert dump_lazy(again) == dump_lazy(lazy)
+    assert again.model.vis_period == 7
+    with torch.device("meta"):
+        before, after = (LazyTask(r).make_model().state_dict() for r in (lazy, again))
     assert [(k, v.shape) for k, v in before.items()] == [(k, v.shape) for k, v in after.items()]
     # in the order of the file, in which parts draw their random numbers
-    assert list(again.lazy.model) == list(run.lazy.model)
+    assert list(again.model) == list(lazy.model)
 
 
 def test_what_yaml_cannot_hold_is_saved_as_a_text(tmp_path):
@@ -61,15 +61,10 @@ def test_what_yaml_cannot_hold_is_saved_as_a_text(tmp_path):
     text = dump_lazy(lazy)
     assert "builtins.sorted" in text and "[1, 2]" in text
 
-    class _Saved:
-        @staticmethod
-        def dump() -> str:
-            return dump_lazy(lazy)
-
     (tmp_path / "config.yaml").write_text(text)
-    assert list(changed_keys(_Saved, tmp_path / "config.yaml")) == []
+    assert list(changed_keys(dump_lazy(lazy), tmp_path / "config.yaml")) == []
     lazy.c = (1, 3)
-    assert [key for key, _, _ in changed_keys(_Saved, tmp_path / "config.yaml")] == ["c"]
+    assert [key for key, _, _ in changed_keys(dump_lazy(lazy), tmp_path / "config.yaml")] == ["c"]
 
 
 def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
@@ -78,7 +73,9 @@ def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
         f"train:\n  output_dir: !!python/object/apply:os.mkdir ['{marker}']\n"
     )
     assert not marker.exists()
-    changes = {key: old for key, old, _ in changed_keys(loaded(), tmp_path / "config.yaml")}
+    changes = {
+        key: old for key, old, _ in changed_keys(dump_lazy(loaded()), tmp_path / "config.yaml")
+    }
     assert changes["train.output_dir"] == [str(marker)] and not marker.exists()
     with pytest.raises(yaml.YAMLError):
         yaml.safe_load((tmp_path / "config.yaml").read_text())
@@ -109,60 +106,50 @@ def test_a_node_goes_into_a_foreign_model(tmp_path):
 def shapes(tmp_path):
     make_shapes(tmp_path, num_train=4, num_val=1, size=64)
     folder = tmp_path / "shapes"
-    run = loaded(
+    lazy = loaded(
         "dataloader.image_size=64",
         "dataloader.train.num_workers=0",
         "dataloader.train.total_batch_size=4",
         train_json=str(folder / "annotations" / "instances_train.json"),
         train_images=str(folder / "train"),
     )
-    LazyTrainer.register_data(run)
-    return run, sorted((folder / "train").iterdir())
+    task = LazyTask(lazy)
+    task.register_data()
+    return task, sorted((folder / "train").iterdir())
 
 
 def test_one_s_own_data(shapes):
-    run, _ = shapes
-    assert run.lazy.model.roi_heads.num_classes == run.MODEL.ROI_HEADS.NUM_CLASSES == 3
-    assert (run.lazy.dataloader.train.dataset.names,) == run.DATASETS.TRAIN
+    task, _ = shapes
+    assert task.lazy.model.roi_heads.num_classes == 3
+    assert task.lazy.dataloader.train.dataset.names == task.train_names[0]
     # without test data of one's own there is nothing to evaluate on
-    assert "evaluator" not in run.lazy.dataloader and LazyTrainer.test(run, None) == {}
-    LazyTrainer.check_data(run, train=True, test=False)
+    assert (
+        "evaluator" not in task.lazy.dataloader and task.evaluate({"raw": None}, final=True) == {}
+    )
+    task.check_data(train=True)
 
 
-def test_an_unreadable_image_is_replaced_or_ends_the_run_in_words(shapes):
-    run, images = shapes
+def test_data_of_other_classes_are_refused_by_the_key_of_a_lazyconfig(shapes):
+    task, _ = shapes
+    task.lazy.model.roi_heads.num_classes = 4
+    with pytest.raises(ConfigError, match=r"model\.roi_heads\.num_classes is 4"):
+        task.check_data(train=True)
+
+
+def test_an_unreadable_image_is_replaced_or_ends_the_run(shapes):
+    task, images = shapes
     images[0].write_bytes(b"nothing")
-    [batch] = [
-        batch for _, batch in zip(range(1), LazyTrainer.build_train_loader(run), strict=False)
-    ]
+    [batch] = [batch for _, batch in zip(range(1), task.build_train_loader(), strict=False)]
     assert len(batch) == 4 and images[0].name not in {Path(i["file_name"]).name for i in batch}
-    run.lazy.dataloader.train.max_unreadable = 0
-    with pytest.raises(DataError, match=r"dataloader\.train\.max_unreadable"), lazy_words():
-        next(iter(LazyTrainer.build_train_loader(run)))
+    task.lazy.dataloader.train.max_unreadable = 0
+    with pytest.raises(DataError, match=r"(?i)max_unreadable"):
+        next(iter(task.build_train_loader()))
 
 
-@pytest.mark.parametrize(
-    ("sentence", "words"),
-    [
-        ("add MODEL.DEVICE cpu at the end", "add train.device=cpu at the end"),
-        ("OUTPUT_DIR here holds", "train.output_dir here holds"),
-        ("SOLVER.AMP.ENABLED False.", "train.amp.enabled=False."),
-        ("MY_OUTPUT_DIR and OUTPUT_DIRS", "MY_OUTPUT_DIR and OUTPUT_DIRS"),
-        *[(text, text) for text in ("a/SEED/b", "SEED/b", "a/SEED", "'SEED'", '"SEED"', "SEED.py")],
-        ("set SEED.", "set train.seed."),
-        (
-            "DATASETS.TRAIN_JSON, DATASETS.TRAIN names",
-            "dataloader.train_json, dataloader.train.dataset.names names",
-        ),
-    ],
-)
-def test_sentences_name_the_keys_of_a_lazyconfig(sentence, words):
-    assert translated(sentence) == words
-
-
-def test_an_error_keeps_its_class():
-    with pytest.raises(WeightsError, match=r"^train\.init_checkpoint x"), lazy_words():
-        raise WeightsError("MODEL.WEIGHTS x")
+def test_pixel_settings_are_named_by_the_keys_of_a_lazyconfig():
+    pixels = LazyTask(loaded()).pixels
+    with pytest.raises(ConfigError, match=r"model\.pixel_std .*\(now"):
+        pixels.check(PixelSettings("BGR", pixels.mean, [9.0] * 3), "weights.pth")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +163,7 @@ def test_an_error_keeps_its_class():
         ),
     ],
 )
-def test_what_the_user_wrote_is_not_translated(words, sentence):
+def test_a_file_or_pair_that_is_no_lazyconfig(words, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         run_lazy(lazy_parser().parse_args(words))
 
@@ -228,4 +215,7 @@ def test_the_objects_of_a_saved_file(tmp_path):
 )
 def test_values_that_cannot_be(opts, words):
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        LazyTrainer.build_for_trial(loaded(*opts))
+        task = LazyTask(loaded(*opts))
+        assert task.pixels
+        model = nn.Linear(1, 1)
+        task.build_scheduler(task.build_optimizer(model))

@@ -12,38 +12,37 @@ import numpy as np
 import pytest
 import torch
 from detectron2.engine import HookBase
+from detectron2.engine.hooks import IterationTimer, LRScheduler
 from detectron2.utils.env import seed_all_rng
 from torch import nn
 
-from lambda_det.detection import DetectionTrainer, LazyTrainer, load_config, load_lazy_config
+from lambda_det.detection import DetectionTask, LazyTask, load_config, load_lazy_config
 from lambda_det.detection.data import make_shapes
-from lambda_det.detection.scaling import images_per_batch, scale_schedule
-from lambda_det.training.loop import run_steps
+from lambda_det.detection.model import build_on_meta
+from lambda_det.detection.schedule import scale_settings
+from lambda_det.training.trainer import Trainer
+from tests.detection.tiny import TINY
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file has its twin
 PAIRS = sorted(path.stem for path in CONFIGS.glob("*.py"))
 PAPER = [f"mask_rcnn_lambdaresnet{depth}" for depth in (50, 101, 152)]
-# The same small changes to both: (YAML's keys, LazyConfig's)
-TINY = (
-    "MODEL.DEVICE cpu MODEL.LAMBDA_RESNET.NAME lambda_resnet26 MODEL.LAMBDA_RESNET.SCOPE 7 "
-    "MODEL.ROI_BOX_HEAD.NUM_CONV 1 MODEL.ROI_BOX_HEAD.CONV_DIM 8 MODEL.RPN.CONV_DIMS [-1] "
-    "MODEL.ROI_MASK_HEAD.NUM_CONV 1 MODEL.ROI_MASK_HEAD.CONV_DIM 8 DATALOADER.NUM_WORKERS 0 "
-    "INPUT.LSJ.SIZE 64 INPUT.MIN_SIZE_TEST 64 INPUT.MAX_SIZE_TEST 64 SEED 5",
-    "train.device=cpu model.backbone.bottom_up.name=lambda_resnet26 "
-    "model.backbone.bottom_up.scope=7 model.roi_heads.box_head.conv_dims=[8] "
-    "model.proposal_generator.head.conv_dims=[-1] model.roi_heads.mask_head.conv_dims=[8,8] "
-    "dataloader.train.num_workers=0 dataloader.test.num_workers=0 dataloader.image_size=64 "
-    "train.seed=5",
-)
 
 
-def yaml_config(name: str, options: str = "", **flags: str):
-    return load_config(_arguments(f"{name}.yaml", options, flags))
+def yaml_task(name: str, options: str = "", **flags: str) -> DetectionTask:
+    return DetectionTask(load_config(_arguments(f"{name}.yaml", options, flags)))
 
 
-def lazy_config(name: str, options: str = "", **flags: str):
-    return load_lazy_config(_arguments(f"{name}.py", options, flags))
+def lazy_task(name: str, options: str = "", **flags: str) -> LazyTask:
+    return LazyTask(load_lazy_config(_arguments(f"{name}.py", options, flags)))
+
+
+def _on_meta(task: DetectionTask) -> nn.Module:
+    """The model without values."""
+    if isinstance(task, LazyTask):
+        with torch.device("meta"):
+            return task.make_model()
+    return build_on_meta(task.cfg)
 
 
 def _arguments(file: str, options: str, flags: dict[str, str]) -> argparse.Namespace:
@@ -64,14 +63,14 @@ def shapes(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture
 def tiny(shapes, tmp_path):
-    """Both configurations of a small detector, ready to train: [(trainer, config), ...]."""
+    """Both configurations of a small detector, fitted to one process."""
     name = PAPER[0]
-    yaml = yaml_config(name, f"{TINY[0]} OUTPUT_DIR {tmp_path / 'yaml'}", **shapes)
-    lazy = lazy_config(name, f"{TINY[1]} train.output_dir={tmp_path / 'lazy'}", **shapes)
-    pairs = [(DetectionTrainer, yaml), (LazyTrainer, lazy)]
-    for trainer, cfg in pairs:
-        trainer.register_data(cfg)
-    return pairs
+    yaml = yaml_task(name, f"{TINY[0]} OUTPUT_DIR {tmp_path / 'yaml'}", **shapes)
+    lazy = lazy_task(name, f"{TINY[1]} train.output_dir={tmp_path / 'lazy'}", **shapes)
+    return [
+        DetectionTask.for_run(yaml.cfg, train=True),
+        LazyTask.for_run(lazy.lazy, train=True),
+    ]
 
 
 def _settings(value: Any, seen: set[int]) -> Any:
@@ -116,10 +115,7 @@ def test_every_lazyconfig_has_its_yaml_file():
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_network_is_the_same(name):
-    models = [
-        DetectionTrainer.build_for_trial(yaml_config(name)),
-        LazyTrainer.build_for_trial(lazy_config(name)),
-    ]
+    models = [_on_meta(yaml_task(name)), _on_meta(lazy_task(name))]
     one, other = ([(k, v.shape) for k, v in m.state_dict().items()] for m in models)
     assert one == other
     assert [p.requires_grad for m in models[:1] for p in m.parameters()] == [
@@ -129,8 +125,8 @@ def test_the_network_is_the_same(name):
 
 def test_every_setting_of_the_network_is_the_same():
     """Thresholds, numbers of proposals, strides, norms: all that the modules hold."""
-    yaml = _network(DetectionTrainer.build_for_trial(yaml_config(PAPER[0])))
-    lazy = _network(LazyTrainer.build_for_trial(lazy_config(PAPER[0])))
+    yaml = _network(_on_meta(yaml_task(PAPER[0])))
+    lazy = _network(_on_meta(lazy_task(PAPER[0])))
     assert list(yaml) == list(lazy)
     for module in yaml:
         assert yaml[module] == lazy[module], module
@@ -138,33 +134,20 @@ def test_every_setting_of_the_network_is_the_same():
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_run_is_the_same(name):
-    yaml, lazy = yaml_config(name), lazy_config(name)
-    for section in ("SOLVER", "TEST", "DATASETS", "DATALOADER"):
-        differences = {
-            key: (value, lazy[section][key])
-            for key, value in yaml[section].items()
-            if value != lazy[section][key]
-        }
-        # Two stay Detectron2's defaults there, and are compared by what they do, below
-        assert differences.keys() <= {"WARMUP_FACTOR", "WEIGHT_DECAY"}, differences
-    assert yaml.OUTPUT_DIR == lazy.OUTPUT_DIR
-    assert yaml.MODEL.WEIGHTS == "" and lazy.MODEL.WEIGHTS == ""
-    assert DetectionTrainer.pixel_settings(yaml) == LazyTrainer.pixel_settings(lazy)
-    assert lazy.lazy.train.log_period == DetectionTrainer.log_period
-    assert lazy.lazy.train.checkpointer.max_to_keep == DetectionTrainer.checkpoints_kept
+    yaml, lazy = yaml_task(name), lazy_task(name)
+    assert yaml.settings == lazy.settings
+    assert yaml.pixels == lazy.pixels
+    assert yaml.train_names == lazy.train_names
 
 
 def _schedules(world_size: int, accumulate: int = 1):
     result = []
-    for trainer, cfg in (
-        (DetectionTrainer, yaml_config(PAPER[0])),
-        (LazyTrainer, lazy_config(PAPER[0])),
-    ):
-        cfg.SOLVER.ACCUMULATE_GRADIENTS = accumulate
-        cfg = scale_schedule(cfg, world_size)
+    for task in (yaml_task(PAPER[0]), lazy_task(PAPER[0])):
+        written = dataclasses.replace(task.settings, accumulate=accumulate)
+        task.settings = scale_settings(written, world_size)
         weight = torch.zeros(1, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=cfg.SOLVER.BASE_LR)
-        result.append((trainer.build_lr_scheduler(cfg, optimizer), cfg))
+        optimizer = torch.optim.SGD([weight], lr=task.settings.base_lr)
+        result.append((task.build_scheduler(optimizer), task.settings))
     return result
 
 
@@ -174,9 +157,9 @@ def _rate(scheduler, step: int) -> float:
 
 
 def test_the_learning_rate_is_the_same_in_all_steps():
-    (yaml, cfg), (lazy, other) = _schedules(128)
-    assert cfg.SOLVER.MAX_ITER == other.SOLVER.MAX_ITER
-    for step in range(cfg.SOLVER.MAX_ITER):
+    (yaml, settings), (lazy, other) = _schedules(128)
+    assert settings == other
+    for step in range(settings.max_iter):
         assert _rate(yaml, step) == _rate(lazy, step), step
 
 
@@ -184,31 +167,29 @@ def test_the_learning_rate_is_the_same_in_all_steps():
     ("world_size", "accumulate"), [(1, 1), (3, 1), (8, 1), (9, 7), (131, 1), (256, 1)]
 )
 def test_the_learning_rate_is_the_same_on_other_numbers_of_workers(world_size, accumulate):
-    (yaml, cfg), (lazy, other) = _schedules(world_size, accumulate)
-    assert cfg.SOLVER.MAX_ITER == other.SOLVER.MAX_ITER
-    assert images_per_batch(cfg) == images_per_batch(other)
-    assert cfg.TEST.EVAL_PERIOD == other.TEST.EVAL_PERIOD
-    last = cfg.SOLVER.MAX_ITER
+    (yaml, settings), (lazy, other) = _schedules(world_size, accumulate)
+    assert settings == other
+    last = settings.max_iter
     # Around each change, where rounding would show, and evenly in between
-    near = [s + d for s in (*cfg.SOLVER.STEPS, cfg.SOLVER.WARMUP_ITERS) for d in range(-99, 99)]
+    near = [s + d for s in (*settings.lr_steps, settings.warmup_iters) for d in range(-99, 99)]
     for step in (*near, *range(0, last, last // 5_000)):
         assert _rate(yaml, step) == _rate(lazy, step), step
 
 
 def test_another_length_stretches_the_schedule(tmp_path):
-    cfg = lazy_config(PAPER[0], "train.max_iter=1300 train.reference_world_size=0")
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=cfg.SOLVER.BASE_LR)
-    scheduler = LazyTrainer.build_lr_scheduler(cfg, optimizer)
+    task = lazy_task(PAPER[0], "train.max_iter=1300 train.reference_world_size=0")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=task.settings.base_lr)
+    scheduler = task.build_scheduler(optimizer)
     rates = [_rate(scheduler, step) for step in (0, 5, 10, 1169, 1171, 1299)]
     assert rates == pytest.approx([0, 0.16, 0.32, 0.32, 0.032, 0.00032])
 
 
 def test_the_optimiser_is_the_same_for_each_parameter(tiny):
     groups = []
-    for trainer, cfg in tiny:
-        model = trainer.build_for_trial(cfg)
+    for task in tiny:
+        model = _on_meta(task)
         names = {parameter: name for name, parameter in model.named_parameters()}
-        optimizer = trainer.build_optimizer(scale_schedule(cfg, 1), model)
+        optimizer = task.build_optimizer(model)
         groups.append(
             {
                 names[parameter]: {k: v for k, v in group.items() if k != "params"}
@@ -238,8 +219,8 @@ def _plain_sample(image: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_augmented_samples_are_the_same(tiny):
     batches = []
-    for trainer, cfg in tiny:
-        loader = trainer.build_train_loader(scale_schedule(cfg, 1))
+    for task in tiny:
+        loader = task.build_train_loader()
         # As a run does. A loader that was not begun draws a seed, and how many numbers were drawn
         # before depends on Detectron2: since 2026 its samplers take theirs from the YAML config.
         loader.begin(seed=11, batches=0)
@@ -252,13 +233,14 @@ def test_the_augmented_samples_are_the_same(tiny):
 
 def test_the_test_images_and_the_evaluator_are_the_same(tiny):
     images, evaluators = [], []
-    for trainer, cfg in tiny:
-        loader = trainer.build_test_loader(cfg, cfg.DATASETS.TEST[0])
+    name = tiny[0].cfg.DATASETS.TEST[0]
+    for task in tiny:
+        loader = task.build_test_loader(name)
         images.append([i["image"].numpy().tobytes() for batch in loader for i in batch])
-        evaluator = trainer.build_evaluator(cfg, cfg.DATASETS.TEST[0])
+        evaluator = task.build_evaluator(name)
         [evaluator] = getattr(evaluator, "_evaluators", [evaluator])
         own = vars(evaluator)
-        assert Path(own["_output_dir"]) == Path(cfg.OUTPUT_DIR, "inference")
+        assert Path(own["_output_dir"]) == Path(task.settings.output_dir, "inference")
         kept = ("_tasks", "_distributed", "_max_dets_per_image", "_use_fast_impl", "_do_evaluation")
         evaluators.append((type(evaluator), [_settings(own[key], set()) for key in kept]))
     assert images[0] == images[1] and len(images[0]) == 2
@@ -277,19 +259,23 @@ class _Losses(HookBase):
 def test_the_first_losses_and_weights_are_the_same(tiny):
     """With large steps, so that a difference in the optimiser would show in the next loss."""
     losses, states, first, results = [], [], [], []
-    for trainer, cfg in tiny:
-        cfg.SOLVER.BASE_LR = 1e5  # the warm-up of 128 000 steps has hardly begun
-        seed_all_rng(cfg.SEED)
-        training = trainer(cfg)
-        first.append({k: v.clone() for k, v in training._model.state_dict().items()})
+    for task in tiny:
+        # The warm-up of 128 000 steps has hardly begun
+        task.settings = dataclasses.replace(task.settings, base_lr=781.25)
+        seed_all_rng(task.settings.seed)
+        training = Trainer(task)
+        first.append({k: v.clone() for k, v in training.model.state_dict().items()})
         watch = _Losses()
+        hooks = [
+            hook for hook in training._hooks if isinstance(hook, (IterationTimer, LRScheduler))
+        ]
         training._hooks.clear()
-        training.register_hooks([watch, *training.build_hooks()[:2]])
+        training.register_hooks([watch, *hooks])
         training.max_iter = 3
-        run_steps(training)
-        results.append(trainer.test(cfg, training._model))
+        training.train()
+        results.append(task.evaluate({"raw": training.model}, final=True))
         losses.append(watch.seen)
-        states.append(training._model.state_dict())
+        states.append(training.model.state_dict())
     assert all(torch.equal(value, first[1][name]) for name, value in first[0].items())
     assert losses[0] == losses[1] and len(losses[0]) == 3
     assert losses[0][1]["lr"] > 0 or losses[0][2]["lr"] > 0

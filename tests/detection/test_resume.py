@@ -9,18 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from lambda_det.detection import DetectionTrainer, lazy_parser, parser, run, run_lazy
+from lambda_det.detection import DetectionTask, lazy_parser, parser, run, run_lazy
+from lambda_det.detection import task as detection_task
 from lambda_det.distributed.signals import SIGNALS
-from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
-from lambda_det.training import run_log
-from lambda_det.training.milestones import PreciseStatistics
-from tests.detection.test_lazy_parity import TINY
+from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
+from lambda_det.training import run_folder, start
+from lambda_det.training import trainer as trainer_module
+from lambda_det.training.trainer import Trainer
+from lambda_det.weights import formats
+from tests.detection.tiny import TINY
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import DETECTOR, content, data_flags, differences, metrics
 
@@ -48,15 +52,15 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def short_log_period(monkeypatch):
     """Records that are due at, before and after the steps at which a run is stopped."""
-    monkeypatch.setattr(DetectionTrainer, "log_period", 2)
+    monkeypatch.setattr(detection_task, "LOG_PERIOD", 2)
 
 
 @pytest.fixture(autouse=True)
 def logs_reach_pytest(monkeypatch):
     monkeypatch.setattr(
-        run_log, "setup_logger", partial(run_log.setup_logger, enable_propagation=True)
+        run_folder, "setup_logger", partial(run_folder.setup_logger, enable_propagation=True)
     )
-    monkeypatch.setattr(run_log, "collect_env_info", str)  # which takes a quarter of a second
+    monkeypatch.setattr(start, "collect_env_info", str)  # which takes a quarter of a second
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +84,14 @@ def train(flags):
 
 
 def _kill_before(monkeypatch, step: int) -> None:
-    original = DetectionTrainer.run_step
+    original = Trainer.run_step
 
     def run_step(self) -> None:
         if self.iter == step:
             raise Killed
         original(self)
 
-    monkeypatch.setattr(DetectionTrainer, "run_step", run_step)
+    monkeypatch.setattr(Trainer, "run_step", run_step)
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -107,7 +111,7 @@ def whole(flags, tmp_path_factory):
             folders[name] = tmp_path_factory.mktemp("whole")
             words = VARIANTS[name].split()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(DetectionTrainer, "log_period", 2)
+                patch.setattr(detection_task, "LOG_PERIOD", 2)
                 run(parser().parse_args([*flags, "OUTPUT_DIR", str(folders[name]), *words]))
         return folders[name]
 
@@ -159,16 +163,16 @@ def test_an_evaluation_that_did_not_end_comes_first(
     train, whole, tmp_path, monkeypatch, caplog, evaluation, how
 ):
     folder = tmp_path / "run"
-    original, calls = DetectionTrainer.test.__func__, []
+    original, calls = DetectionTask.evaluate, []
 
-    def test(cls, cfg, model):
+    def evaluate(self, models, *, final):
         calls.append(1)
         if len(calls) == evaluation:
             end_here(how)
-        return original(cls, cfg, model)
+        return original(self, models, final=final)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTrainer, "test", classmethod(test))
+        patch.setattr(DetectionTask, "evaluate", evaluate)
         with pytest.raises((Killed, Preempted)) as caught:
             train(folder)
     if how == "told":
@@ -184,20 +188,20 @@ def test_statistics_that_did_not_end_come_before_it(
     train, whole, tmp_path, monkeypatch, evaluation
 ):
     folder, words = tmp_path / "run", VARIANTS["precise statistics"].split()
-    original, calls = PreciseStatistics.update_stats, []
+    original, calls = trainer_module.estimate_statistics, []
 
-    def update_stats(self):
+    def estimate_statistics(*args):
         calls.append(1)
         if len(calls) == evaluation:
             os.kill(os.getpid(), signal.SIGUSR1)
             for _ in range(100):  # a handler runs between two operations of Python
                 pass
             pytest.fail("the signal was not heeded at once")
-        original(self)
+        original(*args)
 
     last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
     with monkeypatch.context() as patch:
-        patch.setattr(PreciseStatistics, "update_stats", update_stats)
+        patch.setattr(trainer_module, "estimate_statistics", estimate_statistics)
         with pytest.raises(Preempted, match=f"after step {3 * evaluation}; {last} holds"):
             train(folder, *words)
     running = content(last)
@@ -214,7 +218,7 @@ def test_statistics_that_did_not_end_come_before_it(
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, number):
     folder = tmp_path / "run"
-    original = DetectionTrainer.run_step
+    original = Trainer.run_step
     handlers = [signal.getsignal(number) for number in SIGNALS]
 
     def run_step(self):
@@ -223,7 +227,7 @@ def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, numb
         original(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTrainer, "run_step", run_step)
+        patch.setattr(Trainer, "run_step", run_step)
         with pytest.raises(Preempted) as caught:
             train(folder)
     last = folder / "model_0000004.pth"
@@ -241,11 +245,11 @@ def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, numb
 def test_a_finished_run_stays_as_it_is(train, whole, tmp_path, monkeypatch, caplog):
     folder = tmp_path / "run"
     shutil.copytree(whole("plain"), folder)
-    monkeypatch.setattr(DetectionTrainer, "test", None)  # not evaluated again
+    monkeypatch.setattr(DetectionTask, "evaluate", None)  # not evaluated again
     before = {path.name: path.read_bytes() for path in folder.glob("*.pth")}
     train(folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.glob("*.pth")} == before
-    assert "has all of its 6 iterations already" in caplog.text
+    assert "has all of its 6 steps already" in caplog.text
     assert_same_run(whole("plain"), folder)
 
 
@@ -262,18 +266,36 @@ def test_a_finished_run_is_made_longer(train, whole, tmp_path):
     assert max(after) == 6
 
 
-def test_a_checkpoint_of_an_earlier_version_is_continued(train, whole, tmp_path, caplog):
+def test_a_checkpoint_of_an_earlier_version_is_refused(train, whole, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     state = content(whole("plain") / "model_0000003.pth")
-    for key in ("seed", "data"):
-        del state["trainer"][key]
-    state["trainer"]["hooks"] = {"LRScheduler": state["trainer"]["hooks"]["LRScheduler"]}
+    state["trainer"]["_trainer"] = state["trainer"].pop("step")
     torch.save(state, folder / "model_0000003.pth")
     (folder / "last_checkpoint").write_text("model_0000003.pth")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(WeightsError, match="earlier version"):
+        train(folder, resume=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_resume_reads_its_checkpoint_once(train, whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(whole("plain"), folder)
+    reads: Counter[str] = Counter()
+    original = formats._read_torch
+
+    def read(path, *, mmap):
+        # Those that are mapped verify what was just written, at its draft's name
+        reads[Path(path).name] += 1
+        return original(path, mmap=mmap)
+
+    monkeypatch.setattr(formats, "_read_torch", read)
     train(folder, resume=True)
-    assert caplog.text.count("start anew") == 1
-    assert content(folder / "model_final.pth")["iteration"] == 5
+    assert reads == {"model_final.pth": 1}
+    reads.clear()
+    train(folder, "SOLVER.MAX_ITER", "7", "SOLVER.STEPS", "(2, 4)", resume=True)
+    assert reads == {"model_final.pth": 1, "model_final.pth.tmp": 2}
 
 
 def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
@@ -284,7 +306,7 @@ def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
     train(folder, "DATALOADER.NUM_WORKERS", "1", resume=True)
     assert "the samples are others" not in caplog.text
     train(folder, "INPUT.MAX_SIZE_TRAIN", "48", resume=True)
-    assert "INPUT.MAX_SIZE_TRAIN changed: the samples are others" in caplog.text
+    assert "INPUT.MAX_SIZE_TRAIN changed: " in caplog.text
 
 
 def _lazy_words(flags: list[str], folder: Path, *words: str) -> list[str]:
@@ -314,11 +336,11 @@ def test_a_lazyconfig_is_resumed_alike(flags, tmp_path, monkeypatch):
 def test_a_foreign_loader_is_named_where_its_order_starts_anew(
     train, tmp_path, monkeypatch, caplog
 ):
-    original = DetectionTrainer.build_train_loader.__func__
+    original = DetectionTask.build_train_loader
     monkeypatch.setattr(
-        DetectionTrainer,
+        DetectionTask,
         "build_train_loader",
-        classmethod(lambda cls, cfg: list(itertools.islice(original(cls, cfg), 4))),
+        lambda self: list(itertools.islice(original(self), 4)),
     )
     train(tmp_path / "run", "SOLVER.MAX_ITER", "1", "DATASETS.TEST_JSON", "")
     assert "starts anew" not in caplog.text
@@ -359,6 +381,6 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
     process = tool(tmp_path / "run", *words)
     assert process.communicate() and process.returncode == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DetectionTrainer, "log_period", 20)
+        patch.setattr(detection_task, "LOG_PERIOD", 20)
         train(tmp_path / "whole", *words)
     assert_same_run(tmp_path / "whole", tmp_path / "run")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from detectron2.config import get_cfg
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection.scaling import images_per_batch, scale_schedule
+from lambda_det.detection.schedule import scale_settings
+from lambda_det.detection.task import read_settings
 from lambda_det.errors import ConfigError
 
 
@@ -41,35 +43,27 @@ def _paper(accumulate: int = 1):
     ],
 )
 def test_the_papers_schedule(workers, accumulate, images, lr, steps):
-    cfg = scale_schedule(_paper(accumulate), workers)
-    solver = dict(cfg.SOLVER)
-    assert solver["IMS_PER_BATCH"] == images
-    assert solver["BASE_LR"] == pytest.approx(lr)
-    assert solver["MAX_ITER"] == steps
-    assert solver["STEPS"] == pytest.approx([0.9 * steps, 0.95 * steps, 0.975 * steps])
-    assert solver["WARMUP_ITERS"] == pytest.approx(steps / 130)
+    scaled = scale_settings(read_settings(_paper(accumulate)), workers)
+    assert scaled.images_per_step == images
+    assert scaled.base_lr == pytest.approx(lr)
+    assert scaled.max_iter == steps
+    assert scaled.lr_steps == pytest.approx([0.9 * steps, 0.95 * steps, 0.975 * steps])
+    assert scaled.warmup_iters == pytest.approx(steps / 130)
     # whatever the workers: the same images in all, and 2 in memory on each
-    assert cfg.SOLVER.IMS_PER_BATCH * cfg.SOLVER.MAX_ITER == 256 * 130_000
-    assert images_per_batch(cfg) == 2 * workers
-    assert cfg.SOLVER.CHECKPOINT_PERIOD == 5000
+    assert scaled.images_per_step * scaled.max_iter == 256 * 130_000
+    assert scaled.images_per_batch == 2 * workers
+    assert scaled.checkpoint_period == 5000
 
 
 def test_counts_do_not_vanish():
-    cfg = _paper().clone()
-    cfg.defrost()
-    cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.TEST.EVAL_PERIOD = 1, 3
-    cfg.freeze()
-    scaled = scale_schedule(cfg, 64)
-    assert scaled.TEST.EVAL_PERIOD == 1
-    assert scaled.is_frozen() and cfg.TEST.EVAL_PERIOD == 3
+    written = replace(read_settings(_paper()), reference_world_size=1, eval_period=3)
+    assert scale_settings(written, 64).eval_period == 1
 
 
 def test_no_reference_means_no_scaling():
-    cfg = _paper(4).clone()
-    cfg.defrost()
-    cfg.SOLVER.REFERENCE_WORLD_SIZE = 0
-    assert scale_schedule(cfg, 8) is cfg
-    assert images_per_batch(cfg) == 64
+    written = replace(read_settings(_paper(4)), reference_world_size=0)
+    assert scale_settings(written, 8) is written
+    assert written.images_per_batch == 64
 
 
 @pytest.mark.parametrize(
@@ -86,14 +80,14 @@ def test_a_batch_that_does_not_divide(images, reference, accumulate, workers, wo
     cfg.defrost()
     cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.REFERENCE_WORLD_SIZE = images, reference
     with pytest.raises(ConfigError) as caught:
-        scale_schedule(cfg, workers)
+        scale_settings(read_settings(cfg), workers)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 def test_the_log_tells_both_schedules(caplog):
     with caplog.at_level(logging.INFO, logger="lambda_det"):
         logging.getLogger("lambda_det").propagate = True
-        scale_schedule(_paper(), 8)
+        scale_settings(read_settings(_paper()), 8)
     (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("lambda_det")]
     for part in ("256 images", "lr 0.32", "130000 steps", "16 images", "lr 0.02", "2080000 steps"):
         assert part in line

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from lambda_det import create_backbone
 from lambda_det.config import add_lambda_config
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
-from lambda_det.training.loop import distribute
 from lambda_det.training.precision import Precision
-from lambda_det.training.step import StepTrainer
+from lambda_det.training.trainer import distribute
+from tests.training.toy import Steps
 
 STEPS = 4
 IMAGES = 4  # of a step
@@ -75,7 +75,7 @@ def _mask_rcnn() -> nn.Module:
 def _train(model: nn.Module, batches: list, accumulate: int, lr: float) -> list[dict[str, float]]:
     """The losses of each step, as means over all processes."""
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
-    trainer = StepTrainer(
+    trainer = Steps(
         model, batches, optimizer, precision=Precision("cpu", None), accumulate=accumulate, seed=7
     )
     losses = []

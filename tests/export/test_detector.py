@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from detectron2.modeling import build_model
 from torch import nn
 
 from lambda_det.detection import load_config
-from lambda_det.detection.trainer import DetectionTrainer
+from lambda_det.detection.model import build_model
 from lambda_det.errors import ConfigError
 from lambda_det.export import FORMATS, detector_network, export_network
 from lambda_det.export.detections import exportable_detections
@@ -44,7 +43,7 @@ def head(name: str):
     cfg.defrost()
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.2
     torch.manual_seed(0)
-    return scramble(DetectionTrainer.build_model(cfg))
+    return scramble(build_model(cfg))
 
 
 @pytest.mark.parametrize(

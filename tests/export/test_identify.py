@@ -7,7 +7,7 @@ import torch
 from detectron2.config import LazyConfig, get_cfg
 
 import lambda_det
-from lambda_det.detection.lazy_config import dump_lazy
+from lambda_det.detection.lazy import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.export.identify import config_of_run, find_checkpoint, identify, network_of_config

@@ -9,7 +9,7 @@ import torch
 from detectron2.config import CfgNode, LazyConfig, get_cfg
 
 import lambda_det
-from lambda_det.detection.lazy_config import dump_lazy
+from lambda_det.detection.lazy import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export import verify
 from lambda_det.export.backbone import extract_backbone

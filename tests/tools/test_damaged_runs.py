@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det.training.checkpoint_files import newest_good
+from lambda_det.training.checkpoint_files import read_newest
 from tests.tool import load_tool
 from tests.tools.test_train_net import CONFIG, _write_squares
 
@@ -60,7 +60,7 @@ def test_files_that_may_not_become_large_enough(flags, run):
     assert f"the last good checkpoint is {run / 'model_final.pth'}" in last and "--resume" in last
     assert "Traceback" not in done.stderr + done.stdout
     assert (run / "model_final.pth").read_bytes() == before
-    assert newest_good(str(run)) == str(run / "model_final.pth")
+    assert read_newest(str(run)).path == str(run / "model_final.pth")
     assert not list(run.glob("*.tmp"))
     steps = [json.loads(line)["iteration"] for line in (run / "metrics.json").open()]
     assert max(steps) >= 4  # what was recorded until then is kept

@@ -191,7 +191,7 @@ def test_resume_goes_on_where_it_stopped(tool, flags, trained):
     iterations = _iterations(trained)
     assert iterations == sorted(set(iterations)) and 4 in iterations
     state = torch.load(trained / "model_final.pth", weights_only=True)
-    assert state["iteration"] == 4 and state["trainer"]["_trainer"]["iteration"] == 4
+    assert state["iteration"] == 4 and state["trainer"]["iteration"] == 4
 
 
 def test_a_killed_run_is_resumed_and_evaluated(tool, flags, tmp_path):

@@ -142,7 +142,7 @@ def test_resume_goes_on_where_it_stopped(tool, flags, trained):
     assert iterations == sorted(set(iterations)) and 4 in iterations
     state = torch.load(trained / "model_final.pth", weights_only=True)
     assert state["iteration"] == 4
-    assert state["trainer"]["_trainer"]["iteration"] == 4
+    assert state["trainer"]["iteration"] == 4
 
 
 def test_resume_with_another_number_of_images_per_step(tool, flags, tmp_path, capsys):

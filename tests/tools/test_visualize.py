@@ -14,7 +14,7 @@ from detectron2.config import LazyConfig
 
 from lambda_det import create_backbone
 from lambda_det.detection.data import make_shapes
-from lambda_det.detection.lazy_config import dump_lazy
+from lambda_det.detection.lazy import dump_lazy
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.visualization import figures
 from lambda_det.weights.backbone_file import save_backbone

@@ -18,8 +18,10 @@ from torch import nn
 
 from lambda_det import files
 from lambda_det.errors import DiskError
-from lambda_det.training import background, checkpoint_files
-from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, newest_good
+from lambda_det.training import checkpoint_files
+from lambda_det.training import checkpointer as checkpointer_module
+from lambda_det.training.background import BackgroundWriter
+from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.formats import write_torch
 
@@ -44,7 +46,7 @@ def slow(monkeypatch):
         assert gate.wait(30)
         write_torch(content, file)
 
-    monkeypatch.setattr(background, "write_torch", write)
+    monkeypatch.setattr(checkpointer_module, "write_torch", write)
     gate.begun = begun
     yield gate
     gate.set()
@@ -124,9 +126,9 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
     checkpointer.save("model_0000001")
     checkpointer.save("model_0000002")
     checkpointer.wait()
-    checked = background.check_checkpoint
+    checked = checkpointer_module.check_checkpoint
     monkeypatch.setattr(
-        background, "check_checkpoint", lambda path: (steps.append("check"), checked(path))
+        checkpointer_module, "check_checkpoint", lambda path: (steps.append("check"), checked(path))
     )
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(
@@ -172,8 +174,8 @@ def _die_at(operation):
             file.flush()
             tick()
 
-    background.write_torch = write_in_parts
-    background.check_checkpoint = before(background.check_checkpoint)
+    checkpointer_module.write_torch = write_in_parts
+    checkpointer_module.check_checkpoint = before(checkpointer_module.check_checkpoint)
     for name in ("fsync", "replace", "link"):
         setattr(os, name, before(getattr(os, name)))
     Path.unlink = before(Path.unlink)
@@ -210,7 +212,7 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
         checkpointer.wait()
         status = _save_and_die(folder, operation)
         assert status in (0, 9)
-        taken.append(_value(newest_good(str(folder))))
+        taken.append(_value(read_newest(str(folder)).path))
         check_checkpoint(last_checkpoint(str(folder)))  # what it names is whole by itself
         good = {_value(path) for path in folder.glob("model_0*.pth")}
         # Nothing goes before the pointer has moved, and then only what is too old
@@ -221,7 +223,7 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
         checkpointer = SafeCheckpointer(_model(4.0), str(folder), keep=2)
         checkpointer.save("model_0000004")
         checkpointer.wait()
-        assert _value(newest_good(str(folder))) == 4.0
+        assert _value(read_newest(str(folder)).path) == 4.0
         assert not list(folder.glob("*.pth.tmp")) and not list(folder.glob("last*.tmp"))
     assert taken == sorted(taken) and taken.count(2.0) >= 10 and taken.count(3.0) >= 5
     assert not list(folder.glob("*.tmp"))
@@ -240,10 +242,10 @@ def test_an_error_is_told_in_words(tmp_path, monkeypatch, number, operation, tol
         raise OSError(number, os.strerror(number))
 
     places = {
-        "write": (background, "write_torch"),
+        "write": (checkpointer_module, "write_torch"),
         "fsync": (os, "fsync"),
         "replace": (os, "replace"),
-        "pointer": (background, "point_to"),
+        "pointer": (checkpointer_module, "point_to"),
     }
     monkeypatch.setattr(*places[operation], fail)
     checkpointer.save("model_0000002")
@@ -261,13 +263,13 @@ def test_an_error_is_told_in_words(tmp_path, monkeypatch, number, operation, tol
         assert words in sentence
     assert "\n" not in sentence
     monkeypatch.undo()
-    assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000001.pth")
+    assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000001.pth")
     assert not list(tmp_path.glob("*.tmp"))
     assert os.path.samefile(tmp_path / "model_0000001.pth", tmp_path / "model_best.pth")
     checkpointer.check()  # it is told once
     checkpointer.save("model_0000003")
     checkpointer.wait()
-    assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000003.pth")
+    assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000003.pth")
 
 
 class _Late(Future):
@@ -287,7 +289,7 @@ class _Late(Future):
 
 
 def test_what_waits_behind_an_error_is_never_done():
-    writer, done = background.BackgroundWriter(), []
+    writer, done = BackgroundWriter(), []
 
     def fail():
         raise OSError(errno.ENOSPC, "full")
@@ -314,11 +316,11 @@ def test_a_disk_that_does_not_keep_what_was_written_is_noticed(tmp_path, monkeyp
         file.seek(file.tell() // 2)
         file.write(b"\x55" * 8)
 
-    monkeypatch.setattr(background, "write_torch", write_badly)
+    monkeypatch.setattr(checkpointer_module, "write_torch", write_badly)
     checkpointer.save("model_0000002")
     with pytest.raises(DiskError, match=r"model_0000002\.pth could not be written.*damaged"):
         checkpointer.wait()
-    assert newest_good(str(tmp_path)) == str(tmp_path / "model_0000001.pth")
+    assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000001.pth")
 
 
 def test_what_could_not_be_read_again_is_not_kept(tmp_path):
@@ -335,10 +337,10 @@ def test_a_disk_that_is_too_small_is_told_once(tmp_path, monkeypatch, caplog):
     optimizer = torch.optim.Adam(model.parameters())
     checkpointer = SafeCheckpointer(model, str(tmp_path), keep=3, trainer=optimizer)
     checkpointer.checkpointables["trainer"] = _Trainer(optimizer)
-    usage = background.shutil.disk_usage(tmp_path)
+    usage = checkpointer_module.shutil.disk_usage(tmp_path)
     for free, warnings in ((5 * 864, 0), (5 * 864 - 1, 1), (0, 1)):
         monkeypatch.setattr(
-            background.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
+            checkpointer_module.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
         )
         checkpointer.warn_of_little_space()
         assert len(caplog.records) == warnings

@@ -12,9 +12,9 @@ from lambda_det.training import checkpoint_files
 from lambda_det.training.checkpoint_files import (
     last_checkpoint,
     link_file,
-    newest_good,
     numbered,
     point_to,
+    read_newest,
     remove_drafts,
     remove_old,
 )
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 
 def _taken(folder):
-    return os.path.basename(newest_good(str(folder)))
+    return os.path.basename(read_newest(str(folder)).path)
 
 
 def test_that_which_the_pointer_names(folder, caplog):
@@ -61,12 +61,13 @@ def test_a_folder_by_another_name(folder, caplog, monkeypatch):
         if name == "./":
             monkeypatch.chdir(folder)
         remove_old(name, 1, last=5)
-        assert newest_good(name) == last_checkpoint(name) == os.path.join(name, "model_0000005.pth")
+        newest = os.path.join(name, "model_0000005.pth")
+        assert read_newest(name).path == last_checkpoint(name) == newest
     assert not caplog.records
 
 
 def test_an_empty_folder_and_none(tmp_path):
-    assert newest_good(str(tmp_path)) == newest_good(str(tmp_path / "none")) == ""
+    assert read_newest(str(tmp_path)) is read_newest(str(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "altered"])
@@ -82,7 +83,7 @@ def test_the_one_before_a_damaged_one(folder, caplog, how):
     assert len(caplog.records) == 2
     _damage(folder / "model_0000001.pth", how)
     with pytest.raises(WeightsError, match=r"No checkpoint.*whole.*model_0000003\.pth") as caught:
-        newest_good(str(folder))
+        read_newest(str(folder))
     assert "\n" not in str(caught.value)
 
 
@@ -135,7 +136,7 @@ def test_a_pointer_that_is_a_folder(folder):
 def test_a_pointer_without_any_file(tmp_path):
     point_to(str(tmp_path), "model_0000005.pth")
     with pytest.raises(WeightsError, match=r"names model_0000005\.pth, which is not there"):
-        newest_good(str(tmp_path))
+        read_newest(str(tmp_path))
 
 
 def test_the_final_one_without_a_pointer(folder):

@@ -13,10 +13,10 @@ from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import Backbone, build_model
 from torch import nn
 
-from lambda_det.detection import DetectionTrainer
-from lambda_det.detection.setup import _check_start
+from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.training.trainer import Trainer
 from tests.training.tiny_detector import tiny_config
 
 
@@ -67,7 +67,7 @@ def test_a_program_in_a_file_is_not_run(tmp_path, name):
         checkpointer.load_initial_weights(str(path))
     assert not mark.exists()
     # Detectron2's checkpointer cannot load anything any more after an error
-    checkpointer.load_complete_model(_saved(tmp_path / "good.pth", _Detector()))
+    checkpointer.load(_saved(tmp_path / "good.pth", _Detector()), [])
 
 
 def test_a_pickle_of_arrays_is_read(tmp_path):
@@ -76,7 +76,7 @@ def test_a_pickle_of_arrays_is_read(tmp_path):
     data = {"model": arrays, "__author__": "someone", "lr": np.float32(0.1)}
     for protocol in (2, 4):
         (tmp_path / "w.pkl").write_bytes(pickle.dumps(data, protocol=protocol))
-        SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pkl"))
+        SafeCheckpointer(target).load(str(tmp_path / "w.pkl"), [])
         assert torch.equal(target.backbone.stem.weight, source.backbone.stem.weight)
 
 
@@ -92,31 +92,31 @@ def test_a_file_that_is_no_checkpoint(tmp_path, damage):
     else:
         path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "text": b"hi"}[damage])
     with pytest.raises(WeightsError, match=str(path)):
-        SafeCheckpointer(_Detector()).load_complete_model(str(path))
+        SafeCheckpointer(_Detector()).load(str(path), [])
 
 
 def test_everything_must_be_there_to_evaluate(tmp_path):
     model = _Detector()
     without = {"backbone.norm.num_batches_tracked": None, "pixel_mean": None}
-    SafeCheckpointer(model).load_complete_model(_saved(tmp_path / "a.pth", model, **without))
+    SafeCheckpointer(model).load(_saved(tmp_path / "a.pth", model, **without), [])
     path = _saved(tmp_path / "b.pth", model, **{"backbone.stem.bias": None})
     with pytest.raises(WeightsError, match=r"backbone\.stem\.bias is missing"):
-        SafeCheckpointer(model).load_complete_model(path)
+        SafeCheckpointer(model).load(path, [])
     path = _saved(tmp_path / "c.pth", _Detector(classes=5))
     with pytest.raises(WeightsError, match=r"cls_score\.weight has shape \[6, 4\].*\[3, 4\]"):
-        SafeCheckpointer(model).load_complete_model(path)
+        SafeCheckpointer(model).load(path, [])
 
 
 def test_a_run_is_not_resumed_from_weights_alone(tmp_path):
     model, source = _Detector(), _Detector()
     before = model.backbone.stem.weight.clone()
-    with pytest.raises(WeightsError, match=r"a\.pth lacks trainer.*MODEL\.WEIGHTS"):
-        SafeCheckpointer(model).load_everything(_saved(tmp_path / "a.pth", source))
+    with pytest.raises(WeightsError, match=r"a\.pth lacks trainer"):
+        SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load(_saved(tmp_path / "a.pth", source))
     assert torch.equal(model.backbone.stem.weight, before)
     saved = SafeCheckpointer(source, str(tmp_path), trainer=nn.Linear(1, 1))
     saved.save("b")
     saved.wait()
-    SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load_everything(str(tmp_path / "b.pth"))
+    SafeCheckpointer(model, trainer=nn.Linear(1, 1)).load(str(tmp_path / "b.pth"))
     assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
 
 
@@ -128,7 +128,7 @@ def test_a_run_is_not_resumed_without_a_part_of_its_state(tmp_path):
     }
     torch.save({"model": _Detector().state_dict(), "trainer": {}}, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="lacks ema"):
-        SafeCheckpointer(_Detector(), **parts).load_everything(str(tmp_path / "a.pth"))
+        SafeCheckpointer(_Detector(), **parts).load(str(tmp_path / "a.pth"))
 
 
 def test_weights_of_a_larger_model_are_not_evaluated(tmp_path):
@@ -137,10 +137,10 @@ def test_weights_of_a_larger_model_are_not_evaluated(tmp_path):
     deeper.backbone.more = nn.Conv2d(3, 3, 1)
     path = _saved(tmp_path / "a.pth", deeper)
     with pytest.raises(WeightsError, match=r"backbone\.more\.weight"):
-        SafeCheckpointer(_Detector()).load_complete_model(path)
+        SafeCheckpointer(_Detector()).load(path, [])
     # But for the pixel settings, which some versions of Detectron2 keep in it
     path = _saved(tmp_path / "b.pth", _Detector(), pixel_std=torch.ones(3))
-    SafeCheckpointer(_Detector()).load_complete_model(path)
+    SafeCheckpointer(_Detector()).load(path, [])
 
 
 def test_training_may_start_from_other_classes_alone(tmp_path):
@@ -187,9 +187,10 @@ def test_statistics_that_a_frozen_norm_would_make_up(tmp_path):
     model.backbone.norm = FrozenBatchNorm2d(3)
     state = {k: v for k, v in model.state_dict().items() if "running" not in k}
     torch.save({"model": dict(state)}, tmp_path / "a.pth")
-    for load in ("load_complete_model", "load_initial_weights"):
+    path, checkpointer = str(tmp_path / "a.pth"), SafeCheckpointer(model)
+    for load in (checkpointer.load, checkpointer.load_initial_weights):
         with pytest.raises(WeightsError, match=r"norm\.running_mean is missing"):
-            getattr(SafeCheckpointer(model), load)(str(tmp_path / "a.pth"))
+            load(path)
 
 
 def test_a_log_line_says_what_was_loaded(tmp_path, caplog):
@@ -203,24 +204,41 @@ def test_a_log_line_says_what_was_loaded(tmp_path, caplog):
     assert line.endswith("unused in the file: extra")
 
 
-@pytest.mark.parametrize("place", ["trial", "training"])
-def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path, place):
+def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
     cfg = tiny_config()
     model = build_model(cfg)
     pixels = {"input_format": "BGR", "pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": [9.0] * 3}
     torch.save({"model": model.state_dict(), "meta": pixels}, tmp_path / "a.pth")
     cfg.MODEL.WEIGHTS = str(tmp_path / "a.pth")
-    with pytest.raises(ConfigError, match=r"set MODEL\.PIXEL_STD \[9\.0, 9\.0, 9\.0\] \(now"):
-        if place == "trial":
-            _check_start(cfg, "", DetectionTrainer)
-        else:
-            run = SimpleNamespace(
-                cfg=cfg,
-                checkpointer=SafeCheckpointer(model),
-                start_iter=0,
-                pixel_settings=DetectionTrainer.pixel_settings,
-            )
-            DetectionTrainer.resume_or_load(run, resume=False)
+    with pytest.raises(ConfigError, match=r"MODEL\.PIXEL_STD \[9\.0, 9\.0, 9\.0\] \(now"):
+        Trainer(DetectionTask(cfg))
+
+
+def test_every_public_way_to_load_needs_no_other_before_it(tmp_path):
+    """As Detectron2's checkpointer has them: load, and resume_or_load at a start and after it."""
+    source, state = _Detector(), {"trainer": nn.Linear(1, 1)}
+    saved = SafeCheckpointer(source, str(tmp_path / "run"), **state)
+    (tmp_path / "run").mkdir()
+    start = _saved(tmp_path / "start.pth", source)
+    for path, resume, loaded in (
+        ("", True, False),
+        (start, True, True),
+        (start, False, True),
+        ("", True, True),
+    ):
+        if loaded and not path:  # there is a checkpoint to resume from the last time
+            saved.save("model_0000001", iteration=1)
+            saved.wait()
+        model = _Detector()
+        checkpointer = SafeCheckpointer(model, str(tmp_path / "run"), trainer=nn.Linear(1, 1))
+        rest = checkpointer.resume_or_load(path, resume=resume)
+        assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight) == loaded
+        assert rest == ({"iteration": 1} if loaded and not path else {})
+    assert checkpointer.load(str(tmp_path / "run/model_0000001.pth")) == {"iteration": 1}
+    assert checkpointer.load("") == {}
+    model = _Detector()
+    SafeCheckpointer(model).load(start)
+    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
 
 
 class _State:
@@ -253,7 +271,7 @@ def test_a_checkpoint_that_is_being_written_can_be_loaded(tmp_path):
     checkpointer = SafeCheckpointer(source, str(tmp_path))
     checkpointer.save("model_3")
     checkpointer.model = model
-    checkpointer.load_complete_model(str(tmp_path / "model_3.pth"))
+    checkpointer.load(str(tmp_path / "model_3.pth"), [])
     assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
 
 
@@ -264,12 +282,12 @@ def test_the_pointer_follows_what_was_resumed(tmp_path, monkeypatch):
     checkpointer = SafeCheckpointer(model, "./", **trainer)
     for step in (1, 2, 3):
         checkpointer.save(f"model_{step:07d}")
-    checkpointer.load_everything("model_0000002.pth")
+    checkpointer.load("model_0000002.pth")
     assert last_checkpoint("./") == "./model_0000002.pth"
-    SafeCheckpointer(model, "./", **trainer).load_complete_model("model_0000001.pth")  # evaluation
+    SafeCheckpointer(model, "./", **trainer).load("model_0000001.pth", [])  # evaluation
     for other in (
         SafeCheckpointer(model, **trainer),  # for a trial
         SafeCheckpointer(model, "./", save_to_disk=False, **trainer),  # in another process
     ):
-        other.load_everything("model_0000001.pth")
+        other.load("model_0000001.pth")
     assert last_checkpoint("./") == "./model_0000002.pth"

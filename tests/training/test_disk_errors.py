@@ -113,7 +113,7 @@ import sys
 from pathlib import Path
 from torch import nn
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.checkpoint_files import newest_good
+from lambda_det.training.checkpoint_files import read_newest
 from lambda_det.errors import DiskError
 folder, limit = Path(sys.argv[1]), int(sys.argv[2])
 checkpointer = SafeCheckpointer(nn.Linear(500, 500), str(folder))
@@ -130,14 +130,14 @@ try:
 except DiskError as error:
     print(error)
 assert 2 <= saved < 20, saved
-assert newest_good(str(folder)).endswith(f"model_{saved - 1:07d}.pth")
+assert read_newest(str(folder)).path.endswith(f"model_{saved - 1:07d}.pth")
 assert not list(folder.glob("*.tmp"))
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 (folder / "model_0000000.pth").unlink()
 checkpointer.save("model_0000099")
 checkpointer.wait()
-assert newest_good(str(folder)).endswith("model_0000099.pth")
+assert read_newest(str(folder)).path.endswith("model_0000099.pth")
 """
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from lambda_det.training.host_copy import host_copy, tensor_bytes
+from lambda_det.training.background import host_copy, tensor_bytes
 
 
 def _size(state):

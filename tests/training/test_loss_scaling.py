@@ -6,8 +6,7 @@ from detectron2.utils.events import EventStorage
 
 from lambda_det.errors import NonFiniteLossError
 from lambda_det.training.precision import LossScaler, Precision
-from lambda_det.training.step import StepTrainer
-from tests.training.toy import ToyModel, batches, items
+from tests.training.toy import Steps, ToyModel, batches, items
 
 
 class OnCPU(Precision):
@@ -34,7 +33,7 @@ class Overflows(ToyModel):
 def _trainer(data, **options):
     model = Overflows()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return StepTrainer(model, data, optimizer, precision=OnCPU("cpu", None), **options)
+    return Steps(model, data, optimizer, precision=OnCPU("cpu", None), **options)
 
 
 def _run(trainer, steps):
@@ -81,7 +80,7 @@ def test_norms_are_those_without_scaling():
     scaled = _run(_trainer(batches(data, 1)), range(6))
     model = ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    plain = StepTrainer(model, batches(data, 1), optimizer, precision=Precision("cpu", None))
+    plain = Steps(model, batches(data, 1), optimizer, precision=Precision("cpu", None))
     expected = _run(plain, range(6)).history("grad_norm").values()
     torch.testing.assert_close(
         [v for v, _ in scaled.history("grad_norm").values()],
@@ -122,16 +121,6 @@ def test_a_resumed_run_goes_on_counting_steps_in_a_row():
     second.load_state_dict(first.state_dict())
     with pytest.raises(NonFiniteLossError, match=r"skipped 20 steps in a row, .* iteration 20;"):
         _run(second, range(10, 40))
-
-
-def test_a_state_of_before_has_no_counts():
-    first, second = _trainer(_data(1, ())), _trainer(_data(1, ()))
-    _run(first, range(1))
-    state = first.state_dict()
-    for key in ("skipped_steps", "skipped_in_row", "loss_spikes"):
-        del state[key]
-    second.load_state_dict(state)
-    assert second.grad_scaler.skipped == 0
 
 
 @pytest.mark.parametrize(("scale", "skipped"), [(2.0**16, 17), (2.0**30, 20)])

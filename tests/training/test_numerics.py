@@ -12,8 +12,7 @@ from lambda_det.errors import NonFiniteLossError
 from lambda_det.layers import LambdaLayer, lambdas
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
-from lambda_det.training.step import StepTrainer
-from tests.training.toy import ToyModel, batches, items
+from tests.training.toy import Steps, ToyModel, batches, items
 
 FLOAT32 = Precision("cpu", None)
 
@@ -190,7 +189,7 @@ def _named_items(count, bad):
 
 def _steps(model, loader, steps, *, debug, precision=FLOAT32, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = StepTrainer(model, loader, optimizer, precision=precision, **options)
+    trainer = Steps(model, loader, optimizer, precision=precision, **options)
     if debug:
         trainer.debug_numerics()
     with EventStorage():

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
-from detectron2.config import get_cfg
 from detectron2.layers import ROIAlign
 from torch import nn
 
-from lambda_det.config import add_lambda_config
 from lambda_det.errors import ConfigError
 from lambda_det.training.precision import Precision, pool_in_float32
+from tests.training.toy import settings
 
 
-def _cfg(device, dtype, enabled=True):
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    cfg.MODEL.DEVICE, cfg.SOLVER.AMP.DTYPE, cfg.SOLVER.AMP.ENABLED = device, dtype, enabled
-    return cfg
+def _precision(device, dtype):
+    keys = {"device": "train.device", "amp_dtype": "train.amp.dtype", "amp": "train.amp.enabled"}
+    return Precision.of(settings(device=device, amp_dtype=dtype, keys=keys))
 
 
-def test_from_config():
-    assert Precision.from_config(_cfg("cuda:0", "float16")) == Precision("cuda", torch.float16)
-    assert Precision.from_config(_cfg("cpu", "bfloat16")) == Precision("cpu", torch.bfloat16)
-    assert Precision.from_config(_cfg("cpu", "float16", False)) == Precision("cpu", None)
-    with pytest.raises(ConfigError, match="float16 needs a CUDA device"):
-        Precision.from_config(_cfg("cpu", "float16"))
-    with pytest.raises(ConfigError, match="'half'"):
-        Precision.from_config(_cfg("cpu", "half"))
+def test_of_settings():
+    assert _precision("cuda:0", "float16") == Precision("cuda", torch.float16)
+    assert _precision("cpu", "bfloat16") == Precision("cpu", torch.bfloat16)
+    assert _precision("cpu", None) == Precision("cpu", None)
+    with pytest.raises(ConfigError, match=r"train\.amp\.dtype=float16 .*train\.amp\.enabled=False"):
+        _precision("cpu", "float16")
+    with pytest.raises(ConfigError, match=r"train\.amp\.dtype is 'half'"):
+        _precision("cpu", "half")
 
 
 def test_autocast_and_scaler():

@@ -10,14 +10,15 @@ import pytest
 from detectron2.config import get_cfg
 
 from lambda_det.config import add_lambda_config
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from lambda_det.training.run_folder import (
-    FixedKeys,
     check_evaluation_folder,
     check_run_folder,
     cut_metrics,
     save_config,
 )
+from lambda_det.training.settings import FixedKeys
 
 
 @pytest.fixture
@@ -28,11 +29,19 @@ def cfg(tmp_path):
     return cfg
 
 
+def _check(cfg, *, resume):
+    check_run_folder(DetectionTask(cfg), resume=resume)
+
+
+def _check_evaluation(cfg, weights):
+    check_evaluation_folder(cfg.OUTPUT_DIR, "OUTPUT_DIR", weights)
+
+
 @pytest.fixture
 def started(cfg):
     """The configuration of a run that has come to its first checkpoint."""
     os.mkdir(cfg.OUTPUT_DIR)
-    save_config(cfg)
+    save_config(DetectionTask(cfg))
     with open(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"), "w") as file:
         file.write("model_0000004.pth")
     return cfg
@@ -40,11 +49,11 @@ def started(cfg):
 
 def test_a_new_folder_is_fine_and_not_made(cfg):
     for resume in (False, True):
-        check_run_folder(cfg, resume=resume)
+        _check(cfg, resume=resume)
     assert not os.path.exists(cfg.OUTPUT_DIR)
     os.mkdir(cfg.OUTPUT_DIR)
-    save_config(cfg)  # a start that was refused later leaves no run
-    check_run_folder(cfg, resume=False)
+    save_config(DetectionTask(cfg))  # a start that was refused later leaves no run
+    _check(cfg, resume=False)
 
 
 @pytest.mark.parametrize("name", ["last_checkpoint", "metrics.json", "model_0000004.pth"])
@@ -52,24 +61,24 @@ def test_a_folder_with_a_run(cfg, name):
     os.mkdir(cfg.OUTPUT_DIR)
     open(os.path.join(cfg.OUTPUT_DIR, name), "w").close()
     with pytest.raises(ConfigError) as caught:
-        check_run_folder(cfg, resume=False)
+        _check(cfg, resume=False)
     for words in (cfg.OUTPUT_DIR, "--resume", "another OUTPUT_DIR"):
         assert words in str(caught.value)
     if name != "model_0000004.pth":
-        check_run_folder(cfg, resume=True)
+        _check(cfg, resume=True)
 
 
 def test_checkpoints_without_a_pointer_are_found_by_their_names(cfg):
     os.mkdir(cfg.OUTPUT_DIR)
     Path(cfg.OUTPUT_DIR, "model_0000004.pth").touch()
-    check_run_folder(cfg, resume=True)
+    _check(cfg, resume=True)
 
 
 def test_other_weights_in_the_folder_are_not_trained_over(cfg):
     os.mkdir(cfg.OUTPUT_DIR)
     Path(cfg.OUTPUT_DIR, "mine.pth").touch()
     with pytest.raises(ConfigError, match=r"holds mine\.pth.*write a name into"):
-        check_run_folder(cfg, resume=True)
+        _check(cfg, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +98,7 @@ def test_resume_refuses_another_model(started, section, key, value):
         node = node[name]
     node[key] = value
     with pytest.raises(ConfigError, match=".".join((*section, key))):
-        check_run_folder(started, resume=True)
+        _check(started, resume=True)
     assert before == {path.name: path.read_text() for path in folder.iterdir()}
 
 
@@ -100,15 +109,15 @@ def test_resume_allows_what_changes_no_weight(started):
     started.SOLVER.MAX_ITER = 9
     started.DATALOADER.NUM_WORKERS = 0
     started.TEST.EVAL_PERIOD = 7
-    check_run_folder(started, resume=True)
+    _check(started, resume=True)
 
 
 def test_a_file_is_no_folder(cfg, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match="is not a folder"):
-        check_run_folder(cfg, resume=True)
+        _check(cfg, resume=True)
     with pytest.raises(ConfigError, match="is not a folder"):
-        check_evaluation_folder(cfg, "weights.pth")
+        _check_evaluation(cfg, "weights.pth")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
@@ -116,20 +125,20 @@ def test_a_read_only_folder(cfg, tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(ConfigError, match="read-only"):
-            check_evaluation_folder(cfg, "weights.pth")
+            _check_evaluation(cfg, "weights.pth")
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path, monkeypatch):
-    check_evaluation_folder(started, os.path.join(started.OUTPUT_DIR, "model_0000004.pth"))
+    _check_evaluation(started, os.path.join(started.OUTPUT_DIR, "model_0000004.pth"))
     monkeypatch.chdir(started.OUTPUT_DIR)
-    check_evaluation_folder(started, "model_0000004.pth")
+    _check_evaluation(started, "model_0000004.pth")
     for other in (tmp_path / "other.pth", tmp_path / "run2" / "a.pth", "https://host/a.pth"):
         with pytest.raises(ConfigError, match="give another OUTPUT_DIR"):
-            check_evaluation_folder(started, str(other))
+            _check_evaluation(started, str(other))
     (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
-    check_evaluation_folder(started, str(tmp_path / "other.pth"))
+    _check_evaluation(started, str(tmp_path / "other.pth"))
 
 
 def test_cut_metrics(tmp_path):

@@ -4,15 +4,14 @@ import pytest
 import torch
 from detectron2.utils.events import EventStorage
 
-from lambda_det.training import spikes
+from lambda_det.training import numerics
+from lambda_det.training.numerics import LossSpikes
 from lambda_det.training.precision import Precision
-from lambda_det.training.spikes import SpikeWatch
-from lambda_det.training.step import StepTrainer
-from tests.training.toy import ToyModel, batches, items
+from tests.training.toy import Steps, ToyModel, batches, items
 
 
 def _watch(losses):
-    watch = SpikeWatch()
+    watch = LossSpikes()
     for loss in losses:
         watch.add(loss)
     return watch
@@ -33,8 +32,8 @@ def _run(monkeypatch, caplog, spikes_at, steps, trainer=None, start=0):
     if trainer is None:
         model = ToyModel()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        trainer = StepTrainer(model, (), optimizer, precision=Precision("cpu", None))
-    trainer.data_loader, trainer._data_loader_iter_obj = batches(data[2 * start :], 2), None
+        trainer = Steps(model, (), optimizer, precision=Precision("cpu", None))
+    trainer.batches = iter(batches(data[2 * start :], 2))
     with EventStorage(start) as storage, caplog.at_level("WARNING", "lambda_det.training.step"):
         for trainer.iter in range(start, steps):
             storage.iter = trainer.iter
@@ -52,7 +51,7 @@ def test_a_spike_is_named_with_its_images(monkeypatch, caplog):
 
 
 def test_warnings_are_rare_and_the_count_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(spikes, "PAUSE", 10)
+    monkeypatch.setattr(numerics, "PAUSE", 10)
     _, storage = _run(monkeypatch, caplog, {30, 32, 34, 45}, 50)
     said = [r.getMessage() for r in caplog.records]
     assert [text.split(" (")[0] for text in said] == [
@@ -72,7 +71,7 @@ def test_a_resumed_run_counts_on(monkeypatch, caplog, stop):
     model = ToyModel()
     model.load_state_dict(first.model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    second = StepTrainer(model, (), optimizer, precision=Precision("cpu", None))
+    second = Steps(model, (), optimizer, precision=Precision("cpu", None))
     second.load_state_dict(first.state_dict())
     _run(monkeypatch, caplog, {30, 35}, 50, second, stop)
     assert [r.getMessage() for r in caplog.records] == before

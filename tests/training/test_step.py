@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, NonFiniteLossError
 from lambda_det.training.precision import Precision
-from lambda_det.training.step import StepTrainer
-from tests.training.toy import ToyModel, batches, items
+from tests.training.toy import Steps, ToyModel, batches, items
 
 FLOAT32 = Precision("cpu", None)
 
@@ -22,7 +21,7 @@ FLOAT32 = Precision("cpu", None)
 def _train(model, loader, steps, *, accumulate=1, precision=FLOAT32, wrap=None, **kwargs):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     wrapped = wrap(model) if wrap else model
-    trainer = StepTrainer(
+    trainer = Steps(
         wrapped, loader, optimizer, precision=precision, accumulate=accumulate, **kwargs
     )
     with EventStorage() as storage:
@@ -151,5 +150,5 @@ def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(ToyModel, "forward", forward)
-    with pytest.raises(ConfigError, match=r"raise SOLVER\.ACCUMULATE_GRADIENTS"):
-        _train(ToyModel(), batches(items(8), 4), 1)
+    with pytest.raises(ConfigError, match=r"raise SOLVER\.ACCUMULATE"):
+        _train(ToyModel(), batches(items(8), 4), 1, keys={"accumulate": "SOLVER.ACCUMULATE"})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from lambda_det.training.settings import Settings
+from lambda_det.training.step import TrainStep
+
 
 class ToyModel(nn.Module):
     """Two linear layers; each loss is a mean over the batch, as accumulation assumes.
@@ -39,3 +42,21 @@ def items(count: int, seed: int = 0) -> list[dict]:
 
 def batches(data: list[dict], size: int) -> list[list[dict]]:
     return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+class Steps(TrainStep):
+    """A training step with the batches that it takes, one iteration after the other."""
+
+    def __init__(self, model, batches, optimizer, **options) -> None:
+        super().__init__(model, optimizer, **options)
+        self.batches = iter(batches)
+        self.iter = 0
+
+    def run_step(self) -> None:
+        self.run(self.batches, self.iter)
+
+
+def settings(**changes) -> Settings:
+    """Settings of a short run on the CPU."""
+    usual = {"output_dir": "run", "device": "cpu", "seed": 0, "weights": "", "max_iter": 6}
+    return Settings(**{**usual, "images_per_step": 2, **changes})

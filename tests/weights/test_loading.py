@@ -265,7 +265,7 @@ def test_averaged_weights_of_a_classifier_are_preferred_and_named(tmp_path, capl
     _assert_same(target.state_dict(), expected)
     # what is evaluated or resumed is the model itself
     same = Model()
-    SafeCheckpointer(same).load_complete_model(path)
+    SafeCheckpointer(same).load(path, [])
     _assert_same(same.state_dict(), raw.state_dict())
 
 
@@ -301,13 +301,13 @@ def test_module_versions_are_kept(tmp_path):
     source, target = nn.ModuleDict({"head": Versioned()}), nn.ModuleDict({"head": Versioned()})
     state = source.state_dict()
     torch.save({"model": state}, tmp_path / "w.pth")
-    SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pth"))
+    SafeCheckpointer(target).load(str(tmp_path / "w.pth"), [])
     assert target["head"].seen == 2
     wrapped = OrderedDict(_prefixed(state, "module."))
     wrapped._metadata = OrderedDict({"": {}, "module": {}, "module.head": {"version": 2}})
     target["head"].seen = None
     torch.save({"model": wrapped}, tmp_path / "w.pth")
-    SafeCheckpointer(target).load_complete_model(str(tmp_path / "w.pth"))
+    SafeCheckpointer(target).load(str(tmp_path / "w.pth"), [])
     assert target["head"].seen == 2
 
 

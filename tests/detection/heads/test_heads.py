@@ -12,12 +12,15 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.utils.events import EventStorage
 
-from lambda_det.detection import DetectionTrainer, load_config, parser, run
+from lambda_det.detection import DetectionTask, load_config, parser, run
 from lambda_det.detection.drawing import draw_predictions
+from lambda_det.detection.model import build_model
 from lambda_det.detection.predict import Predictor
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.training.checkpoint_files import read_newest
 from lambda_det.training.precision import Precision
+from lambda_det.training.trainer import Trainer
 from tests.detection.heads.tiny import CONFIGS, HEADS
 
 
@@ -60,8 +63,7 @@ def test_a_stopped_run_goes_on_and_may_become_longer(shapes, tmp_path, name):
     _run(name, tmp_path, "SOLVER.MAX_ITER", "2")
     cfg = _cfg(name)
     cfg.merge_from_list(["SOLVER.MAX_ITER", 4, "OUTPUT_DIR", str(tmp_path)])
-    trainer = DetectionTrainer(cfg)
-    trainer.resume_or_load()
+    trainer = Trainer(DetectionTask(cfg), read_newest(str(tmp_path)))
     (rate,) = {group["lr"] for group in trainer.optimizer.param_groups}
     assert rate == pytest.approx(0.01 * 0.5**0.9)  # and not the 0 at the former end
     _run(name, tmp_path, "--resume", "SOLVER.MAX_ITER", "4")
@@ -75,7 +77,7 @@ def test_a_stopped_run_goes_on_and_may_become_longer(shapes, tmp_path, name):
 def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(shapes, tmp_path):
     for name, expected in (("panoptic_fpn", None), ("deeplab", "finds no instances")):
         cfg = _cfg(name)
-        model = DetectionTrainer.build_model(cfg)
+        model = build_model(cfg)
         weights = tmp_path / f"{name}.pth"
         torch.save({"model": model.state_dict()}, weights)
         if expected:
@@ -93,14 +95,14 @@ def test_its_norms_bear_bfloat16_and_images_without_objects(shapes, name):
     """One step as shipped: synchronised norms, mixed precision, and a batch that holds nothing."""
     cfg = _cfg(name, "NORM", "AMP.ENABLED")
     assert cfg.SOLVER.AMP.ENABLED and cfg.MODEL.LAMBDA_RESNET.NORM == "SyncBN"
-    model = DetectionTrainer.build_model(cfg).train()
+    model = build_model(cfg).train()
     norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert {type(norm) for norm in norms} <= {SyncBatchNorm2d}
-    batch = next(iter(DetectionTrainer.build_train_loader(cfg)))
+    batch = next(iter(DetectionTask(cfg).build_train_loader()))
     empty = [{**image, "instances": image["instances"][:0]} for image in batch]
     with EventStorage(0):
         for images in (batch, empty[:1] + batch[1:], empty):
-            with Precision.from_config(cfg).autocast():
+            with Precision.of(DetectionTask(cfg).settings).autocast():
                 losses = model(images)
             assert all(loss.isfinite() for loss in losses.values())
             sum(losses.values()).backward()

@@ -1,7 +1,8 @@
-"""Detectron2's own projects, whose configuration keys and architectures a file may use."""
+"""Detectors' YAML configurations: read with the flags for data, and as settings of a run."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,9 +11,35 @@ from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
 
+from lambda_det.config import add_lambda_config
 from lambda_det.errors import ConfigError
+from lambda_det.training.config_file import read_config
 
-__all__ = ["add_projects"]
+__all__ = ["DATA_FLAGS", "add_projects", "load_config"]
+
+DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
+
+
+def load_config(args: argparse.Namespace) -> CfgNode:
+    """Detectron2's defaults and ours, then --config-file, KEY VALUE pairs and the data flags.
+
+    Args:
+        args: of :func:`lambda_det.detection.parser`; flags that are absent or None are left out.
+
+    Returns:
+        The configuration, not frozen.
+
+    Raises:
+        ConfigError: the file is missing or not a mapping, a key or value cannot be, or a project
+            of Detectron2 that they need is not installed.
+    """
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    read_config(cfg, args.config_file, args.opts, add_projects)
+    for flag in DATA_FLAGS:
+        if getattr(args, flag, None):
+            cfg.DATASETS[flag.upper()] = getattr(args, flag)
+    return cfg
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
-"""The trial build: names that are not there, and models that need values to be built."""
+"""Detectors out of a configuration: unknown names, and models without values."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from detectron2.modeling import META_ARCH_REGISTRY, build_model
+from detectron2.modeling import META_ARCH_REGISTRY
 from torch import nn
 
-from lambda_det.detection.model_check import build_for_trial
+from lambda_det.detection.model import build_model, build_on_meta
 from lambda_det.errors import ConfigError
 from tests.training.tiny_detector import tiny_config
 
 
 def test_it_has_the_names_and_shapes_of_the_model_and_no_values():
     cfg = tiny_config()
-    trial = build_for_trial(cfg).state_dict()
+    trial = build_on_meta(cfg).state_dict()
     real = build_model(cfg).state_dict()
     assert {k: v.shape for k, v in trial.items()} == {k: v.shape for k, v in real.items()}
     assert all(tensor.is_meta for tensor in trial.values())
@@ -39,7 +39,7 @@ def test_an_unknown_name_is_one_sentence(key, value, near):
     cfg.MODEL.ROI_BOX_HEAD.NUM_CONV = 1
     cfg.merge_from_list([key, value])
     with pytest.raises(ConfigError) as caught:
-        build_for_trial(cfg)
+        build_on_meta(cfg)
     text = str(caught.value)
     assert text.startswith(key) and near in text and "\n" not in text
 
@@ -53,4 +53,4 @@ def test_a_model_that_looks_at_values_is_built_on_the_cpu():
 
     cfg = tiny_config()
     cfg.MODEL.META_ARCHITECTURE = "LooksAtValues"
-    assert build_for_trial(cfg).layer.weight.shape == (3, 2)
+    assert build_on_meta(cfg).layer.weight.shape == (3, 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambda_det.classification.ema import ExponentialAverage
+from lambda_det.training.statistics import ExponentialAverage
 
 
 class Model(nn.Module):

@@ -4,8 +4,8 @@ import torch
 from fvcore.nn.precise_bn import update_bn_stats
 from torch import nn
 
-from lambda_det.classification.statistics import estimate_statistics
 from lambda_det.training.precision import Precision
+from lambda_det.training.statistics import estimate_statistics
 
 FLOAT32 = Precision("cpu", None)
 

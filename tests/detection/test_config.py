@@ -7,7 +7,7 @@ import sys
 import pytest
 from detectron2.config import get_cfg
 
-from lambda_det.detection import load_config, parser, projects
+from lambda_det.detection import config, load_config, parser
 from lambda_det.errors import ConfigError
 
 
@@ -121,6 +121,6 @@ def test_a_project_that_is_not_installed_is_named(tmp_path, monkeypatch):
 
 def test_projects_stay_unimported_where_nothing_asks_for_them(monkeypatch):
     imported = []
-    monkeypatch.setattr(projects.importlib, "import_module", imported.append)
-    projects.add_projects(get_cfg(), [("SOLVER.MAX_ITER", 5), ("MODEL.DEVICE", "cpu")])
+    monkeypatch.setattr(config.importlib, "import_module", imported.append)
+    config.add_projects(get_cfg(), [("SOLVER.MAX_ITER", 5), ("MODEL.DEVICE", "cpu")])
     assert not imported

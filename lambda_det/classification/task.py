@@ -1,0 +1,393 @@
+"""Classification as a task of the trainer, described by a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.solver import LRMultiplier
+from detectron2.utils import comm
+from detectron2.utils.events import EventWriter, get_event_storage
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+import lambda_det
+from lambda_det.classification.config import check_ranges, load_recipe
+from lambda_det.classification.data import (
+    Sources,
+    build_eval_loader,
+    build_sources,
+    build_train_loader,
+    check_held_out,
+    write_list,
+)
+from lambda_det.classification.data.transforms import TestTransform, TrainTransform
+from lambda_det.classification.evaluation import describe, evaluate_accuracy
+from lambda_det.classification.model import (
+    STRIDE,
+    build_classifier,
+    model_options,
+    pixel_settings,
+)
+from lambda_det.classification.schedule import (
+    EpochSchedule,
+    build_optimizer,
+    peak_learning_rate,
+    plan_training,
+)
+from lambda_det.distributed.launch import on_main_process
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.training.hooks import peak_memory
+from lambda_det.training.precision import Precision
+from lambda_det.training.settings import Clipping, FixedKeys, Settings
+from lambda_det.training.task import EMA, RAW, Results, Task
+from lambda_det.weights.provenance import PixelSettings, wanted_pixels
+
+__all__ = ["ClassificationTask"]
+
+HELD_OUT, VAL = "held_out", "val"
+
+# fmt: off
+KEYS = {
+    "output_dir":         "OUTPUT_DIR",
+    "device":             "MODEL.DEVICE",
+    "seed":               "SEED",
+    "weights":            "MODEL.WEIGHTS",
+    "max_iter":           "SOLVER.EPOCHS",
+    "images_per_step":    "SOLVER.IMS_PER_BATCH",
+    "accumulate":         "SOLVER.ACCUMULATE_GRADIENTS",
+    "amp":                "SOLVER.AMP.ENABLED",
+    "amp_dtype":          "SOLVER.AMP.DTYPE",
+    "clipping.kind":      "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
+    "clipping.limit":     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
+    "clipping.norm_type": "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
+    "num_workers":        "DATALOADER.NUM_WORKERS",
+    "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
+    "checkpoints_kept":   "SOLVER.CHECKPOINTS_KEPT",
+    "log_period":         "LOG_PERIOD",
+    "patience":           "TEST.PATIENCE",
+}
+# fmt: on
+
+
+class ClassificationTask(Task):
+    """A classifier that a recipe describes, on labelled images.
+
+    Attributes:
+        cfg: the recipe.
+        sources: the images.
+        plan: counts of images and steps.
+        settings: of the recipe.
+    """
+
+    # The folders of the data may have moved
+    fixed_keys = FixedKeys(
+        names=("MODEL", "DATA", "INPUT", "SEED", "SOLVER"),
+        but_not=(
+            "MODEL.CHANNELS_LAST",
+            "MODEL.CHECKPOINT_ACTIVATIONS",
+            "MODEL.COMPILE",
+            "MODEL.DEVICE",
+            "MODEL.WEIGHTS",
+            "DATA.MAX_UNREADABLE_IMAGES",
+            "DATA.PSEUDO_IMAGES",
+            "DATA.PSEUDO_LABELS",
+            "DATA.TRAIN",
+            "DATA.VAL",
+            "INPUT.TEST_CROP",
+            "INPUT.TEST_SIZE",
+            "SOLVER.ACCUMULATE_GRADIENTS",
+            "SOLVER.AMP",
+            "SOLVER.CHECKPOINTS_KEPT",
+            "SOLVER.CHECKPOINT_PERIOD",
+            "SOLVER.CLIP_GRADIENTS",
+            "SOLVER.EPOCHS",
+        ),
+    )
+    sample_keys = FixedKeys(names=("INPUT",), but_not=("INPUT.TEST_CROP", "INPUT.TEST_SIZE"))
+    # Held-out images decide where there are any, and the averaged weights
+    metrics = tuple(f"{part}/{weights}_top1" for part in (HELD_OUT, VAL) for weights in (EMA, RAW))
+    advice = (
+        "SOLVER.CLIP_GRADIENTS, a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS or bfloat16"
+    )
+
+    def __init__(self, cfg: CfgNode, sources: Sources, *, world_size: int = 1) -> None:
+        """
+        Args:
+            cfg: a recipe.
+            sources: the images that it names.
+            world_size: processes that train.
+
+        Raises:
+            ConfigError: a value cannot be, or the batch cannot be divided among the processes.
+        """
+        self.cfg = cfg
+        self.sources = sources
+        self.plan = plan = plan_training(cfg, len(sources.train), world_size)
+        solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
+        per_epoch = math.ceil(plan.images / plan.forward)
+        batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
+        self.settings = Settings(
+            output_dir=cfg.OUTPUT_DIR,
+            device=cfg.MODEL.DEVICE,
+            seed=cfg.SEED,
+            weights=cfg.MODEL.WEIGHTS,
+            max_iter=plan.steps,
+            images_per_step=plan.batch,
+            accumulate=solver.ACCUMULATE_GRADIENTS,
+            amp_dtype=solver.AMP.DTYPE if solver.AMP.ENABLED else None,
+            clipping=Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
+            if clip.ENABLED
+            else None,
+            ema_decay=solver.EMA_DECAY,
+            cudnn_benchmark=cfg.CUDNN_BENCHMARK,
+            num_workers=cfg.DATALOADER.NUM_WORKERS,
+            checkpoint_period=solver.CHECKPOINT_PERIOD,
+            checkpoints_kept=solver.CHECKPOINTS_KEPT,
+            log_period=cfg.LOG_PERIOD,
+            eval_period=plan.eval_steps,
+            patience=cfg.TEST.PATIENCE,
+            precise_bn_batches=math.ceil(batches / world_size),
+            keys=KEYS,
+        )
+
+    # ------------------------------------------------------------------------------- configuration
+    @classmethod
+    def read(cls, args: argparse.Namespace) -> CfgNode:
+        return load_recipe(args)
+
+    @classmethod
+    def device(cls, config: CfgNode) -> tuple[str, str]:
+        return config.MODEL.DEVICE, KEYS["device"]
+
+    @classmethod
+    def for_run(cls, config: CfgNode, *, train: bool) -> ClassificationTask:
+        check_ranges(config)
+        # On the first process first, which may leave an index for the others
+        found: list[Sources] = []
+        on_main_process(lambda: found.append(build_sources(config)))
+        sources = found[0] if found else build_sources(config)
+        TestTransform(config)
+        if train:
+            TrainTransform(config)
+            EpochSchedule(config)
+        task = cls(config, sources, world_size=comm.get_world_size() if train else 1)
+        if train:
+            task._check_statistics()
+        return task
+
+    def _check_statistics(self) -> None:
+        """Refuse batch norms that have nothing to take a statistic from."""
+        cfg = self.cfg
+        if self.plan.forward == 1 and cfg.INPUT.SIZE <= STRIDE and cfg.MODEL.NORM == "BN":
+            raise ConfigError(
+                "A forward pass of one image leaves batch norm a single value for a channel in the "
+                f"last stage, where {cfg.INPUT.SIZE} pixels are one position: lower "
+                "SOLVER.ACCUMULATE_GRADIENTS, or raise SOLVER.IMS_PER_BATCH."
+            )
+        unsynchronised = comm.get_world_size() > 1 and cfg.MODEL.NORM != "SyncBN"
+        if unsynchronised and cfg.TEST.PRECISE_BN_BATCHES == 0:
+            raise ConfigError(
+                "TEST.PRECISE_BN_BATCHES 0 keeps the running averages of batch norm, which differ "
+                "from process to process: set it above 0, or MODEL.NORM SyncBN."
+            )
+
+    def dump(self) -> str:
+        return self.cfg.dump()
+
+    # --------------------------------------------------------------------------------------- parts
+    def build_model(self) -> nn.Module:
+        return build_classifier(self.cfg, len(self.sources.train.classes))
+
+    def network(self, model: nn.Module) -> nn.Module:
+        return model.classifier
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        if not self.cfg.MODEL.COMPILE:
+            return model
+        # A second handle on the same modules, so that evaluation is not compiled as well
+        model = copy.copy(model)
+        model.compile()
+        return model
+
+    @property
+    def pixels(self) -> PixelSettings:
+        return pixel_settings(self.cfg)
+
+    def build_optimizer(self, model: nn.Module) -> Optimizer:
+        return build_optimizer(self.cfg, model)
+
+    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
+
+    def build_train_loader(self, *, for_statistics: bool = False) -> _TrainLoader:
+        return _TrainLoader(self)
+
+    # ----------------------------------------------------------------------- checks and evaluation
+    def check_data(self, *, train: bool, resumed: bool = False) -> None:
+        if resumed and self.sources.held_out is not None:
+            check_held_out(self._held_out_list, self.sources.held_out)
+
+    def check_weights(self, content: Mapping[str, Any], path: str) -> None:
+        self.pixels.check(wanted_pixels(content), path)
+        classes = self.sources.train.classes
+        theirs = content.get("recipe", {}).get("classes", classes)
+        for label, (there, here) in enumerate(zip(theirs, classes, strict=False)):
+            if there != here:
+                raise WeightsError(
+                    f"{path} is of other classes than DATA.TRAIN: its class {label} is {there!r}, "
+                    f"and there it is {here!r}."
+                )
+
+    def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
+        """Accuracy of each model on each part of the data that there is."""
+        cfg = self.cfg
+        total = cfg.TEST.IMS_PER_BATCH or self.plan.batch // self.settings.accumulate
+        batch_size = max(total // comm.get_world_size(), 1)
+        parts = {HELD_OUT: self.sources.held_out, VAL: self.sources.val}
+        results: Results = {}
+        for part, source in parts.items():
+            if source is not None:
+                loader = build_eval_loader(cfg, source, batch_size=batch_size)
+                found = evaluate_accuracy(models, loader, Precision.of(self.settings))
+                results[part] = {
+                    f"{weights}_{name}": getattr(accuracy, name)
+                    for weights, accuracy in found.items()
+                    for name in ("top1", "top5", "loss")
+                }
+        return results
+
+    def describe(self, results: Results) -> str:
+        return describe(results)
+
+    # --------------------------------------------------------------------- what the run says of it
+    def image_names(self, batch: Mapping[str, torch.Tensor]) -> list[str]:
+        return [self.sources.train.name(index) for index in batch["indices"].tolist()]
+
+    def checkpoint_content(self, results: Results) -> dict[str, Any]:
+        """The recipe, and what one needs to know to use the weights."""
+        cfg, classes = self.cfg, list(self.sources.train.classes)
+        return {
+            "recipe": {
+                "model": cfg.MODEL.NAME,
+                "options": model_options(cfg),
+                "num_classes": len(classes),
+                "classes": classes,
+                "input_format": "RGB",
+                "pixel_mean": list(cfg.MODEL.PIXEL_MEAN),
+                "pixel_std": list(cfg.MODEL.PIXEL_STD),
+                "image_size": cfg.INPUT.TEST_SIZE or cfg.INPUT.SIZE,
+                "config": cfg.dump(),
+                "lambda_det": lambda_det.__version__,
+            },
+            "results": {
+                part: {
+                    weights: {name: values[f"{weights}_{name}"] for name in ("top1", "top5")}
+                    for weights in (RAW, EMA)
+                    if f"{weights}_top1" in values
+                }
+                for part, values in results.items()
+            },
+        }
+
+    def progress(self, step: int) -> dict[str, Any]:
+        return {"epoch": round(self.plan.epochs(step), 3)}
+
+    def build_printer(self, trainer: Any) -> EventWriter:
+        return _ProgressPrinter(self, trainer)
+
+    def describe_schedule(self, start: int) -> str:
+        plan, solver, world = self.plan, self.cfg.SOLVER, comm.get_world_size()
+        return (
+            f"Training from step {start} to {plan.steps} ({solver.EPOCHS:g} epochs of "
+            f"{plan.images} images): {plan.batch} images a step = {world} process(es) x "
+            f"{solver.ACCUMULATE_GRADIENTS} accumulated batch(es) x {plan.forward}; learning rate "
+            f"{peak_learning_rate(self.cfg):g} = SOLVER.BASE_LR {solver.BASE_LR:g} x {plan.batch} "
+            f"/ {solver.LR_BATCH}, reached in {solver.WARMUP_EPOCHS:g} epochs, then "
+            f"{solver.SCHEDULE}"
+        )
+
+    @property
+    def _held_out_list(self) -> Path:
+        return Path(self.settings.output_dir, "held_out.txt")
+
+    def write_lists(self) -> None:
+        if (held_out := self.sources.held_out) is not None:
+            write_list(self._held_out_list, map(held_out.name, range(len(held_out))))
+
+
+class _TrainLoader:
+    """The training images of a run, begun at any batch."""
+
+    def __init__(self, task: ClassificationTask) -> None:
+        self._task = task
+        self._seed = self._batches = 0
+
+    def begin(self, seed: int, batches: int) -> None:
+        self._seed, self._batches = seed, batches
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        task = self._task
+        loader = build_train_loader(
+            task.cfg,
+            task.sources.train,
+            batch_size=task.plan.forward,
+            start=self._batches * (task.plan.batch // task.settings.accumulate),
+            seed=self._seed,
+        )
+        return iter(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"images": self._task.plan.images}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before, now = state["images"], self._task.plan.images
+        if before != now:
+            raise DataError(
+                f"The run in {self._task.settings.output_dir} has {before} training images and "
+                f"would have {now} now, so that its epochs mean nothing any more: restore "
+                "DATA.TRAIN (and DATA.PSEUDO_LABELS), or give another OUTPUT_DIR."
+            )
+
+
+class _ProgressPrinter(EventWriter):
+    """One line on how far the training is, how fast, and how long it will still take."""
+
+    def __init__(self, task: ClassificationTask, trainer: Any) -> None:
+        self._task = task
+        self._trainer = trainer
+        self._start = time.perf_counter()
+        self._logger = logging.getLogger("lambda_det.progress")
+
+    def write(self) -> None:
+        storage = get_event_storage()
+        task, trainer, step = self._task, self._trainer, storage.iter + 1
+        if step > trainer.max_iter or "images_per_second" not in storage.histories():
+            return  # Detectron2 writes once more when all is done, or when nothing was
+        done = step - trainer.start_iter
+        # Evaluations so far count as well, and so in proportion those to come
+        left = (time.perf_counter() - self._start) / done * (trainer.max_iter - step)
+
+        def recent(name: str) -> float:
+            return storage.history(name).median(20)
+
+        data_share = recent("data_time") / max(recent("time"), 1e-9) if done > 3 else 0.0
+        self._logger.info(
+            f"epoch {task.plan.epochs(step):.2f}/{task.cfg.SOLVER.EPOCHS:g}  "
+            f"step {step}/{trainer.max_iter}  loss {recent('total_loss'):.4f}  "
+            f"lr {storage.history('lr').latest():.4g}  "
+            f"{recent('images_per_second'):.0f} img/s  "
+            f"data {recent('data_time') * 1000:.0f} ms ({data_share:.0%})  "
+            f"memory {peak_memory(task.settings.device):.1f} GB  "
+            f"left {datetime.timedelta(seconds=int(left))}"
+        )

@@ -1,0 +1,397 @@
+"""LazyConfigs: read from a file and a command line, as settings of a run, and saved as YAML."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from detectron2.config import LazyConfig
+from detectron2.layers import ShapeSpec
+from detectron2.utils.registry import _convert_target_to_string
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
+from omegaconf.errors import OmegaConfBaseException
+
+from lambda_det.config import PYTHON_TAG, read_plain
+from lambda_det.detection.config import DATA_FLAGS
+from lambda_det.detection.schedule import DetectionSettings
+from lambda_det.errors import ConfigError, UserError, reason
+from lambda_det.training.settings import Clipping
+
+__all__ = [
+    "KEYS",
+    "counts_steps",
+    "dump_lazy",
+    "is_lazy",
+    "is_lazy_file",
+    "load_lazy_config",
+    "load_lazy_file",
+    "read_saved",
+    "read_settings",
+    "read_value",
+    "unused_train_keys",
+]
+
+# The keys of ``train`` that are not Detectron2's own are those of configs/common/train.py
+# fmt: off
+KEYS = {
+    "output_dir":           "train.output_dir",
+    "device":               "train.device",
+    "seed":                 "train.seed",
+    "weights":              "train.init_checkpoint",
+    "max_iter":             "train.max_iter",
+    "images_per_step":      "dataloader.train.total_batch_size",
+    "accumulate":           "train.accumulate_gradients",
+    "reference_world_size": "train.reference_world_size",
+    "base_lr":              "optimizer.lr",
+    "amp":                  "train.amp.enabled",
+    "amp_dtype":            "train.amp.dtype",
+    "clipping":             "train.clip_gradients.enabled",
+    "clipping.kind":        "train.clip_gradients.clip_type",
+    "clipping.limit":       "train.clip_gradients.clip_value",
+    "clipping.norm_type":   "train.clip_gradients.norm_type",
+    "cudnn_benchmark":      "train.cudnn_benchmark",
+    "num_workers":          "dataloader.train.num_workers",
+    "checkpoint_period":    "train.checkpointer.period",
+    "checkpoints_kept":     "train.checkpointer.max_to_keep",
+    "log_period":           "train.log_period",
+    "eval_period":          "train.eval_period",
+    "best_metric":          "train.best_metric",
+    "precise_bn":           "train.precise_bn.enabled",
+    "precise_bn_batches":   "train.precise_bn.num_iter",
+}
+# fmt: on
+# Keys that a command line may set though the file does not have them
+_OTHER_KEYS = (
+    "train.ddp.broadcast_buffers",
+    "train.ddp.find_unused_parameters",
+    "train.ddp.fp16_compression",
+    "dataloader.train.max_unreadable",
+    "dataloader.train.timeout",
+    *(f"dataloader.{flag}" for flag in DATA_FLAGS),
+)
+_NEEDED = ("model", "dataloader", "optimizer", "lr_multiplier", "train", "train.max_iter")
+
+
+# ------------------------------------------------------------------------------------------ reading
+def load_lazy_config(args: argparse.Namespace) -> DictConfig:
+    """Run the Python of --config-file, then take the key=value pairs and the data flags.
+
+    Args:
+        args: of :func:`lambda_det.detection.lazy_parser`.
+
+    Raises:
+        ConfigError: the file is missing, fails or is no such configuration, or a key or value
+            cannot be.
+    """
+    if not args.config_file:
+        raise ConfigError("There is no config file; --config-file names one.")
+    lazy = load_lazy_file(args.config_file)
+    for key, value in _overrides(args.opts or []):
+        _check_key(lazy, key.lstrip("+"), added=key.startswith("+"))
+        try:
+            OmegaConf.update(lazy, key.lstrip("+"), value, merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{key}={value} cannot be set: {_first_line(error)}.") from error
+    for flag in DATA_FLAGS:
+        if getattr(args, flag, None):
+            OmegaConf.update(lazy, f"dataloader.{flag}", getattr(args, flag))
+    for name in _NEEDED:
+        if _select(lazy, name) is None:
+            raise ConfigError(
+                f"The configuration has no {name}: a LazyConfig to train has model, dataloader, "
+                "optimizer, lr_multiplier and train, as those in configs/ (YAML files of keys like "
+                "SOLVER.MAX_ITER are for tools/train_net.py)."
+            )
+    return lazy
+
+
+def load_lazy_file(file: str | Path) -> DictConfig:
+    """A LazyConfig as its file has it: Python, which is run, or YAML, of which nothing is.
+
+    Raises:
+        ConfigError: it is missing, fails or holds something else.
+    """
+    file = Path(file)
+    if not file.is_file():
+        near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], 2)
+        hint = f"; in {file.parent} there is {' and '.join(near)}." if near else "; check the path."
+        raise ConfigError(f"There is no config file {file}{hint}")
+    try:
+        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
+            lazy = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
+        else:
+            lazy = LazyConfig.load(str(file))
+    except UserError:
+        raise
+    except Exception as error:  # it is a program, and may raise anything
+        raise ConfigError(
+            f"{file} fails as it is loaded: {type(error).__name__}: {_first_line(error)}."
+        ) from error
+    if not isinstance(lazy, DictConfig):
+        raise ConfigError(f"{file} holds no mapping, and so no LazyConfig.")
+    return lazy
+
+
+def is_lazy(loaded: Any) -> bool:
+    """Whether what a YAML file holds is a LazyConfig, and not Detectron2's keys in capitals."""
+    return isinstance(loaded, dict) and isinstance(loaded.get("model"), dict)
+
+
+def is_lazy_file(file: str | Path) -> bool:
+    """Whether a configuration file is a LazyConfig: Python, or YAML that was saved from it.
+
+    A file that is missing or no YAML is none; whoever reads it reports that.
+    """
+    if Path(file).suffix == ".py":
+        return True
+    try:
+        return is_lazy(read_plain(Path(file).read_text("utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return False
+
+
+def _overrides(opts: list[str]) -> Iterator[tuple[str, Any]]:
+    for text in opts:
+        if text.startswith("--"):
+            raise ConfigError(f"{text} stands among the key=value pairs; flags come before them.")
+        try:
+            [override] = OverridesParser.create().parse_overrides([text])
+        except OverrideParseException as error:
+            raise ConfigError(
+                f"{text!r} is not key=value, such as train.output_dir=output/mine."
+            ) from error
+        if override.is_delete():
+            raise ConfigError(f"{text} would remove a key; set it to null, or edit the file.")
+        yield ("+" if override.is_add() else "") + override.key_or_group, override.value()
+
+
+def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
+    """Refuse a key that nothing reads; Detectron2 would silently take it."""
+    if added or key in KEYS.values() or key in _OTHER_KEYS:
+        return
+    node: Any = lazy
+    for name in key.split("."):
+        if isinstance(node, ListConfig):
+            return  # OmegaConf looks at the index
+        if isinstance(node, DictConfig) and "_target_" in node and key.endswith(f".{name}"):
+            return  # what it names looks at its arguments
+        if not isinstance(node, DictConfig) or name not in node:
+            near = difflib.get_close_matches(key, list(_all_keys(lazy)), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(
+                f"The command line sets {key}, which the configuration does not have{hint} "
+                f"(+{key}=... adds it)"
+            )
+        node = node._get_node(name)
+
+
+def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in node:
+        yield prefix + str(name)
+        child = node._get_node(name)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            yield from _all_keys(child, f"{prefix}{name}.")
+
+
+def unused_train_keys(lazy: DictConfig) -> list[str]:
+    """Keys of ``train`` that nothing here reads, such as those of another project."""
+    known = {*KEYS.values(), *_OTHER_KEYS}
+    sections = {name.rpartition(".")[0] for name in known}
+    keys = [f"train.{name}" for name in _all_keys(lazy.train)]
+    return [
+        key for key in keys if key not in known | sections and key.rpartition(".")[0] in sections
+    ]
+
+
+# ----------------------------------------------------------------------------------------- settings
+def read_settings(lazy: DictConfig) -> DetectionSettings:
+    """The settings of a LazyConfig, as written.
+
+    Raises:
+        ConfigError: a value is of the wrong type or cannot be.
+    """
+
+    def read(name: str, default: Any) -> Any:
+        return read_value(lazy, KEYS[name], default)
+
+    clipping = Clipping(
+        read("clipping.kind", "value"), read("clipping.limit", 1.0), read("clipping.norm_type", 2.0)
+    )
+    amp_dtype = read("amp_dtype", "bfloat16")
+    batches = read("precise_bn_batches", 200)
+    max_iter = read("max_iter", 1)
+    steps: tuple[int, ...] = ()
+    warmup = 0
+    if counts_steps(lazy):
+        multiplier = lazy.lr_multiplier
+        steps = tuple(multiplier.scheduler.milestones)
+        warmup = round(multiplier.warmup_length * max_iter)
+    return DetectionSettings(
+        output_dir=read("output_dir", "./output"),
+        device=read("device", "cuda"),
+        seed=read("seed", -1),
+        weights=read("weights", ""),
+        max_iter=max_iter,
+        images_per_step=_given(lazy, KEYS["images_per_step"], 1),
+        accumulate=read("accumulate", 1),
+        reference_world_size=read("reference_world_size", 0),
+        base_lr=_given(lazy, KEYS["base_lr"], 1.0),
+        warmup_iters=warmup,
+        lr_steps=steps,
+        amp_dtype=amp_dtype if read("amp", False) else None,
+        clipping=clipping if read("clipping", False) else None,
+        cudnn_benchmark=read("cudnn_benchmark", False),
+        num_workers=read("num_workers", 0),
+        checkpoint_period=read("checkpoint_period", 5000),
+        checkpoints_kept=read("checkpoints_kept", 5),
+        log_period=read("log_period", 20),
+        eval_period=read("eval_period", 0),
+        best_metric=read("best_metric", ""),
+        precise_bn_batches=batches if read("precise_bn", False) else 0,
+        keys=KEYS,
+    )
+
+
+def counts_steps(lazy: DictConfig) -> bool:
+    """Whether the schedule gives the steps of this training, and not parts of any."""
+    multiplier = lazy.lr_multiplier
+    return (
+        _select(multiplier, "scheduler.milestones") is not None
+        and _select(multiplier, "scheduler.num_updates") == lazy.train.max_iter
+        and _select(multiplier, "warmup_length") is not None
+    )
+
+
+def read_value(lazy: DictConfig, key: str, default: Any) -> Any:
+    """A value of the type of ``default``, which is taken where the key is absent or null.
+
+    Raises:
+        ConfigError: it is of another type, or refers to what is not there.
+    """
+    value = _select(lazy, key)
+    value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    if value is None:
+        return default
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    fits = isinstance(value, (list, tuple)) if kind in (list, tuple) else type(value) is kind
+    if not fits:
+        raise ConfigError(
+            f"{key} is {value!r}; it must be of type {kind.__name__}, such as {default!r}."
+        )
+    return value
+
+
+def _given(lazy: DictConfig, key: str, like: Any) -> Any:
+    """A value of the type of ``like``; None where the key is absent."""
+    return None if _select(lazy, key) is None else read_value(lazy, key, like)
+
+
+def _select(lazy: DictConfig, name: str) -> Any:
+    try:
+        return OmegaConf.select(lazy, name)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{name} cannot be read: {_first_line(error)}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Of what an error of another library says."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(".")
+
+
+# ------------------------------------------------------------------------------------ saved as YAML
+class _SavedLoader(yaml.SafeLoader):
+    """Makes the few objects that a LazyConfig of Detectron2 or of ours holds, and no others."""
+
+
+def _tuple(loader: yaml.SafeLoader, node: yaml.Node) -> tuple:
+    return tuple(loader.construct_sequence(node, deep=True))
+
+
+def _shape(loader: yaml.SafeLoader, node: yaml.Node) -> ShapeSpec:
+    return ShapeSpec(**loader.construct_mapping(node, deep=True))
+
+
+def _class(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> type:
+    """As nodes of RegNet have them; found among what is imported already, and not called."""
+    module, _, last = name.rpartition(".")
+    found = getattr(sys.modules.get(module), last, None)
+    return found if isinstance(found, type) else _refused(loader, f"name:{name}", node)
+
+
+def _refused(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
+    raise yaml.constructor.ConstructorError(None, None, f"python/{tag}", node.start_mark)
+
+
+_SavedLoader.add_constructor(f"{PYTHON_TAG}tuple", _tuple)
+_SavedLoader.add_constructor(f"{PYTHON_TAG}object:{ShapeSpec.__module__}.ShapeSpec", _shape)
+_SavedLoader.add_multi_constructor(f"{PYTHON_TAG}name:", _class)
+_SavedLoader.add_multi_constructor(PYTHON_TAG, _refused)
+
+
+def read_saved(file: str | Path) -> Any:
+    """A YAML file with the objects that a saved LazyConfig needs: tuples, ``ShapeSpec``, classes.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds other Python objects, which as Detectron2
+            reads them could run any program.
+    """
+    try:
+        return yaml.load(Path(file).read_text("utf-8"), _SavedLoader)
+    except yaml.constructor.ConstructorError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ConfigError(
+            f"{file} is refused: its line {line} holds {error.problem!r}, and of Python objects a "
+            "saved LazyConfig may hold tuples, ShapeSpec and classes; write that value as plain "
+            "YAML, or take the Python file that the LazyConfig was saved from."
+        ) from error
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{file} cannot be read as YAML ({reason(error)}); mend it, or name another file."
+        ) from error
+
+
+def dump_lazy(lazy: DictConfig) -> str:
+    """``LazyConfig.save`` as text: that one writes files in place, and pickles beside them."""
+    content = OmegaConf.to_container(lazy, resolve=False, structured_config_mode=SCMode.INSTANTIATE)
+    # In the order of the file: parts are made in it, and draw their random numbers
+    return yaml.dump(
+        _by_name(content),
+        default_flow_style=None,
+        allow_unicode=True,
+        width=9999,
+        sort_keys=False,
+    )
+
+
+def _by_name(node: Any) -> Any:
+    """Targets by their names, and what YAML cannot hold as a text about it."""
+    if isinstance(node, Mapping):
+        return {
+            name: _callable_name(value)
+            if name == "_target_" and callable(value)
+            else _by_name(value)
+            for name, value in node.items()
+        }
+    if isinstance(node, (list, tuple)):
+        return [_by_name(value) for value in node]
+    try:
+        yaml.dump(node)
+    except Exception:  # whatever an object's __reduce__ raises
+        return str(node)
+    return node
+
+
+def _callable_name(target: Any) -> str:
+    try:
+        return _convert_target_to_string(target)
+    except AttributeError:
+        return str(target)

@@ -1,0 +1,158 @@
+"""Detectors built from a YAML configuration, with a clear error for each name that is unknown."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Iterable
+
+import torch
+from detectron2 import modeling
+from detectron2.config import CfgNode
+from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
+from detectron2.structures import Instances
+from torch import Tensor, nn
+
+from lambda_det.config import leaves
+from lambda_det.errors import ConfigError
+from lambda_det.modeling.norm import convert_sync_norms
+from lambda_det.training.precision import pool_in_float32
+
+__all__ = ["build_model", "build_on_meta", "prepare_model"]
+
+# fmt: off
+_REGISTRIES = {
+    "MODEL.META_ARCHITECTURE":       modeling.META_ARCH_REGISTRY,
+    "MODEL.BACKBONE.NAME":           modeling.BACKBONE_REGISTRY,
+    "MODEL.ANCHOR_GENERATOR.NAME":   modeling.ANCHOR_GENERATOR_REGISTRY,
+    "MODEL.PROPOSAL_GENERATOR.NAME": modeling.PROPOSAL_GENERATOR_REGISTRY,
+    "MODEL.RPN.HEAD_NAME":           RPN_HEAD_REGISTRY,
+    "MODEL.ROI_HEADS.NAME":          modeling.ROI_HEADS_REGISTRY,
+    "MODEL.ROI_BOX_HEAD.NAME":       modeling.ROI_BOX_HEAD_REGISTRY,
+    "MODEL.ROI_MASK_HEAD.NAME":      modeling.ROI_MASK_HEAD_REGISTRY,
+    "MODEL.ROI_KEYPOINT_HEAD.NAME":  modeling.ROI_KEYPOINT_HEAD_REGISTRY,
+    "MODEL.SEM_SEG_HEAD.NAME":       modeling.SEM_SEG_HEADS_REGISTRY,
+}
+# fmt: on
+# detectron2.layers.get_norm keeps its table to itself
+_NORMS = ("BN", "SyncBN", "FrozenBN", "GN", "LN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
+
+
+def build_model(cfg: CfgNode) -> nn.Module:
+    """The model of ``cfg`` on its device, with norms and pooling that are right there.
+
+    Raises:
+        ConfigError: the configuration describes no model.
+    """
+    model = _build(cfg, cfg.MODEL.DEVICE)
+    return prepare_model(model, cfg.MODEL.DEVICE, mixed_precision=cfg.SOLVER.AMP.ENABLED)
+
+
+def build_on_meta(cfg: CfgNode) -> nn.Module:
+    """The model of ``cfg`` with names and shapes and no values, which takes hardly any time.
+
+    Returns:
+        The model on the meta device, as Detectron2 builds it; on the CPU if it must be.
+
+    Raises:
+        ConfigError: the configuration describes no model.
+    """
+    try:
+        with torch.device("meta"):
+            return _build(cfg, "meta")
+    except RuntimeError:  # NotImplementedError is one, too
+        return _build(cfg, "cpu")  # a model that looks at values while it is built
+
+
+def prepare_model(model: nn.Module, device: str, *, mixed_precision: bool) -> nn.Module:
+    """Any detector of Detectron2's parts, on a device and ready to be trained there.
+
+    Args:
+        model: is changed.
+        device: to move it to; norms that are synchronised elsewhere become ones that work on it.
+        mixed_precision: the forward pass runs under autocast.
+    """
+    # PyTorch 2.15 warns of a call in Detectron2's forward pass, in the midst of the progress
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    model = convert_sync_norms(model, device)
+    patch_point_rend(model)
+    if mixed_precision:
+        pool_in_float32(model)
+    return model.to(device)
+
+
+def patch_point_rend(model: nn.Module) -> None:
+    """Let each mask head of PointRend in ``model`` train on a batch without foreground.
+
+    Large-scale jitter makes such batches now and then, and Detectron2's head joins an empty list of
+    labels there.
+    """
+    for module in model.modules():
+        # By name: the project is a part of Detectron2, and its repository has it for itself, too
+        if type(module).__name__ == "PointRendMaskHead":
+            module.__class__ = _without_foreground(type(module))
+
+
+def _without_foreground(head: type[nn.Module]) -> type[nn.Module]:
+    class _PointRendMaskHead(head):
+        def _sample_train_points(
+            self, coarse_mask: Tensor, instances: list[Instances]
+        ) -> tuple[Tensor, Tensor]:
+            if sum(map(len, instances)) == 0:
+                points = self.mask_point_train_num_points
+                return coarse_mask.new_zeros(0, points, 2), coarse_mask.new_zeros(0, points)
+            return super()._sample_train_points(coarse_mask, instances)
+
+    return _PointRendMaskHead
+
+
+def _build(cfg: CfgNode, device: str) -> nn.Module:
+    _check_point_head(cfg)
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DEVICE = device
+    try:
+        return modeling.build_model(cfg)
+    except KeyError as error:
+        unknown = _unknown_name(cfg, error)
+        if unknown is None:
+            raise
+        raise unknown from error
+
+
+def _check_point_head(cfg: CfgNode) -> None:
+    """What PointRend asserts without a message."""
+    head, classes = cfg.MODEL.get("POINT_HEAD"), cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    if cfg.MODEL.ROI_MASK_HEAD.get("POINT_HEAD_ON") and classes != head.NUM_CLASSES:
+        raise ConfigError(
+            f"MODEL.POINT_HEAD.NUM_CLASSES is {head.NUM_CLASSES} and MODEL.ROI_HEADS.NUM_CLASSES "
+            f"{classes}; set both to the same."
+        )
+
+
+def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
+    """The error for a name that Detectron2 did not find; None if ``cfg`` does not hold it."""
+    text = str(error.args[0])
+    registry = re.match(r"No object named '(.*?)' found", text)
+    name = registry[1] if registry else text
+    keys = [
+        key
+        for key, value in leaves(cfg)
+        if (value == name or (isinstance(value, (list, tuple)) and name in value))
+        and (key in _REGISTRIES or not registry)
+    ]
+    if not keys:
+        return None
+    near = difflib.get_close_matches(name, _known_names(keys), n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else "; check the spelling."
+    return ConfigError(f"{' and '.join(keys)} names {name!r}, which is not there{hint}")
+
+
+def _known_names(keys: Iterable[str]) -> list[str]:
+    names: set[str] = set()
+    for key in keys:
+        names.update(name for name, _ in _REGISTRIES.get(key, ()))
+        if key.endswith(".NORM"):
+            names.update(_NORMS)
+    return sorted(names)

@@ -1,0 +1,279 @@
+"""Detection as a task of the trainer, described by a YAML configuration."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from detectron2.config import CfgNode
+from detectron2.evaluation import (
+    DatasetEvaluator,
+    inference_on_dataset,
+    print_csv_format,
+    verify_results,
+)
+from detectron2.modeling import GeneralizedRCNNWithTTA, build_backbone
+from detectron2.solver import build_optimizer
+from detectron2.utils import comm
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lambda_det.detection import data
+from lambda_det.detection.config import load_config
+from lambda_det.detection.evaluation import build_evaluator, check_evaluators
+from lambda_det.detection.model import build_model
+from lambda_det.detection.schedule import DetectionSettings, build_lr_scheduler, scale_settings
+from lambda_det.training.settings import Clipping, FixedKeys
+from lambda_det.training.step import file_names
+from lambda_det.training.task import EMA, Results, Task
+from lambda_det.weights.provenance import PixelSettings
+
+__all__ = ["DetectionTask", "read_settings"]
+
+logger = logging.getLogger(__name__)
+
+# fmt: off
+KEYS = {
+    "output_dir":           "OUTPUT_DIR",
+    "device":               "MODEL.DEVICE",
+    "seed":                 "SEED",
+    "weights":              "MODEL.WEIGHTS",
+    "max_iter":             "SOLVER.MAX_ITER",
+    "images_per_step":      "SOLVER.IMS_PER_BATCH",
+    "accumulate":           "SOLVER.ACCUMULATE_GRADIENTS",
+    "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
+    "amp":                  "SOLVER.AMP.ENABLED",
+    "amp_dtype":            "SOLVER.AMP.DTYPE",
+    "clipping.kind":        "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
+    "clipping.limit":       "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
+    "clipping.norm_type":   "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
+    "num_workers":          "DATALOADER.NUM_WORKERS",
+    "checkpoint_period":    "SOLVER.CHECKPOINT_PERIOD",
+    "eval_period":          "TEST.EVAL_PERIOD",
+    "best_metric":          "TEST.BEST_METRIC",
+}
+# fmt: on
+LOG_PERIOD = 20  # steps; YAML has no key for it
+
+
+def read_settings(cfg: CfgNode) -> DetectionSettings:
+    """The settings of a YAML configuration, as written.
+
+    Raises:
+        ConfigError: a value cannot be.
+    """
+    solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
+    return DetectionSettings(
+        output_dir=cfg.OUTPUT_DIR,
+        device=cfg.MODEL.DEVICE,
+        seed=cfg.SEED,
+        weights=cfg.MODEL.WEIGHTS,
+        max_iter=solver.MAX_ITER,
+        images_per_step=solver.IMS_PER_BATCH,
+        accumulate=solver.ACCUMULATE_GRADIENTS,
+        reference_world_size=solver.REFERENCE_WORLD_SIZE,
+        base_lr=solver.BASE_LR,
+        warmup_iters=solver.WARMUP_ITERS,
+        lr_steps=tuple(solver.STEPS),
+        amp_dtype=solver.AMP.DTYPE if solver.AMP.ENABLED else None,
+        clipping=Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
+        if clip.ENABLED
+        else None,
+        cudnn_benchmark=cfg.CUDNN_BENCHMARK,
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        checkpoint_period=solver.CHECKPOINT_PERIOD,
+        log_period=LOG_PERIOD,
+        eval_period=cfg.TEST.EVAL_PERIOD,
+        best_metric=cfg.TEST.BEST_METRIC,
+        precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
+        keys=KEYS,
+    )
+
+
+class DetectionTask(Task):
+    """A detector that a YAML configuration describes, of Detectron2's and our parts.
+
+    Attributes:
+        cfg: the configuration, as written.
+        settings: of it; fitted to the processes in a training.
+    """
+
+    fixed_keys = FixedKeys(
+        names=(
+            "MODEL",
+            "INPUT.FORMAT",
+            "SEED",
+            "SOLVER.BASE_LR",
+            "SOLVER.BIAS_LR_FACTOR",
+            "SOLVER.IMS_PER_BATCH",
+            "SOLVER.MOMENTUM",
+            "SOLVER.NESTEROV",
+            "SOLVER.REFERENCE_WORLD_SIZE",
+            "SOLVER.WEIGHT_DECAY",
+            "SOLVER.WEIGHT_DECAY_BIAS",
+            "SOLVER.WEIGHT_DECAY_NORM",
+        ),
+        but_not=(
+            "MODEL.DEVICE",
+            "MODEL.WEIGHTS",
+            "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
+            "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
+        ),
+    )
+    sample_keys = FixedKeys(
+        names=("INPUT", "DATASETS", "DATALOADER"),
+        but_not=(
+            "INPUT.MIN_SIZE_TEST",
+            "INPUT.MAX_SIZE_TEST",
+            "DATASETS.TEST",
+            "DATASETS.TEST_IMAGES",
+            "DATASETS.TEST_JSON",
+            "DATALOADER.MAX_UNREADABLE_IMAGES",
+            "DATALOADER.NUM_WORKERS",
+            "DATALOADER.TIMEOUT",
+        ),
+    )
+    metrics = tuple(
+        f"{task}{weights}/{metric}"
+        for weights in ("_EMA", "")
+        for task, metric in (
+            ("segm", "AP"),
+            ("bbox", "AP"),
+            ("keypoints", "AP"),
+            ("sem_seg", "mIoU"),
+            ("sem_seg", "IoU"),
+            ("panoptic_seg", "PQ"),
+        )
+    )
+    advice = (
+        "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
+        "annotations"
+    )
+
+    def __init__(self, cfg: CfgNode) -> None:
+        """
+        Args:
+            cfg: is not changed, but by :meth:`register_data`.
+
+        Raises:
+            ConfigError: a value cannot be.
+        """
+        self.cfg = cfg
+        self.settings = read_settings(cfg)
+
+    # ------------------------------------------------------------------------------- configuration
+    @classmethod
+    def read(cls, args: argparse.Namespace) -> CfgNode:
+        return load_config(args)
+
+    @classmethod
+    def device(cls, config: CfgNode) -> tuple[str, str]:
+        return config.MODEL.DEVICE, KEYS["device"]
+
+    @classmethod
+    def for_run(cls, config: CfgNode, *, train: bool) -> DetectionTask:
+        task = cls(config)
+        task.register_data()
+        if train:
+            task.settings = scale_settings(task.settings, comm.get_world_size())
+        return task
+
+    def register_data(self) -> None:
+        """Register the data sets that are named by their files, and complete the configuration.
+
+        Raises:
+            ConfigError, DataError: as :func:`lambda_det.detection.data.register_coco_files`.
+        """
+        data.register_json_datasets(self.cfg)
+
+    def dump(self) -> str:
+        return self.cfg.dump()
+
+    def _scaled_config(self) -> CfgNode:
+        """The configuration as Detectron2's builders have to read it."""
+        cfg, settings = self.cfg.clone(), self.settings
+        cfg.defrost()
+        cfg.SOLVER.IMS_PER_BATCH = settings.images_per_step
+        cfg.SOLVER.BASE_LR = settings.base_lr
+        cfg.SOLVER.MAX_ITER = settings.max_iter
+        cfg.SOLVER.STEPS = settings.lr_steps
+        cfg.SOLVER.WARMUP_ITERS = settings.warmup_iters
+        cfg.SOLVER.CLIP_GRADIENTS.ENABLED = False  # the training step clips
+        return cfg
+
+    # --------------------------------------------------------------------------------------- parts
+    def build_model(self) -> nn.Module:
+        return build_model(self.cfg)
+
+    def build_backbone(self) -> nn.Module:
+        """Of the model alone, with an FPN if it has one."""
+        return build_backbone(self.cfg)
+
+    @property
+    def pixels(self) -> PixelSettings | None:
+        return PixelSettings.from_config(self.cfg)
+
+    @property
+    def train_names(self) -> tuple[str, ...]:
+        """The data sets to train on."""
+        return tuple(self.cfg.DATASETS.TRAIN)
+
+    def build_optimizer(self, model: nn.Module) -> Optimizer:
+        return build_optimizer(self._scaled_config(), model)
+
+    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        return build_lr_scheduler(self._scaled_config(), optimizer)
+
+    def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
+        cfg = self._scaled_config()
+        # Workers for the statistics would idle between two evaluations
+        cfg.DATALOADER.NUM_WORKERS = 0 if for_statistics else self.settings.num_workers
+        return data.build_train_loader(cfg, self.settings.images_per_batch)
+
+    def build_test_loader(self, dataset_name: str) -> Iterable:
+        return data.build_test_loader(self.cfg, dataset_name)
+
+    def build_evaluator(self, dataset_name: str, folder: str = "inference") -> DatasetEvaluator:
+        return build_evaluator(self.cfg, dataset_name, folder)
+
+    # ----------------------------------------------------------------------- checks and evaluation
+    def check_data(self, *, train: bool, resumed: bool = False) -> None:
+        test = not train or len(self.cfg.DATASETS.TEST) > 0
+        data.check_datasets(self.cfg, train=train, test=test)
+        check_evaluators(self.cfg)
+
+    def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
+        results: Results = {}
+        for weights, model in models.items():
+            ending = "_EMA" if weights == EMA else ""
+            self._evaluate_on_all(model, f"inference{ending}", ending, results)
+        if final and self.cfg.TEST.AUG.ENABLED:
+            # As Detectron2's train_net.py does: once, when training is over
+            model = GeneralizedRCNNWithTTA(self.cfg, list(models.values())[-1])
+            self._evaluate_on_all(model, "inference_TTA", "_TTA", results)
+        # As Detectron2 has it: the name of a data set only where there are several
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def _evaluate_on_all(
+        self, model: nn.Module, folder: str, ending: str, results: Results
+    ) -> None:
+        """Evaluate on all test sets, and add the results under names with an ending."""
+        for name in self.cfg.DATASETS.TEST:
+            evaluator = self.build_evaluator(name, folder)
+            found = inference_on_dataset(model, self.build_test_loader(name), evaluator) or {}
+            found = OrderedDict((f"{key}{ending}", value) for key, value in found.items())
+            if comm.is_main_process():
+                logger.info(f"Results on {name}{ending}:")
+                print_csv_format(found)
+            results.setdefault(name, {}).update(found)
+
+    def finish(self, results: Results) -> None:
+        if len(self.cfg.TEST.EXPECTED_RESULTS):
+            verify_results(self.cfg, results)
+
+    def image_names(self, batch: Any) -> list[str]:
+        return file_names(batch)

@@ -1,0 +1,236 @@
+"""Evaluation during training: when, the best checkpoint, when to stop early, and summary.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from detectron2.engine import HookBase
+from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.utils import comm
+
+from lambda_det.distributed.signals import StopRequest, interruptible, received_signal
+from lambda_det.errors import listed
+from lambda_det.files import replace_text
+from lambda_det.training.task import Results
+
+__all__ = ["Evaluation", "append_summary", "cut_summary"]
+
+logger = logging.getLogger(__name__)
+
+
+class Evaluation(HookBase):
+    """Evaluates every so many steps and at the end, and names the best checkpoint.
+
+    A checkpoint is saved before, and says that its evaluation is still to come: a run that was
+    killed in it begins with it. The checkpoint is saved once more with the statistics that the
+    results are of, and with the results.
+
+    Attributes:
+        results: of the last evaluation, the same on all processes.
+        last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
+        best: the best value of the metric.
+        without_progress: evaluations since the best one.
+    """
+
+    def __init__(self, period: float, metric: str, metrics: tuple[str, ...], patience: int) -> None:
+        """
+        Args:
+            period: steps between two evaluations, which need not be whole; 0 for one at the end.
+            metric: the result that the best checkpoint is the best by; "" for the first of
+                ``metrics`` that the results have.
+            metrics: names of results, such as "bbox/AP".
+            patience: evaluations in a row that may bring nothing better; 0 for any number.
+        """
+        self._period = period
+        self._metric = metric
+        self._metrics = metrics
+        self._patience = patience
+        self.results: Results = {}
+        self.last_step = self.best_step = -1
+        self.best = float("-inf")
+        self.without_progress = 0
+        self._is_pending = False
+        self._losses = 0.0  # sum over the steps since the last evaluation
+        self._steps = 0
+
+    def is_due(self) -> bool:
+        """Whether there is an evaluation after the step that is done."""
+        step = self.trainer.iter + 1
+        if step >= self.trainer.max_iter:
+            return True
+        return self._period > 0 and step // self._period > (step - 1) // self._period
+
+    def before_train(self) -> None:
+        trainer = self.trainer
+        if comm.is_main_process():
+            # The row of a pending evaluation may be there, though not in a checkpoint
+            cut_summary(self._summary, trainer.start_iter - self._is_pending)
+        if self._is_pending:
+            logger.info(f"The evaluation after step {trainer.start_iter} is still to come")
+            trainer.iter = trainer.storage.iter = trainer.start_iter - 1
+            self._evaluate()
+            trainer.iter = trainer.storage.iter = trainer.start_iter
+        elif 0 < self.best_step == trainer.start_iter:
+            # The run may have been killed before this checkpoint got its second name
+            trainer.checkpointer.link(trainer.saved_as, "model_best")
+        if self._is_out_of_patience() and trainer.start_iter < trainer.max_iter:
+            key = trainer.settings.key("patience")
+            logger.info(f"This run has stopped early already; a higher {key} continues it")
+            trainer.max_iter = trainer.start_iter
+
+    def after_step(self) -> None:
+        if comm.is_main_process():
+            self._losses += self.trainer.storage.history("total_loss").latest()
+            self._steps += 1
+        if self.is_due():
+            self.trainer.save_checkpoint()  # whose state says that its evaluation is to come
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        trainer = self.trainer
+        step = trainer.iter + 1
+        # All processes stop if one was asked to: the others would wait for it in the evaluation
+        if signal := max(comm.all_gather(received_signal())):
+            raise StopRequest(signal)
+        results = interruptible(trainer.evaluate)
+        self.results = _floats(comm.all_gather(results)[0] or {})
+        self.last_step, self._is_pending = step, False
+        values = flatten_results_dict(self.results)
+        trainer.storage.put_scalars(**values, smoothing_hint=False)
+        verdict = self._compare(values, step)
+        if comm.is_main_process() and values:
+            self._write_summary(step, values)
+            self._log(step, verdict)
+        self._losses, self._steps = 0.0, 0
+        if self._is_out_of_patience() and step < trainer.max_iter:
+            logger.info(
+                f"Stopping early: {self.without_progress} evaluations brought nothing better than "
+                f"{self.best:.4g} of step {self.best_step}"
+            )
+            trainer.max_iter = step
+        trainer.save_checkpoint()
+        if self.best_step == step:
+            trainer.checkpointer.link(trainer.saved_as, "model_best")
+        comm.synchronize()  # the first process has written while the others waited
+
+    def _compare(self, values: Mapping[str, float], step: int) -> str:
+        """Keep the best; returns a clause about it for the log."""
+        name = self._metric or _first_metric(values, self._metrics)
+        if name not in values:
+            if values:
+                logger.warning(
+                    f"{self.trainer.settings.key('best_metric')} {self._metric!r} is not among the "
+                    f"results, which have {listed(values, 12)}: there is no model_best.pth"
+                )
+            return ""
+        if values[name] > self.best:  # NaN is not
+            self.best, self.best_step, self.without_progress = values[name], step, 0
+            return f"{name} {values[name]:.4g} is the best so far"
+        self.without_progress += 1
+        return f"{name} {values[name]:.4g}; the best is {self.best:.4g} of step {self.best_step}"
+
+    def _is_out_of_patience(self) -> bool:
+        return 0 < self._patience <= self.without_progress
+
+    def _log(self, step: int, verdict: str) -> None:
+        task = self.trainer.task
+        where = [f"{name} {value:g}" for name, value in task.progress(step).items()]
+        parts = [*where, f"step {step}", task.describe(self.results), verdict]
+        logger.info("Evaluation: " + "; ".join(part for part in parts if part))
+
+    @property
+    def _summary(self) -> Path:
+        return Path(self.trainer.settings.output_dir, "summary.csv")
+
+    def _write_summary(self, step: int, values: Mapping[str, float]) -> None:
+        storage = self.trainer.storage
+        # Unknown of steps before a resume, which may have been taken elsewhere
+        speed = storage.histories().get("images_per_second")
+        row = {
+            **self.trainer.task.progress(step),
+            "step": step,
+            "lr": storage.history("lr").latest(),
+            "train_loss": round(self._losses / self._steps, 5) if self._steps else "",
+            "images_per_second": round(speed.median(100), 1) if speed else "",
+            **{name.replace("/", "_"): round(value, 4) for name, value in values.items()},
+        }
+        append_summary(self._summary, row)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "last_step": self.last_step,
+            "best_step": self.best_step,
+            "best": self.best,
+            "without_progress": self.without_progress,
+            "results": self.results,
+            "pending": self.is_due() and self.last_step != self.trainer.iter + 1,
+            "losses": self._losses,
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.last_step, self.best_step = state["last_step"], state["best_step"]
+        self.best, self.without_progress = state["best"], state["without_progress"]
+        self.results, self._is_pending = state["results"], state["pending"]
+        self._losses, self._steps = state["losses"], state["steps"]
+
+
+def _floats(results: Mapping[str, Any]) -> Results:
+    """Results of any depth as plain dicts of floats, which a checkpoint can hold."""
+    return {
+        str(name): _floats(value) if isinstance(value, Mapping) else float(value)
+        for name, value in results.items()
+    }
+
+
+def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
+    # Of several data sets, each names its own before: that of the first one counts
+    for metric in metrics:
+        for name in values:
+            if name == metric or name.endswith(f"/{metric}"):
+                return name
+    return ""
+
+
+def append_summary(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row to a table, with the head where it is the first."""
+    head, rows = _read_summary(path)
+    if not set(row) <= set(head):  # the first, or a resumed run evaluates on more
+        head += [name for name in row if name not in head]
+        _write_summary(path, head, rows)
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.DictWriter(file, head, restval="").writerow(row)
+
+
+def cut_summary(path: Path, last_step: int) -> None:
+    """Drop the rows of steps that a resumed run takes again."""
+    head, rows = _read_summary(path)
+    kept = [row for row in rows if int(row["step"]) <= last_step]
+    if kept:
+        _write_summary(path, head, kept)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read_summary(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Head and rows, without a last row that was cut off by a kill."""
+    if not path.exists():
+        return [], []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        head = list(reader.fieldnames or [])
+        rows = [row for row in reader if row.get("step") and row.get(head[-1]) is not None]
+    return head, rows
+
+
+def _write_summary(path: Path, head: list[str], rows: list[dict[str, str]]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, head, restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_text(path, text.getvalue())

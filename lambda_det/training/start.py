@@ -1,0 +1,225 @@
+"""The start of a run: all that can be refused first, with nothing written; then folder and work.
+
+A command line gives a configuration, and that a task. The task builds the model, the checkpoint is
+read and verified once and loaded into it. What cannot work is refused up to here. Then the folder
+of the run is made, log and configuration are written to it, and the training begins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from detectron2.utils import comm
+from detectron2.utils.collect_env import collect_env_info
+from detectron2.utils.env import seed_all_rng
+
+from lambda_det.distributed.launch import launch, on_main_process
+from lambda_det.errors import ConfigError, UserError, WeightsError
+from lambda_det.training.checkpoint_files import Checkpoint, read_newest
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.disk_errors import disk_errors_in_words
+from lambda_det.training.precision import Precision
+from lambda_det.training.run_folder import (
+    BufferedLog,
+    Change,
+    buffered_log,
+    check_evaluation_folder,
+    check_run_folder,
+    describe_run,
+    save_config,
+)
+from lambda_det.training.task import EMA, RAW, Results, Task
+from lambda_det.training.trainer import Trainer
+from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.loading import read_weights
+
+__all__ = ["evaluate", "run", "train"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def run(args: argparse.Namespace, task: type[Task]) -> None:
+    """Train or evaluate as a command line says, in as many processes as it says.
+
+    Args:
+        args: the flags of :func:`lambda_det.training.command_line.run_parser`, and the task's own.
+        task: reads the configuration.
+
+    Raises:
+        UserError: one sentence to print.
+    """
+    # Read here as well as in the processes, so that a mistake is reported once and at once
+    device, key = task.device(task.read(args))
+    launch(functools.partial(_work, kind=task), args, device=device, key=key)
+
+
+def _work(args: argparse.Namespace, kind: type[Task]) -> None:
+    with buffered_log() as log:
+        task = kind.for_run(kind.read(args), train=not args.eval_only)
+        settings = task.settings
+        Precision.of(settings)
+        logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
+        logger.info("Environment:\n" + collect_env_info())
+        logger.info(f"Command line: {args}")
+        # Another seed on each process; batches of a step have seeds of their own
+        seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
+        torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
+        with disk_errors_in_words(settings.output_dir):
+            if args.eval_only:
+                evaluate(task, log, resume=args.resume)
+            else:
+                train(task, log, resume=args.resume, debug_numerics=args.debug_numerics)
+        logger.info(describe_run(settings.output_dir))
+
+
+def train(task: Task, log: BufferedLog, *, resume: bool, debug_numerics: bool = False) -> Results:
+    """Train and evaluate; with ``resume`` from the last checkpoint, if there is one.
+
+    Call it in every process.
+
+    Args:
+        task: what to train.
+        log: is opened when the folder is there.
+        resume: continue the run in the folder.
+        debug_numerics: stop at the first layer whose output or gradient is not finite.
+
+    Raises:
+        UserError: what cannot work, before anything is written; or as :meth:`Trainer.train` does.
+    """
+    folder = task.settings.output_dir
+    changes: list[Change] = []
+    on_main_process(lambda: changes.extend(check_run_folder(task, resume=resume)))
+    checkpoint = _read_newest_on_all(folder) if resume else None
+    if resume and checkpoint is None:
+        logger.info(f"--resume: {folder} holds no checkpoint, so this starts")
+    if checkpoint is None:
+        _check_weights_exist(task)
+    trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
+
+    _open_folder(task, log)
+    _log_changes(task, changes, resumed=checkpoint is not None)
+    if comm.is_main_process():
+        save_config(task)
+        task.write_lists()
+    del checkpoint  # its tensors need not stay in memory
+    return trainer.train()
+
+
+def evaluate(task: Task, log: BufferedLog, *, resume: bool) -> Results:
+    """Evaluate the weights that are named, or with ``resume`` the run's last checkpoint.
+
+    Raises:
+        ConfigError: no weights are named.
+        WeightsError: they are missing or do not hold the whole model.
+    """
+    settings = task.settings
+    path, content = _weights_to_evaluate(task, resume)
+    key = settings.key("output_dir")
+    on_main_process(lambda: check_evaluation_folder(settings.output_dir, key, path))
+    model = task.build_model()
+    SafeCheckpointer(task.network(model)).load(path, [], content=content)
+    task.check_weights(content, path)
+    models = {RAW: model}
+    if "ema" in content:
+        models[EMA] = copy.deepcopy(model)
+        task.network(models[EMA]).load_state_dict(content["ema"]["model"])
+    on_main_process(lambda: task.check_data(train=False))
+
+    _open_folder(task, log)
+    if comm.is_main_process() and not Path(settings.output_dir, "config.yaml").exists():
+        save_config(task)  # that of a run is kept
+    results = task.evaluate(models, final=True)
+    if comm.is_main_process() and (text := task.describe(results)):
+        logger.info(f"{path}: {text}")
+    return results
+
+
+def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:
+    settings = task.settings
+    if resume:
+        checkpoint = _read_newest_on_all(settings.output_dir)
+        if checkpoint is None:
+            raise WeightsError(
+                f"--eval-only --resume evaluates the last checkpoint of "
+                f"{settings.key('output_dir')}, and {settings.output_dir} holds none."
+            )
+        return checkpoint
+    if not settings.weights:
+        raise ConfigError(
+            f"--eval-only needs weights: add {settings.option('weights', 'FILE')} at the end of "
+            f"the command line, or --resume for the last checkpoint of "
+            f"{settings.key('output_dir')}."
+        )
+    _check_weights_exist(task)
+    return Checkpoint(settings.weights, _on_all(lambda: read_weights(settings.weights)))
+
+
+def _check_weights_exist(task: Task) -> None:
+    path = task.settings.weights
+    if path and "://" not in path and not os.path.isfile(path.split("?")[0]):
+        key = task.settings.key("weights")
+        raise WeightsError(f"{key} {path} is not there; it must name a file of weights.")
+
+
+def _read_newest_on_all(folder: str) -> Checkpoint | None:
+    """The newest whole checkpoint of a run folder, as the first process finds it, on all of them.
+
+    Each process reads it once.
+
+    Raises:
+        WeightsError: there are checkpoints and none is whole, or not every process can read it.
+    """
+    found: list[Checkpoint | None] = []
+    on_main_process(lambda: found.append(read_newest(folder)))
+    path = comm.all_gather(found[0].path if found and found[0] else "")[0]
+    if not path:
+        return None
+    if not all(comm.all_gather(os.path.isfile(path))):
+        raise WeightsError(
+            f"Not every process finds the checkpoint {path}; give all machines the same folder."
+        )
+    return _on_all(lambda: found[0] if found else Checkpoint(path, read_checkpoint(path)))
+
+
+def _on_all(work: Callable[[], T]) -> T:
+    """Do ``work`` on all processes; a UserError of one is raised on all of them."""
+    result = error = None
+    try:
+        result = work()
+    except UserError as caught:
+        error = caught
+    for raised in comm.all_gather(error):
+        if raised is not None:
+            raise raised
+    return result
+
+
+def _open_folder(task: Task, log: BufferedLog) -> None:
+    folder = task.settings.output_dir
+    if comm.is_main_process():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    comm.synchronize()
+    log.open(folder)
+    logger.info(f"Configuration:\n{task.dump()}")
+
+
+def _log_changes(task: Task, changes: list[Change], *, resumed: bool) -> None:
+    if changes:
+        text = ", ".join(f"{key} {before!r} -> {now!r}" for key, before, now in changes)
+        logger.info(f"Changed since the run was started: {text}")
+    others = [key for key, *_ in changes if key in task.sample_keys]
+    if others and resumed:
+        logger.warning(
+            f"{', '.join(others)} changed: from here on the samples are others than those of the "
+            "run that was started"
+        )

@@ -1,0 +1,165 @@
+"""Weights and statistics to evaluate: the average of the weights, batch norm's estimated afresh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from detectron2.utils import comm
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torchvision.ops import StochasticDepth
+
+from lambda_det.training.precision import Precision
+
+__all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics"]
+
+
+class ExponentialAverage:
+    """Averages a model's weights step by step: w' <- d w' + (1 - d) w.
+
+    After n steps d = min(decay, (1 + n) / (10 + n)), as TensorFlow has it with ``num_updates``.
+    A constant 0.9999 would keep 6 % of the random initial weights at the end of the 28k steps of 90
+    epochs. Running statistics are averaged alike.
+
+    PyTorch's ``AveragedModel`` counts in a tensor, so that the ramp would wait for the GPU at each
+    step. timm's ``ModelEmaV3`` updates a parameter that layers share once for each of them, and
+    does not keep the count in its state.
+
+    Args:
+        model: what is trained.
+        average: a copy of it, which from now on holds the average.
+        decay: the limit of d.
+    """
+
+    def __init__(self, model: nn.Module, average: nn.Module, decay: float) -> None:
+        self._model = model
+        self.average = average.requires_grad_(False).eval()
+        self.decay = decay
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the weights as they are now into the average."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        averages, values = [], []
+        # Not over the state dict, in which a parameter that layers share stands several times
+        for average, value in zip(_tensors(self.average), _tensors(self._model), strict=True):
+            if average.is_floating_point():
+                averages.append(average)
+                values.append(value)
+            else:
+                average.copy_(value)
+        torch._foreach_lerp_(averages, values, 1 - decay)
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.average.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average.load_state_dict(state["model"])
+        self.updates = state["updates"]
+
+
+def _tensors(model: nn.Module) -> chain[torch.Tensor]:
+    return chain(model.parameters(), model.buffers())
+
+
+def batch_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms of a model that keep running statistics, frozen ones left out."""
+    norms = (part for part in model.modules() if isinstance(part, _BatchNorm))
+    return [norm for norm in norms if norm.track_running_stats]
+
+
+@torch.no_grad()
+def estimate_statistics(
+    models: Sequence[nn.Module], batches: Iterable[Any], count: int, precision: Precision
+) -> None:
+    """Set the running statistics of all batch norms to mean and variance over ``count`` batches.
+
+    A running average belongs to weights of many steps ago, and an average of weights has none of
+    its own (Wu and Johnson, 2021). The paper's "decay 0.9999" (a momentum of 1e-4 in PyTorch)
+    would lag by 10k steps.
+
+    The models compute as in training, so that a detector's heads see the proposals of training,
+    but without dropout and stochastic depth. fvcore's ``update_bn_stats`` is the same for one
+    process. With several it leaves each with statistics of its own, and takes a synchronised norm's
+    variance for that of its own images.
+
+    Args:
+        models: each sees the same batches; left in evaluation mode.
+        batches: of training images; each process has others.
+        count: batches on each process.
+        precision: of the forward pass.
+    """
+    moments = {norm: _Moments(norm) for model in models for norm in batch_norms(model)}
+    hooks = [norm.register_forward_pre_hook(moments[norm].add) for norm in moments]
+    for model in models:
+        model.train()
+        for part in model.modules():
+            if isinstance(part, (_DropoutNd, StochasticDepth)):
+                part.eval()
+    try:
+        with precision.autocast():
+            for batch in islice(batches, count):
+                for model in models:
+                    model(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for model in models:
+            model.eval()
+    for norm, moment in moments.items():
+        moment.set_statistics(norm)
+
+
+class _Moments:
+    """Count, mean and sum of squared deviations of the values of each channel.
+
+    Batches are joined as Chan, Golub and LeVeque (1983) do: E[x^2] - E[x]^2 would lose the variance
+    of values far from zero.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        self._reset(torch.zeros_like(norm.running_mean, dtype=torch.float64))
+
+    def _reset(self, zeros: Tensor) -> None:
+        self._count, self._mean, self._squares = 0.0, zeros, zeros.clone()
+
+    def add(self, norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        """Take in the values [B, C, ...] that reach a norm; the form of a forward pre-hook."""
+        x = inputs[0].float()
+        if x.numel() == 0:  # a head of a detector, on an image without proposals
+            return
+        var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+        count = x.numel() // x.shape[1]
+        self._join(count, mean.double(), count * var.double())
+
+    def _join(self, count: float, mean: Tensor, squares: Tensor) -> None:
+        if count == 0:
+            return
+        total = self._count + count
+        difference = mean - self._mean
+        self._mean = self._mean + difference * (count / total)
+        self._squares = (
+            self._squares + squares + difference.square() * (self._count * count / total)
+        )
+        self._count = total
+
+    def set_statistics(self, norm: nn.Module) -> None:
+        """Give a norm what was found on all processes; call it on all of them alike."""
+        if comm.get_world_size() > 1:
+            zeros = torch.zeros_like(self._mean)
+            table = zeros.new_zeros(comm.get_world_size(), 3, len(zeros))
+            table[comm.get_rank()] = torch.stack([zeros + self._count, self._mean, self._squares])
+            dist.all_reduce(table)  # an all-gather that every backend knows
+            self._reset(zeros)
+            for count, mean, squares in table:
+                self._join(count[0].item(), mean, squares)
+        if self._count:
+            norm.running_mean.copy_(self._mean)
+            norm.running_var.copy_(self._squares / self._count)

@@ -1,0 +1,199 @@
+"""What the trainer asks of a task: its parts, its evaluation, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from detectron2.engine import HookBase
+from detectron2.utils.events import EventWriter
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lambda_det.training.settings import FixedKeys, Settings
+from lambda_det.weights.provenance import PixelSettings
+
+__all__ = ["EMA", "RAW", "Loader", "Results", "Task"]
+
+# Which weights are evaluated: those that are trained, and their exponential moving average
+RAW, EMA = "raw", "ema"
+
+Results = dict[str, Any]  # numbers by name, nested to any depth
+
+
+class Loader(Protocol):
+    """Endless batches of training images, which can be begun anywhere.
+
+    Loaders of other projects may lack ``begin`` and the state: their order starts anew then.
+    """
+
+    def begin(self, seed: int, batches: int) -> None:
+        """Let the next iterator start after so many batches of all processes.
+
+        Args:
+            seed: of the order and of augmentation, from 0.
+            batches: of the forward pass; an optimiser step may take several.
+        """
+        ...
+
+    def __iter__(self) -> Any: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Task(ABC):
+    """A kind of training, such as detection, with one run's configuration.
+
+    Attributes:
+        settings: of this run, fitted to the number of processes.
+        fixed_keys: what a resumed run must keep.
+        sample_keys: what the training images depend on; a resumed run that changes them is warned.
+        metrics: results that a checkpoint may be the best by, the first there is.
+        advice: what usually helps when a loss is not finite.
+        ddp_options: arguments for DistributedDataParallel.
+    """
+
+    settings: Settings
+    fixed_keys: FixedKeys
+    sample_keys: FixedKeys
+    metrics: tuple[str, ...] = ()
+    advice: str = "A lower learning rate"
+    ddp_options: Mapping[str, bool] = {}
+
+    # ------------------------------------------------------------------------------- configuration
+    @classmethod
+    @abstractmethod
+    def read(cls, args: argparse.Namespace) -> Any:
+        """The configuration that a command line describes.
+
+        Raises:
+            ConfigError: the file is missing, or a key or value cannot be.
+        """
+
+    @classmethod
+    @abstractmethod
+    def device(cls, config: Any) -> tuple[str, str]:
+        """The device that a configuration names, and the user's key for it."""
+
+    @classmethod
+    @abstractmethod
+    def for_run(cls, config: Any, *, train: bool) -> Task:
+        """The task of a configuration, on the data and in the processes that there are.
+
+        Args:
+            config: of :meth:`read`.
+            train: whether it will be trained, and not only evaluated.
+
+        Raises:
+            ConfigError: a value cannot work, such as a batch that does not divide.
+            DataError: the data are missing or damaged.
+        """
+
+    @abstractmethod
+    def dump(self) -> str:
+        """The configuration as YAML, which is saved as the run's config.yaml."""
+
+    # --------------------------------------------------------------------------------------- parts
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """What is trained, on its device: takes a batch and returns losses by name, each a mean.
+
+        Raises:
+            ConfigError: the configuration describes no model.
+        """
+
+    def network(self, model: nn.Module) -> nn.Module:
+        """The part of the model whose weights a checkpoint holds."""
+        return model
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """The model in the form that takes the training steps."""
+        return model
+
+    @property
+    def pixels(self) -> PixelSettings | None:
+        """What the model makes of images; None where nobody knows."""
+        return None
+
+    @abstractmethod
+    def build_optimizer(self, model: nn.Module) -> Optimizer: ...
+
+    @abstractmethod
+    def build_scheduler(self, optimizer: Optimizer) -> LRScheduler: ...
+
+    @abstractmethod
+    def build_train_loader(self, *, for_statistics: bool = False) -> Loader | Iterable:
+        """Batches to train on, or of the same images for batch norm's statistics."""
+
+    def build_hooks(self) -> list[HookBase]:
+        """Hooks besides the trainer's own."""
+        return []
+
+    # ------------------------------------------------------------------ checks before a run begins
+    @abstractmethod
+    def check_data(self, *, train: bool, resumed: bool = False) -> None:
+        """Refuse data that cannot be trained or evaluated on; called on the first process.
+
+        Args:
+            train: whether there is a training, and not only an evaluation.
+            resumed: whether it continues a run of the folder.
+
+        Raises:
+            ConfigError, DataError: one sentence.
+        """
+
+    def check_weights(self, content: Mapping[str, Any], path: str) -> None:  # noqa: B027
+        """Refuse a checkpoint that fits the network by its shapes alone; nothing by default."""
+
+    # ---------------------------------------------------------------------------------- evaluation
+    @abstractmethod
+    def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
+        """Evaluate models; called on all processes alike.
+
+        Args:
+            models: by RAW and EMA.
+            final: whether training is over.
+
+        Returns:
+            Results, on the first process at least; nothing where there is nothing to evaluate on.
+        """
+
+    def describe(self, results: Results) -> str:
+        """Results in one line of the log; "" where they are shown elsewhere."""
+        return ""
+
+    def finish(self, results: Results) -> None:  # noqa: B027
+        """Called on the first process when training is over."""
+
+    # --------------------------------------------------------------------- what the run says of it
+    @abstractmethod
+    def image_names(self, batch: Any) -> list[str]:
+        """The names of the images of a batch, for messages."""
+
+    def checkpoint_content(self, results: Results) -> dict[str, Any]:
+        """What a checkpoint holds besides weights and training state.
+
+        Args:
+            results: of the weights in it; empty if they were not evaluated.
+        """
+        return {}
+
+    def progress(self, step: int) -> dict[str, Any]:
+        """How far the run is after a step, in the columns that summary.csv begins with."""
+        return {}
+
+    def build_printer(self, trainer: Any) -> EventWriter | None:
+        """Shows the progress on the screen; None for Detectron2's."""
+        return None
+
+    def write_lists(self) -> None:  # noqa: B027
+        """Write what belongs beside config.yaml; called on the first process."""
+
+    def describe_schedule(self, start: int) -> str:
+        """One line for the log about the steps to come."""
+        return f"Training from step {start} to {self.settings.max_iter}"

@@ -1,0 +1,365 @@
+"""The trainer: the parts of a run, the loop over its steps, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import signal
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.engine import HookBase, TrainerBase, hooks
+from detectron2.utils import comm
+from detectron2.utils.events import EventStorage
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from lambda_det.distributed.launch import on_main_process
+from lambda_det.distributed.signals import StopRequest, catch_signals
+from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
+from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.disk_errors import disk_errors_in_words
+from lambda_det.training.evaluation import Evaluation
+from lambda_det.training.hooks import Averaging, Checkpoints, Histories, RunWriter, Throughput
+from lambda_det.training.precision import Precision
+from lambda_det.training.randomness import Purpose, seed_all
+from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
+from lambda_det.training.step import TrainStep
+from lambda_det.training.task import EMA, RAW, Results, Task
+
+__all__ = ["STATISTICS_SEED", "Trainer", "distribute"]
+
+logger = logging.getLogger(__name__)
+
+STATISTICS_SEED = 1_000_003  # added to the run's, so that these images are not those of the steps
+
+
+class Trainer(TrainerBase):
+    """Trains a task, checkpoints and evaluates it, and can be resumed to the bit.
+
+    Attributes:
+        task: says what is trained.
+        settings: of the task.
+        model: what is trained, without wrappers, on its device.
+        averaged: a copy of it with the moving average of its weights; None without.
+        average: keeps the weights of ``averaged``; None without.
+        step: takes the optimiser steps.
+        optimizer, scheduler: of the weights, and of the learning rate.
+        loader: of the training images.
+        checkpointer: of the network, the average and the training state.
+        saved_as: name of the checkpoint that was saved or loaded last, without its ending.
+        evaluation: the hook that evaluates, with the results.
+        seed: of all random numbers of the run; that of its checkpoint, if it was resumed.
+        start_iter, iter, max_iter: the first step of this process, the current one, counted from 0,
+            and the number of all; an early stop lowers the last.
+    """
+
+    def __init__(
+        self, task: Task, checkpoint: Checkpoint | None = None, *, debug_numerics: bool = False
+    ) -> None:
+        """Build all parts, and load the checkpoint or the initial weights; write nothing.
+
+        Args:
+            task: says how the parts are built.
+            checkpoint: to continue from; None for a start from ``settings.weights``, or from
+                random ones.
+            debug_numerics: stop at the first layer whose output or gradient is not finite.
+
+        Raises:
+            UserError: the model cannot be built, weights or checkpoint do not fit, or the data are
+                missing.
+        """
+        super().__init__()
+        self.task = task
+        self.settings = settings = task.settings
+        self.max_iter = settings.max_iter
+        self.seed = settings.seed if settings.seed >= 0 else comm.shared_random_seed()
+        # The model comes before the data: a mistake in its configuration is then refused in
+        # seconds, while the annotations of a large data set take a minute to read.
+        self.model = task.build_model()
+        distributed = distribute(
+            task.compiled(self.model), settings.device, **task.ddp_options
+        )  # all processes have the weights of the first one from here on
+        self.averaged = self.average = None
+        if settings.ema_decay:
+            self.averaged = copy.deepcopy(self.model)
+            self.average = ExponentialAverage(
+                task.network(self.model), task.network(self.averaged), settings.ema_decay
+            )
+        self.optimizer = task.build_optimizer(self.model)
+        self.scheduler = task.build_scheduler(self.optimizer)
+        self.step = TrainStep(
+            distributed,
+            self.optimizer,
+            precision=Precision.of(settings),
+            accumulate=settings.accumulate,
+            clipping=settings.clipping,
+            seed=self.seed,
+            last_checkpoint=self._last_saved,
+            image_names=task.image_names,
+            advice=task.advice,
+            keys=settings.keys,
+        )
+        if debug_numerics:
+            self.step.debug_numerics()
+        self.evaluation = Evaluation(
+            settings.eval_period, settings.best_metric, task.metrics, settings.patience
+        )
+        self.register_hooks(self._build_hooks())
+        self.checkpointer = SafeCheckpointer(
+            task.network(self.model),
+            settings.output_dir,
+            keep=settings.checkpoints_kept,
+            trainer=weakref.proxy(self),
+            **({"ema": self.average} if self.average else {}),
+        )
+        self.saved_as = ""
+        self._loader_state: Mapping[str, Any] | None = None
+        self._load(checkpoint)
+        on_main_process(lambda: task.check_data(train=True, resumed=checkpoint is not None))
+        self.loader = task.build_train_loader()
+        if self._loader_state and hasattr(self.loader, "load_state_dict"):
+            self.loader.load_state_dict(self._loader_state)
+        self._statistics_loader = None
+        if settings.precise_bn_batches and batch_norms(self.model):
+            self._statistics_loader = task.build_train_loader(for_statistics=True)
+
+    def _build_hooks(self) -> list[HookBase]:
+        settings, images = self.settings, self.settings.images_per_step
+        printer = self.task.build_printer(weakref.proxy(self))
+        return [
+            hooks.IterationTimer(),
+            *([Throughput(images)] if images else []),
+            hooks.LRScheduler(),
+            Histories(),
+            *([Averaging()] if self.average else []),
+            self.evaluation,
+            Checkpoints(settings.checkpoint_period),
+            RunWriter(settings.output_dir, printer=printer, period=settings.log_period),
+            *self.task.build_hooks(),
+        ]
+
+    # ----------------------------------------------------------------------- start and checkpoints
+    def _load(self, checkpoint: Checkpoint | None) -> None:
+        weights = self.settings.weights
+        if checkpoint is not None:
+            self.task.check_weights(checkpoint.content, checkpoint.path)
+            self.checkpointer.load(checkpoint.path, content=checkpoint.content)
+            self.iter = self.start_iter = self.iter + 1
+            self.saved_as = Path(checkpoint.path).stem
+            if self.start_iter < self.max_iter:
+                # The saved rate of the next step is the former schedule's, if there is a new one
+                for group, rate in zip(
+                    self.optimizer.param_groups, self.scheduler.get_lr(), strict=True
+                ):
+                    group["lr"] = rate
+            logger.info(f"Continuing {checkpoint.path} after step {self.start_iter}")
+        elif weights:
+            self.checkpointer.load_initial_weights(weights, self.task.pixels)
+            if self.average:
+                network = self.task.network(self.model)
+                self.average.average.load_state_dict(network.state_dict())
+        else:
+            logger.info("No weights are named: training from scratch")
+
+    def save_checkpoint(self) -> None:
+        """Save network, average and training state as they are after this step."""
+        evaluated = self.evaluation.last_step == self.iter + 1
+        precise = evaluated and self._statistics_loader is not None
+        final = self.iter + 1 >= self.max_iter
+        name = "model_final" if final else f"model_{self.iter:07d}"
+        self.checkpointer.save(
+            name,
+            iteration=self.iter,
+            statistics="precise" if precise else "running",
+            **self.task.checkpoint_content(self.evaluation.results if evaluated else {}),
+        )
+        self.saved_as = name
+
+    def _last_saved(self) -> str:
+        """The last good checkpoint, for the report of an error; "" where there is none.
+
+        One that is being written is waited for. If it fails, that is only logged.
+        """
+        try:
+            self.checkpointer.wait()
+        except UserError as error:
+            logger.error(str(error))
+        return last_checkpoint(self.settings.output_dir)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()  # the iteration, and the hooks
+        state["seed"] = self.seed
+        state["images_per_step"] = self.settings.images_per_step
+        state["step"] = self.step.state_dict()
+        if hasattr(self.loader, "state_dict"):
+            state["loader"] = self.loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if "step" not in state:
+            raise WeightsError(
+                f"The run in {self.settings.output_dir} is of an earlier version of lambda_det, "
+                "which cannot be resumed: start one with its weights in another folder."
+            )
+        before, now = state["images_per_step"], self.settings.images_per_step
+        if before != now:
+            accumulate = f"{self.settings.key('accumulate')} {self.settings.accumulate}"
+            raise ConfigError(
+                f"The run in {self.settings.output_dir} takes {before} images a step, and with "
+                f"{comm.get_world_size()} worker(s) x {accumulate} it would take {now}: its count "
+                "of steps means nothing then. Keep workers x "
+                f"{self.settings.key('accumulate')} as it was."
+            )
+        super().load_state_dict(state)
+        self.step.load_state_dict(state["step"])
+        self.seed = self.step.seed = state["seed"]
+        self._loader_state = state.get("loader")
+
+    # ------------------------------------------------------------------------------------ the loop
+    def train(self) -> Results:
+        """Run from ``start_iter`` to ``max_iter``, with the hooks.
+
+        Not TrainerBase.train: after an error that would print its stack trace a second time, and
+        run the final evaluation if it happened in the last step.
+
+        Returns:
+            The results of the last evaluation.
+
+        Raises:
+            NonFiniteLossError: see :class:`TrainStep`.
+            Preempted: a scheduler's signal ended the run; what it did is saved.
+            UserError: a checkpoint could not be written, or images could not be read.
+        """
+        if self.start_iter >= self.max_iter:
+            logger.info(
+                f"The run has all of its {self.max_iter} steps already; a higher "
+                f"{self.settings.key('max_iter')} sets more"
+            )
+        logger.info(self.task.describe_schedule(self.start_iter))
+        logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
+        folder = self.settings.output_dir
+        self._begin(self.loader, self.seed, self.start_iter)
+        self._batches = iter(self.loader)
+        with (
+            catch_signals(),
+            disk_errors_in_words(folder),
+            EventStorage(self.start_iter) as self.storage,
+        ):
+            self.checkpointer.warn_of_little_space()
+            try:
+                self.before_train()
+                while self.iter < self.max_iter:
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                    self.checkpointer.check()
+                    if self.step.stop_signal and self.iter + 1 < self.max_iter:
+                        logger.info("A signal asks to stop: saving a checkpoint")
+                        self.save_checkpoint()
+                        raise StopRequest(self.step.stop_signal)
+                    self.iter += 1
+                self.iter = self.max_iter
+                self.after_train()
+            except StopRequest as request:
+                self.checkpointer.wait()
+                self._record()
+                name = signal.Signals(request.signal).name
+                raise Preempted(
+                    f"Stopped by {name} after step {self.iter + 1}; {last_checkpoint(folder)} "
+                    "holds all of it: the same command with --resume continues."
+                ) from request
+            except BaseException:
+                self._last_saved()  # a good checkpoint is not lost over another's error
+                self._record()
+                raise
+            finally:
+                self._end_loader()
+            self.checkpointer.wait()
+        self.step.log_skipped_steps(self.max_iter)
+        if comm.is_main_process():
+            self.task.finish(self.evaluation.results)
+        return self.evaluation.results
+
+    def run_step(self) -> None:
+        """Take one optimiser step; see :class:`TrainStep`."""
+        self.step.run(self._batches, self.iter)
+
+    def evaluate(self) -> Results:
+        """The results of the weights as they are, and of their average.
+
+        Batch norm's statistics are estimated before, on images that depend on the run's seed and
+        the iteration alone.
+        """
+        # The bare model: in evaluation the processes have unequal numbers of batches
+        models = {RAW: self.model} | ({EMA: self.averaged} if self.averaged is not None else {})
+        if self._statistics_loader is not None:
+            seed = self.seed + STATISTICS_SEED
+            self._begin(self._statistics_loader, seed, self.iter + 1)
+            device = self.step.precision.device
+            seed_all(Purpose.STEP, seed, self.iter, comm.get_rank(), device=device)
+            batches = iter(self._statistics_loader)
+            count = self.settings.precise_bn_batches
+            estimate_statistics(list(models.values()), batches, count, self.step.precision)
+            del batches  # with its workers
+        results = self.task.evaluate(models, final=self.iter + 1 >= self.max_iter)
+        self.step.model.train()
+        return results
+
+    def _begin(self, loader: Any, seed: int, step: int) -> None:
+        if hasattr(loader, "begin"):
+            loader.begin(seed, step * self.settings.accumulate)
+        elif step > 0 and loader is self.loader:
+            logger.warning(
+                f"The training loader, a {type(loader).__name__}, cannot be begun in the midst of "
+                "its images: their order starts anew"
+            )
+
+    def _end_loader(self) -> None:
+        """End the processes that load images; those of a loader that is garbage take 20 seconds."""
+        if hasattr(self._batches, "close"):  # not that of another project's loader
+            self._batches.close()
+
+    def _record(self) -> None:
+        """Write the steps before an end to metrics.json, if the disk takes them."""
+        for hook in self._hooks:
+            if isinstance(hook, RunWriter):
+                with contextlib.suppress(OSError):
+                    hook.after_train()
+
+
+def distribute(
+    model: nn.Module,
+    device: str,
+    *,
+    find_unused_parameters: bool = False,
+    fp16_compression: bool = False,
+) -> nn.Module:
+    """The model, taking the mean of the gradients over all processes where there are several.
+
+    Args:
+        model: on its device.
+        device: of the model.
+        find_unused_parameters: for a model some of whose parameters take no part in some steps.
+        fp16_compression: send the gradients as float16.
+    """
+    if comm.get_world_size() == 1:
+        return model
+    device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
+    # Synchronised norms have the same running statistics on every process; others' are the first
+    # process's where they are saved, or estimated over all of them before they are used
+    distributed = DistributedDataParallel(
+        model,
+        device_ids=device_ids,
+        broadcast_buffers=False,
+        find_unused_parameters=find_unused_parameters,
+    )
+    if fp16_compression:
+        distributed.register_comm_hook(None, fp16_compress_hook)
+    return distributed

@@ -1,0 +1,231 @@
+"""Weights of a file put into a model: which must be there, and what starts afresh."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from detectron2.checkpoint.c2_model_loading import (
+    align_and_update_state_dicts,
+    convert_c2_detectron_names,
+)
+from detectron2.utils.file_io import PathManager
+from torch import Tensor, nn
+
+from lambda_det.errors import WeightsError, listed, reason
+from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.names import (
+    backbone_prefixes,
+    bare_name,
+    compare,
+    fitting,
+    is_counter,
+    named_as_in,
+    tensors_only,
+)
+from lambda_det.weights.provenance import (
+    PixelSettings,
+    check_provenance,
+    initial_weights,
+    wanted_pixels,
+)
+
+__all__ = ["load_complete_model", "load_initial_weights", "read_weights"]
+
+logger = logging.getLogger(__name__)
+
+# Layers whose shape depends on the number of classes: they start afresh when the classes change
+_CLASS_LAYERS = re.compile(
+    r"^(roi_heads\.box_predictor(\.\d+)?\.(cls_score|bbox_pred)"
+    r"|roi_heads\.mask_head\.(predictor|coarse_head\.prediction|point_head\.\w+)"
+    r"|roi_heads\.keypoint_head\.score_lowres"
+    r"|sem_seg_head\.predictor"
+    r"|head\.cls_score"
+    r"|(backbone\.)?linear)\."
+)
+# Set from the configuration; checkpoints of some versions of Detectron2 hold them
+_PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
+
+
+def read_weights(path: str) -> dict[str, Any]:
+    """Read weights from wherever Detectron2's ``MODEL.WEIGHTS`` may point to.
+
+    Args:
+        path: of a file, or a URL (https, detectron2://); "?matching_heuristics=True" at its end
+            matches tensors by the ends of their names.
+
+    Returns:
+        A state dict under "model", and what the file holds beside it.
+
+    Raises:
+        WeightsError: the file is missing, unreadable or unsafe.
+    """
+    url = urlparse(path)
+    options = parse_qs(url.query)
+    try:
+        file = PathManager.get_local_path(url._replace(query="").geturl())
+    except (OSError, AssertionError) as error:
+        raise WeightsError(f"The weights {path} cannot be fetched ({reason(error)}).") from error
+    content = read_checkpoint(file)
+    if file.endswith(".pyth"):  # of pycls
+        model = content.get("model_state", {})
+        content = {"model": model, "__author__": "pycls", "matching_heuristics": True}
+    elif "model" not in content:
+        content = {"model": content}
+    if options.pop("matching_heuristics", None) == ["True"]:
+        content["matching_heuristics"] = True
+    if options:
+        raise WeightsError(f"{path} has the options {listed(options)}, which are not known.")
+    return content
+
+
+def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str | Path) -> None:
+    """Load every tensor of ``model``; the file must hold all of them and no others.
+
+    Args:
+        model: unchanged if an error is raised.
+        content: of the file, see :func:`read_weights`.
+        path: of the file, for messages.
+
+    Raises:
+        WeightsError: the file does not hold this model.
+    """
+    check_provenance(content, path)
+    own = _own_tensors(model)
+    state = _named_as_in_model(model.state_dict(), None, content["model"], content, path)
+    fit = compare(own, state)
+    # Tensors too many, too: those of a deeper network are a superset with equal shapes
+    fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
+    if not fit:
+        raise WeightsError(
+            f"{path} does not hold this model and no other: {listed(fit.sentences())}; is it of "
+            "the same configuration?"
+        )
+    _load(model, state, f"the weights of {path}")
+
+
+def load_initial_weights(
+    model: nn.Module,
+    content: Mapping[str, Any],
+    path: str | Path,
+    pixels: PixelSettings | None = None,
+) -> None:
+    """Load what training starts from: every tensor of the backbone must be there.
+
+    That includes running statistics. The file may be of a backbone, of a classifier, whose
+    averaged weights are taken if it has them, or of a detector; see
+    :func:`lambda_det.weights.names.bare_name` for the names. FPN and heads, and layers made for
+    other classes, start afresh where the file does not hold them; any other difference in shape is
+    an error.
+
+    Args:
+        model: unchanged if an error is raised.
+        content: of the file, see :func:`read_weights`.
+        path: of the file, for messages.
+        pixels: what the model makes of images, to compare with what the file says, if anything.
+
+    Raises:
+        WeightsError: the backbone is not complete, or a tensor has another shape.
+        ConfigError: the weights are for images of other ``pixels``.
+    """
+    check_provenance(content, path)
+    weights, which = initial_weights(content)
+    prefixes = backbone_prefixes(model)
+    # Of several backbones, each must be in the file under its own name
+    prefix = prefixes[0] if len(prefixes) == 1 else None
+    state = _named_as_in_model(model.state_dict(), prefix, weights, content, path)
+    _fill_res5_heads(model.state_dict(), state)
+    _check_start(_own_tensors(model), state, prefixes, path)
+    if pixels is not None:
+        pixels.check(wanted_pixels(content), path)
+    _load(model, state, f"{which} of {path}")
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not is_counter(name) and name not in _PIXEL_BUFFERS
+    }
+
+
+def _named_as_in_model(
+    own: Mapping[str, Tensor],
+    prefix: str | None,
+    weights: Any,
+    content: Mapping[str, Any],
+    path: str | Path,
+) -> dict[str, Tensor]:
+    """The weights of the file by the names of the model, as far as it has them."""
+    state = tensors_only(weights, path)
+    if content.get("__author__") == "Caffe2" and not any("." in name for name in state):
+        # Only Caffe2's own names: the conversion would spoil running_mean
+        state, _ = convert_c2_detectron_names(state)
+    state = named_as_in(own, prefix, state, path)
+    if not content.get("matching_heuristics"):
+        return state
+    # Detectron2's search by the ends of names, for what is not found under its whole name, such
+    # as the res5 of a backbone in the heads of a C4 detector
+    free = {name: tensor for name, tensor in own.items() if name not in state}
+    left = {name: state.pop(name) for name in list(state) if name not in own}
+    if not (free and left):
+        return {**state, **left}
+    try:
+        left = align_and_update_state_dicts(free, left, c2_conversion=False)
+    except ValueError as error:
+        raise WeightsError(
+            f"{path} is ambiguous: a tensor in it fits several places in the model by its name; "
+            "give the whole names in the file."
+        ) from error
+    return {**state, **left}
+
+
+def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> None:
+    """Let the C4 layout, whose res5 is in its heads, have that of a backbone or classifier."""
+    for name in list(state):
+        head = f"roi_heads.{bare_name(name)}"
+        if head.startswith("roi_heads.res5.") and name not in own and head in own:
+            state.setdefault(head, state.pop(name))
+
+
+def _check_start(
+    own: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    prefixes: list[str],
+    path: str | Path,
+) -> None:
+    own = {name: tensor for name, tensor in own.items() if not _CLASS_LAYERS.match(name)}
+    for prefix in prefixes:
+        fit = compare(own, state, prefix)
+        if len(fit.missing) == fit.wanted:
+            raise WeightsError(
+                f"Nothing of the backbone is in {path}: the model wants {listed(fit.missing)}, "
+                f"the file has {listed(state)}."
+            )
+        if not fit:
+            raise WeightsError(
+                f"{path} does not hold this backbone, and training would start from a network "
+                f"that is partly random: {fit.summary()}; check the path of the weights and the "
+                "name and options of the backbone."
+            )
+    fit = compare(own, state)
+    if fit.reshaped:
+        wrong = replace(fit, missing=(), unexpected=()).sentences()
+        raise WeightsError(f"{path} does not fit the model: {listed(wrong)}.")
+
+
+def _load(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    names = list(_own_tensors(model))
+    loaded = fitting(model.state_dict(), state)
+    model.load_state_dict(loaded, strict=False)
+    logger.info(
+        f"Loaded {sum(name in loaded for name in names)} of the model's {len(names)} tensors "
+        f"from {source}; start afresh: {listed(name for name in names if name not in loaded)}; "
+        "unused in the file: "
+        f"{listed(name for name in state if name not in loaded and not is_counter(name))}"
+    )

@@ -1,0 +1,181 @@
+"""When it evaluates, which evaluation is the best, when it stops early, and summary.csv."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from types import SimpleNamespace
+
+import pytest
+from detectron2.utils.events import EventStorage
+
+from lambda_det.distributed.signals import StopRequest
+from lambda_det.training import evaluation as evaluation_module
+from lambda_det.training.evaluation import Evaluation, append_summary, cut_summary
+
+NAN = float("nan")
+METRICS = ("segm/AP", "bbox/AP", "sem_seg/mIoU", "val/ema_top1", "val/raw_top1")
+
+
+class _Trainer:
+    """As far as the hook knows one: step n has the loss n."""
+
+    def __init__(self, folder, results, *, steps, period=1, metric="", patience=0, start=0):
+        self.answers = iter(results)
+        self.saved, self.links = {}, []
+        self.iter = self.start_iter = start
+        self.max_iter = steps
+        self.settings = SimpleNamespace(output_dir=str(folder), key=str)
+        self.task = SimpleNamespace(
+            progress=lambda step: {"epoch": step / 10}, describe=lambda results: ""
+        )
+        self.checkpointer = SimpleNamespace(link=lambda name, other: self.links.append(name))
+        self.evaluation = Evaluation(period, metric, METRICS, patience)
+        self.evaluation.trainer = self
+
+    def evaluate(self):
+        return next(self.answers)
+
+    def save_checkpoint(self):
+        final = self.iter + 1 >= self.max_iter
+        self.saved_as = "model_final" if final else f"model_{self.iter}"
+        self.saved[self.saved_as] = self.evaluation.state_dict()
+
+    def run(self, state=None):
+        if state:
+            self.evaluation.load_state_dict(state)
+        with EventStorage(self.start_iter) as self.storage:
+            if self.start_iter:  # as Histories has it from the checkpoint
+                self.storage.put_scalar("lr", 0.1, cur_iter=self.start_iter - 1)
+            self.evaluation.before_train()
+            while self.iter < self.max_iter:
+                self.storage.iter = self.iter
+                self.storage.put_scalars(total_loss=self.iter, images_per_second=7, lr=0.1)
+                self.evaluation.after_step()
+                self.iter += 1
+        return self
+
+
+def _box(*values):
+    return [{"bbox": {"AP": value, "AP50": 100 - value}} for value in values]
+
+
+def _rows(folder):
+    with (folder / "summary.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("results", "metric", "best"),
+    [
+        (_box(3, 5, 5, 4), "", [0, 1]),
+        (_box(3, 5, 2), "bbox/AP50", [0, 2]),
+        (_box(NAN, 2, NAN), "", [1]),
+        ([{"bbox": {"AP": 1}, "segm": {"AP": v}} for v in (9, 8)], "", [0]),
+        ([{"one": {"bbox": {"AP": 1}}, "two": {"bbox": {"AP": 9}}}], "", [0]),
+        ([{"one": {"bbox": {"AP": a}}, "two": {"bbox": {"AP": -a}}} for a in (1, 2)], "", [0, 1]),
+        ([{"sem_seg": {"mIoU": v}} for v in (1, 2)], "", [0, 1]),
+        ([{"val": {"raw_top1": -v, "ema_top1": v}} for v in (1, 2)], "", [0, 1]),
+        ([{}, None], "", []),
+    ],
+)
+def test_the_best_is_that_of_the_highest_metric(tmp_path, results, metric, best):
+    trainer = _Trainer(tmp_path, results, steps=len(results), metric=metric).run()
+    names = [f"model_{step}" for step in range(len(results) - 1)] + ["model_final"]
+    assert trainer.links == [names[step] for step in best]
+
+
+def test_a_metric_that_is_not_there_is_named_and_nothing_is_the_best(tmp_path, caplog):
+    trainer = _Trainer(tmp_path, _box(3), steps=1, metric="bbox/AP51").run()
+    assert trainer.links == [] and "best_metric 'bbox/AP51'" in caplog.text
+    assert "bbox/AP50" in caplog.text
+
+
+def test_a_worse_one_after_a_resume_is_not_the_best(tmp_path):
+    first = _Trainer(tmp_path, _box(60), steps=1).run()
+    state = first.saved["model_final"]
+    second = _Trainer(tmp_path, _box(10), steps=2, start=1)
+    second.saved_as = "model_final"
+    second.run(state)
+    assert (second.evaluation.best, second.evaluation.best_step) == (60, 1)
+    assert second.links == ["model_final"]  # which may not have had its second name
+
+
+def test_evaluations_keep_to_a_period_that_is_not_whole(tmp_path):
+    _Trainer(tmp_path, _box(*range(9)), steps=11, period=2.5).run()
+    rows = _rows(tmp_path)
+    assert [int(row["step"]) for row in rows] == [3, 5, 8, 10, 11]  # and once more at the end
+    assert [float(row["epoch"]) for row in rows] == [0.3, 0.5, 0.8, 1.0, 1.1]
+    # the mean loss since the row before
+    assert [float(row["train_loss"]) for row in rows] == [1, 3.5, 6, 8.5, 10]
+    assert [float(row["bbox_AP"]) for row in rows] == [0, 1, 2, 3, 4]
+
+
+def test_the_last_step_is_evaluated_whatever_the_period(tmp_path):
+    assert _Trainer(tmp_path, _box(3), steps=3, period=0).run().links == ["model_final"]
+
+
+def test_patience_counts_evaluations_in_a_row_over_a_resume(tmp_path):
+    words = {"period": 2, "steps": 12, "patience": 2}
+    trainer = _Trainer(tmp_path, _box(5, 4, 6, 5, 5, 9), **words).run()
+    assert trainer.max_iter == 10 and trainer.evaluation.best == 6
+    state = trainer.saved["model_final"]
+    stopped = _Trainer(tmp_path, [], start=10, **words)
+    stopped.saved_as = "model_final"
+    assert stopped.run(state).max_iter == 10  # it has stopped already
+    resumed = _Trainer(tmp_path, _box(5, 9), start=8, **words)
+    resumed.run(trainer.saved["model_7"])
+    assert resumed.max_iter == 10  # one was left of its patience
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+def test_a_pending_evaluation_counts_as_if_it_had_come_in_its_time(tmp_path, patience):
+    results = _box(5, 4, 3, 9)
+    words = {"period": 2, "steps": 8, "patience": patience}
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    one = _Trainer(tmp_path / "whole", results, **words).run()
+    assert one.max_iter == (6 if patience else 8)
+    stopped = _Trainer(tmp_path / "stopped", results[:2], **words)
+    with pytest.raises(StopIteration):  # within the third
+        stopped.run()
+    assert list(stopped.saved) == ["model_1", "model_3", "model_5"]
+    state = stopped.saved["model_5"]
+    assert (state["pending"], state["last_step"]) == (True, 4)
+    other = _Trainer(tmp_path / "stopped", results[2:], start=6, **words).run(state)
+    assert (other.max_iter, other.iter) == (one.max_iter, one.iter)
+    one.iter = other.iter = one.max_iter - 1
+    assert other.evaluation.state_dict() == one.evaluation.state_dict()
+    tables = [_rows(tmp_path / name) for name in ("whole", "stopped")]
+    assert tables[1][2].pop("images_per_second") == ""  # of another start, on who knows what
+    tables[0][2].pop("images_per_second")
+    assert tables[0] == tables[1]
+
+
+def test_no_evaluation_begins_where_another_process_was_asked_to_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation_module.comm, "all_gather", lambda own: [own, signal.SIGUSR1])
+    with pytest.raises(StopRequest) as caught:
+        _Trainer(tmp_path, [], steps=1).run()  # an evaluation would have no results
+    assert caught.value.signal == signal.SIGUSR1
+
+
+@pytest.mark.parametrize(("last", "left"), [(9, ["1", "9"]), (8, ["1"]), (0, [])])
+def test_a_resumed_run_drops_the_rows_of_steps_to_come(tmp_path, last, left):
+    path = tmp_path / "summary.csv"
+    for step in (1, 9, 12):
+        append_summary(path, {"epoch": step / 4, "step": step})
+    with path.open("a") as file:
+        file.write("4.")  # cut off by a kill
+    cut_summary(path, last)
+    rows = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    assert [row["step"] for row in rows] == left
+
+
+def test_other_results_after_a_resume_get_columns_of_their_own(tmp_path):
+    path = tmp_path / "summary.csv"
+    append_summary(path, {"step": 1, "val": 5})
+    append_summary(path, {"step": 2, "held_out": 6})
+    append_summary(path, {"step": 3, "val": 7})
+    cut_summary(path, 3)
+    rows = list(csv.DictReader(path.open(newline="")))
+    assert [(row["val"], row["held_out"]) for row in rows] == [("5", ""), ("", "6"), ("7", "")]

@@ -1,0 +1,297 @@
+"""The trainer on a toy task: how a run ends by the errors of others, and where it begins again."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import os
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from detectron2.engine import HookBase
+from detectron2.utils.events import EventStorage
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
+from lambda_det.training import checkpointer, start
+from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
+from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.hooks import Histories, peak_memory
+from lambda_det.training.settings import FixedKeys
+from lambda_det.training.task import RAW, Task
+from lambda_det.training.trainer import STATISTICS_SEED, Trainer
+from lambda_det.weights.formats import write_torch
+from tests.reliability.runs import content, differences, metrics
+from tests.training.toy import ToyModel, items, settings
+
+
+class _Loader:
+    def __init__(self):
+        self.begun, self.ended = [], 0
+
+    def begin(self, seed, batches):
+        self.begun.append((seed, batches))
+
+    def __iter__(self):
+        data = items(64, seed=self.begun[-1][0])[2 * self.begun[-1][1] :]
+        try:
+            for first in range(0, len(data), 2):
+                yield data[first : first + 2]
+        finally:
+            self.ended += 1
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class _Noisy(ToyModel):
+    """With dropout and a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4), *self.layers)
+
+
+class _AtStep(HookBase):
+    """Does something in the third step, and has a checkpoint after the second."""
+
+    def __init__(self, work):
+        self._work = work
+
+    def before_step(self):
+        if self.trainer.iter == 2:
+            self._work(self.trainer)
+
+
+class ToyTask(Task):
+    """A regression whose checkpoints, averages and statistics are those of any task."""
+
+    fixed_keys = sample_keys = FixedKeys(())
+    metrics = ("toy/score",)
+
+    def __init__(self, folder, work=None, **changes):
+        self.settings = settings(output_dir=str(folder), checkpoint_period=2, **changes)
+        self.work = work
+        self.evaluated = []
+
+    @classmethod
+    def read(cls, args): ...
+
+    @classmethod
+    def device(cls, config): ...
+
+    @classmethod
+    def for_run(cls, config, *, train): ...
+
+    def dump(self):
+        return "A: 1\n"
+
+    def build_model(self):
+        return _Noisy()
+
+    def build_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def build_scheduler(self, optimizer):
+        return LambdaLR(optimizer, lambda step: 0.9**step)
+
+    def build_train_loader(self, *, for_statistics=False):
+        return _Loader()
+
+    def build_hooks(self):
+        return [_AtStep(self.work)] if self.work else []
+
+    def check_data(self, *, train, resumed=False):
+        pass
+
+    def evaluate(self, models, *, final):
+        self.evaluated.append(set(models))
+        state = [float(p.detach().sum()) for m in models.values() for p in m.parameters()]
+        return {"toy": {"score": sum(state)}}
+
+    def image_names(self, batch):
+        return []
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def _make_a_mistake(_):
+    raise ZeroDivisionError("a mistake")
+
+
+def _ask_to_stop(trainer):
+    original = trainer.step.run
+
+    def run(batches, iteration):
+        original(batches, iteration)
+        trainer.step.stop_signal = 15
+
+    trainer.step.run = run
+
+
+def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_path):
+    changes = {"ema_decay": 0.9, "precise_bn_batches": 2, "eval_period": 2.5, "patience": 9}
+    (tmp_path / "whole").mkdir()
+    task = ToyTask(tmp_path / "whole", **changes)
+    Trainer(task).train()
+    assert task.evaluated == [{"raw", "ema"}] * 3
+    with pytest.raises(ZeroDivisionError):
+        Trainer(ToyTask(folder, _make_a_mistake, **changes)).train()
+    resumed = Trainer(ToyTask(folder, **changes), read_newest(str(folder)))
+    assert resumed.start_iter == 2
+    resumed.train()
+    for name in ("model_final.pth", "model_best.pth"):
+        assert differences(content(tmp_path / "whole" / name), content(folder / name)) == []
+    assert differences(metrics(tmp_path / "whole"), metrics(folder)) == []
+    saved = content(folder / "model_final.pth")
+    assert saved["statistics"] == "precise" and saved["ema"]["updates"] == 6
+    with (folder / "summary.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["3", "5", "6"]
+
+
+def test_statistics_depend_on_seed_and_iteration_alone(folder):
+    def statistics(seed, iteration, drawn_before, accumulate=1):
+        trainer = Trainer(ToyTask(folder, seed=seed, precise_bn_batches=2, accumulate=accumulate))
+        torch.manual_seed(drawn_before)
+        trainer.iter = iteration
+        with EventStorage():
+            trainer.evaluate()
+        # Images of the statistics' own order, not those of the steps
+        place = (seed + STATISTICS_SEED, (iteration + 1) * accumulate)
+        assert trainer._statistics_loader.begun == [place]
+        return trainer.model.layers[1].running_mean.tolist()
+
+    found = statistics(5, 1, 0)
+    assert found == statistics(5, 1, 1)
+    assert found != statistics(6, 1, 0) and found != statistics(5, 2, 0)
+    statistics(5, 1, 0, accumulate=3)
+
+
+@pytest.mark.parametrize("work", [_make_a_mistake, _ask_to_stop])
+def test_what_led_to_the_end_is_on_record(folder, work):
+    """Long before the twentieth step, after which a record would be due."""
+    with pytest.raises((ZeroDivisionError, Preempted)):
+        Trainer(ToyTask(folder, work)).train()
+    assert list(metrics(folder)) == [1 if work is _make_a_mistake else 2]
+
+
+@pytest.mark.parametrize("work", [None, _make_a_mistake])
+def test_the_loader_ends_with_the_run(folder, work):
+    trainer = Trainer(ToyTask(folder, work))
+    with contextlib.suppress(ZeroDivisionError):
+        trainer.train()
+    assert trainer.loader.ended == 1
+
+
+def _full_disk(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_step(folder, monkeypatch):
+    """And not with the next checkpoint, which may be thousands of steps later."""
+    monkeypatch.setattr(checkpointer, "write_torch", _full_disk)
+    task = ToyTask(folder, lambda trainer: trainer.checkpointer._writer._jobs[0].exception())
+    trainer = Trainer(task)
+    with pytest.raises(DiskError, match=r"model_0000001\.pth could not be written: the disk is"):
+        trainer.train()
+    assert trainer.iter in (1, 2)  # the thread may be that fast
+
+
+def test_an_error_waits_for_the_checkpoint_that_is_being_written(folder, monkeypatch):
+    gate = threading.Event()
+
+    def write(content, file):
+        assert gate.wait(30)
+        write_torch(content, file)
+
+    def work(_):
+        threading.Timer(0.2, gate.set).start()
+        _make_a_mistake(_)
+
+    monkeypatch.setattr(checkpointer, "write_torch", write)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(ToyTask(folder, work)).train()
+    assert last_checkpoint(str(folder)) == str(folder / "model_0000001.pth")
+
+
+def test_an_error_is_not_hidden_by_that_of_its_checkpoint(folder, monkeypatch, caplog):
+    # Not before the step has failed, or it would be the first to be reported
+    monkeypatch.setattr(SafeCheckpointer, "check", lambda self: None)
+    monkeypatch.setattr(checkpointer, "write_torch", _full_disk)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(ToyTask(folder, _make_a_mistake)).train()
+    assert "model_0000001.pth could not be written: the disk is full" in caplog.text
+
+
+def test_another_number_of_images_per_step_is_refused(folder):
+    Trainer(ToyTask(folder)).train()
+    task = ToyTask(folder, keys={"accumulate": "ACCUMULATE"})
+    task.settings = replace(task.settings, images_per_step=4)
+    with pytest.raises(ConfigError, match=r"takes 2 images a step.*ACCUMULATE"):
+        Trainer(task, read_newest(str(folder)))
+
+
+def test_all_processes_take_the_checkpoint_of_the_first(folder, monkeypatch):
+    saved = SafeCheckpointer(nn.Linear(1, 1), str(folder))
+    saved.save("model_0000001")
+    saved.wait()
+    path = str(folder / "model_0000001.pth")
+    assert start._read_newest_on_all(str(folder)).path == path
+    # This is the second one, and its folder is empty or not there
+    monkeypatch.setattr(start, "on_main_process", lambda work: None)
+    first = [path]
+
+    def on_others(own):
+        if isinstance(own, str):
+            return [first[0], own]
+        return [own] if own is None else [True, own]
+
+    monkeypatch.setattr(start, "comm", SimpleNamespace(all_gather=on_others))
+    found = start._read_newest_on_all(str(folder / "elsewhere"))
+    assert found.path == path and "model" in found.content
+    first[0] = str(folder / "elsewhere/model_0000001.pth")
+    with pytest.raises(WeightsError, match=r"Not every process finds .*elsewhere"):
+        start._read_newest_on_all(str(folder / "elsewhere"))
+
+
+def test_histories_keep_what_the_log_is_smoothed_over():
+    hook, other = Histories(), Histories()
+    hook.trainer, other.trainer = SimpleNamespace(), SimpleNamespace()
+    assert hook.state_dict() == {}
+    with EventStorage() as hook.trainer.storage:
+        storage = hook.trainer.storage
+        for storage.iter in range(50):
+            storage.put_scalars(total_loss=storage.iter**2, time=7.0)
+            storage.put_scalar("accuracy", storage.iter)
+            storage.put_scalar("accuracy", storage.iter + 0.5)  # accumulated batches
+            if storage.iter == 9:
+                storage.put_scalar("bbox/AP", 3.0, smoothing_hint=False)
+    other.load_state_dict(hook.state_dict())
+    with EventStorage(50) as other.trainer.storage:
+        other.before_train()
+    expected = storage.latest_with_smoothing_hint(20)
+    del expected["time"]
+    assert other.trainer.storage.latest_with_smoothing_hint(20) == expected
+    assert len(other.trainer.storage.history("accuracy").values()) == 40
+
+
+def test_a_process_with_pytorch_takes_more_than_50_megabytes():
+    assert 0.05 < peak_memory("cpu") < 1000
+
+
+def test_evaluations_take_the_bare_weights_where_there_is_no_average(folder):
+    task = ToyTask(folder, max_iter=1)
+    Trainer(task).train()
+    assert task.evaluated == [{RAW}]
