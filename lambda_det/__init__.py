@@ -26,7 +26,7 @@ if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMM
         from lambda_det.config import add_lambda_config
         from lambda_det.detection.config_files import detectron2_config, get_config
         from lambda_det.export.public import register_public_weights
-        from lambda_det.layers import LambdaLayer
+        from lambda_det.layers import LambdaLayer, convert_lambda_layers
         from lambda_det.modeling import (
             LambdaResNet,
             create_backbone,
@@ -41,6 +41,7 @@ __all__ = [
     "LambdaLayer",
     "LambdaResNet",
     "add_lambda_config",
+    "convert_lambda_layers",
     "create_backbone",
     "create_classifier",
     "detectron2_config",

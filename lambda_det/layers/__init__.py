@@ -1,5 +1,6 @@
 """Lambda layers in pure PyTorch, without Detectron2."""
 
+from lambda_det.layers.convert import convert_lambda_layers
 from lambda_det.layers.lambda_layer import LambdaLayer
 from lambda_det.layers.lambdas import ContentLambda, RelativePosition
 from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output
@@ -9,5 +10,6 @@ __all__ = [
     "ContentLambda",
     "LambdaLayer",
     "RelativePosition",
+    "convert_lambda_layers",
     "local_position_output",
 ]

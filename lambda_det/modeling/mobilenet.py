@@ -37,12 +37,12 @@ class LightweightLambdaBlock(CNNBlockBase):
 
     def __init__(self, channels: int, *, norm: Norm, **lambda_options: Any) -> None:
         super().__init__(channels, channels, 1)
-        self.conv1 = conv_norm(channels, channels, 1, norm=norm, relu=False)
+        self.conv1 = conv_norm(channels, channels, 1, norm=norm, activation=None)
         self.conv2 = LambdaLayer(
             channels, norm=partial(get_norm, norm), **{**_LAYER, **lambda_options}
         )
         self.norm2 = get_norm(norm, channels) or nn.Identity()
-        self.conv3 = conv_norm(channels, channels, 1, norm=norm, relu=False)
+        self.conv3 = conv_norm(channels, channels, 1, norm=norm, activation=None)
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu6(self.conv1(x))

@@ -37,12 +37,17 @@ class PaddingMask:
         for name in ("conv1", "conv2", "conv3"):  # a vanilla stem has one convolution
             if hasattr(network.stem, name):
                 getattr(network.stem, name).register_forward_hook(partial(self._blank, 2))
+        if hasattr(network.stem, "pool"):  # by the maximum, and activations may be negative
+            network.stem.pool.register_forward_pre_hook(partial(self._hide_input, 2))
+            network.stem.pool.register_forward_hook(partial(self._blank, network.stem.stride))
         stride = network.stem.stride
         for block in (block for stage in network.stages for block in stage):
             block.conv1.register_forward_hook(partial(self._blank, stride))
             if block.is_lambda:
                 block.conv2.register_forward_pre_hook(partial(self._add_mask, stride))
                 block.conv2.register_forward_hook(partial(self._blank, stride))
+                if not getattr(block.pool, "count_include_pad", True):
+                    self._average_image(block.pool, stride)
             if block.shortcut_pool is not None:
                 self._average_image(block.shortcut_pool, stride)
             stride *= block.stride
@@ -76,6 +81,9 @@ class PaddingMask:
 
     def _blank_input(self, stride: int, pool: nn.Module, args: tuple[Tensor]) -> Tensor:
         return self._blank(stride, pool, (), args[0])
+
+    def _hide_input(self, stride: int, pool: nn.Module, args: tuple[Tensor]) -> Tensor:
+        return args[0].masked_fill(~self.masks[stride], torch.finfo(args[0].dtype).min)
 
     def _divide_by_share(self, stride: int, pool: nn.Module, args: tuple, y: Tensor) -> Tensor:
         share = pool.forward(self.masks[stride].to(y.dtype))  # of positions in the image

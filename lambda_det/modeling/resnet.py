@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from detectron2.layers import CNNBlockBase, Conv2d, get_norm
@@ -24,6 +24,9 @@ from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 Norm = str | Callable[[int], nn.Module]
+Activation = Callable[[Tensor], Tensor]
+
+_ACTIVATIONS: dict[str, Activation] = {"relu": F.relu_, "silu": F.silu}
 
 
 def conv_norm(
@@ -34,9 +37,9 @@ def conv_norm(
     norm: Norm,
     stride: int = 1,
     dilation: int = 1,
-    relu: bool = True,
+    activation: Activation | None = F.relu_,
 ) -> Conv2d:
-    """A convolution without bias, then norm, then perhaps ReLU; initialised as Detectron2's."""
+    """A convolution without bias, then norm, then activation; initialised as Detectron2's."""
     conv = Conv2d(
         in_channels,
         out_channels,
@@ -46,7 +49,7 @@ def conv_norm(
         dilation=dilation,
         bias=False,
         norm=get_norm(norm, out_channels),
-        activation=F.relu_ if relu else None,
+        activation=activation,
     )
     c2_msra_fill(conv)
     return conv
@@ -65,6 +68,21 @@ class ResNetRSStem(CNNBlockBase):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]."""
         return self.conv4(self.conv3(self.conv2(self.conv1(x))))
+
+
+class TimmStem(CNNBlockBase):
+    """The stem of timm's lambda ResNets: three 3x3 convolutions and a max pooling."""
+
+    def __init__(self, in_channels: int, *, norm: Norm, activation: Activation) -> None:
+        super().__init__(in_channels, 64, 4)
+        self.conv1 = conv_norm(in_channels, 24, 3, norm=norm, stride=2, activation=activation)
+        self.conv2 = conv_norm(24, 32, 3, norm=norm, activation=activation)
+        self.conv3 = conv_norm(32, 64, 3, norm=norm, activation=activation)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]."""
+        return self.pool(self.conv3(self.conv2(self.conv1(x))))
 
 
 class SqueezeExcitation(nn.Module):
@@ -86,8 +104,8 @@ class SqueezeExcitation(nn.Module):
 class Bottleneck(CNNBlockBase):
     """1x1, 3x3 and 1x1 convolution around a shortcut, the 3x3 one possibly a lambda layer.
 
-    Where the block's stride is 2 a 3x3 average pooling follows the lambda layer. The norm and the
-    ReLU of the 3x3 convolution stay after it: with N(0, 1) embeddings over 23x23 positions the
+    Where the stride is 2 an average pooling follows the lambda layer. The norm and the activation
+    of the 3x3 convolution stay after it: with N(0, 1) embeddings over 23x23 positions the
     layer's output has a standard deviation near 75 at the start.
 
     Args:
@@ -101,6 +119,9 @@ class Bottleneck(CNNBlockBase):
         se: whether squeeze-and-excitation follows the last norm.
         pooled_shortcut: ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
             instead of a stride in it.
+        lambda_pool: side of the average pooling after a strided lambda layer: 3, which counts the
+            zeros beyond the border, or 2 (timm), which does not.
+        activation: after the norms and after the sum.
         stochastic_depth: probability of leaving the residual branch of an image out in training.
     """
 
@@ -116,6 +137,8 @@ class Bottleneck(CNNBlockBase):
         lambda_options: Mapping[str, Any] | None = None,
         se: bool = False,
         pooled_shortcut: bool = True,
+        lambda_pool: Literal[2, 3] = 3,
+        activation: Activation = F.relu_,
         stochastic_depth: float = 0.0,
     ) -> None:
         super().__init__(in_channels, out_channels, stride)
@@ -127,20 +150,33 @@ class Bottleneck(CNNBlockBase):
                 self.shortcut_pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
             conv_stride = 1 if pooled_shortcut else stride
             self.shortcut = conv_norm(
-                in_channels, out_channels, 1, norm=norm, stride=conv_stride, relu=False
+                in_channels, out_channels, 1, norm=norm, stride=conv_stride, activation=None
             )
         width = bottleneck_channels
-        self.conv1 = conv_norm(in_channels, width, 1, norm=norm)
+        self.activation = activation
+        self.conv1 = conv_norm(in_channels, width, 1, norm=norm, activation=activation)
         self.is_lambda = lambda_options is not None
         if lambda_options is not None:
             self.conv2 = LambdaLayer(
                 width, dilation=dilation, norm=partial(get_norm, norm), **lambda_options
             )
-            self.pool = nn.AvgPool2d(3, stride, padding=1) if stride > 1 else nn.Identity()
+            self.pool = nn.Identity()
+            if stride > 1 and lambda_pool == 3:
+                self.pool = nn.AvgPool2d(3, stride, padding=1)
+            elif stride > 1:
+                self.pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
             self.norm2 = get_norm(norm, width) or nn.Identity()
         else:
-            self.conv2 = conv_norm(width, width, 3, norm=norm, stride=stride, dilation=dilation)
-        self.conv3 = conv_norm(width, out_channels, 1, norm=norm, relu=False)
+            self.conv2 = conv_norm(
+                width,
+                width,
+                3,
+                norm=norm,
+                stride=stride,
+                dilation=dilation,
+                activation=activation,
+            )
+        self.conv3 = conv_norm(width, out_channels, 1, norm=norm, activation=None)
         self.se = SqueezeExcitation(out_channels) if se else None
         self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
         # Every residual branch starts at zero: gamma = 0 in its last norm (Appendix F.2)
@@ -153,7 +189,7 @@ class Bottleneck(CNNBlockBase):
         out = self.conv1(x)
         out = self.conv2(out)
         if self.is_lambda:
-            out = F.relu_(self.norm2(self.pool(out)))
+            out = self.activation(self.norm2(self.pool(out)))
         out = self.conv3(out)
         if self.se is not None:
             out = self.se(out)
@@ -165,7 +201,7 @@ class Bottleneck(CNNBlockBase):
         if self.shortcut is not None:
             x = self.shortcut(x)
         out += x
-        return F.relu_(out)
+        return self.activation(out)
 
 
 def stage_channels(name: str) -> int:
@@ -221,6 +257,8 @@ def make_stage(
             lambda_options=lambda_options,
             se=name in spec.se_stages,
             pooled_shortcut=spec.design == "rs",
+            lambda_pool=2 if spec.design == "timm" else 3,
+            activation=_ACTIVATIONS[spec.activation],
             stochastic_depth=stochastic_depth,
         )
         if share_positions and lambda_options is not None:
@@ -286,6 +324,8 @@ class LambdaResNet(ResNet):
         given = list(lambda_options)
         if global_context is not None:
             given.append("global_context")
+        global_context = global_context or spec.global_context
+        if global_context is not None:
             lambda_options = {**lambda_options, "scope": None}
         if share_positions:
             given.append("share_positions")
@@ -296,6 +336,8 @@ class LambdaResNet(ResNet):
             )
         if spec.design == "rs":
             stem = ResNetRSStem(in_channels, norm=norm)
+        elif spec.design == "timm":
+            stem = TimmStem(in_channels, norm=norm, activation=_ACTIVATIONS[spec.activation])
         else:
             stem = BasicStem(in_channels, 64, norm)
         side = None if global_context is None else math.ceil(global_context / stem.stride)

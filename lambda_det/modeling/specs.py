@@ -42,18 +42,24 @@ class ResNetSpec:
 
     Attributes:
         blocks: bottleneck blocks in res2 to res5 (the paper's c2 to c5).
-        design: "rs" for the stem, shortcut and pooling of ResNet-RS, "vanilla" for He et al.
-            (2016). lambda_blocks: by stage, which blocks have a lambda layer. se_stages: stages
-            whose blocks have squeeze-and-excitation. layer: options of the lambda layers that
-            differ from the paper's default. image_size: side of the input that the paper's figures
-            are for.
+        design: of stem, shortcut and pooling: "rs" as in ResNet-RS, "vanilla" as in He et al.
+            (2016), "timm" as in timm's lambda ResNets.
+        lambda_blocks: by stage, which blocks have a lambda layer.
+        se_stages: stages whose blocks have squeeze-and-excitation.
+        layer: options of the lambda layers that differ from the paper's default.
+        global_context: side of the largest image if the position lambdas span the whole map.
+        activation: "relu" or "silu".
+        image_size: side of the input that the figures are for.
+        paper: what the paper prints.
     """
 
     blocks: tuple[int, int, int, int]
-    design: Literal["rs", "vanilla"] = "rs"
+    design: Literal["rs", "vanilla", "timm"] = "rs"
     lambda_blocks: Mapping[str, Blocks] = field(default_factory=dict)
     se_stages: tuple[str, ...] = ()
     layer: Mapping[str, Any] = field(default_factory=dict)
+    global_context: int | None = None
+    activation: Literal["relu", "silu"] = "relu"
     image_size: int = 224
     paper: PaperFigures = PaperFigures()
 
@@ -142,7 +148,8 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         base = ResNetSpec(blocks, se_stages=("res2", "res3"))
         specs[f"lambda_resnet{depth}"] = replace(base, lambda_blocks={"res4": in_c4, "res5": ALL})
         specs[f"lambda_resnet{depth}_c4"] = replace(base, lambda_blocks={"res4": ALL, "res5": ALL})
-    for depth in (101, 152):
+    # ResNet-RS has these depths, too (Bello et al. 2021, Revisiting ResNets)
+    for depth in (50, 101, 152, 200, 270, 350, 420):
         plain = ResNetSpec(_LAMBDA_RESNETS[depth][0])
         specs[f"resnet_rs{depth}"] = plain
         specs[f"resnet_rs{depth}_se"] = replace(plain, se_stages=STAGES)
@@ -167,6 +174,23 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         everywhere,
         layer={"content": False},
         paper=PaperFigures(14.9, 11.9, 78.1, "Table 9", "operations: " + _NOT_FROM_TEXT),
+    )
+
+    # timm's lambda ResNets, of which it has weights
+    timm26 = ResNetSpec(
+        (2, 2, 2, 2),
+        "timm",
+        lambda_blocks={"res4": (2,), "res5": ALL},
+        layer={"scope": 9, "position_bias": True},
+        image_size=256,
+    )
+    specs["lambda_resnet26t"] = timm26
+    specs["lambda_resnet26rpt_256"] = replace(timm26, layer={}, global_context=256)
+    specs["lambda_resnet50ts"] = replace(
+        timm26,
+        blocks=(3, 4, 6, 3),
+        lambda_blocks={"res3": (4,), "res4": (2, 4, 6), "res5": (2,)},
+        activation="silu",
     )
 
     specs["mobilenet_v2"] = MobileNetSpec(paper=PaperFigures(3.50, 0.603, 72.7, "Table 17"))

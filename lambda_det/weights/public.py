@@ -22,9 +22,12 @@ __all__ = ["SCHEMES", "PublicFile", "fetch", "is_public", "read_public"]
 
 # Their networks that are ours, too
 _TIMM = {
-    **{f"resnetrs{depth}": f"resnet_rs{depth}_se" for depth in (101, 152)},
+    **{f"resnetrs{n}": f"resnet_rs{n}_se" for n in (50, 101, 152, 200, 270, 350, 420)},
     "resnet50": "resnet50",
     "mobilenetv2_100": "mobilenet_v2",
+    "lambda_resnet26t": "lambda_resnet26t",
+    "lambda_resnet26rpt_256": "lambda_resnet26rpt_256",
+    "lambda_resnet50ts": "lambda_resnet50ts",
 }
 _TORCHVISION = {"ResNet50_Weights": "resnet50", "MobileNet_V2_Weights": "mobilenet_v2"}
 

@@ -75,6 +75,8 @@ def _reach(alone, inside, stride, height=97, width=75):
         ("lambda_resnet26", {}),
         ("lambda_resnet26", {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}),
         ("resnet50_lambda_c45", {}),
+        ("lambda_resnet26t", {}),
+        ("lambda_resnet50ts", {}),
     ],
     ids=str,
 )

@@ -244,3 +244,11 @@ def test_a_strided_lambda_block_compiles_without_graph_break():
     torch.testing.assert_close(got, want)
     grad = torch.randn_like(want)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, grad)[0] for y in (got, want)))
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet26t", "lambda_resnet50ts"])
+@torch.no_grad()
+def test_timm_s_networks_take_odd_maps(name):
+    """timm's own fails at 200x200: its pooling rounds down, and its shortcut up."""
+    features = lambda_det.create_backbone(name).eval()(torch.randn(1, 3, 200, 233))
+    assert features["res5"].shape == (1, 2048, 7, 8)

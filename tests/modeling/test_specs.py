@@ -34,6 +34,15 @@ PARAMETERS = {
     "resnet50_lambda_k8_h8_u4": 15.26,
     "resnet50_lambda_k8_h8_u8": 16.04,
     "resnet50_lambda_k16_h4_u4": 16.04,
+    # timm's results table; ResNet-RS there has squeeze-and-excitation
+    "resnet_rs50_se": 35.69,
+    "resnet_rs200_se": 93.21,
+    "resnet_rs270_se": 129.86,
+    "resnet_rs350_se": 163.96,
+    "resnet_rs420_se": 191.89,
+    "lambda_resnet26t": 10.96,
+    "lambda_resnet26rpt_256": 10.99,
+    "lambda_resnet50ts": 21.54,
     "mobilenet_v2": 3.50,
     "mobilenet_v2_lambda": 3.21,
 }
