@@ -333,8 +333,8 @@ def network_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
 
 # families -----------------------------------------------------------------------------------------
 
-# (network, side of the images, top-1 in percent). LambdaResNets: 350 epochs on ImageNet (Table 19
-# on arXiv). EfficientNets: Tan and Le (2019), version 5, with AutoAugment.
+# (network, side of the images, top-1 in percent). LambdaResNets: 350 epochs on ImageNet (Table
+# 18). EfficientNets: Tan and Le (2019), version 5, with AutoAugment.
 FIGURE_4 = [
     ("lambda_resnet50", 128, 77.4),
     ("lambda_resnet50", 160, 79.2),

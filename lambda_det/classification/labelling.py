@@ -1,4 +1,4 @@
-"""Pseudo-labels: a teacher's predictions, and the choice of those to learn from (Appendix E.2).
+"""Pseudo-labels: a teacher's predictions, and the choice of those to learn from (Appendix F.3).
 
 The paper follows Xie et al. (2020): keep confident predictions, and the same number of images of
 each class.

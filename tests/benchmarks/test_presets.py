@@ -190,7 +190,7 @@ def test_placement(run, monkeypatch):
     cases = ["resnet50", "resnet50_lambda_c5"]
     check(content, modes=FORWARD_AND_STEP, cases=cases)
     found = content["groups"][0]["cases"]
-    assert [found[name]["M params"] for name in cases] == ["25.6", "18.8"]  # Table 13
+    assert [found[name]["M params"] for name in cases] == ["25.6", "18.8"]  # Table 12
     assert [found[name]["paper: ratio"] for name in cases] == ["1.00", "3.00"]
     assert [found[name]["images"] for name in cases] == [2, 2]
     assert "32x32" in captured.out

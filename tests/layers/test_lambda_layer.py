@@ -184,7 +184,7 @@ def test_content_output_does_not_depend_on_the_order_of_the_context():
 
 @pytest.mark.parametrize("options", [{}, {"intra_depth": 4, "scope": 7}, {"scope": None}])
 def test_initialisation(options):
-    """Appendix E.1, with the standard error of a sample as tolerance."""
+    """Appendix F.2, with the standard error of a sample as tolerance."""
     layer = LambdaLayer(256, query_depth=16, heads=4, **{"scope": 23, **options})
     queries, keys, values = layer.qkv.weight.split(layer.rows)
     deviations = {queries: (16 * 256) ** -0.5, keys: 256**-0.5, values: 256**-0.5}
