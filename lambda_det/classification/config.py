@@ -70,6 +70,11 @@ def get_classification_config() -> CN:
     # and the folder that its names start from
     _C.DATA.PSEUDO_LABELS = ""
     _C.DATA.PSEUDO_IMAGES = ""
+    # So many of them for each labelled image of a batch, besides SOLVER.IMS_PER_BATCH. Epochs count
+    # the labelled images alone.
+    _C.DATA.PSEUDO_RATIO = 1.0
+    # Of the teacher's probabilities, which are the labels; 0: its most probable class alone
+    _C.DATA.PSEUDO_TEMPERATURE = 1.0
     _C.DATA.MAX_UNREADABLE_IMAGES = 20
 
     _C.INPUT = CN()

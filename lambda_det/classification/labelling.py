@@ -33,8 +33,10 @@ __all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
 
 logger = logging.getLogger(__name__)
 
-_HEAD = "# lambda_det predictions 1 "
-_LINE = re.compile(rb"(-1|[0-9]+)\t([01](?:\.[0-9]+)?)\n")
+_HEAD = "# lambda_det predictions 2 "
+_PAIR = rb"[0-9]{1,9}:[01]\.[0-9]{6}"
+_LINE = re.compile(rb"(?:-|%b(?:,%b)*)\n" % (_PAIR, _PAIR))
+_KEPT, _LOWEST = 10, 1e-3  # classes that are kept of a prediction, and their probability, at least
 _ROW = np.dtype([("label", np.int64), ("confidence", np.float64)])
 _SECONDS_BETWEEN_LINES = 10
 
@@ -126,7 +128,8 @@ def predict(
     Args:
         teacher: makes the predictions.
         images: the images to predict.
-        predictions: file of one line for each image, which grows batch by batch.
+        predictions: file of one line for each image, which grows batch by batch: CLASS:PROBABILITY
+            of the most probable classes, or "-" for an image that cannot be read.
         batch_size: images of one forward pass.
         workers: loader processes.
         max_unreadable: images that may be skipped, each named in the log.
@@ -220,36 +223,49 @@ def _resume(predictions: Path, head: dict[str, str], images: int, classes: int) 
     return lines
 
 
-def _parse(line: bytes, classes: int, predictions: Path, number: int) -> tuple[int, float]:
-    """Label and confidence of a line; ``number`` is its number in the file."""
-    match = _LINE.fullmatch(line)
-    if match and int(match[1]) < classes and float(match[2]) <= 1:
-        return int(match[1]), float(match[2])
+def _parse(line: bytes, classes: int, predictions: Path, number: int) -> list[tuple[int, float]]:
+    """Classes and probabilities of a line, none for "-"; ``number`` is its number in the file."""
+    if line == b"-\n":
+        return []
+    if _LINE.fullmatch(line):
+        texts = [pair.split(b":") for pair in line.strip().split(b",")]
+        pairs = [(int(label), float(probability)) for label, probability in texts]
+        if all(label < classes and probability <= 1 for label, probability in pairs):
+            return pairs
     raise DataError(
-        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is not a class "
-        f"index below {classes} and a confidence from 0 to 1, separated by a tab; remove this line "
-        "and all after it, or the file, and they are made again."
+        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is not a list of "
+        f"CLASS:PROBABILITY of classes below {classes}; remove this line and all after it, or the "
+        "file, and they are made again."
     )
 
 
 @torch.no_grad()
 def _lines(teacher: Teacher, images: list[np.ndarray | None]) -> Iterator[str]:
-    """One line for each image: label and confidence, or -1 and 0 for None."""
-    there = [image for image in images if image is not None]
-    labels, confidences = iter(()), iter(())
-    if there:
+    """One line for each image; "-" for None."""
+    readable = [image for image in images if image is not None]
+    found: Iterator[str] = iter(())
+    if readable:
         device = torch.device(teacher.cfg.MODEL.DEVICE).type
         precision = Precision(device, torch.bfloat16 if device == "cuda" else None)
         with precision.autocast():
-            scores = teacher.model({"images": torch.from_numpy(np.stack(there))})
-        best = scores.softmax(1).max(1)
+            scores = teacher.model({"images": torch.from_numpy(np.stack(readable))})
+        best = scores.softmax(1).topk(min(_KEPT, scores.shape[1]))
         if not best.values.isfinite().all():
             raise WeightsError(
                 f"The scores of {teacher.description} are not finite: take another teacher."
             )
-        labels, confidences = iter(best.indices.tolist()), iter(best.values.tolist())
+        found = map(_line, best.indices.tolist(), best.values.tolist())
     for image in images:
-        yield "-1\t0\n" if image is None else f"{next(labels)}\t{next(confidences):.6f}\n"
+        yield "-\n" if image is None else next(found)
+
+
+def _line(labels: list[int], probabilities: list[float]) -> str:
+    pairs = [
+        f"{label}:{probability:.6f}"
+        for place, (label, probability) in enumerate(zip(labels, probabilities, strict=True))
+        if place == 0 or probability >= _LOWEST
+    ]
+    return ",".join(pairs) + "\n"
 
 
 class _Progress:
@@ -303,7 +319,7 @@ def select(
         )
     write_pseudo_labels(
         output,
-        ((names[int(i)], int(labels[i]), float(confidences[i])) for i in chosen),
+        _chosen_rows(predictions, len(teacher.classes), names, chosen),
         classes=teacher.classes,
         teacher=teacher.description,
         root=images.root,
@@ -311,12 +327,27 @@ def select(
     return np.bincount(labels[chosen], minlength=len(teacher.classes))
 
 
-def _read(predictions: Path, classes: int) -> np.ndarray:
-    """The rows of a file: [images] of label and confidence."""
+def _rows(predictions: Path, classes: int) -> Iterator[list[tuple[int, float]]]:
     with predictions.open("rb") as file:
         file.readline()
-        rows = (_parse(line, classes, predictions, n) for n, line in enumerate(file, start=2))
-        return np.fromiter(rows, _ROW)
+        for number, line in enumerate(file, start=2):
+            yield _parse(line, classes, predictions, number)
+
+
+def _read(predictions: Path, classes: int) -> np.ndarray:
+    """The most probable class of each image and its probability; -1 and 0 without a prediction."""
+    firsts = (pairs[0] if pairs else (-1, 0.0) for pairs in _rows(predictions, classes))
+    return np.fromiter(firsts, _ROW)
+
+
+def _chosen_rows(
+    predictions: Path, classes: int, names: PackedNames, chosen: np.ndarray
+) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """The rows of the images at ``chosen``, ascending indices that may repeat."""
+    repeats = np.bincount(chosen, minlength=len(names))
+    for index, pairs in enumerate(_rows(predictions, classes)):
+        for _ in range(repeats[index]):
+            yield names[index], pairs
 
 
 def _choose(

@@ -54,7 +54,9 @@ class PixelClassifier(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor] | Tensor:
         """
         Args:
-            batch: images uint8 [B, S, S, 3], red first, and in training labels int64 [B].
+            batch: images uint8 [B, S, S, 3], red first, and in training labels int64 [B]. The
+                images "soft_rows" int64 [P] have "soft_labels" float32 [P, classes] instead, if
+                there are any, which are not smoothed.
 
         Returns:
             In training the mean loss by name, otherwise float32 scores [B, classes].
@@ -66,7 +68,14 @@ class PixelClassifier(nn.Module):
         if not self.training:
             return scores
         labels = batch["labels"].to(device, non_blocking=True)
-        return {"loss": F.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)}
+        if "soft_rows" not in batch:
+            return {"loss": F.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)}
+        losses = F.cross_entropy(
+            scores, labels, label_smoothing=self.label_smoothing, reduction="none"
+        )
+        rows, soft_labels = (batch[key].to(device) for key in ("soft_rows", "soft_labels"))
+        soft_losses = F.cross_entropy(scores[rows], soft_labels, reduction="none")
+        return {"loss": losses.index_copy(0, rows, soft_losses).mean()}
 
 
 def model_options(cfg: CfgNode) -> dict[str, Any]:

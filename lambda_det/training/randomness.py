@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     STEP = 4
     SAMPLERS = 5
     GROUPS = 6
+    PSEUDO_ORDER = 7
 
 
 def generator(purpose: Purpose, seed: int, *where: int) -> np.random.Generator:

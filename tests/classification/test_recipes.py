@@ -102,6 +102,9 @@ def test_mobilenet(name):
 def test_semi_supervised_differs_by_its_data_alone():
     cfg, base = (_load(f"imagenet/{n}.yaml") for n in ("semi_supervised", "lambda_resnet152_224"))
     assert cfg.DATA.PSEUDO_LABELS and cfg.DATA.PSEUDO_IMAGES
+    # Epochs count the labelled images, not the 130 million others
+    labelled = round(IMAGENET * (1 - cfg.DATA.HELD_OUT))
+    assert 107_000 <= plan_training(cfg, labelled, 8).steps <= 110_000
     for section in ("MODEL", "INPUT", "SOLVER", "TEST"):
         assert cfg[section] == base[section]
 

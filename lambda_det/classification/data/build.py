@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from detectron2.config import CfgNode
+from detectron2.utils import comm
 
 from lambda_det.classification.data.pseudo_labels import PseudoLabelSource
 from lambda_det.classification.data.shards import ShardSource
@@ -18,7 +19,7 @@ from lambda_det.classification.data.sources import (
     check_same_classes,
 )
 from lambda_det.classification.data.subset import (
-    ConcatSource,
+    MixedSource,
     Subset,
     split_held_out,
     take_fraction,
@@ -31,7 +32,7 @@ class Sources:
     """The images of a run.
 
     Attributes:
-        train: to train on; those with a teacher's labels come last.
+        train: to train on; a :class:`MixedSource` if there are a teacher's labels.
         held_out: labelled training images that choose the best checkpoint, or None.
         val: to validate on, or None if DATA.VAL is empty.
     """
@@ -45,7 +46,7 @@ def build_sources(cfg: CfgNode) -> Sources:
     """Open the images that a configuration names.
 
     DATA.FRACTION applies to the labelled training images, and DATA.HELD_OUT to what it leaves.
-    Images with a teacher's labels are added to the rest.
+    Images with a teacher's labels are drawn besides the rest.
 
     Args:
         cfg: a configuration of :func:`get_classification_config`. A SEED of -1 splits as 0 does,
@@ -75,7 +76,7 @@ def build_sources(cfg: CfgNode) -> Sources:
         train, held_out = Subset(train, kept), Subset(train, held)
     if cfg.DATA.PSEUDO_LABELS:
         pseudo = PseudoLabelSource(cfg.DATA.PSEUDO_LABELS, cfg.DATA.PSEUDO_IMAGES, train.classes)
-        train = ConcatSource([train, pseudo])
+        train = MixedSource(train, pseudo)
     return Sources(train, held_out, val)
 
 
@@ -121,6 +122,8 @@ def _check(cfg: CfgNode) -> None:
         raise ConfigError(
             f"DATA.{given} is {data[given]!r} but DATA.{missing} is empty; give both or neither."
         )
+    if data.PSEUDO_LABELS:
+        _check_pseudo_labels(cfg)
     if data.MAX_UNREADABLE_IMAGES < 0:
         raise ConfigError(
             f"DATA.MAX_UNREADABLE_IMAGES is {data.MAX_UNREADABLE_IMAGES}; give 0 or more."
@@ -129,4 +132,23 @@ def _check(cfg: CfgNode) -> None:
         raise ConfigError(
             "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
             "one of them."
+        )
+
+
+def _check_pseudo_labels(cfg: CfgNode) -> None:
+    ratio, temperature = cfg.DATA.PSEUDO_RATIO, cfg.DATA.PSEUDO_TEMPERATURE
+    if not 0 < ratio < float("inf"):
+        raise ConfigError(f"DATA.PSEUDO_RATIO is {ratio}; give a number above 0.")
+    if not 0 <= temperature < float("inf"):
+        raise ConfigError(
+            f"DATA.PSEUDO_TEMPERATURE is {temperature}; give a number above 0, or 0 for hard "
+            "labels."
+        )
+    shares = comm.get_world_size() * cfg.SOLVER.ACCUMULATE_GRADIENTS
+    images = cfg.SOLVER.IMS_PER_BATCH / shares * ratio
+    if images != int(images):
+        raise ConfigError(
+            f"DATA.PSEUDO_RATIO {ratio} x {cfg.SOLVER.IMS_PER_BATCH / shares:g} labelled images of "
+            f"a forward pass (SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} over {shares} of "
+            "processes x SOLVER.ACCUMULATE_GRADIENTS) is not a whole number; change one of them."
         )

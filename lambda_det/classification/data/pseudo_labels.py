@@ -1,12 +1,12 @@
-"""Images with labels of a teacher: the file that holds the labels, and the source made of it.
+"""Images with labels of a teacher: the file of the labels, and the source that reads it.
 
-The file is UTF-8 text that can be written and read line by line: after the head
-    # lambda_det pseudo-labels 1
+The file is UTF-8 text that can be written and read line by line. After the head
+    # lambda_det pseudo-labels 2
     # classes: ["n01440764", ...]
     # teacher: ...
     # root: ...
-each line has the name of an image, the index of its class and the teacher's confidence, separated
-by tabs.
+each line has the name of an image, a tab, and the most probable classes with the teacher's
+probabilities, the highest first: ``3:0.8731,17:0.0502``. A hard label is ``3:1``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import torch
 
 from lambda_det.classification.data.sources import (
     FileSource,
@@ -28,51 +30,63 @@ from lambda_det.classification.data.sources import (
 )
 from lambda_det.errors import DataError
 
-_FIRST_LINE = "# lambda_det pseudo-labels 1"
-# Bytes to read at a time, and of the longest line of the head that is believed
+_FIRST_LINE = "# lambda_det pseudo-labels 2"
+# Bytes to read at a time, and of the longest line of the head that is accepted
 _CHUNK = _LONGEST = 1 << 24
+# Of one image; of several, with a line break between them
+_PAIR = rb"[0-9]{1,9}:[0-9][0-9.]{0,11}(?:e-[0-9]{1,2})?"
+_PAIRS = re.compile(rb"(?:%b[,\n])*%b" % (_PAIR, _PAIR))
+_SUM = 1.001  # of rounded probabilities, at most
 
 
 @dataclasses.dataclass
 class PseudoLabels:
-    """What a file of pseudo-labels says.
+    """The content of a file of pseudo-labels.
 
     Attributes:
         classes: names of the classes.
-        teacher: what the labels are from, for people to read.
-        root: folder that the names started from when the labels were made.
+        teacher: a description of the teacher.
+        root: the folder that the names started from when the labels were made.
         names: paths of the images.
-        labels: int64 [images], indices of ``classes``.
-        confidences: float32 [images], from 0 to 1.
+        ends: int64 [images], where the pairs of each image end.
+        pairs: int32 [pairs], indices of ``classes``, the most probable of an image first.
+        probabilities: float32 [pairs].
     """
 
     classes: list[str]
     teacher: str
     root: str
     names: PackedNames
-    labels: np.ndarray
-    confidences: np.ndarray
+    ends: np.ndarray
+    pairs: np.ndarray
+    probabilities: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The most probable class of each image, int64 [images]."""
+        return self.pairs[np.concatenate([[0], self.ends[:-1]])].astype(np.int64)
 
 
 def write_pseudo_labels(
     path: str | Path,
-    rows: Iterable[tuple[str, int, float]],
+    rows: Iterable[tuple[str, Sequence[tuple[int, float]]]],
     *,
     classes: list[str],
     teacher: str,
     root: str,
 ) -> int:
-    """Write a file of pseudo-labels; it gets its name when it is complete.
+    """Write a file of pseudo-labels. It gets its name when it is complete.
 
     Args:
-        path: the file; one of that name is replaced.
-        rows: name below ``root``, class index and confidence of each image, one at a time.
+        path: the file; an existing one is replaced.
+        rows: of each image the name below ``root``, and class indices with their probabilities,
+            the most probable first.
         classes: names of the classes.
-        teacher: what the labels are from, in one line.
-        root: folder that the names start from.
+        teacher: a description of the teacher, in one line.
+        root: the folder that the names start from.
 
     Returns:
-        How many rows there were.
+        The number of rows.
 
     Raises:
         DataError: a name has a tab or a line break in it.
@@ -83,13 +97,14 @@ def write_pseudo_labels(
         with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             file.write(f"{_FIRST_LINE}\n# classes: {json.dumps(classes)}\n")
             file.write(f"# teacher: {teacher}\n# root: {root}\n")
-            for name, label, confidence in rows:
+            for name, pairs in rows:
                 if "\t" in name or "\n" in name:
                     raise DataError(
                         f"The image {name!r} has a tab or a line break in its name, which a list "
                         "of labels cannot hold; rename it."
                     )
-                file.write(f"{name}\t{label}\t{confidence:.4f}\n")
+                text = ",".join(f"{label}:{probability:.4f}" for label, probability in pairs)
+                file.write(f"{name}\t{text}\n")
                 count += 1
         os.replace(partial, path)
     finally:
@@ -98,41 +113,41 @@ def write_pseudo_labels(
 
 
 def read_pseudo_labels(path: str | Path) -> PseudoLabels:
-    """Read a file of pseudo-labels, some hundred million lines if need be.
+    """Read a file of pseudo-labels, which may have a hundred million lines.
 
     Raises:
-        DataError: the file cannot be read, or is none; the text names the line.
+        DataError: the file cannot be read, or is not one of pseudo-labels; the text names the line.
     """
     try:
         with open(path, "rb") as file:
             head = _read_head(file, path)
-            text, lengths, labels, confidences = bytearray(), [], [], []
+            text, columns = bytearray(), []
             line = len(head) + 2
             for chunk in _whole_lines(file):
-                columns = _parse(chunk, len(head["classes"]))
-                if columns is None:
+                parsed = _parse(chunk, len(head["classes"]))
+                if parsed is None:
                     raise DataError(_bad_line(chunk, line, len(head["classes"]), path))
-                text += columns[0]
-                lengths.append(columns[1])
-                labels.append(columns[2])
-                confidences.append(columns[3])
-                line += len(columns[1])
+                text += parsed[0]
+                columns.append(parsed[1:])
+                line += len(parsed[1])
     except OSError as error:
         raise DataError(
             f"The pseudo-labels {path} cannot be read ({error.strerror}); check DATA.PSEUDO_LABELS."
         ) from error
-    if not labels:
+    if not columns:
         raise DataError(f"The pseudo-labels {path} hold no image; check DATA.PSEUDO_LABELS.")
+    lengths, counts, pairs, probabilities = map(np.concatenate, zip(*columns, strict=True))
     return PseudoLabels(
         **head,
-        names=PackedNames.from_bytes(text, np.concatenate(lengths)),
-        labels=np.concatenate(labels),
-        confidences=np.concatenate(confidences),
+        names=PackedNames.from_bytes(text, lengths),
+        ends=np.cumsum(counts, dtype=np.int64),
+        pairs=pairs,
+        probabilities=probabilities,
     )
 
 
 class PseudoLabelSource(FileSource):
-    """The images that a file of pseudo-labels names.
+    """The images that a file of pseudo-labels names; ``labels`` are the most probable classes.
 
     Args:
         path: a file of :func:`write_pseudo_labels`.
@@ -140,7 +155,8 @@ class PseudoLabelSource(FileSource):
         classes: the training data's.
 
     Raises:
-        DataError: the file is none, has other classes, or names images that are not below ``root``.
+        DataError: the file is not one of pseudo-labels, has other classes, or names images that are
+            not below ``root``.
     """
 
     def __init__(self, path: str | Path, root: str | Path, classes: list[str]) -> None:
@@ -148,11 +164,33 @@ class PseudoLabelSource(FileSource):
         check_same_classes(classes, file.classes, "the training data", str(path))
         _check_images(path, file.names, root)
         super().__init__(root, file.names, file.labels, classes)
+        self._ends = torch.from_numpy(file.ends)
+        self._pairs = torch.from_numpy(file.pairs)
+        self._probabilities = torch.from_numpy(file.probabilities)
+
+    def soft_label(self, index: int, temperature: float) -> np.ndarray:
+        """The teacher's probabilities, float32 [classes].
+
+        Classes that the file does not name share what is left of 1.
+
+        Args:
+            index: of the image.
+            temperature: above 0; the probabilities p become p^(1 / temperature), normalised.
+        """
+        first = int(self._ends[index - 1]) if index else 0
+        last = int(self._ends[index])
+        pairs = self._pairs[first:last].numpy()
+        probabilities = self._probabilities[first:last].numpy().astype(np.float64)
+        rest = max(1 - probabilities.sum(), 0) / max(len(self.classes) - len(pairs), 1)
+        result = np.full(len(self.classes), rest)
+        result[pairs] = probabilities
+        result = (result / result.max()) ** (1 / temperature)
+        return (result / result.sum()).astype(np.float32)
 
 
 def _check_images(path: str | Path, names: PackedNames, root: str | Path) -> None:
-    # Hashes of 8 bytes, not a set of strings: there may be a hundred million. That a missing name
-    # has the hash of another is not to be expected in the life of a person.
+    # Hashes of 8 bytes, not a set of strings: there may be a hundred million. Two names with the
+    # same hash are practically impossible.
     there = np.fromiter((hash(os.fsencode(name)) for name in image_files(root)), dtype=np.int64)
     missing = ~np.isin(names.hashes(), there)
     if missing.any():
@@ -168,8 +206,8 @@ def _read_head(file: BinaryIO, path: str | Path) -> dict:
     head = {}
     if _line(file) != _FIRST_LINE:
         raise DataError(
-            f"{path}, line 1: this is no file of pseudo-labels, which begins with "
-            f"{_FIRST_LINE!r}; make one with tools/pseudo_label.py."
+            f"{path}, line 1: a file of pseudo-labels starts with {_FIRST_LINE!r}; make it with "
+            "tools/pseudo_label.py."
         )
     for number, (name, read) in enumerate(_FIELDS.items(), start=2):
         key, _, value = _line(file).partition(": ")
@@ -211,39 +249,50 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _parse(chunk: bytes, classes: int) -> tuple[bytes, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Take lines apart, all at once: a loop over them would take minutes for a hundred million.
+def _parse(
+    chunk: bytes, classes: int
+) -> tuple[bytes, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
+    """Parse lines at once: a loop over a hundred million would take minutes.
 
     Returns:
-        The names one behind the other, their lengths in bytes, the labels and the confidences;
-        None if a line is not as it should be.
+        The names one after the other, their lengths in bytes, the number of pairs of each, the
+        classes and the probabilities; None if a line is invalid.
     """
     characters = np.frombuffer(chunk, dtype=np.uint8)
     ends = np.flatnonzero(characters == ord("\n"))
     tabs = np.flatnonzero(characters == ord("\t"))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    if len(tabs) != 2 * len(ends):
-        return None
-    first, second = tabs.reshape(-1, 2).T
-    if not ((starts < first) & (second < ends)).all():
+    if len(tabs) != len(ends) or not ((starts < tabs) & (tabs < ends)).all():
         return None
     fields = chunk[:-1].replace(b"\n", b"\t").split(b"\t")
+    names, lists = fields[0::2], fields[1::2]
+    if not _PAIRS.fullmatch(b"\n".join(lists)):
+        return None
     try:
-        labels = np.array(fields[1::3]).astype(np.int64)
-        confidences = np.array(fields[2::3]).astype(np.float32)
-    except (ValueError, OverflowError):
+        numbers = np.array(b",".join(lists).replace(b":", b",").split(b",")).astype(np.float64)
+    except ValueError:  # 1.2.3
         return None
-    within = (labels >= 0) & (labels < classes) & (confidences >= 0) & (confidences <= 1)
-    if not within.all():
-        return None
-    return b"".join(fields[0::3]), first - starts, labels, confidences
+    pairs, probabilities = numbers[0::2].astype(np.int32), numbers[1::2].astype(np.float32)
+    counts = np.array([pair_list.count(b":") for pair_list in lists])
+    firsts = np.cumsum(counts) - counts
+    sums = np.add.reduceat(probabilities, firsts)
+    highest = np.maximum.reduceat(probabilities, firsts)
+    owners = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    is_valid = (
+        (pairs < classes).all()
+        and (highest > 0).all()
+        and (sums <= _SUM).all()
+        and (probabilities[firsts] == highest).all()
+        and len(np.unique(owners * classes + pairs)) == len(pairs)  # no class twice
+    )
+    return (b"".join(names), tabs - starts, counts, pairs, probabilities) if is_valid else None
 
 
 def _bad_line(chunk: bytes, line: int, classes: int, path: str | Path) -> str:
     lines = chunk.split(b"\n")[:-1]
     bad = next(n for n, text in enumerate(lines) if _parse(text + b"\n", classes) is None)
     return (
-        f"{path}, line {line + bad}: {lines[bad][:80].decode('utf-8', errors='replace')!r} is no "
-        f"name, class index below {classes} and confidence from 0 to 1, separated by tabs; make "
-        "the file again with tools/pseudo_label.py."
+        f"{path}, line {line + bad}: {lines[bad][:80].decode('utf-8', errors='replace')!r} is not "
+        f"a name, a tab and pairs CLASS:PROBABILITY of classes below {classes}, the highest "
+        "probability first; make the file again with tools/pseudo_label.py."
     )

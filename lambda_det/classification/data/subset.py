@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lambda_det.classification.data.pseudo_labels import PseudoLabelSource
 from lambda_det.classification.data.sources import Source, check_same_classes
 from lambda_det.errors import DataError
 from lambda_det.files import replace_text
@@ -71,6 +72,39 @@ class ConcatSource:
         number = int(np.searchsorted(self._ends, index, side="right"))
         source = self._sources[number]
         return source, index - int(self._ends[number]) + len(source)
+
+
+class MixedSource:
+    """Labelled images, with images of a teacher's labels that are drawn besides them.
+
+    Its length, and so an epoch, counts the labelled images alone. Indices from there on are those
+    of the pseudo-labelled images.
+
+    Attributes:
+        labelled: the labelled images.
+        pseudo: the pseudo-labelled images.
+        all: both, one after the other.
+    """
+
+    def __init__(self, labelled: Source, pseudo: PseudoLabelSource) -> None:
+        self.labelled, self.pseudo = labelled, pseudo
+        self.all = ConcatSource([labelled, pseudo])
+        self.classes = labelled.classes
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [labelled images]"""
+        return self.labelled.labels
+
+    def __len__(self) -> int:
+        return len(self.labelled)
+
+    def name(self, index: int) -> str:
+        return self.all.name(index)
+
+    def load(self, index: int) -> np.ndarray:
+        """As of the source that has the image."""
+        return self.all.load(index)
 
 
 def take_fraction(source: Source, fraction: float, seed: int) -> np.ndarray:

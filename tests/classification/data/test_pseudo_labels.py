@@ -12,8 +12,13 @@ from lambda_det.classification.data.pseudo_labels import (
 from lambda_det.errors import DataError
 
 CLASSES = ["ant", "bee", "owl"]
-ROWS = [("b/1.png", 2, 0.9), ("ü 0.jpg", 0, 1.0), ("\udcff.png", 1, 0.0), ("x", 2, 0.12345)]
-HEAD = b"""# lambda_det pseudo-labels 1
+ROWS = [
+    ("b/1.png", [(2, 0.9), (0, 0.05)]),
+    ("ü 0.jpg", [(0, 1.0)]),
+    ("\udcff.png", [(1, 0.4), (0, 0.3), (2, 0.3)]),
+    ("x", [(2, 0.12345)]),
+]
+HEAD = b"""# lambda_det pseudo-labels 2
 # classes: ["ant", "bee", "owl"]
 # teacher: somebody
 # root: images
@@ -28,12 +33,12 @@ def test_the_format(tmp_path):
     """As other programs may write it."""
     assert write(tmp_path / "labels.txt", ROWS[:2]) == 2
     assert (tmp_path / "labels.txt").read_bytes() == (
-        b"# lambda_det pseudo-labels 1\n"
+        b"# lambda_det pseudo-labels 2\n"
         b'# classes: ["ant", "bee", "owl"]\n'
         b"# teacher: me\n"
         b"# root: /there\n"
-        b"b/1.png\t2\t0.9000\n"
-        b"\xc3\xbc 0.jpg\t0\t1.0000\n"
+        b"b/1.png\t2:0.9000,0:0.0500\n"
+        b"\xc3\xbc 0.jpg\t0:1.0000\n"
     )
 
 
@@ -44,16 +49,17 @@ def test_a_file_is_read_as_it_was_written(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(pseudo_labels, "_CHUNK", chunk)
     file = read_pseudo_labels(tmp_path / "labels.txt")
     assert (file.classes, file.teacher, file.root) == (CLASSES, "me", "/there")
-    assert list(file.names) == [name for name, _, _ in ROWS]
+    assert list(file.names) == [name for name, _ in ROWS]
     assert file.labels.tolist() == [2, 0, 1, 2] and file.labels.dtype == np.int64
-    np.testing.assert_allclose(file.confidences, [0.9, 1, 0, 0.1235], rtol=1e-6)
-    assert file.confidences.dtype == np.float32
+    assert file.ends.tolist() == [2, 3, 6, 7] and file.pairs.tolist() == [2, 0, 0, 1, 0, 2, 2]
+    expected = [0.9, 0.05, 1, 0.4, 0.3, 0.3, 0.1235]
+    np.testing.assert_allclose(file.probabilities, expected, rtol=1e-3)
 
 
 def test_the_last_line_may_lack_its_end(tmp_path):
-    (tmp_path / "labels.txt").write_bytes(HEAD + b"a\t0\t1\nb\t1\t5e-1")
+    (tmp_path / "labels.txt").write_bytes(HEAD + b"a\t0:1\nb\t1:5e-1")
     file = read_pseudo_labels(tmp_path / "labels.txt")
-    assert list(file.names) == ["a", "b"] and file.confidences.tolist() == [1, 0.5]
+    assert list(file.names) == ["a", "b"] and file.probabilities.tolist() == [1, 0.5]
 
 
 def test_a_file_that_breaks_off_is_not_left_behind(tmp_path):
@@ -72,41 +78,33 @@ def test_a_file_that_breaks_off_is_not_left_behind(tmp_path):
 @pytest.mark.parametrize("name", ["a\tb.png", "a\nb.png"])
 def test_names_that_would_break_a_line(tmp_path, name):
     with pytest.raises(DataError, match=r"a\\[tn]b\.png"):
-        write(tmp_path / "labels.txt", [(name, 0, 1.0)])
+        write(tmp_path / "labels.txt", [(name, [(0, 1.0)])])
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (1, b"# lambda_det pseudo-labels 2"),
+        (1, b"# lambda_det pseudo-labels 1"),
         (1, b"\xff\xfe\x00"),
         (2, b"# Classes: []"),
         (2, b"# classes: [ant]"),
         (2, b'# classes: {"ant": 1}'),
         (2, b"# classes: [1]"),
         (3, b"# taught: me"),
-        (4, b"a\t0\t1"),
-        (6, b""),
-        (6, b"a"),
-        (6, b"a\t0"),
-        (6, b"a\t0\t1\t"),
-        (6, b"\t0\t1"),
-        (6, b"a\tant\t1"),
-        (6, b"a\t1.5\t1"),
-        (6, b"a\t\t1"),
-        (6, b"a\t3\t1"),
-        (6, b"a\t-1\t1"),
-        (6, b"a\t99999999999999999999\t1"),
-        (6, b"a\t0\thigh"),
-        (6, b"a\t0\t1.1"),
-        (6, b"a\t0\t-0.1"),
-        (6, b"a\t0\tnan"),
+        (4, b"a\t0:1"),
+        *((6, text) for text in (b"", b"a", b"a\t0", b"a\t0:1\t", b"\t0:1", b"a\t0:1,")),
+        *((6, b"a\t" + text) for text in (b"ant:1", b"1.5:1", b":1", b"3:1", b"-1:1", b"0:1:1")),
+        *((6, b"a\t" + text) for text in (b"99999999999999999999:1", b"0:high", b"0:1.1")),
+        *((6, b"a\t" + text) for text in (b"0:-0.1", b"0:nan", b"0:0", b"0:.5", b"0:1.2.3")),
+        (6, b"a\t0:0.3,1:0.4"),  # not the highest first
+        (6, b"a\t0:0.4,0:0.3"),  # a class twice
+        (6, b"a\t0:0.6,1:0.5"),  # more than 1
     ],
 )
 @pytest.mark.parametrize("chunk", [8, 1000])
 def test_the_line_that_is_wrong_is_named(tmp_path, monkeypatch, line, text, chunk):
-    lines = (HEAD + b"a\t0\t1\nb\t1\t0.5\nc\t2\t0\n").split(b"\n")
+    lines = (HEAD + b"a\t0:1\nb\t1:0.5\nc\t2:0.1\n").split(b"\n")
     lines[line - 1] = text
     (tmp_path / "labels.txt").write_bytes(b"\n".join(lines))
     monkeypatch.setattr(pseudo_labels, "_CHUNK", chunk)
@@ -116,7 +114,7 @@ def test_the_line_that_is_wrong_is_named(tmp_path, monkeypatch, line, text, chun
 
 
 def test_fields_too_many_and_too_few_do_not_make_up_for_one_another(tmp_path):
-    (tmp_path / "labels.txt").write_bytes(HEAD + b"a\t0\t1\t1\nb\t1\n")
+    (tmp_path / "labels.txt").write_bytes(HEAD + b"a\t0:1\t1\nb\n")
     with pytest.raises(DataError, match="line 5"):
         read_pseudo_labels(tmp_path / "labels.txt")
 
@@ -137,7 +135,7 @@ def images(make_folder):
 def test_the_source_has_the_images_that_the_file_names(tmp_path, images):
     """In the file's order, with its labels, whatever the folders are called."""
     path = tmp_path / "labels.txt"
-    write(path, [("c/001.png", 2, 0.9), ("b/000.png", 0, 0.8), ("c/000.png", 0, 0.7)])
+    write(path, [(f"{n}.png", [(c, 0.9)]) for n, c in (("c/001", 2), ("b/000", 0), ("c/000", 0))])
     source = PseudoLabelSource(path, images, CLASSES)
     assert source.classes == CLASSES and source.labels.tolist() == [2, 0, 0]
     assert [source.name(n) for n in range(3)] == ["c/001.png", "b/000.png", "c/000.png"]
@@ -145,14 +143,14 @@ def test_the_source_has_the_images_that_the_file_names(tmp_path, images):
 
 
 def test_images_may_lie_in_one_flat_folder(tmp_path, images):
-    write(tmp_path / "labels.txt", [("001.png", 2, 0.9)])
+    write(tmp_path / "labels.txt", [("001.png", [(2, 0.9)])])
     source = PseudoLabelSource(tmp_path / "labels.txt", images / "c", CLASSES)
     assert source.load(0)[0, 0, 0] == 3
 
 
 def test_images_that_are_not_there(tmp_path, images):
     path = tmp_path / "labels.txt"
-    write(path, [("b/000.png", 2, 0.9), ("d/1.png", 0, 0.8), ("c/1.png", 0, 0.7)])
+    write(path, [(f"{name}.png", [(2, 0.9)]) for name in ("b/000", "d/1", "c/1")])
     with pytest.raises(DataError, match=r"2 of the 3 .*d/1\.png"):
         PseudoLabelSource(path, images, CLASSES)
 
@@ -166,6 +164,19 @@ def test_images_that_are_not_there(tmp_path, images):
     ],
 )
 def test_labels_of_other_classes(tmp_path, images, classes, text):
-    write(tmp_path / "labels.txt", [("b/000.png", 1, 0.9)], classes)
+    write(tmp_path / "labels.txt", [("b/000.png", [(1, 0.9)])], classes)
     with pytest.raises(DataError, match=text):
         PseudoLabelSource(tmp_path / "labels.txt", images, CLASSES)
+
+
+def test_soft_labels_by_hand(tmp_path, images):
+    """What the file does not name shares the rest; the temperature sharpens or flattens."""
+    write(tmp_path / "l.txt", [("b/000.png", [(2, 0.8)]), ("b/001.png", [(1, 0.6), (0, 0.3)])])
+    source = PseudoLabelSource(tmp_path / "l.txt", images, CLASSES)
+    np.testing.assert_allclose(source.soft_label(0, 1.0), [0.1, 0.1, 0.8], rtol=1e-5)
+    np.testing.assert_allclose(source.soft_label(1, 1.0), [0.3, 0.6, 0.1], rtol=1e-5)
+    squares = np.array([0.09, 0.36, 0.01])
+    np.testing.assert_allclose(source.soft_label(1, 0.5), squares / squares.sum(), rtol=1e-5)
+    np.testing.assert_allclose(source.soft_label(1, 1e-3), [0, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(source.soft_label(1, 1e6), [1 / 3] * 3, rtol=1e-4)
+    assert source.soft_label(0, 1.0).dtype == np.float32
