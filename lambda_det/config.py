@@ -83,6 +83,19 @@ def add_lambda_config(cfg: CN) -> None:
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
 
     # ---------------------------------------------------------------------------------------------
+    # A schedule, sampling and anchors that follow from the training set; the log has a table of
+    # what follows and why. Keys that the command line sets stay. --epochs sets EPOCHS.
+    # ---------------------------------------------------------------------------------------------
+    _C.RECIPE = CN()
+    _C.RECIPE.ENABLED = False
+    # Passes over the images; 0: 30 up to 1,000 images, falling to 16 at 20,000
+    _C.RECIPE.EPOCHS = 0.0
+    # Steps at least, where EPOCHS is 0
+    _C.RECIPE.MIN_STEPS = 300
+    # Evaluations in the whole training
+    _C.RECIPE.EVALUATIONS = 10
+
+    # ---------------------------------------------------------------------------------------------
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the
     # first there is of mask AP, box AP, keypoint AP, mean IoU and panoptic quality
     # ---------------------------------------------------------------------------------------------

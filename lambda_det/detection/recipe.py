@@ -1,0 +1,245 @@
+"""A training that fits the user's own data: what follows from a data set, and why.
+
+The recipe changes the schedule, the sampling and the anchors, never the architecture. A key that
+the command line sets is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from detectron2.config import CfgNode
+from detectron2.structures import BoxMode
+from scipy.cluster.vq import kmeans
+from tabulate import tabulate
+
+from lambda_det.errors import ConfigError, DataError
+
+__all__ = ["Derived", "Statistics", "apply_recipe", "derive", "epochs_for"]
+
+logger = logging.getLogger(__name__)
+
+LEAST_IMAGES = 10  # of fewer nothing can be derived
+LEAST_BOXES = 50  # for anchors of one's own
+IMBALANCE = 10  # times as many images of the largest class as of the smallest
+# An anchor of a level meets the objects of its size only if its side is so many strides at least:
+# half a stride off, a square of four strides overlaps an equal one by an IoU of 0.62.
+_STRIDES_PER_ANCHOR = 4
+# Detectron2's own schedule, 3x, lowers the rate at 210k and 250k of 270k steps
+_LR_STEPS = (210 / 270, 250 / 270)
+# Learning rate per image of a step: 0.02 for 16 images in Detectron2's baselines
+_LR_PER_IMAGE = 0.02 / 16
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a recipe wants to know of a data set.
+
+    Attributes:
+        images: that are trained on.
+        images_of_class: how many images show each class, for the classes that occur.
+        boxes: [N, 2] widths and heights in pixels of the input.
+    """
+
+    images: int
+    images_of_class: Mapping[int, int]
+    boxes: np.ndarray
+
+    @classmethod
+    def of(
+        cls, records: Iterable[Mapping[str, Any]], scale: Callable[[int, int], float]
+    ) -> Statistics:
+        """
+        Args:
+            records: Detectron2's dataset dicts.
+            scale: the factor by which an image of this height and width is resized.
+
+        Raises:
+            DataError: there is no image.
+        """
+        images, counts, boxes = 0, Counter(), []
+        for record in records:
+            images += 1
+            factor = scale(record["height"], record["width"])
+            objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
+            counts.update({annotation["category_id"] for annotation in objects})
+            for annotation in objects:
+                box = BoxMode.convert(
+                    list(annotation["bbox"]), annotation["bbox_mode"], BoxMode.XYWH_ABS
+                )
+                boxes.append([factor * box[2], factor * box[3]])
+        if images == 0:
+            raise DataError("The training set holds no image, so no recipe can be made for it.")
+        sizes = np.array(boxes, float).reshape(-1, 2)
+        return cls(images, dict(counts), sizes[(sizes > 0).all(1)])
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A key with the value that follows from the data, and the reason."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+def epochs_for(images: int) -> float:
+    """Passes over the images: 30 up to 1,000 of them, falling with their logarithm to 16 at 20,000.
+
+    More images need more steps and fewer passes. Mayaku 2.0 follows the same rule.
+    """
+    share = math.log(max(images, 1000) / 1000) / math.log(20)
+    return 30 - 14 * min(share, 1.0)
+
+
+def derive(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
+    """Everything that follows from the data, in the order of a configuration.
+
+    Args:
+        cfg: RECIPE says how; the batch is SOLVER.IMS_PER_BATCH.
+        statistics: of the training set.
+
+    Raises:
+        ConfigError: RECIPE.EPOCHS is below 0.
+    """
+    return [*_anchors(cfg, statistics), *_sampling(statistics), *_schedule(cfg, statistics)]
+
+
+def _schedule(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
+    recipe, batch, images = cfg.RECIPE, cfg.SOLVER.IMS_PER_BATCH, statistics.images
+    if recipe.EPOCHS < 0:
+        raise ConfigError(f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or more.")
+    epochs = recipe.EPOCHS or epochs_for(images)
+    wanted = math.ceil(epochs * images / batch)
+    # What is asked for is taken literally
+    steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
+    which = "asked for" if recipe.EPOCHS else "by the rule for so many images"
+    reason = f"{epochs:.3g} epochs, {which}, of {images} images in batches of {batch}"
+    if steps > wanted:
+        reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
+    period = max(1, round(steps / recipe.EVALUATIONS))
+    return [
+        Derived("SOLVER.MAX_ITER", steps, reason),
+        Derived(
+            "SOLVER.STEPS",
+            tuple(sorted({max(1, round(share * steps)) for share in _LR_STEPS})),
+            "78 and 93 % of the steps, as in Detectron2's 3x schedule",
+        ),
+        Derived(
+            "SOLVER.WARMUP_ITERS", min(1000, steps // 10), "a tenth of the steps, 1000 at most"
+        ),
+        Derived("SOLVER.BASE_LR", _LR_PER_IMAGE * batch, f"0.02 for 16 images, here {batch}"),
+        Derived("TEST.EVAL_PERIOD", period, f"{recipe.EVALUATIONS} evaluations"),
+        Derived("SOLVER.CHECKPOINT_PERIOD", period, "with the evaluations"),
+    ]
+
+
+def _sampling(statistics: Statistics) -> list[Derived]:
+    counts = statistics.images_of_class.values()
+    if not counts or max(counts) < IMBALANCE * min(counts):
+        return []
+    threshold = max(counts) / statistics.images / IMBALANCE
+    reason = f"the largest class has {max(counts)} images, the smallest {min(counts)}"
+    return [
+        Derived("DATALOADER.SAMPLER_TRAIN", "RepeatFactorTrainingSampler", reason),
+        Derived("DATALOADER.REPEAT_THRESHOLD", threshold, "a tenth of the largest class's share"),
+    ]
+
+
+def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
+    """One size for each level and three ratios, from the boxes as the network sees them."""
+    levels = [name for name in cfg.MODEL.RPN.IN_FEATURES if name.startswith("p")]
+    boxes = statistics.boxes
+    if len(boxes) < LEAST_BOXES or not levels:
+        return []
+    strides = [2 ** int(name[1:]) for name in levels]
+    sizes = _clusters(np.log(boxes.prod(1)) / 2, len(levels))
+    # Fewer clusters than levels: the upper levels continue by doubling
+    while len(sizes) < len(levels):
+        sizes.append(2 * sizes[-1])
+    sizes = [
+        max(round(size), _STRIDES_PER_ANCHOR * stride)
+        for size, stride in zip(sizes, strides, strict=True)
+    ]
+    ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), 3)
+    reason = f"clusters of {len(boxes)} boxes at the size of the input"
+    return [
+        Derived("MODEL.ANCHOR_GENERATOR.SIZES", [[size] for size in sizes], reason),
+        Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[round(r, 2) for r in ratios]], reason),
+    ]
+
+
+def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
+    """Centres, rising, of up to ``count`` clusters of numbers that are given by their logarithms.
+
+    k-means from the quantiles, so that the same boxes give the same anchors.
+    """
+    centres = np.unique(np.quantile(logarithms, (np.arange(count) + 0.5) / count))
+    if len(centres) > 1:  # scipy takes a single one for a number of clusters
+        centres, _ = kmeans(logarithms, centres)
+    return np.exp(np.sort(centres)).tolist()
+
+
+def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
+    """The factor by which training resizes an image, in the middle of its random range."""
+    if cfg.INPUT.LSJ.ENABLED:
+        jitter = cfg.INPUT.LSJ
+        middle = math.sqrt(jitter.MIN_SCALE * jitter.MAX_SCALE)
+        return lambda height, width: middle * jitter.SIZE / max(height, width)
+    sizes = cfg.INPUT.MIN_SIZE_TRAIN
+    short, longest = sum(sizes) / len(sizes), cfg.INPUT.MAX_SIZE_TRAIN
+
+    def scale(height: int, width: int) -> float:
+        return min(short / min(height, width), longest / max(height, width))
+
+    return scale
+
+
+def apply_recipe(
+    cfg: CfgNode, records: Iterable[Mapping[str, Any]], typed: Collection[str]
+) -> list[Derived]:
+    """Set in ``cfg`` what follows from the data, and say in one table what and why.
+
+    Args:
+        cfg: not frozen; RECIPE.ENABLED is not looked at.
+        records: Detectron2's dataset dicts of the training set.
+        typed: keys that the command line sets, which stay.
+
+    Returns:
+        What was set.
+
+    Raises:
+        ConfigError: a key of RECIPE cannot be.
+        DataError: the training set is empty.
+    """
+    statistics = Statistics.of(records, input_scale(cfg))
+    if statistics.images < LEAST_IMAGES:
+        logger.warning(
+            f"{statistics.images} training images are too few for a recipe, which wants "
+            f"{LEAST_IMAGES}: the configuration stays as it is"
+        )
+        return []
+    # SOLVER.REFERENCE_WORLD_SIZE would scale the schedule again
+    rules = [*derive(cfg, statistics), Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "not scaled")]
+    rows, applied = [], []
+    for rule in rules:
+        section, _, name = rule.key.rpartition(".")
+        node = cfg
+        for part in section.split("."):
+            node = node[part]
+        before = node[name]
+        if rule.key in typed:
+            rows.append((rule.key, before, rule.value, before, "the command line sets it"))
+            continue
+        node[name] = rule.value
+        applied.append(rule)
+        rows.append((rule.key, before, rule.value, rule.value, rule.reason))
+    head = ("key", "the file has", "the data give", "used", "why")
+    logger.info("The recipe for these data:\n" + tabulate(rows, head, disable_numparse=True))
+    return applied
