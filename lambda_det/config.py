@@ -81,6 +81,11 @@ def add_lambda_config(cfg: CN) -> None:
     # Optimise once in so many batches. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+    # The learning rate of the backbone, as a multiple of that of the heads
+    _C.SOLVER.BACKBONE_MULTIPLIER = 1.0
+    # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))
+    # after n steps; it is evaluated beside the raw weights. 0 for none.
+    _C.SOLVER.EMA_DECAY = 0.0
 
     # ---------------------------------------------------------------------------------------------
     # A schedule, sampling and anchors that follow from the training set; the log has a table of
@@ -94,12 +99,16 @@ def add_lambda_config(cfg: CN) -> None:
     _C.RECIPE.MIN_STEPS = 300
     # Evaluations in the whole training
     _C.RECIPE.EVALUATIONS = 10
+    # Keys that the recipe leaves alone; those of the command line are added to them
+    _C.RECIPE.KEEP = []
 
     # ---------------------------------------------------------------------------------------------
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the
     # first there is of mask AP, box AP, keypoint AP, mean IoU and panoptic quality
     # ---------------------------------------------------------------------------------------------
     _C.TEST.BEST_METRIC = ""
+    # Stop after so many evaluations without a better one; 0: train to the end
+    _C.TEST.PATIENCE = 0
 
 
 def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

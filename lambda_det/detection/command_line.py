@@ -76,6 +76,13 @@ def parser() -> argparse.ArgumentParser:
     description = "Train and evaluate a detector described by a configuration file."
     result = run_parser(description, _EXAMPLES, keys)
     _add_data_flags(result, "DATASETS.TRAIN and .TEST")
+    recipe = result.add_argument_group("a schedule for your data (RECIPE in lambda_det/config.py)")
+    recipe.add_argument(
+        "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
+    )
+    recipe.add_argument(
+        "--batch", type=int, metavar="N", help="images a step: SOLVER.IMS_PER_BATCH"
+    )
     return result
 
 

@@ -17,6 +17,23 @@ from lambda_det.training.config_file import read_config
 
 __all__ = ["DATA_FLAGS", "add_projects", "load_config"]
 
+# What a recipe or the number of processes may change, and the command line sets literally
+FITTED_KEYS = frozenset(
+    [
+        "DATALOADER.REPEAT_THRESHOLD",
+        "DATALOADER.SAMPLER_TRAIN",
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
+        "MODEL.ANCHOR_GENERATOR.SIZES",
+        "SOLVER.BASE_LR",
+        "SOLVER.CHECKPOINT_PERIOD",
+        "SOLVER.IMS_PER_BATCH",
+        "SOLVER.MAX_ITER",
+        "SOLVER.REFERENCE_WORLD_SIZE",
+        "SOLVER.STEPS",
+        "SOLVER.WARMUP_ITERS",
+        "TEST.EVAL_PERIOD",
+    ]
+)
 DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 
 
@@ -39,6 +56,13 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     for flag in DATA_FLAGS:
         if getattr(args, flag, None):
             cfg.DATASETS[flag.upper()] = getattr(args, flag)
+    typed = list(args.opts or [])[::2]
+    if getattr(args, "epochs", None) is not None:
+        cfg.RECIPE.ENABLED, cfg.RECIPE.EPOCHS = True, args.epochs
+    if getattr(args, "batch", None) is not None:
+        cfg.SOLVER.IMS_PER_BATCH = args.batch
+        typed.append("SOLVER.IMS_PER_BATCH")
+    cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *(key for key in typed if key in FITTED_KEYS)})
     return cfg
 
 

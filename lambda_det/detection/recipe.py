@@ -6,22 +6,25 @@ the command line sets is left as it is.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog
 from detectron2.structures import BoxMode
 from scipy.cluster.vq import kmeans
 from tabulate import tabulate
 
+from lambda_det.detection.data.registration import registered_files
 from lambda_det.errors import ConfigError, DataError
 
-__all__ = ["Derived", "Statistics", "apply_recipe", "derive", "epochs_for"]
+__all__ = ["Derived", "Statistics", "apply_recipe", "derive", "fit_to_data"]
 
 logger = logging.getLogger(__name__)
 
@@ -137,6 +140,7 @@ def _schedule(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
         Derived("SOLVER.BASE_LR", _LR_PER_IMAGE * batch, f"0.02 for 16 images, here {batch}"),
         Derived("TEST.EVAL_PERIOD", period, f"{recipe.EVALUATIONS} evaluations"),
         Derived("SOLVER.CHECKPOINT_PERIOD", period, "with the evaluations"),
+        Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "the schedule is not scaled to the processes"),
     ]
 
 
@@ -201,15 +205,31 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def apply_recipe(
-    cfg: CfgNode, records: Iterable[Mapping[str, Any]], typed: Collection[str]
-) -> list[Derived]:
-    """Set in ``cfg`` what follows from the data, and say in one table what and why.
+def fit_to_data(cfg: CfgNode) -> list[Derived]:
+    """Apply the recipe of ``cfg`` for the data sets of DATASETS.TRAIN.
+
+    Raises:
+        ConfigError: a key of RECIPE cannot be, or no data set is named.
+        DataError: a data set is missing or empty.
+    """
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError(
+            "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
+            "--train-images DIR."
+        )
+    for name in cfg.DATASETS.TRAIN:
+        registered_files(name)
+    return apply_recipe(
+        cfg, itertools.chain.from_iterable(map(DatasetCatalog.get, cfg.DATASETS.TRAIN))
+    )
+
+
+def apply_recipe(cfg: CfgNode, records: Iterable[Mapping[str, Any]]) -> list[Derived]:
+    """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
 
     Args:
-        cfg: not frozen; RECIPE.ENABLED is not looked at.
+        cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
         records: Detectron2's dataset dicts of the training set.
-        typed: keys that the command line sets, which stay.
 
     Returns:
         What was set.
@@ -225,21 +245,18 @@ def apply_recipe(
             f"{LEAST_IMAGES}: the configuration stays as it is"
         )
         return []
-    # SOLVER.REFERENCE_WORLD_SIZE would scale the schedule again
-    rules = [*derive(cfg, statistics), Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "not scaled")]
     rows, applied = [], []
-    for rule in rules:
+    for rule in derive(cfg, statistics):
         section, _, name = rule.key.rpartition(".")
         node = cfg
         for part in section.split("."):
             node = node[part]
-        before = node[name]
-        if rule.key in typed:
-            rows.append((rule.key, before, rule.value, before, "the command line sets it"))
+        if rule.key in cfg.RECIPE.KEEP:
+            rows.append((rule.key, "", rule.value, node[name], "the command line sets it"))
             continue
+        rows.append((rule.key, node[name], rule.value, rule.value, rule.reason))
         node[name] = rule.value
         applied.append(rule)
-        rows.append((rule.key, before, rule.value, rule.value, rule.reason))
     head = ("key", "the file has", "the data give", "used", "why")
     logger.info("The recipe for these data:\n" + tabulate(rows, head, disable_numparse=True))
     return applied

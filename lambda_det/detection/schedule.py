@@ -1,22 +1,29 @@
-"""The schedule of a detector: fitted to the number of processes, and its learning rate."""
+"""The optimiser and schedule of a detector, fitted to the number of processes."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from detectron2.config import CfgNode
 from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
+from detectron2.solver import build_optimizer as build_detectron2_optimizer
+from detectron2.solver import get_default_optimizer_params
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["DetectionSettings", "build_lr_scheduler", "scale_settings"]
+__all__ = ["DetectionSettings", "build_lr_scheduler", "build_optimizer", "scale_settings"]
 
 logger = logging.getLogger(__name__)
+
+_SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,9 @@ class DetectionSettings(Settings):
         return None if self.images_per_step is None else self.images_per_step // self.accumulate
 
 
-def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSettings:
+def scale_settings(
+    settings: DetectionSettings, world_size: int, keep: Collection[str] = ()
+) -> DetectionSettings:
     """Fit batch, learning rate and all counts of steps to the processes there are.
 
     The rule is Detectron2's linear one, with ``accumulate`` batches on a process counting as that
@@ -54,6 +63,7 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
     Args:
         settings: as written.
         world_size: number of processes.
+        keep: keys of the user's that are taken literally, such as those of the command line.
 
     Raises:
         ConfigError: the batch cannot be divided among the processes and the accumulated batches.
@@ -79,6 +89,11 @@ def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSet
             lr_steps=tuple(round(step / scale) for step in settings.lr_steps),
             reference_world_size=shares,
         )
+        literal = {name: getattr(settings, name) for name in _SCALED if settings.key(name) in keep}
+        scaled = replace(scaled, **literal)
+        if literal:
+            keys = ", ".join(settings.option(name, value) for name, value in literal.items())
+            logger.info(f"Taken literally, as the command line has it: {keys}")
     _check_division(scaled, world_size)
     _log(settings, scaled, world_size)
     return scaled
@@ -110,6 +125,31 @@ def _log(settings: DetectionSettings, scaled: DetectionSettings, world_size: int
         f"Schedule scaled from {settings.reference_world_size} worker(s): {described(settings)} to "
         f"{here}: {described(scaled)}, warm-up {settings.warmup_iters} to {scaled.warmup_iters}, "
         f"decay at {list(scaled.lr_steps)}"
+    )
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
+    """Detectron2's SGD; the backbone learns at SOLVER.BACKBONE_MULTIPLIER of the rate."""
+    multiplier = cfg.SOLVER.BACKBONE_MULTIPLIER
+    if multiplier == 1:
+        return build_detectron2_optimizer(cfg, model)
+    solver = cfg.SOLVER
+    backbone = "backbone.bottom_up." if hasattr(model.backbone, "bottom_up") else "backbone."
+    parameters = get_default_optimizer_params(
+        model,
+        base_lr=solver.BASE_LR,
+        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+        bias_lr_factor=solver.BIAS_LR_FACTOR,
+        weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
+        lr_factor_func=lambda name: multiplier if name.startswith(backbone) else 1.0,
+    )
+    return torch.optim.SGD(
+        parameters,
+        lr=solver.BASE_LR,
+        momentum=solver.MOMENTUM,
+        nesterov=solver.NESTEROV,
+        weight_decay=solver.WEIGHT_DECAY,
+        foreach=True,
     )
 
 

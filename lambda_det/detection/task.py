@@ -16,7 +16,6 @@ from detectron2.evaluation import (
     verify_results,
 )
 from detectron2.modeling import GeneralizedRCNNWithTTA, build_backbone
-from detectron2.solver import build_optimizer
 from detectron2.utils import comm
 from torch import nn
 from torch.optim import Optimizer
@@ -26,7 +25,13 @@ from lambda_det.detection import data
 from lambda_det.detection.config import load_config
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import build_model
-from lambda_det.detection.schedule import DetectionSettings, build_lr_scheduler, scale_settings
+from lambda_det.detection.recipe import fit_to_data
+from lambda_det.detection.schedule import (
+    DetectionSettings,
+    build_lr_scheduler,
+    build_optimizer,
+    scale_settings,
+)
 from lambda_det.training.settings import Clipping, FixedKeys
 from lambda_det.training.step import file_names
 from lambda_det.training.task import EMA, Results, Task
@@ -46,6 +51,9 @@ KEYS = {
     "images_per_step":      "SOLVER.IMS_PER_BATCH",
     "accumulate":           "SOLVER.ACCUMULATE_GRADIENTS",
     "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
+    "base_lr":              "SOLVER.BASE_LR",
+    "warmup_iters":         "SOLVER.WARMUP_ITERS",
+    "lr_steps":             "SOLVER.STEPS",
     "amp":                  "SOLVER.AMP.ENABLED",
     "amp_dtype":            "SOLVER.AMP.DTYPE",
     "clipping.kind":        "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
@@ -55,6 +63,8 @@ KEYS = {
     "checkpoint_period":    "SOLVER.CHECKPOINT_PERIOD",
     "eval_period":          "TEST.EVAL_PERIOD",
     "best_metric":          "TEST.BEST_METRIC",
+    "patience":             "TEST.PATIENCE",
+    "ema_decay":            "SOLVER.EMA_DECAY",
 }
 # fmt: on
 LOG_PERIOD = 20  # steps; YAML has no key for it
@@ -89,6 +99,8 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
         log_period=LOG_PERIOD,
         eval_period=cfg.TEST.EVAL_PERIOD,
         best_metric=cfg.TEST.BEST_METRIC,
+        patience=cfg.TEST.PATIENCE,
+        ema_decay=solver.EMA_DECAY,
         precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
         keys=KEYS,
     )
@@ -157,7 +169,7 @@ class DetectionTask(Task):
     def __init__(self, cfg: CfgNode) -> None:
         """
         Args:
-            cfg: is not changed, but by :meth:`register_data`.
+            cfg: is not changed, but by :meth:`register_data` and a recipe.
 
         Raises:
             ConfigError: a value cannot be.
@@ -178,8 +190,11 @@ class DetectionTask(Task):
     def for_run(cls, config: CfgNode, *, train: bool) -> DetectionTask:
         task = cls(config)
         task.register_data()
+        if train and config.RECIPE.ENABLED:
+            fit_to_data(config)
+            task.settings = read_settings(config)
         if train:
-            task.settings = scale_settings(task.settings, comm.get_world_size())
+            task.settings = scale_settings(task.settings, comm.get_world_size(), config.RECIPE.KEEP)
         return task
 
     def register_data(self) -> None:

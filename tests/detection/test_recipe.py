@@ -8,6 +8,8 @@ from detectron2.config import get_cfg
 from detectron2.structures import BoxMode
 
 from lambda_det.config import add_lambda_config
+from lambda_det.detection.command_line import parser
+from lambda_det.detection.config import FITTED_KEYS, load_config
 from lambda_det.detection.recipe import (
     Statistics,
     apply_recipe,
@@ -122,13 +124,26 @@ def test_rare_classes_are_repeated(cfg):
 def test_what_is_typed_stays(cfg, caplog):
     cfg.SOLVER.MAX_ITER = 7
     cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
+    cfg.RECIPE.KEEP = ["SOLVER.MAX_ITER"]
     with caplog.at_level(logging.INFO):
-        applied = apply_recipe(cfg, make_records(60), {"SOLVER.MAX_ITER"})
+        applied = apply_recipe(cfg, make_records(60))
     assert cfg.SOLVER.MAX_ITER == 7 and "SOLVER.MAX_ITER" not in {d.key for d in applied}
     assert cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
     assert cfg.TEST.EVAL_PERIOD > 0
     for rule in applied:
         assert rule.key in caplog.text and rule.reason in caplog.text
+
+
+def test_all_that_a_recipe_sets_can_be_typed(cfg):
+    records = make_records(88, [(20, 20), (40, 60)], classes=(0,) * 10 + (1,))
+    assert set(derived(cfg, records)) <= FITTED_KEYS
+
+
+def test_flags_of_the_command_line():
+    args = parser().parse_args(["--epochs", "12", "--batch", "6", "SOLVER.MAX_ITER", "40"])
+    cfg = load_config(args)
+    assert cfg.RECIPE.ENABLED and cfg.RECIPE.EPOCHS == 12 and cfg.SOLVER.IMS_PER_BATCH == 6
+    assert cfg.RECIPE.KEEP == ["SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER"]
 
 
 def test_crowds_and_empty_boxes_do_not_count(cfg):
@@ -141,13 +156,13 @@ def test_crowds_and_empty_boxes_do_not_count(cfg):
 
 def test_too_few_images_change_nothing(cfg, caplog):
     before = cfg.dump()
-    assert apply_recipe(cfg, make_records(9), ()) == []
+    assert apply_recipe(cfg, make_records(9)) == []
     assert cfg.dump() == before and "9 training images" in caplog.text
 
 
 def test_bad_input(cfg):
     with pytest.raises(DataError, match="no image"):
-        apply_recipe(cfg, [], ())
+        apply_recipe(cfg, [])
     cfg.RECIPE.EPOCHS = -1.0
     with pytest.raises(ConfigError, match=r"RECIPE\.EPOCHS"):
-        apply_recipe(cfg, make_records(60), ())
+        apply_recipe(cfg, make_records(60))

@@ -1,0 +1,83 @@
+"""The house: imports run one way, and nothing relies on what the package does not bring."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "lambda_det"
+# A room imports from the lines above its own, and from itself.
+FLOORS = (
+    ("errors", "files", "config"),
+    ("distributed", "layers", "weights"),
+    ("modeling",),
+    ("training",),
+    ("detection", "classification"),
+    ("export", "visualization", "doctor", "benchmarks"),
+    ("run", "__init__"),
+)
+LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Every module that a file imports, in functions too, by its whole name."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def against_the_house(file: Path) -> list[str]:
+    """What a file of the package imports and may not."""
+    own, found = room_of(file), []
+    for name in imported(file):
+        top, *rest = name.split(".")
+        if top in ("tools", "tests") or (own == "layers" and top == "detectron2"):
+            found.append(name)
+        elif top == "lambda_det" and rest and rest[0] in LEVEL and rest[0] != own:
+            found += [name] * (LEVEL[rest[0]] >= LEVEL[own])
+    return found
+
+
+def test_every_room_is_on_a_floor():
+    rooms = {room_of(file) for file in PACKAGE.rglob("*.py")}
+    assert rooms == set(LEVEL)
+
+
+def test_imports_run_one_way():
+    wrong = {str(f.relative_to(ROOT)): against_the_house(f) for f in PACKAGE.rglob("*.py")}
+    assert not {file: names for file, names in wrong.items() if names}
+
+
+def test_an_import_against_the_house_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
+    file = tmp_path / "layers" / "wrong.py"
+    file.parent.mkdir()
+    file.write_text("import tools.train_net\nfrom lambda_det.modeling import build\n")
+    assert against_the_house(file) == [
+        "tools.train_net",
+        "lambda_det.modeling",
+        "lambda_det.modeling.build",
+    ]
+
+
+def test_nothing_imports_a_top_level_package_named_tools():
+    """Detectron2 installs one of that name."""
+    files = [
+        file for room in ("lambda_det", "tools", "tests") for file in ROOT.glob(f"{room}/**/*.py")
+    ]
+    assert not [f for f in files if any(name.split(".")[0] == "tools" for name in imported(f))]
+
+
+def test_few_files_share_a_name():
+    names = Counter(file.name for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
+    assert not [name for name, count in names.items() if count > 3]
