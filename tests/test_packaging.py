@@ -22,24 +22,6 @@ DISTRIBUTIONS = {
     "hydra": "hydra-core",
     "yaml": "pyyaml",
 }
-# Lower packages must not know the higher ones.
-LEVELS = {
-    "layers": 0,
-    "modeling": 1,
-    "config": 2,
-    "projects": 2,
-    "data": 2,
-    "saving": 3,
-    "processes": 3,
-    "engine": 4,
-    "classification": 4,
-    "checkpoint": 4,
-    "export": 5,
-    "visualization": 5,
-    "diagnosis": 5,
-    "run": 6,
-    "doctor": 6,
-}
 
 
 @pytest.fixture(scope="session")
@@ -145,19 +127,3 @@ def test_pins_exist_once_and_satisfy_the_ranges(python, metadata):
     for line in metadata.get_all("Requires-Dist"):
         requirement = Requirement(line)
         assert pins[requirement.name] in requirement.specifier, line
-
-
-@pytest.mark.parametrize("file", sorted(ROOT.glob("lambda_det/**/*.py")), ids=lambda f: f.stem)
-def test_imports_run_one_way(file):
-    names = imports(file)
-    tops = {name.split(".")[0] for name in names}
-    assert not tops & {"tools", "tests"}
-    # It needs pkg_resources, which setuptools 81 and newer has not.
-    assert "detectron2.model_zoo" not in names
-    package = file.relative_to(ROOT / "lambda_det").with_suffix("").parts[0]
-    if package == "layers":
-        assert "detectron2" not in tops
-    for name in names:
-        parts = name.split(".")
-        if parts[0] == "lambda_det" and len(parts) > 1 and {package, parts[1]} <= LEVELS.keys():
-            assert LEVELS[parts[1]] <= LEVELS[package], f"{file.name} imports {name}"

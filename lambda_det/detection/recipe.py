@@ -126,6 +126,8 @@ def _schedule(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     reason = f"{epochs:.3g} epochs, {which}, of {images} images in batches of {batch}"
     if steps > wanted:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"
+    if "SOLVER.MAX_ITER" in recipe.KEEP:
+        steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
     period = max(1, round(steps / recipe.EVALUATIONS))
     return [
         Derived("SOLVER.MAX_ITER", steps, reason),
