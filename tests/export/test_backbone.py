@@ -40,8 +40,8 @@ def needs(suffix):
     [
         (".ts", {}),
         (".ts", {"mask_padding": True}),
-        pytest.param(".pt2", {"mask_padding": True}, marks=needs_any_size),
-        pytest.param(".onnx", {"mask_padding": True}, marks=needs_any_size),
+        pytest.param(".pt2", {"mask_padding": True}, marks=[needs_any_size, pytest.mark.slow]),
+        pytest.param(".onnx", {"mask_padding": True}, marks=[needs_any_size, pytest.mark.slow]),
     ],
 )
 def test_every_format_at_many_sizes(suffix, options, tmp_path):
@@ -77,6 +77,7 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
         assert images.shape == ["batch", 3, "height", "width"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"dilation": {"res5": 2}}, {"intra_depth": 2}, {"multi_head": True}, {"content": False}],
@@ -86,6 +87,7 @@ def test_options_of_the_layer(options, tmp_path):
     assert export_network(network(**options), tmp_path / "b.ts", sizes=SIZES[:2]).passed
 
 
+@pytest.mark.slow
 def test_another_family(tmp_path):
     made = backbone_network(scramble(create_backbone("mobilenet_v2_lambda")))
     assert export_network(made, tmp_path / "b.ts", sizes=SIZES[:2]).passed
@@ -118,6 +120,7 @@ def test_a_file_that_computes_something_else_does_not_get_its_name(
         assert word in report.comparisons[0].fault
 
 
+@pytest.mark.slow
 def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
     """A crop of the embedding that is a constant of the trace: right for that map alone."""
     right = portable.portable_output
@@ -144,7 +147,7 @@ def test_what_is_there_stays(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("b.txt", "says no format"), ("b", "says no format"), ("no/b.ts", "There is no folder")],
+    [("b.txt", "b.txt"), ("b", "b .*ts.*pt2.*onnx"), ("no/b.ts", "no folder .*no")],
 )
 def test_names_that_cannot_be(name, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
@@ -152,19 +155,19 @@ def test_names_that_cannot_be(name, words, tmp_path):
 
 
 def test_global_positions_are_refused():
-    with pytest.raises(ConfigError, match=r"res5\.0\.conv2 has global position embeddings.*16x16"):
+    with pytest.raises(ConfigError, match=r"res5\.0\.conv2.*16x16"):
         network(global_context=256)
 
 
 def test_missing_runtimes_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(formats_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="onnx, onnxscript, onnxruntime are not installed"):
+    with pytest.raises(ConfigError, match="onnx, onnxscript, onnxruntime"):
         export_network(network(), tmp_path / "b.onnx")
 
 
 def test_an_old_pytorch_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(formats_module, "_holds_any_size", lambda: False)
-    with pytest.raises(ConfigError, match=r"PyTorch 2\.7 or newer"):
+    with pytest.raises(ConfigError, match=r"2\.7"):
         export_network(network(), tmp_path / "b.pt2")
 
 

@@ -47,6 +47,7 @@ def _network(name, options):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), NETWORKS.items(), ids=list(NETWORKS))
 def test_features_are_finite(name, options):
     net = _network(name, options)
@@ -62,7 +63,9 @@ def test_features_are_finite(name, options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("size", [(1, 1), (500, 7), (8000, 50)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(1, 1), (500, 7), pytest.param((8000, 50), marks=pytest.mark.slow)], ids=str
+)
 def test_odd_sizes(size):
     net = _network("lambda_resnet26", {}).eval()
     for dtype in DTYPES:
@@ -70,6 +73,7 @@ def test_odd_sizes(size):
         assert all(x.isfinite().all() for x in features.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_finite(dtype):
     net = _network("lambda_resnet26", {}).to(dtype)

@@ -114,6 +114,7 @@ def two_processes(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pth", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_two_processes_are_one_with_all_values(two_processes, case):
     dtype, mean, std, momentum, tolerance = CASES[case]

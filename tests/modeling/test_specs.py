@@ -79,6 +79,7 @@ def test_operations_of_lambda_layers_at_detection_size():
         ]
 
 
+@pytest.mark.slow
 def test_every_model_can_be_built():
     assert {f"lambda_resnet{depth}" for depth in (26, 50, 101, 152, 200, 270, 350, 420)} <= set(
         lambda_det.list_models()
