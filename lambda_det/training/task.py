@@ -196,4 +196,4 @@ class Task(ABC):
 
     def describe_schedule(self, start: int) -> str:
         """One line for the log about the steps to come."""
-        return f"Training from step {start} to {self.settings.max_iter}"
+        return f"Training from iteration {start} to {self.settings.max_iter}"
