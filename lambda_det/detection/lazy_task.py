@@ -147,6 +147,7 @@ class LazyTask(DetectionTask):
                 read_value(self.lazy, f"dataloader.{split}_json", ""),
                 read_value(self.lazy, f"dataloader.{split}_images", ""),
                 split,
+                keys=(f"dataloader.{split}_json", f"dataloader.{split}_images"),
             )
             for split in ("train", "test")
         )

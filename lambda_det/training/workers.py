@@ -10,7 +10,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lambda_det.errors import ConfigError, DataError, listed
 
-__all__ = ["UnreadableImages", "WatchedLoader", "reading"]
+__all__ = ["KEYS", "UnreadableImages", "WatchedLoader", "reading"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +36,22 @@ Item = TypeVar("Item")
 _IGNORED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _POLL = 1.0  # seconds that torch waits for a batch before it looks at the workers
 _NAME_BYTES = 1024
+# How a YAML configuration names the settings of a loader
+KEYS = {
+    "num_workers": "DATALOADER.NUM_WORKERS",
+    "timeout": "DATALOADER.TIMEOUT",
+    "max_unreadable": "DATALOADER.MAX_UNREADABLE_IMAGES",
+}
 _CAUSES = {
-    signal.SIGKILL: "mostly memory ran out: lower DATALOADER.NUM_WORKERS, or give the machine more "
-    "memory",
-    signal.SIGBUS: "mostly /dev/shm is full: lower DATALOADER.NUM_WORKERS, or give the machine or "
-    "container more of it",
+    signal.SIGKILL: "mostly memory ran out: lower {num_workers}, or give the machine more memory",
+    signal.SIGBUS: "mostly /dev/shm is full: lower {num_workers}, or give the machine or container "
+    "more of it",
     **dict.fromkeys(
         (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE),
         "mostly a file that crashes the image library: fetch it again, or take it out of the data",
     ),
 }
-_OTHER_CAUSE = "look for what ended it, or set DATALOADER.NUM_WORKERS 0 to see it happen"
+_OTHER_CAUSE = "look for what ended it, or set {num_workers} to 0 to see it happen"
 
 
 # ------------------------------------------------------------------- images that cannot be read
@@ -208,6 +213,7 @@ class WatchedLoader:
         timeout: int,
         num_workers: int = 0,
         generator: torch.Generator | None = None,
+        keys: Mapping[str, str] = KEYS,
         **options: Any,
     ) -> None:
         """
@@ -217,16 +223,18 @@ class WatchedLoader:
             timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
             num_workers: processes that load images.
             generator: of torch's seeds for the workers.
+            keys: how messages name ``num_workers`` and ``timeout``.
             options: of torch's DataLoader; a sampler with a batch size, or a batch sampler.
 
         Raises:
             ConfigError: ``num_workers`` or ``timeout`` is negative.
         """
         if num_workers < 0:
-            raise ConfigError(f"DATALOADER.NUM_WORKERS is {num_workers}; give 0 or more.")
+            raise ConfigError(f"{keys['num_workers']} is {num_workers}; give 0 or more.")
         if timeout < 0:
-            raise ConfigError(f"DATALOADER.TIMEOUT is {timeout}; give seconds, or 0 for no limit.")
+            raise ConfigError(f"{keys['timeout']} is {timeout}; give seconds, or 0 for no limit.")
         self._timeout = timeout
+        self._keys = keys
         self._loader = DataLoader(
             _Batches(dataset, collate_fn),
             collate_fn=_identity,
@@ -282,7 +290,8 @@ class WatchedLoader:
                 # others: the connection to a worker broke, whose process may end a moment later.
                 is_poll = isinstance(error, RuntimeError)
                 if dead := _ended(workers, within=0 if is_poll else 1):
-                    return _Failure(DataError(_describe_death(workers, dead, table)))
+                    message = _describe_death(workers, dead, table, self._keys)
+                    return _Failure(DataError(message))
                 if not is_poll or time.monotonic() - began < _POLL:
                     raise
             waited += _POLL
@@ -294,9 +303,9 @@ class WatchedLoader:
     def _describe_hang(self, table: Tensor) -> str:
         names = [name for name in map(_name, table) if name]
         return (
-            f"No batch of images came for {self._timeout} seconds (DATALOADER.TIMEOUT); the "
+            f"No batch of images came for {self._timeout} seconds ({self._keys['timeout']}); the "
             f"processes that load them were reading {listed(names)}. See whether the disk or "
-            "network drive answers, or set DATALOADER.TIMEOUT higher."
+            f"network drive answers, or set {self._keys['timeout']} higher."
         )
 
 
@@ -320,7 +329,9 @@ def _start(loader: DataLoader) -> Iterator[Any]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _describe_death(workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor) -> str:
+def _describe_death(
+    workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor, keys: Mapping[str, str]
+) -> str:
     status = workers[dead[0]].exitcode
     cause, how = _OTHER_CAUSE, f"with status {status}"
     if status is not None and status < 0:
@@ -329,6 +340,7 @@ def _describe_death(workers: Sequence[BaseProcess], dead: Sequence[int], table: 
         how = f"by {known.get(-status, f'signal {-status}')}"
     names = [name for name in (_name(table[number]) for number in dead) if name]
     what = f"while it read {listed(names)}" if names else "between two images"
+    cause = cause.format(**keys)
     return f"One of {len(workers)} processes that load images was ended {how} {what}; {cause}."
 
 

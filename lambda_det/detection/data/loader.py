@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -23,11 +23,13 @@ from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
-from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
+from lambda_det.training.workers import KEYS, UnreadableImages, WatchedLoader, reading
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = 600
+# Without a config, messages name the arguments, which are the keys of a LazyConfig, too
+_ARGUMENTS = {name: name for name in KEYS}
 
 Record = dict[str, Any]
 Mapper = Callable[[Record], Record]
@@ -44,16 +46,19 @@ class TrainImages(Dataset):
         mapper: raises ``DataError`` if an image cannot be read.
         max_unreadable: how many different images may be unreadable, over all loader workers of one
             training process. N processes may meet more in all.
+        key: how messages name ``max_unreadable``.
     """
 
     def __init__(
-        self, records: Sequence[Record] | Dataset, mapper: Mapper, max_unreadable: int
+        self,
+        records: Sequence[Record] | Dataset,
+        mapper: Mapper,
+        max_unreadable: int,
+        key: str = KEYS["max_unreadable"],
     ) -> None:
         self._records = records
         self._mapper = mapper
-        self._unreadable = UnreadableImages(
-            len(records), max_unreadable, "DATALOADER.MAX_UNREADABLE_IMAGES"
-        )
+        self._unreadable = UnreadableImages(len(records), max_unreadable, key)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -236,6 +241,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         **arguments,
         max_unreadable=cfg.DATALOADER.MAX_UNREADABLE_IMAGES,
         timeout=cfg.DATALOADER.TIMEOUT,
+        keys=KEYS,
     )
 
 
@@ -288,6 +294,7 @@ def _train_loader(
     own_seeds: bool = False,
     aspect_ratio_grouping: bool = True,
     max_unreadable: int = 20,
+    keys: Mapping[str, str] = _ARGUMENTS,
     **options: Any,
 ) -> TrainLoader:
     records = _by_index(dataset)
@@ -295,8 +302,9 @@ def _train_loader(
         sampler = TrainingSampler(len(dataset), seed=0)  # the stream replaces the seed
     wide = _wide_images(dataset) if aspect_ratio_grouping else None
     return TrainLoader(
-        TrainImages(records, mapper, max_unreadable),
+        TrainImages(records, mapper, max_unreadable, keys["max_unreadable"]),
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
+        keys=keys,
         **options,
     )
 
@@ -329,6 +337,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     return tolerant_test_loader(
         **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
         timeout=cfg.DATALOADER.TIMEOUT,
+        keys=KEYS,
     )
 
 
@@ -341,6 +350,7 @@ def tolerant_test_loader(
     collate_fn: Callable[[list[Record]], Any] | None = None,
     timeout: int = _TIMEOUT,
     num_workers: int = 0,
+    keys: Mapping[str, str] = _ARGUMENTS,
 ) -> WatchedLoader:
     """:func:`build_test_loader` without a config, for a LazyConfig or a script.
 
@@ -352,6 +362,7 @@ def tolerant_test_loader(
         collate_fn: makes a batch of a list of images; None leaves the list.
         timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
         num_workers: processes that load images.
+        keys: how messages name ``timeout`` and ``num_workers``.
 
     Raises:
         ConfigError: the data can only be iterated, or a number is negative.
@@ -364,4 +375,5 @@ def tolerant_test_loader(
         collate_fn=collate_fn or trivial_batch_collator,
         timeout=timeout,
         num_workers=num_workers,
+        keys=keys,
     )

@@ -155,7 +155,12 @@ def class_names(cfg: CfgNode) -> list[str] | None:
 
 
 def register_coco_files(
-    json_file: str, images: str, split: str, *, keypoints: bool = False
+    json_file: str,
+    images: str,
+    split: str,
+    *,
+    keypoints: bool = False,
+    keys: tuple[str, str] | None = None,
 ) -> str | None:
     """Register a data set by its files. Safe to call again, in the same or another process.
 
@@ -164,6 +169,7 @@ def register_coco_files(
         images: the folder of the images.
         split: "train" or "test", which names the flags in messages.
         keypoints: learn the names of keypoints, too.
+        keys: the user's keys for ``json_file`` and ``images``; None for those of YAML.
 
     Returns:
         The name of the data set; None where neither file nor folder is given.
@@ -174,18 +180,18 @@ def register_coco_files(
     """
     if not json_file and not images:
         return None
-    flag, section = f"--{split}", f"DATASETS.{split.upper()}"
-    for given, missing, value in (("json", "images", images), ("images", "json", json_file)):
-        if not value:
-            raise ConfigError(
-                f"{flag}-{given} ({section}_{given.upper()}) is given without {flag}-{missing} "
-                f"({section}_{missing.upper()}); give both."
-            )
+    json_key, images_key = keys or (
+        f"DATASETS.{split.upper()}_{part}" for part in ("JSON", "IMAGES")
+    )
+    names = {f"--{split}-json ({json_key})": json_file, f"--{split}-images ({images_key})": images}
+    if missing := [name for name, value in names.items() if not value]:
+        given = next(name for name, value in names.items() if value)
+        raise ConfigError(f"{given} is given without {missing[0]}; give both.")
     json_file = os.path.abspath(os.path.expanduser(json_file))
     images = os.path.abspath(os.path.expanduser(images))
     if not os.path.isdir(images):
         raise DataError(
-            f"The image folder {images} of {flag}-images ({section}_IMAGES) does not exist; "
+            f"The image folder {images} of --{split}-images ({images_key}) does not exist; "
             "correct the path."
         )
     categories = list(check_coco(json_file, images, files="none").categories.values())
