@@ -348,16 +348,19 @@ class _TrainLoader:
         return iter(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"images": self._task.plan.images}
+        pseudo = getattr(self._task.sources.train, "pseudo", ())
+        return {"images": self._task.plan.images, "pseudo_images": len(pseudo)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before, now = state["images"], self._task.plan.images
-        if before != now:
-            raise DataError(
-                f"The run in {self._task.settings.output_dir} has {before} training images and "
-                f"would have {now} now, so that its epochs mean nothing any more: restore "
-                "DATA.TRAIN (and DATA.PSEUDO_LABELS), or give another OUTPUT_DIR."
-            )
+        for name, now in self.state_dict().items():
+            before = state.get(name, 0)
+            if before != now:
+                key = "DATA.TRAIN" if name == "images" else "DATA.PSEUDO_LABELS"
+                raise DataError(
+                    f"The run in {self._task.settings.output_dir} has {before} images of {key} and "
+                    f"would have {now} now, so its order of images would be another: restore "
+                    f"{key}, or give another OUTPUT_DIR."
+                )
 
 
 class _ProgressPrinter(EventWriter):
