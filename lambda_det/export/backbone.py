@@ -108,9 +108,6 @@ def extract_backbone(
         **(network.pixels.as_meta() if network.pixels else _UNKNOWN_PIXELS),
         "recipe": recipe.get("config", "") if isinstance(recipe, Mapping) else None,
         "known_from": network.known_from,
-        # Of published weights
-        "source": recipe.get("source") if isinstance(recipe, Mapping) else None,
-        "license": recipe.get("license") if isinstance(recipe, Mapping) else None,
         "weights": chosen,
         "folded": fold_input,
         "accuracy": _accuracy(checkpoint, chosen),
@@ -119,6 +116,8 @@ def extract_backbone(
         "format": FORMAT,
         "lambda_det": lambda_det.__version__,
     }
+    if isinstance(recipe, Mapping) and "source" in recipe:  # published weights
+        meta |= {"source": recipe["source"], "license": recipe["license"]}
     meta["sha256"] = checksum(state, meta)
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
 
