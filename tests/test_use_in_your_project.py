@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # trains
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "use_in_your_project.md"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -20,6 +20,8 @@ from tests.classification.tiny import RECIPE, make_pictures
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import content, differences, metrics
 
+pytestmark = pytest.mark.slow  # trains
+
 TOOL = Path(__file__).parents[2] / "tools/train_imagenet.py"
 
 

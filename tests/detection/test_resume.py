@@ -28,6 +28,8 @@ from tests.detection.tiny import TINY
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import DETECTOR, content, data_flags, differences, metrics
 
+pytestmark = pytest.mark.slow  # trains
+
 ROOT = Path(__file__).parents[2]
 CONFIG = (
     DETECTOR.replace("MASK_ON: True", "MASK_ON: False")

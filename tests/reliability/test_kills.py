@@ -16,6 +16,8 @@ from tests.reliability.runs import (
     metrics,
 )
 
+pytestmark = pytest.mark.slow  # trains
+
 WORDS = {"detection": detection_words, "classification": classification_words}
 
 

@@ -8,6 +8,8 @@ import torch
 from tests.reliability.killing import train
 from tests.reliability.runs import content, detection_words, metrics
 
+pytestmark = pytest.mark.slow  # trains
+
 
 def test_two_processes_take_up_the_run_of_one(tmp_path):
     words = detection_words(tmp_path)

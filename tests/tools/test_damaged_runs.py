@@ -16,6 +16,8 @@ from lambda_det.training.checkpoint_files import read_newest
 from tests.tool import load_tool
 from tests.tools.test_train_net import CONFIG, _write_squares
 
+pytestmark = pytest.mark.slow  # trains
+
 train_net = load_tool("train_net")
 
 ROOT = Path(__file__).parents[2]

@@ -17,6 +17,8 @@ from detectron2.config import LazyConfig
 
 from lambda_det.detection.data import make_shapes
 
+pytestmark = pytest.mark.slow  # trains
+
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "lazyconfig_train_net.py"
 

@@ -11,6 +11,8 @@ import torch
 
 from tests.classification.tiny import RECIPE, make_pictures
 
+pytestmark = pytest.mark.slow  # trains
+
 ROOT = Path(__file__).parents[2]
 
 

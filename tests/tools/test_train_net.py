@@ -16,6 +16,8 @@ import torch
 
 from lambda_det.detection.data import make_shapes
 
+pytestmark = pytest.mark.slow  # trains
+
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"
 

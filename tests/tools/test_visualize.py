@@ -24,6 +24,8 @@ from tests.tool import load_tool
 from tests.tools.test_lazyconfig_train_net import CONFIG as LAZY
 from tests.training.tiny_detector import CONFIG
 
+pytestmark = pytest.mark.slow  # trains
+
 tool = load_tool("visualize")
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +213,6 @@ def test_mistakes_end_in_one_sentence(words, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_works_as_a_command_from_another_folder(tmp_path):
     result = subprocess.run(
         [sys.executable, ROOT / "tools" / "visualize.py", "--help"],

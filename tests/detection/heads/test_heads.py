@@ -23,6 +23,8 @@ from lambda_det.training.precision import Precision
 from lambda_det.training.trainer import Trainer
 from tests.detection.heads.tiny import CONFIGS, HEADS
 
+pytestmark = pytest.mark.slow  # trains
+
 
 def _run(name: str, folder, *more: str) -> None:
     head = HEADS[name]
