@@ -93,10 +93,10 @@ def test_all_images_unreadable():
 @pytest.mark.parametrize(
     ("number", "cause"),
     [
-        (signal.SIGKILL, r"SIGKILL .*memory.*DATALOADER\.NUM_WORKERS"),
+        (signal.SIGKILL, r"SIGKILL .*memory.*num_workers"),
         (signal.SIGBUS, r"SIGBUS .*/dev/shm"),
         (signal.SIGSEGV, r"SIGSEGV .*image library"),
-        (signal.SIGRTMIN + 3, r"signal \d+ while .*DATALOADER\.NUM_WORKERS 0"),
+        (signal.SIGRTMIN + 3, r"signal \d+ while .*num_workers to 0"),
     ],
 )
 def test_a_worker_that_dies_of_an_image_is_named_with_it(number, cause):
@@ -277,7 +277,7 @@ def test_a_worker_that_hangs_is_named_with_its_image_and_killed(monkeypatch):
     monkeypatch.setattr(kind, "_shutdown_workers", noted)
     before = children()
     loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)
-    with pytest.raises(DataError, match=r"1 seconds \(DATALOADER\.TIMEOUT\)") as raised:
+    with pytest.raises(DataError, match=r"1 seconds \(timeout\)") as raised:
         list(itertools.islice(loader, 9))
     assert "/data/5.jpg (image_id 105)" in str(raised.value)
     assert not children() - before
