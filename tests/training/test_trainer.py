@@ -19,9 +19,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
 from lambda_det.training import checkpointer, start
+from lambda_det.training import hooks as our_hooks
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Histories, peak_memory
+from lambda_det.training.hooks import Histories, Throughput, peak_memory
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
@@ -285,6 +286,17 @@ def test_histories_keep_what_the_log_is_smoothed_over():
     del expected["time"]
     assert other.trainer.storage.latest_with_smoothing_hint(20) == expected
     assert len(other.trainer.storage.history("accuracy").values()) == 40
+
+
+def test_throughput_is_images_by_the_seconds_of_a_step(monkeypatch):
+    clock = iter((10.0, 12.5))
+    monkeypatch.setattr(our_hooks.time, "perf_counter", lambda: next(clock))
+    throughput = Throughput(images=8)
+    with EventStorage() as storage:
+        throughput.trainer = SimpleNamespace(storage=storage)
+        throughput.before_step()
+        throughput.after_step()
+    assert storage.latest()["images_per_second"][0] == 3.2
 
 
 def test_a_process_with_pytorch_takes_more_than_50_megabytes():
