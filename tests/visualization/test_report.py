@@ -13,7 +13,9 @@ from pycocotools.cocoeval import COCOeval
 
 from lambda_det.errors import DataError
 from lambda_det.visualization import report
-from lambda_det.visualization.report import Page, evaluate_detections, read_metrics
+from lambda_det.visualization.class_results import evaluate_detections
+from lambda_det.visualization.page import Page
+from lambda_det.visualization.report import read_metrics
 
 CLASSES = ("bolt", "nut", "<b>washer</b>")
 

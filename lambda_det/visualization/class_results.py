@@ -1,0 +1,163 @@
+"""What a detector does on each class, and which class it takes for which, by COCO's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pycocotools import mask as mask_util
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+__all__ = ["ClassResult", "Detections", "evaluate_detections"]
+
+_IOU_50 = 0  # index of the threshold 0.5 in COCO's list
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """What a detector does on one class; AP in percent, NaN where the class has no such object.
+
+    Attributes:
+        name: of the class.
+        objects: in the ground truth, without crowds.
+        ap, ap50, small, medium, large: of boxes or masks.
+        threshold: the score that gives the best F1 at an IoU of 0.5.
+        precision, recall: at that score.
+        curve: precision at an IoU of 0.5 for each of COCO's 101 recalls.
+    """
+
+    name: str
+    objects: int
+    ap: float
+    ap50: float
+    small: float
+    medium: float
+    large: float
+    threshold: float
+    precision: float
+    recall: float
+    curve: np.ndarray
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The results of one kind ("bbox" or "segm") by class, and what is taken for what.
+
+    Attributes:
+        confusion: [classes + 1, classes + 1] counts at ``score``; rows are true classes, columns
+            predicted ones. The last column counts missed objects, the last row false predictions.
+    """
+
+    kind: str
+    classes: list[ClassResult]
+    confusion: np.ndarray
+    score: float
+
+
+def evaluate_detections(
+    ground_truth: COCO, results: Sequence[Mapping[str, Any]], kind: str, score: float
+) -> Detections:
+    """Evaluate predictions with COCO's own code.
+
+    Args:
+        ground_truth: with ``iscrowd`` and ``area`` in every annotation.
+        results: entries of a results file in COCO's format, with the key that ``kind`` needs.
+        kind: "bbox" or "segm".
+        score: predictions of a lower score are left out of the confusion matrix.
+    """
+    # loadRes changes what it is given
+    predictions = ground_truth.loadRes([dict(entry) for entry in results])
+    evaluation = COCOeval(ground_truth, predictions, kind)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    # [IoU thresholds, recalls, classes, sizes, numbers of detections], -1 where there is no object
+    precision = evaluation.eval["precision"][..., -1]
+    precision = np.where(precision < 0, np.nan, precision)
+    classes = []
+    for index, category in enumerate(evaluation.params.catIds):
+        by_size = [_percent(precision[:, :, index, size]) for size in range(4)]
+        objects = ground_truth.getAnnIds(catIds=[category], iscrowd=False)
+        classes.append(
+            ClassResult(
+                ground_truth.cats[category]["name"],
+                len(objects),
+                by_size[0],
+                _percent(precision[_IOU_50, :, index, 0]),
+                *by_size[1:],
+                *_best_threshold(evaluation, index, len(objects)),
+                precision[_IOU_50, :, index, 0],
+            )
+        )
+    confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, kind, score)
+    return Detections(kind, classes, confusion, score)
+
+
+def _percent(values: np.ndarray) -> float:
+    return float("nan") if np.isnan(values).all() else 100 * float(np.nanmean(values))
+
+
+def _best_threshold(evaluation: COCOeval, index: int, objects: int) -> tuple[float, float, float]:
+    """Score, precision and recall of the highest F1 of one class at an IoU of 0.5."""
+    images = len(evaluation.params.imgIds)
+    sizes = len(evaluation.params.areaRng)
+    found = evaluation.evalImgs[index * sizes * images : index * sizes * images + images]
+    found = [image for image in found if image is not None]
+    scores = np.concatenate([image["dtScores"] for image in found] or [[]])
+    right = np.concatenate([image["dtMatches"][_IOU_50] > 0 for image in found] or [[]])
+    counted = np.concatenate([~image["dtIgnore"][_IOU_50].astype(bool) for image in found] or [[]])
+    counted = counted.astype(bool)
+    scores, right = scores[counted], right[counted]
+    if not (objects and right.any()):
+        return (float("nan"),) * 3
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(right[order])
+    precision, recall = hits / np.arange(1, len(hits) + 1), hits / objects
+    best = int(np.argmax(2 * precision * recall / np.maximum(precision + recall, 1e-12)))
+    return float(scores[order][best]), float(precision[best]), float(recall[best])
+
+
+def _confusion(
+    ground_truth: COCO, predictions: COCO, categories: Sequence[int], kind: str, score: float
+) -> np.ndarray:
+    """Count which class each object is taken for: the free prediction of the highest score.
+
+    A prediction takes the free object, of whatever class, that it overlaps most, by an IoU of 0.5
+    at least. One that lies in a crowd is not counted.
+    """
+    place = {category: index for index, category in enumerate(categories)}
+    nothing = len(categories)
+    matrix = np.zeros((nothing + 1, nothing + 1), int)
+    for image in ground_truth.getImgIds():
+        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
+        found = predictions.loadAnns(predictions.getAnnIds(imgIds=[image]))
+        found = sorted((p for p in found if p["score"] >= score), key=lambda p: -p["score"])
+        crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
+        overlaps = _overlaps(ground_truth, found, objects, kind)
+        free = set(np.flatnonzero(~crowds).tolist())
+        for row, prediction in zip(overlaps, found, strict=True):
+            best = max(free, key=row.__getitem__, default=None)
+            column = place[prediction["category_id"]]
+            if best is not None and row[best] >= 0.5:
+                free.remove(best)
+                matrix[place[objects[best]["category_id"]], column] += 1
+            elif not any(
+                crowd and overlap >= 0.5 for crowd, overlap in zip(crowds, row, strict=True)
+            ):
+                matrix[nothing, column] += 1
+        for left in free:
+            matrix[place[objects[left]["category_id"]], nothing] += 1
+    return matrix
+
+
+def _overlaps(ground_truth: COCO, found: list[dict], objects: list[dict], kind: str) -> np.ndarray:
+    """[predictions, objects]; of a crowd, the share of the prediction that lies in it."""
+    if not (found and objects):
+        return np.zeros((len(found), len(objects)))
+    if kind == "bbox":
+        shapes = [[entry["bbox"] for entry in part] for part in (found, objects)]
+    else:
+        shapes = [[ground_truth.annToRLE(e) for e in part] for part in (found, objects)]
+    return np.asarray(mask_util.iou(*shapes, [int(o["iscrowd"]) for o in objects]))

@@ -1,0 +1,139 @@
+"""An HTML page that holds its figures and pictures, and needs no script and no other file."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from string import Template
+from typing import Any
+
+import cv2
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+__all__ = ["Page", "new_axes", "to_svg"]
+
+
+def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def to_svg(figure: Figure, label: str) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    picture = text.getvalue()
+    picture = picture[picture.index("<svg") :]
+    return f'<div class="figure" role="img" aria-label="{html.escape(label)}">{picture}</div>'
+
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+:root { color-scheme: light; --line: #d9dde3; --soft: #5b6470; --accent: #1f5fae; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1080px; padding: 24px 20px 60px; color: #1c2128;
+       font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; background: #fff; }
+h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 18px; margin: 36px 0 8px; padding-top: 12px; border-top: 1px solid var(--line); }
+p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; }
+.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
+           margin: 16px 0; }
+.number { border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
+.number b { display: block; font-size: 22px; font-weight: 600; color: var(--accent); }
+.number span { color: var(--soft); font-size: 13px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 12px; }
+.figure svg { width: 100%; height: auto; display: block; }
+.single svg { width: auto; max-width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
+         white-space: nowrap; }
+th { font-weight: 600; font-size: 13px; color: var(--soft); }
+th:first-child, td:first-child { text-align: left; }
+td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+figure { margin: 12px 0; }
+figure img { width: 100%; height: auto; border: 1px solid var(--line); border-radius: 6px; }
+figcaption { color: var(--soft); font-size: 13px; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>$subtitle</p>
+$content
+</body>
+</html>
+""")
+
+
+class Page:
+    """Collects the sections of the page."""
+
+    def __init__(self, title: str, subtitle: str) -> None:
+        self._title, self._subtitle = title, subtitle
+        self._parts: list[str] = []
+
+    def section(self, title: str, note: str = "") -> None:
+        self._parts.append(f"<h2>{html.escape(title)}</h2>")
+        if note:
+            self._parts.append(f"<p>{html.escape(note)}</p>")
+
+    def numbers(self, values: Mapping[str, str]) -> None:
+        """Large figures, each with what it is."""
+        cells = (
+            f'<div class="number"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
+            for name, value in values.items()
+        )
+        self._parts.append(f'<div class="numbers">{"".join(cells)}</div>')
+
+    def figures(self, *figures: str) -> None:
+        """SVG figures beside each other where the window is wide enough."""
+        self._parts.append(f'<div class="figures">{"".join(figures)}</div>')
+
+    def single_figure(self, figure: str) -> None:
+        """An SVG figure in its own size, smaller in a narrow window."""
+        self._parts.append(f'<div class="single">{figure}</div>')
+
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]], text: bool = False) -> None:
+        """Numbers, or with ``text`` words, that wrap."""
+        kind = ' class="text"' if text else ""
+        lines = ["<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>"]
+        lines += [
+            "<tr>"
+            + "".join(f"<td{kind}>{html.escape(_cell(value))}</td>" for value in row)
+            + "</tr>"
+            for row in rows
+        ]
+        self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
+
+    def picture(self, picture: np.ndarray, caption: str) -> None:
+        """A picture [H, W, 3] of uint8, RGB, kept in the page as a JPEG."""
+        content = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
+        data = base64.b64encode(content.tobytes()).decode("ascii")
+        self._parts.append(
+            f'<figure><img alt="{html.escape(caption)}" src="data:image/jpeg;base64,{data}">'
+            f"<figcaption>{html.escape(caption)}</figcaption></figure>"
+        )
+
+    def text(self) -> str:
+        return _PAGE.substitute(
+            title=html.escape(self._title),
+            subtitle=html.escape(self._subtitle),
+            content="\n".join(self._parts),
+        )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "–" if np.isnan(value) else f"{value:.3g}" if abs(value) < 1 else f"{value:.1f}"
+    return str(value)
