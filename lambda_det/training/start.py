@@ -36,6 +36,7 @@ from lambda_det.training.run_folder import (
     describe_run,
     save_config,
 )
+from lambda_det.training.run_lock import RunLock, run_lock
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.weights.formats import read_checkpoint
@@ -97,22 +98,24 @@ def train(task: Task, log: BufferedLog, *, resume: bool, debug_numerics: bool = 
         UserError: what cannot work, before anything is written; or as :meth:`Trainer.train` does.
     """
     folder = task.settings.output_dir
-    changes: list[Change] = []
-    on_main_process(lambda: changes.extend(check_run_folder(task, resume=resume)))
-    checkpoint = _read_newest_on_all(folder) if resume else None
-    if resume and checkpoint is None:
-        logger.info(f"--resume: {folder} holds no checkpoint, so this starts")
-    if checkpoint is None:
-        _check_weights_exist(task)
-    trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
+    with run_lock(folder, task.settings.key("output_dir")) as lock:
+        on_main_process(lock.acquire)
+        changes: list[Change] = []
+        on_main_process(lambda: changes.extend(check_run_folder(task, resume=resume)))
+        checkpoint = _read_newest_on_all(folder) if resume else None
+        if resume and checkpoint is None:
+            logger.info(f"--resume: {folder} holds no checkpoint, so this starts")
+        if checkpoint is None:
+            _check_weights_exist(task)
+        trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
 
-    _open_folder(task, log)
-    _log_changes(task, changes, resumed=checkpoint is not None)
-    if comm.is_main_process():
-        save_config(task)
-        task.write_lists()
-    del checkpoint  # its tensors need not stay in memory
-    return trainer.train()
+        _open_folder(task, log, lock)
+        _log_changes(task, changes, resumed=checkpoint is not None)
+        if comm.is_main_process():
+            save_config(task)
+            task.write_lists()
+        del checkpoint  # its tensors need not stay in memory
+        return trainer.train()
 
 
 def evaluate(task: Task, log: BufferedLog, *, resume: bool) -> Results:
@@ -204,11 +207,13 @@ def _on_all(work: Callable[[], T]) -> T:
     return result
 
 
-def _open_folder(task: Task, log: BufferedLog) -> None:
+def _open_folder(task: Task, log: BufferedLog, lock: RunLock | None = None) -> None:
     folder = task.settings.output_dir
     if comm.is_main_process():
         Path(folder).mkdir(parents=True, exist_ok=True)
     comm.synchronize()
+    if lock is not None:
+        on_main_process(lock.acquire)  # the folder may not have been there before
     log.open(folder)
     logger.info(f"Configuration:\n{task.dump()}")
 

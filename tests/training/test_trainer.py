@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import multiprocessing
 import os
 import threading
 from dataclasses import replace
@@ -23,6 +24,8 @@ from lambda_det.training import hooks as our_hooks
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Histories, Throughput, peak_memory
+from lambda_det.training.run_folder import buffered_log
+from lambda_det.training.run_lock import run_lock
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
@@ -234,6 +237,32 @@ def test_an_error_is_not_hidden_by_that_of_its_checkpoint(folder, monkeypatch, c
     with pytest.raises(ZeroDivisionError):
         Trainer(ToyTask(folder, _make_a_mistake)).train()
     assert "model_0000001.pth could not be written: the disk is full" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the second run is a forked process")
+def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
+    Trainer(ToyTask(folder)).train()
+    before = sorted(path.name for path in folder.iterdir())
+
+    def second():
+        with buffered_log() as log:
+            with pytest.raises(ConfigError, match="is being trained in by process"):
+                start.train(ToyTask(folder, max_iter=8), log, resume=True)
+            names = sorted(path.name for path in folder.iterdir())
+            assert names == sorted([*before, "run.lock"])
+            task = ToyTask(folder)
+            start.evaluate(task, log, resume=True)
+            assert task.evaluated == [{RAW}]
+
+    with run_lock(str(folder), "OUTPUT_DIR") as lock:
+        lock.acquire()
+        process = multiprocessing.get_context("fork").Process(target=second)
+        process.start()
+        process.join()
+    assert process.exitcode == 0
+    with buffered_log() as log:
+        start.train(ToyTask(folder, max_iter=8), log, resume=True)
+    assert max(metrics(folder)) == 7 and not (folder / "run.lock").exists()
 
 
 def test_another_number_of_images_per_step_is_refused(folder):
