@@ -4,13 +4,26 @@ Importing this package registers the backbones with Detectron2. The names in ``_
 other projects use; docs/use_in_your_project.md has examples.
 """
 
+import os
 import sys
 import warnings
 
-# The doctor must run where PyTorch or Detectron2 cannot be imported, and where Python is older than
-# 3.10, which has no orig_argv.
-_COMMAND = " ".join(getattr(sys, "orig_argv", ["-m lambda_det.doctor"]))
-if "-m lambda_det.doctor" not in _COMMAND and "-mlambda_det.doctor" not in _COMMAND:
+
+def _must_be_light() -> bool:
+    """Whether this process must do without PyTorch and Detectron2.
+
+    The doctor must run where they cannot be imported, and where Python is older than 3.10, which
+    has no orig_argv. The tools of this repository must answer --help without seconds of imports.
+    """
+    command = getattr(sys, "orig_argv", ["-m", "lambda_det.doctor"])
+    if "-m lambda_det.doctor" in " ".join(command) or "-mlambda_det.doctor" in command:
+        return True
+    tools = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools")
+    is_tool = os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else "")) == tools
+    return is_tool and not {"-h", "--help"}.isdisjoint(sys.argv)
+
+
+if not _must_be_light():
     try:
         import detectron2  # noqa: F401
     except ImportError as error:

@@ -12,9 +12,7 @@ import warnings
 # The profiler counts allocations for --measure; its notes about devices are of no use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-from lambda_det.benchmarks.plan import make_plan
-from lambda_det.detection import load_config
-from lambda_det.errors import exit_status
+# lambda_det is imported in functions, so that --help answers at once
 
 EXAMPLES = """examples:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet152.yaml
@@ -53,10 +51,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    from lambda_det.errors import exit_status
+
     logging.getLogger("lambda_det").setLevel(logging.WARNING)
     warnings.simplefilter("ignore")
 
     def work() -> None:
+        from lambda_det.benchmarks.plan import make_plan
+        from lambda_det.detection import load_config
+
         for line in make_plan(
             load_config(args),
             args.config_file,

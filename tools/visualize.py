@@ -7,17 +7,14 @@ import argparse
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from detectron2.config import CfgNode
-from omegaconf import DictConfig
+# The rest of lambda_det is imported in functions, so that --help answers at once
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
+    from omegaconf import DictConfig
 
-from lambda_det.detection import load_config
-from lambda_det.detection.data import register_json_datasets
-from lambda_det.detection.lazy_task import load_any_config, task_of
-from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.identify import find_checkpoint
-from lambda_det.training.checkpointer import last_checkpoint
-from lambda_det.visualization import Album, draw_layers, draw_results, draw_samples
+    from lambda_det.visualization import Album
 
 EXAMPLES = """examples:
   %(prog)s samples --config-file configs/mask_rcnn_lambdaresnet50.yaml --output pictures
@@ -190,6 +187,8 @@ def _describe(make, description: str, examples: str, **more) -> argparse.Argumen
 
 
 def run(args: argparse.Namespace) -> None:
+    from lambda_det.visualization import Album
+
     with Album(
         args.output, overwrite=args.overwrite, tensorboard=args.tensorboard, group=args.command
     ) as album:
@@ -199,10 +198,18 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _samples(args: argparse.Namespace, album: Album) -> None:
+    from lambda_det.detection.lazy_task import load_any_config
+    from lambda_det.visualization import draw_samples
+
     draw_samples(load_any_config(args), album, limit=args.limit, seed=args.seed)
 
 
 def _results(args: argparse.Namespace, album: Album) -> None:
+    from lambda_det.detection import load_config
+    from lambda_det.detection.data import register_json_datasets
+    from lambda_det.errors import ConfigError
+    from lambda_det.visualization import draw_results
+
     own = args.test_json or args.test_images
     if bool(own) == bool(args.dataset):
         raise ConfigError(
@@ -233,6 +240,8 @@ def _data_flags(args: argparse.Namespace) -> dict[str, str | None]:
 
 
 def _layers(args: argparse.Namespace, album: Album) -> None:
+    from lambda_det.visualization import draw_layers
+
     cfg = _network_config(args)
     weights = None if args.fresh else args.weights or _own_weights(args, cfg)
     print(f"Weights: {weights or 'random'}")
@@ -256,6 +265,9 @@ def _layers(args: argparse.Namespace, album: Album) -> None:
 
 
 def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
+    from lambda_det.detection import load_config
+    from lambda_det.detection.lazy_task import load_any_config
+
     if not args.model:
         return load_any_config(args)
     own = ["MODEL.BACKBONE.NAME", "build_lambda_resnet_backbone"]
@@ -266,6 +278,10 @@ def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
 
 
 def _own_weights(args: argparse.Namespace, cfg: CfgNode | DictConfig) -> str | None:
+    from lambda_det.detection.lazy_task import task_of
+    from lambda_det.export.identify import find_checkpoint
+    from lambda_det.training.checkpointer import last_checkpoint
+
     folder = os.path.dirname(args.config_file) if args.config_file else None
     if folder is not None and last_checkpoint(folder):
         return find_checkpoint(folder or ".")  # raises an error if the file is missing
@@ -277,6 +293,8 @@ _COMMANDS = {"samples": _samples, "results": _results, "layers": _layers}
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    from lambda_det.errors import exit_status
+
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     return exit_status(lambda: run(args))
 

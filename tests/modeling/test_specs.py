@@ -5,7 +5,7 @@ import torch
 
 import lambda_det
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.complexity import lambda_multiply_adds, measure
+from lambda_det.modeling.complexity import lambda_multiply_adds, measure, measure_named
 
 # Millions of parameters with 1000 classes, computed from the text and confirmed by the tables
 PARAMETERS = {
@@ -66,6 +66,21 @@ def test_parameters(name):
 def test_operations(name, giga):
     """Tables 9 and 17, two operations per multiply-add."""
     assert 2 * measure(_on_meta(name), 224).multiply_adds / 1e9 == pytest.approx(giga, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lambda_resnet101",
+        "lambda_resnet50_c4",
+        "lambda_resnet50ts",
+        "lambda_resnet26rpt_256",
+        "resnet_rs101_se",
+        "mobilenet_v2_lambda",
+    ],
+)
+def test_counts_without_repeated_blocks_are_those_of_the_network(name):
+    assert measure_named(name, 160) == measure(lambda_det.create_classifier(name), 160)
 
 
 def test_operations_of_lambda_layers_at_detection_size():

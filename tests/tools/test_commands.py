@@ -15,7 +15,7 @@ TOOLS = sorted((ROOT / "tools").glob("*.py"))
 SOURCES = [
     p for part in ("lambda_det", "tools", "tests", "configs") for p in (ROOT / part).rglob("*.py")
 ]
-# Runs each file of the command line with --help, in one process to import torch only once
+# Runs each file of the command line with --help, which must answer at once
 HELP = """
 import runpy, sys
 for path in sys.argv[1:]:
@@ -26,6 +26,7 @@ for path in sys.argv[1:]:
         assert not end.code, path
     else:
         raise AssertionError(f"{path} did not end")
+    assert "torch" not in sys.modules, f"{path} imports PyTorch for --help"
 """
 
 
