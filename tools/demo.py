@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Make the shapes data set, train a small LambdaResNet Mask R-CNN on it, evaluate, draw pictures.
+"""Make the shapes, train a small LambdaResNet Mask R-CNN on them, evaluate, draw, report.
 
 `make demo` runs this, in minutes on two cores without a GPU. Started again it continues where it
 was stopped; remove the output folder to start from the beginning.
@@ -33,12 +33,13 @@ def final_metrics(output: str) -> dict[str, float]:
 
 
 def demo(output: str, pictures: int) -> bool:
-    """Train, evaluate and draw; return whether the detector has learned."""
+    """Train, evaluate, draw and report; return whether the detector has learned."""
     # Imported here, so that --help answers at once
     from lambda_det.detection import load_config, parser, run
     from lambda_det.detection.data import make_shapes
     from lambda_det.detection.predict import Predictor, plan_dataset, predict
     from lambda_det.training.checkpointer import last_checkpoint
+    from lambda_det.visualization.report import write_report
 
     make_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))
     arguments = ["--config-file", str(CONFIG), "--resume", "OUTPUT_DIR", output]
@@ -47,12 +48,13 @@ def demo(output: str, pictures: int) -> bool:
     cfg = load_config(parser().parse_args(arguments))
     planned = plan_dataset("test", cfg, f"{output}/pictures", overwrite=True, limit=pictures)
     predict(Predictor(cfg, last_checkpoint(output), score_threshold=0.5), planned)
+    page = write_report(output)
 
     metrics = final_metrics(output)
     box, mask = metrics["bbox/AP"], metrics["segm/AP"]
     print(f"\nHeld-out shapes: box AP {box:.1f}, mask AP {mask:.1f}")
     print(f"Predictions (left) beside the ground truth (right): {output}/pictures")
-    print(f"Curves: .venv/bin/tensorboard --logdir {output}")
+    print(f"Curves, AP by class and errors on one page: {page}")
     if not box >= EXPECTED_BOX_AP:  # NaN, too
         print(f"error: box AP should be at least {EXPECTED_BOX_AP:.0f}", file=sys.stderr)
     return box >= EXPECTED_BOX_AP

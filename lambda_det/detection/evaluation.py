@@ -24,6 +24,7 @@ from detectron2.evaluation import (
 )
 from detectron2.utils.file_io import PathManager
 from PIL import Image
+from pycocotools.coco import COCO
 
 from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
@@ -31,7 +32,7 @@ from lambda_det.detection.data.records import FAR, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.errors import ConfigError, DataError
 
-__all__ = ["TolerantCOCOEvaluator", "build_evaluator", "check_evaluators"]
+__all__ = ["TolerantCOCOEvaluator", "build_evaluator", "check_evaluators", "read_ground_truth"]
 
 # Detectron2's evaluator_type of a data set, and the package that its evaluator needs besides.
 # A data set that was registered without one is evaluated as COCO is.
@@ -57,32 +58,15 @@ class TolerantCOCOEvaluator(COCOEvaluator):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        dataset = self._coco_api.dataset
-        dataset.setdefault("info", {})
-        annotations = dataset.get("annotations", ())
-        sizes = {i["id"]: (i["height"], i["width"]) for i in dataset.get("images", ())}
-        without_mask = 0
-        for annotation in annotations:
-            _complete(annotation)
-            size = sizes.get(annotation["image_id"])  # without an image it is not evaluated
-            if size is not None and not _keep_usable_mask(annotation, *size):
-                without_mask += 1
+        without_mask = _complete_ground_truth(self._coco_api)
         if without_mask and "segm" in (self._tasks or ()):
             logging.getLogger(__name__).warning(
                 f"{without_mask} annotation(s) have no usable mask; their boxes stand for it in "
                 "mask AP"
             )
         if "keypoints" in (self._tasks or ()):
+            annotations = self._coco_api.dataset.get("annotations", ())
             _complete_keypoints(annotations, self._metadata.get("keypoint_names"))
-        self._number_from_one()
-
-    def _number_from_one(self) -> None:
-        """pycocotools takes a match with the object of id 0 for no match."""
-        annotations = self._coco_api.anns
-        if 0 in annotations:
-            annotation = annotations.pop(0)
-            annotation["id"] = max(annotations, default=0) + 1
-            annotations[annotation["id"]] = annotation
 
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
         """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN."""
@@ -90,6 +74,40 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         if coco_eval is None:
             results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
         return results
+
+
+def read_ground_truth(json_file: str) -> COCO:
+    """The ground truth of boxes and masks as :class:`TolerantCOCOEvaluator` has it.
+
+    Args:
+        json_file: of a data set that :func:`lambda_det.detection.data.check_coco` accepts.
+    """
+    ground_truth = COCO(json_file)
+    _complete_ground_truth(ground_truth)
+    return ground_truth
+
+
+def _complete_ground_truth(ground_truth: COCO) -> int:
+    """Complete what pycocotools asks for; returns the number of annotations without a mask."""
+    dataset = ground_truth.dataset
+    dataset.setdefault("info", {})
+    sizes = {i["id"]: (i["height"], i["width"]) for i in dataset.get("images", ())}
+    without_mask = 0
+    for annotation in dataset.get("annotations", ()):
+        _complete(annotation)
+        size = sizes.get(annotation["image_id"])  # without an image it is not evaluated
+        if size is not None and not _keep_usable_mask(annotation, *size):
+            without_mask += 1
+    _number_from_one(ground_truth.anns)
+    return without_mask
+
+
+def _number_from_one(annotations: dict[int, dict[str, Any]]) -> None:
+    """pycocotools takes a match with the object of id 0 for no match."""
+    if 0 in annotations:
+        annotation = annotations.pop(0)
+        annotation["id"] = max(annotations, default=0) + 1
+        annotations[annotation["id"]] = annotation
 
 
 def _complete(annotation: dict[str, Any]) -> None:

@@ -195,6 +195,10 @@ class LazyTask(DetectionTask):
     def train_names(self) -> tuple[str, ...]:
         return self._dataset_names("train")
 
+    @property
+    def test_names(self) -> tuple[str, ...]:
+        return self._dataset_names("test")
+
     def _dataset_names(self, split: str) -> tuple[str, ...]:
         """None where a loader of another project names its data in another way."""
         names = OmegaConf.select(self.lazy, f"dataloader.{split}.dataset.names")
@@ -262,7 +266,7 @@ class LazyTask(DetectionTask):
         data.check_detector_data(
             detector,
             train=(self.train_names or None) if train else None,
-            test=self._dataset_names("test") or None if self._is_evaluated() else None,
+            test=self.test_names or None if self._is_evaluated() else None,
         )
 
     def _is_evaluated(self) -> bool:

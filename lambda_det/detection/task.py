@@ -237,6 +237,11 @@ class DetectionTask(Task):
         """The data sets to train on."""
         return tuple(self.cfg.DATASETS.TRAIN)
 
+    @property
+    def test_names(self) -> tuple[str, ...]:
+        """The data sets to evaluate on."""
+        return tuple(self.cfg.DATASETS.TEST)
+
     def build_optimizer(self, model: nn.Module) -> Optimizer:
         return build_optimizer(self._scaled_config(), model)
 

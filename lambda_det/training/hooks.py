@@ -24,7 +24,15 @@ from detectron2.utils.events import (
 
 from lambda_det.training.run_folder import cut_metrics
 
-__all__ = ["Averaging", "Checkpoints", "Histories", "RunWriter", "Throughput", "peak_memory"]
+__all__ = [
+    "Averaging",
+    "Checkpoints",
+    "Histories",
+    "PeakMemory",
+    "RunWriter",
+    "Throughput",
+    "peak_memory",
+]
 
 
 class Averaging(HookBase):
@@ -67,6 +75,18 @@ def peak_memory(device: str) -> float:
         return torch.cuda.max_memory_allocated() / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+class PeakMemory(HookBase):
+    """Records the most memory that the first process has taken so far, in gigabytes."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def after_step(self) -> None:
+        self.trainer.storage.put_scalar(
+            "peak_memory", peak_memory(self._device), smoothing_hint=False
+        )
 
 
 class RunWriter(HookBase):
@@ -135,11 +155,18 @@ class RunWriter(HookBase):
 class Histories(HookBase):
     """Keeps the values of the last steps over a resume, which the log is smoothed over.
 
-    Times and speeds are left out: another machine may compute from here on.
+    Times, speeds and memory are left out: another machine may compute from here on.
     """
 
     _WINDOW = 20  # steps, as Detectron2's writers take
-    _TIMES = ("time", "data_time", "rank_data_time", "eta_seconds", "images_per_second")
+    _OF_MACHINE = (
+        "time",
+        "data_time",
+        "rank_data_time",
+        "eta_seconds",
+        "images_per_second",
+        "peak_memory",
+    )
 
     def __init__(self) -> None:
         self._resumed: Mapping[str, Mapping[str, Any]] = {}
@@ -156,7 +183,7 @@ class Histories(HookBase):
         storage = getattr(self.trainer, "storage", None)  # there is none before training
         result = {}
         for name, history in storage.histories().items() if storage else ():
-            if name in self._TIMES:
+            if name in self._OF_MACHINE:
                 continue
             oldest = history.values()[-1][1] - self._WINDOW + 1
             recent = itertools.takewhile(partial(_is_since, oldest), reversed(history.values()))

@@ -16,7 +16,7 @@ from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
 
 from lambda_det.config import leaves, read_plain
-from lambda_det.errors import ConfigError, listed
+from lambda_det.errors import ConfigError, listed, printable
 from lambda_det.files import replace_text
 from lambda_det.training.checkpoint_files import candidates, last_checkpoint
 from lambda_det.training.disk_errors import let_logs_fail
@@ -28,6 +28,7 @@ __all__ = [
     "changed_keys",
     "check_evaluation_folder",
     "check_run_folder",
+    "config_origin",
     "cut_metrics",
     "describe_run",
     "save_config",
@@ -177,9 +178,28 @@ def changed_keys(config: str, saved: Path) -> Iterator[Change]:
             yield key, before[key], value
 
 
-def save_config(task: Task) -> None:
-    """Write the configuration to config.yaml of the run's folder, which must be there."""
-    replace_text(Path(task.settings.output_dir, "config.yaml"), task.dump())
+_ORIGIN = "# --config-file "  # the first line of a config.yaml
+
+
+def save_config(task: Task, file: str | None = None) -> None:
+    """Write the configuration to config.yaml of the run's folder, which must be there.
+
+    Args:
+        task: whose.
+        file: that the configuration was read from, which the first line names.
+    """
+    path = Path(task.settings.output_dir, "config.yaml")
+    if file and path.exists() and os.path.realpath(path) == os.path.realpath(file):
+        file = config_origin(path.parent)  # --resume with the run's own configuration
+    origin = f"{_ORIGIN}{printable(os.path.abspath(file))}\n" if file else ""
+    replace_text(path, origin + task.dump())
+
+
+def config_origin(folder: str | Path) -> str:
+    """The file that a run's configuration was read from; "" where config.yaml names none."""
+    with Path(folder, "config.yaml").open(encoding="utf-8") as file:
+        first = file.readline().rstrip("\n")
+    return first.removeprefix(_ORIGIN) if first.startswith(_ORIGIN) else ""
 
 
 def cut_metrics(folder: str, first_iteration: int) -> None:
@@ -202,7 +222,10 @@ def cut_metrics(folder: str, first_iteration: int) -> None:
 
 
 def describe_run(folder: str) -> str:
-    """One line on where the results of a run are."""
-    where = f"Log, configuration, metrics and results are in {folder}"
+    """One line on where the results of a run are, and how to look at them."""
+    where = (
+        f"Log, configuration, metrics and results are in {folder}; tools/report.py {folder} makes "
+        "a page of them"
+    )
     checkpoint = last_checkpoint(folder)
     return f"{where}; the last checkpoint is {checkpoint}" if checkpoint else where

@@ -77,13 +77,26 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
         with disk_errors_in_words(settings.output_dir):
             if args.eval_only:
-                evaluate(task, log, resume=args.resume)
+                evaluate(task, log, resume=args.resume, config_file=args.config_file)
             else:
-                train(task, log, resume=args.resume, debug_numerics=args.debug_numerics)
+                train(
+                    task,
+                    log,
+                    resume=args.resume,
+                    config_file=args.config_file,
+                    debug_numerics=args.debug_numerics,
+                )
         logger.info(describe_run(settings.output_dir))
 
 
-def train(task: Task, log: BufferedLog, *, resume: bool, debug_numerics: bool = False) -> Results:
+def train(
+    task: Task,
+    log: BufferedLog,
+    *,
+    resume: bool,
+    config_file: str | None = None,
+    debug_numerics: bool = False,
+) -> Results:
     """Train and evaluate; with ``resume`` from the last checkpoint, if there is one.
 
     Call it in every process.
@@ -92,6 +105,7 @@ def train(task: Task, log: BufferedLog, *, resume: bool, debug_numerics: bool = 
         task: what to train.
         log: is opened when the folder is there.
         resume: continue the run in the folder.
+        config_file: that the configuration was read from, for the run's config.yaml.
         debug_numerics: stop at the first layer whose output or gradient is not finite.
 
     Raises:
@@ -112,13 +126,15 @@ def train(task: Task, log: BufferedLog, *, resume: bool, debug_numerics: bool = 
         _open_folder(task, log, lock)
         _log_changes(task, changes, resumed=checkpoint is not None)
         if comm.is_main_process():
-            save_config(task)
+            save_config(task, config_file)
             task.write_lists()
         del checkpoint  # its tensors need not stay in memory
         return trainer.train()
 
 
-def evaluate(task: Task, log: BufferedLog, *, resume: bool) -> Results:
+def evaluate(
+    task: Task, log: BufferedLog, *, resume: bool, config_file: str | None = None
+) -> Results:
     """Evaluate the weights that are named, or with ``resume`` the run's last checkpoint.
 
     Raises:
@@ -140,7 +156,7 @@ def evaluate(task: Task, log: BufferedLog, *, resume: bool) -> Results:
 
     _open_folder(task, log)
     if comm.is_main_process() and not Path(settings.output_dir, "config.yaml").exists():
-        save_config(task)  # that of a run is kept
+        save_config(task, config_file)  # that of a run is kept
     results = task.evaluate(models, final=True)
     if comm.is_main_process() and (text := task.describe(results)):
         logger.info(f"{path}: {text}")

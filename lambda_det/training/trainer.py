@@ -26,7 +26,14 @@ from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.disk_errors import disk_errors_in_words
 from lambda_det.training.evaluation import Evaluation
-from lambda_det.training.hooks import Averaging, Checkpoints, Histories, RunWriter, Throughput
+from lambda_det.training.hooks import (
+    Averaging,
+    Checkpoints,
+    Histories,
+    PeakMemory,
+    RunWriter,
+    Throughput,
+)
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
@@ -136,6 +143,7 @@ class Trainer(TrainerBase):
         return [
             hooks.IterationTimer(),
             *([Throughput(images)] if images else []),
+            PeakMemory(settings.device),
             hooks.LRScheduler(),
             Histories(),
             *([Averaging()] if self.average else []),

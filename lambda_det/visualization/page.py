@@ -60,8 +60,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; }
 th { font-weight: 600; font-size: 13px; color: var(--soft); }
-th:first-child, td:first-child { text-align: left; }
-td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th:first-child, td:first-child, .text th { text-align: left; }
+.text td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 figure { margin: 12px 0; }
 figure img { width: 100%; height: auto; border: 1px solid var(--line); border-radius: 6px; }
 figcaption { color: var(--soft); font-size: 13px; }
@@ -109,12 +109,10 @@ class Page:
         kind = ' class="text"' if text else ""
         lines = ["<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>"]
         lines += [
-            "<tr>"
-            + "".join(f"<td{kind}>{html.escape(_cell(value))}</td>" for value in row)
-            + "</tr>"
+            "<tr>" + "".join(f"<td>{html.escape(_cell(value))}</td>" for value in row) + "</tr>"
             for row in rows
         ]
-        self._parts.append(f'<div class="scroll"><table>{"".join(lines)}</table></div>')
+        self._parts.append(f'<div class="scroll"><table{kind}>{"".join(lines)}</table></div>')
 
     def picture(self, picture: np.ndarray, caption: str) -> None:
         """A picture [H, W, 3] of uint8, RGB, kept in the page as a JPEG."""

@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import json
+import logging
+import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
-from pycocotools.coco import COCO
 
-from lambda_det.errors import DataError
+from lambda_det.classification.config import load_recipe
+from lambda_det.config import read_plain
+from lambda_det.detection.config import load_config
+from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.evaluation import read_ground_truth
+from lambda_det.detection.lazy import is_lazy
+from lambda_det.detection.lazy_task import load_any_config, task_of
+from lambda_det.errors import ConfigError, DataError, UserError, listed
+from lambda_det.files import replace_text
+from lambda_det.training.checkpoint_files import last_checkpoint
+from lambda_det.training.run_folder import changed_keys, config_origin
 from lambda_det.visualization.class_results import Detections, evaluate_detections
 from lambda_det.visualization.page import Page, new_axes, to_svg
 from lambda_det.visualization.results import draw_results, read_results
 
-__all__ = ["build_report", "read_metrics"]
+__all__ = ["build_report", "read_metrics", "write_report"]
+
+logger = logging.getLogger(__name__)
 
 _POINTS = 600  # of a curve; more would only make the page larger
 _CLASSES_DRAWN = 12  # in one figure of curves
 _CLASSES_CONFUSED = 20  # in the confusion matrix
 _SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # ends of the metrics that are drawn
+_RESULTS = "coco_instances_results.json"
+# Where an evaluation leaves its results; those of averaged weights first, as model_best.pth counts
+_FOLDERS = {"inference_EMA": "averaged weights", "inference": "trained weights"}
 
 
 def read_metrics(run: str | Path) -> list[dict[str, float]]:
-    """The records of a run's metrics.json.
+    """The records of a run's metrics.json; none where there is no such file.
+
+    A last line that a kill has cut short is left out.
 
     Raises:
-        DataError: there is none, or a line of it is no record.
+        DataError: a line before it is no record.
     """
     path = Path(run, "metrics.json")
-    try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except OSError as error:
-        raise DataError(f"There is no {path}; name the folder of a run.") from error
-    except ValueError as error:
-        raise DataError(f"{path} holds a line that is not JSON ({error}).") from error
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            record["iteration"] + 1
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                break
+            raise DataError(f"Line {number} of {path} is no record of a run.") from error
+        records.append(record)
+    return records
 
 
 def _plot(axes: Axes, records: list[dict[str, float]], names: Iterable[str], **style: Any) -> None:
@@ -60,7 +91,7 @@ def draw_curves(records: list[dict[str, float]]) -> list[str]:
     }
     figures = []
     for title, drawn in panels.items():
-        figure, axes = new_axes(4.4, 3.2)
+        figure, axes = new_axes(5.2, 3.4)
         _plot(axes, records, drawn, **({"marker": "o", "ms": 3} if "percent" in title else {}))
         axes.set(title=title, ylim=(0, 100 if "percent" in title else None))
         if drawn:
@@ -137,93 +168,226 @@ class _Collector:
         self.pictures.append((name, picture))
 
 
-def build_report(
+def write_report(
     run: str | Path,
-    dataset: str,
-    ground_truth: COCO,
+    output: str | Path | None = None,
     *,
-    changed: Iterable[tuple[str, Any, Any]] = (),
-    base: str = "",
+    dataset: str = "",
     score: float = 0.5,
     pictures: int = 8,
-) -> str:
-    """The page of a run that has trained and evaluated a detector of instances.
+) -> Path:
+    """Write the page of a run, and replace an earlier one.
 
     Args:
-        run: its folder, with metrics.json and inference/coco_instances_results.json.
-        dataset: that was evaluated, registered.
-        ground_truth: of that data set, with ``iscrowd`` and ``area`` in every annotation.
-        changed: keys of the configuration with their values in ``base`` and in the run.
-        base: the configuration that ``changed`` is relative to.
-        score: for the confusion of classes and the pictures.
-        pictures: how many images, the worst first.
+        run: its folder.
+        output: an .html file; None for report.html in the folder. The others are those of
+            :func:`build_report`.
+
+    Returns:
+        The file.
 
     Raises:
-        DataError: a file of the run is missing or damaged.
+        ConfigError: the file cannot be written, or as :func:`build_report` does.
+        DataError: as :func:`build_report` does.
     """
+    path = Path(output) if output else Path(run, "report.html")
+    if path.suffix != ".html":
+        raise ConfigError(f"{path} is to be an HTML page; give it a name that ends in .html.")
+    text = build_report(run, dataset=dataset, score=score, pictures=pictures)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+    return path
+
+
+def build_report(
+    run: str | Path, *, dataset: str = "", score: float = 0.5, pictures: int = 8
+) -> str:
+    """The page of a run, as HTML.
+
+    What a run does not have yet is left out, and the page says so. Of a classifier it has the
+    curves, the speed and the configuration.
+
+    Args:
+        run: its folder, with config.yaml.
+        dataset: of those in DATASETS.TEST; "" for the first.
+        score: predictions of this score or more are in the confusion matrix and the pictures.
+        pictures: number of images, the worst first.
+
+    Raises:
+        ConfigError: a value is out of range, or the run is not evaluated on ``dataset``.
+        DataError: the folder is not that of a run, or a file in it is damaged.
+    """
+    if not 0 <= score <= 1:
+        raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
+    if pictures < 1:
+        raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
     run = Path(run)
+    config = _read_config(run)
     records = read_metrics(run)
-    page = Page(f"Run {run.resolve().name}", f"{run}, evaluated on {dataset}")
-    page.numbers(_summary(records))
+    page = Page(f"Run {run.resolve().name}", f"{run}. {_state(run)}")
     if records:
+        page.numbers(_summary(records))
         page.section("Curves")
         page.figures(*draw_curves(records))
-    results = run / "inference" / "coco_instances_results.json"
-    if results.is_file():
-        entries = read_results(results)
-        kinds = ["bbox"] + ["segm"] * all("segmentation" in entry for entry in entries)
-        found = [evaluate_detections(ground_truth, entries, kind, score) for kind in kinds]
-        _add_classes(page, found)
-        page.section(
-            "What is taken for what",
-            f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
-            "the last column counts missed objects, the last row false predictions.",
-        )
-        page.single_figure(draw_confusion(found[0]))
-        collector = _Collector()
-        draw_results(
-            results, dataset, collector, score_threshold=score, limit=pictures, worst_first=True
-        )
-        page.section("The worst images", "Predictions at the left, the ground truth at the right.")
-        for name, picture in collector.pictures:
-            page.picture(picture, name)
     else:
-        page.section("Detections", f"There is no {results}: the run was not evaluated yet.")
-    changed = list(changed)
-    page.section("Configuration", f"What differs from {base}." if changed else "")
-    if changed:
-        page.table(("key", base, "this run"), changed, text=True)
+        page.section("Curves", "The run has logged no step yet.")
+    if "DATA" not in config:  # that of a classifier
+        try:
+            _add_detections(page, run, dataset, score, pictures)
+        except UserError as error:
+            if dataset:
+                raise
+            logger.warning(str(error))
+            page.section("What is missing", str(error))
+    _add_configuration(page, run, config)
     return page.text()
 
 
+def _read_config(run: Path) -> dict[str, Any]:
+    path = run / "config.yaml"
+    try:
+        config = read_plain(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{run} is not the folder of a run: it has no config.yaml; give the OUTPUT_DIR of a "
+            "training or an evaluation."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a saved configuration; mend it.") from error
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is not a saved configuration; mend it.")
+    return config
+
+
+def _state(run: Path) -> str:
+    checkpoint = last_checkpoint(str(run))
+    if not checkpoint:
+        return "It has no checkpoint."
+    name = os.path.basename(checkpoint)
+    return "" if name == "model_final.pth" else f"It has not ended: its last checkpoint is {name}."
+
+
 def _summary(records: list[dict[str, float]]) -> dict[str, str]:
-    """The last value of each metric that a reader looks for first."""
+    """What a reader looks for first: results, steps, speed, memory."""
     last: dict[str, float] = {}
     for record in records:
         last.update(record)
     numbers = {
-        name: f"{last[key]:.1f}"
-        for key, name in (("bbox/AP", "box AP"), ("segm/AP", "mask AP"), ("keypoints/AP", "AP"))
-        if key in last
+        _in_words(key): f"{value:.1f}"
+        for key, value in last.items()
+        if key.endswith(("/AP", "_top1", "/mIoU", "/PQ"))
     }
-    if "iteration" in last:
-        numbers["steps"] = f"{int(last['iteration']) + 1:,}"
-    times = [record["time"] for record in records if "time" in record]
-    if times:
-        numbers["seconds a step (median)"] = f"{statistics.median(times):.3g}"
-        waits = [record["data_time"] for record in records if "data_time" in record]
-        if waits:
-            share = statistics.median(waits) / max(statistics.median(times), 1e-9)
-            numbers["of it waiting for data"] = f"{share:.0%}"
-    if "peak_memory" in last:
-        numbers["GB of memory at most"] = f"{last['peak_memory']:.1f}"
+    numbers["steps"] = f"{int(last['iteration']) + 1:,}"
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
+    if "time" in last:
+        seconds = _median(records, "time")
+        numbers["seconds a step (median)"] = f"{seconds:.3g}"
+        if "data_time" in last:
+            share = _median(records, "data_time") / max(seconds, 1e-9)
+            numbers["of a step waiting for data"] = f"{share:.0%}"
+    if "images_per_second" in last:
+        numbers["images a second (median)"] = f"{_median(records, 'images_per_second'):.3g}"
+    if "peak_memory" in last:
+        most = max(record.get("peak_memory", 0.0) for record in records)
+        numbers["GB of memory at most, first process"] = f"{most:.1f}"
     return numbers
 
 
-def _add_classes(page: Page, found: list[Detections]) -> None:
-    page.section("Precision and recall", "At an IoU of 0.5, for the classes with most objects.")
+def _median(records: list[dict[str, float]], key: str) -> float:
+    return statistics.median(record[key] for record in records if key in record)
+
+
+def _in_words(metric: str) -> str:
+    for kind, name in (("bbox", "box"), ("segm", "mask")):
+        metric = metric.replace(f"{kind}/", f"{name} ")
+        metric = metric.replace(f"{kind}_EMA/AP", f"{name} AP, averaged weights")
+    return metric
+
+
+def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures: int) -> None:
+    """What a detector of instances does on its test set.
+
+    Raises:
+        UserError: the run was not evaluated, or its data are not where they were.
+    """
+    task = task_of(
+        load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
+    )
+    task.register_data()
+    names = task.test_names
+    if not names:
+        raise ConfigError("The run names no data to evaluate on, so there are no results.")
+    dataset = dataset or names[0]
+    if dataset not in names:
+        raise ConfigError(f"The run is evaluated on {listed(names)}, and not on {dataset}.")
+    below = dataset if len(names) > 1 else ""
+    found = [path for folder in _FOLDERS if (path := run / folder / below / _RESULTS).is_file()]
+    if not found:
+        path = run / "inference" / below / _RESULTS
+        raise DataError(
+            f"The run has no results of instances yet: there is no {path}; its training's command "
+            "with --eval-only --resume evaluates the last checkpoint."
+        )
+    results = found[0]
+    entries = read_results(results)
+    weights = _FOLDERS[results.relative_to(run).parts[0]]
+    if not entries:
+        raise DataError(f"The detector found nothing in {dataset}: {results} is empty.")
+    json_file, images = registered_files(dataset)
+    check_coco(json_file, images, files="none")
+    kinds = ["bbox"] + ["segm"] * all("segmentation" in entry for entry in entries)
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        ground_truth = read_ground_truth(json_file)
+        evaluated = [evaluate_detections(ground_truth, entries, kind, score) for kind in kinds]
+    _add_classes(page, evaluated, f"The {weights} on {dataset}.")
+    page.section(
+        "What is taken for what",
+        f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
+        "the last column counts missed objects, the last row false predictions.",
+    )
+    page.single_figure(draw_confusion(evaluated[0]))
+    collector = _Collector()
+    draw_results(
+        results, dataset, collector, score_threshold=score, limit=pictures, worst_first=True
+    )
+    page.section(
+        "The worst images",
+        f"Predictions of a score of {score:g} or more at the left, the ground truth at the right.",
+    )
+    for name, picture in collector.pictures:
+        page.picture(picture, name)
+
+
+def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None:
+    file = config_origin(run)
+    if is_lazy(config):
+        page.section("Configuration", f"A LazyConfig, {file}. config.yaml has all of it.")
+        return
+    base, note = file, ""
+    if not os.path.isfile(file):
+        base = ""
+        note = f" {file}, which it was read from, is not there any more." if file else ""
+    name = os.path.basename(base) or "the defaults"
+    flags = {"config_file": base or None, "opts": []}
+    if "DATA" in config:
+        before = load_recipe(
+            argparse.Namespace(**flags, synthetic_data=False, debug_numerics=False)
+        )
+    else:
+        before = load_config(argparse.Namespace(**flags))
+    changes = list(changed_keys(before.dump(), run / "config.yaml"))
+    page.section("Configuration", f"What differs from {base or name}.{note}")
+    page.table(("key", name, "this run"), [(k, old, new) for k, new, old in changes], text=True)
+
+
+def _add_classes(page: Page, found: list[Detections], which: str) -> None:
+    page.section(
+        "Precision and recall", f"{which} At an IoU of 0.5, for the classes with most objects."
+    )
     page.figures(*(draw_precision_recall(detections) for detections in found))
     for detections in found:
         title = {"bbox": "Boxes", "segm": "Masks"}[detections.kind]

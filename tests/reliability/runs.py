@@ -79,7 +79,7 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> dict[int, dict[str, float]]:
-    """The lines of metrics.json by iteration, without times; no iteration twice."""
+    """The lines of metrics.json by iteration, without times and memory; no iteration twice."""
     lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     result = {line["iteration"]: _without_times(line) for line in lines}
     assert len(result) == len(lines), "an iteration stands in metrics.json twice"
@@ -87,8 +87,8 @@ def metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def _without_times(line: dict[str, float]) -> dict[str, float]:
-    timed = ("time", "seconds", "per_second")
-    return {key: value for key, value in line.items() if not key.endswith(timed)}
+    left_out = ("time", "seconds", "per_second", "peak_memory")
+    return {key: value for key, value in line.items() if not key.endswith(left_out)}
 
 
 def differences(first: Any, second: Any, where: str = "") -> list[str]:

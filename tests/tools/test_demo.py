@@ -30,6 +30,10 @@ def trained(monkeypatch):
     monkeypatch.setattr("lambda_det.detection.run", run)
     for name in ("Predictor", "plan_dataset", "predict"):
         monkeypatch.setattr(f"lambda_det.detection.predict.{name}", lambda *args, **kwargs: None)
+    page = Path("report.html")
+    monkeypatch.setattr(
+        "lambda_det.visualization.report.write_report", lambda run: Path(run) / page
+    )
     return aps
 
 

@@ -13,8 +13,10 @@ from lambda_det.config import add_lambda_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from lambda_det.training.run_folder import (
+    changed_keys,
     check_evaluation_folder,
     check_run_folder,
+    config_origin,
     cut_metrics,
     save_config,
 )
@@ -139,6 +141,19 @@ def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path,
             _check_evaluation(started, str(other))
     (Path(started.OUTPUT_DIR) / "last_checkpoint").unlink()  # an earlier evaluation, and no run
     _check_evaluation(started, str(tmp_path / "other.pth"))
+
+
+def test_a_saved_configuration_names_the_file_it_is_from(cfg, tmp_path, monkeypatch):
+    folder = Path(cfg.OUTPUT_DIR)
+    folder.mkdir()
+    save_config(DetectionTask(cfg))
+    assert config_origin(folder) == ""
+    monkeypatch.chdir(tmp_path)
+    save_config(DetectionTask(cfg), "mine.yaml")
+    assert config_origin(folder) == str(tmp_path / "mine.yaml")
+    save_config(DetectionTask(cfg), "run/config.yaml")  # resumed with its own
+    assert config_origin(folder) == str(tmp_path / "mine.yaml")
+    assert list(changed_keys(cfg.dump(), folder / "config.yaml")) == []
 
 
 def test_cut_metrics(tmp_path):

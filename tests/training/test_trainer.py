@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import json
 import multiprocessing
 import os
 import threading
@@ -303,7 +304,7 @@ def test_histories_keep_what_the_log_is_smoothed_over():
     with EventStorage() as hook.trainer.storage:
         storage = hook.trainer.storage
         for storage.iter in range(50):
-            storage.put_scalars(total_loss=storage.iter**2, time=7.0)
+            storage.put_scalars(total_loss=storage.iter**2, time=7.0, peak_memory=1.0)
             storage.put_scalar("accuracy", storage.iter)
             storage.put_scalar("accuracy", storage.iter + 0.5)  # accumulated batches
             if storage.iter == 9:
@@ -312,7 +313,7 @@ def test_histories_keep_what_the_log_is_smoothed_over():
     with EventStorage(50) as other.trainer.storage:
         other.before_train()
     expected = storage.latest_with_smoothing_hint(20)
-    del expected["time"]
+    del expected["time"], expected["peak_memory"]
     assert other.trainer.storage.latest_with_smoothing_hint(20) == expected
     assert len(other.trainer.storage.history("accuracy").values()) == 40
 
@@ -328,8 +329,11 @@ def test_throughput_is_images_by_the_seconds_of_a_step(monkeypatch):
     assert storage.latest()["images_per_second"][0] == 3.2
 
 
-def test_a_process_with_pytorch_takes_more_than_50_megabytes():
+def test_a_process_with_pytorch_takes_more_than_50_megabytes(folder):
     assert 0.05 < peak_memory("cpu") < 1000
+    Trainer(ToyTask(folder, max_iter=1)).train()
+    record = json.loads((folder / "metrics.json").read_text())
+    assert 0.05 < record["peak_memory"] <= peak_memory("cpu")
 
 
 def test_evaluations_take_the_bare_weights_where_there_is_no_average(folder):

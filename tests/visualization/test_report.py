@@ -11,11 +11,17 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.errors import DataError
+from lambda_det.classification.config import get_classification_config
+from lambda_det.detection.data import make_shapes
+from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.training.run_folder import save_config
 from lambda_det.visualization import report
 from lambda_det.visualization.class_results import evaluate_detections
 from lambda_det.visualization.page import Page
-from lambda_det.visualization.report import read_metrics
+from lambda_det.visualization.report import read_metrics, write_report
+from tests.tool import load_tool
+from tests.training.tiny_detector import CONFIG, tiny_config
 
 CLASSES = ("bolt", "nut", "<b>washer</b>")
 
@@ -163,7 +169,7 @@ class _Check(HTMLParser):
 def test_page_is_whole_and_fetches_nothing(ground_truth):
     detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
     page = Page("a <run> & more", "where")
-    report._add_classes(page, [detections])
+    report._add_classes(page, [detections], "")
     page.single_figure(report.draw_confusion(detections))
     page.picture(np.zeros((8, 8, 3), np.uint8), "a picture")
     page.table(("key", "before", "now"), [("A.B", [1], "<x>")], text=True)
@@ -181,15 +187,163 @@ def test_page_is_whole_and_fetches_nothing(ground_truth):
 def test_curves_of_a_run(tmp_path):
     records = [{"iteration": i, "total_loss": 3 / (i + 1), "lr": 0.1} for i in range(19, 2000, 20)]
     records.append({"iteration": 1999, "bbox/AP": 40.0})
-    (tmp_path / "metrics.json").write_text("\n".join(map(json.dumps, records)) + "\n")
+    text = "\n".join(map(json.dumps, records)) + '\n{"iteration": 20'  # cut short by a kill
+    (tmp_path / "metrics.json").write_text(text)
     assert read_metrics(tmp_path) == records
     assert [figure.count("<svg") for figure in report.draw_curves(records)] == [1, 1, 1]
     assert report._summary(records)["box AP"] == "40.0"
 
 
-@pytest.mark.parametrize("content", [None, "{]"], ids=["missing", "damaged"])
-def test_bad_metrics(content, tmp_path):
-    if content:
-        (tmp_path / "metrics.json").write_text(content)
-    with pytest.raises(DataError, match=r"metrics\.json"):
+def test_damaged_metrics(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"iteration": 1}\n{]\n{"iteration": 2}\n')
+    with pytest.raises(DataError, match=r"Line 2 of .*metrics\.json"):
         read_metrics(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """The annotations and images of a data set of three images."""
+    root = tmp_path_factory.mktemp("data")
+    make_shapes(root, num_train=1, num_val=3, size=64)
+    return root / "shapes/annotations/instances_val.json", root / "shapes/val"
+
+
+@pytest.fixture
+def run(shapes, tmp_path):
+    """The folder of an evaluated run that finds each object."""
+    folder = tmp_path / "mine"
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, shapes)
+    cfg.OUTPUT_DIR, cfg.MODEL.FPN.OUT_CHANNELS = str(folder), 24
+    folder.mkdir()
+    base = tmp_path / "base.yaml"
+    base.write_text(CONFIG)
+    save_config(DetectionTask(cfg), str(base))
+    records = [{"iteration": i, "total_loss": 1.0, "peak_memory": i / 100} for i in (19, 39)]
+    (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "last_checkpoint").write_text("model_0000039.pth")
+    truth = json.loads(shapes[0].read_text())["annotations"]
+    keys = ("image_id", "category_id", "bbox")
+    results = [{key: a[key] for key in keys} | {"score": 0.9} for a in truth]
+    (folder / "inference").mkdir()
+    (folder / "inference" / report._RESULTS).write_text(json.dumps(results))
+    return folder
+
+
+def _page(run) -> str:
+    text = write_report(run).read_text("utf-8")
+    check = _Check()
+    check.feed(text)
+    assert not check.open
+    assert all(source.startswith(("#", "data:")) for source in check.sources)
+    return text
+
+
+def test_report_of_a_run(run):
+    text = _page(run)
+    assert (text.count("<img"), text.count("<td>100.0</td>") >= 6) == (3, True)
+    assert "model_0000039.pth" in text and "trained weights" in text
+    assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>GB" in text
+    rows = [row for row in text.split("<tr>") if ">MODEL.FPN.OUT_CHANNELS<" in row]
+    assert len(rows) == 1 and rows[0].index(">16<") < rows[0].index(">24<")
+    assert ">MODEL.MASK_ON<" not in text  # as in the base
+
+
+@pytest.mark.slow
+def test_averaged_weights_come_first(run):
+    (run / "inference").rename(run / "inference_EMA")
+    assert "averaged weights" in _page(run)
+
+
+@pytest.mark.slow
+def test_the_base_is_not_there_any_more(run, tmp_path):
+    (tmp_path / "base.yaml").unlink()
+    text = _page(run)
+    assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
+
+
+def _without_results(run, shapes):
+    (run / "inference" / report._RESULTS).unlink()
+
+
+def _found_nothing(run, shapes):
+    (run / "inference" / report._RESULTS).write_text("[]")
+
+
+def _cut_short(run, shapes):
+    path = run / "inference" / report._RESULTS
+    path.write_text(path.read_text()[:100])
+
+
+def _moved_data(run, shapes):
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(str(shapes[0]), "moved.json"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (_without_results, report._RESULTS),
+        (_found_nothing, report._RESULTS),
+        (_cut_short, report._RESULTS),
+        (_moved_data, "moved.json"),
+    ],
+)
+def test_what_a_run_lacks_stands_on_its_page(run, shapes, spoil, named, caplog):
+    spoil(run, shapes)
+    text = _page(run)
+    missing = text[text.index("<h2>What is missing") :]
+    assert named in missing and named in caplog.text
+    assert "<svg" in text and ">MODEL.FPN.OUT_CHANNELS<" in text
+
+
+def test_a_run_that_was_stopped_before_its_first_record(run):
+    (run / "metrics.json").unlink()
+    assert "no step" in _page(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"score": 1.5}, "1.5"),
+        ({"pictures": 0}, "0"),
+        ({"dataset": "coco_2017_val"}, "coco_2017_val"),
+        ({"output": "page.txt"}, r"page\.txt"),
+    ],
+)
+def test_options_that_cannot_be(run, options, named):
+    with pytest.raises(ConfigError, match=named):
+        write_report(run, **options)
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", [None, "- 1", "a: ["])
+def test_a_folder_without_a_run(tmp_path, content):
+    if content:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(DataError, match=r"config\.yaml"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_of_other_kinds(tmp_path):
+    (tmp_path / "config.yaml").write_text(get_classification_config().dump())
+    (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
+    assert "12.5" in _page(tmp_path)
+    (tmp_path / "config.yaml").write_text("# --config-file /lost/mine.py\nmodel: {}\n")
+    assert "LazyConfig, /lost/mine.py" in _page(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_written(run):
+    with pytest.raises(ConfigError, match="/dev/null"):
+        write_report(run, "/dev/null/page.html")
+
+
+@pytest.mark.slow
+def test_command(run, capsys):
+    tool = load_tool("report")
+    assert tool.main([str(run), "--pictures", "1"]) == 0
+    assert str(run / "report.html") in capsys.readouterr().out
+    assert tool.main([str(run / "inference")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
