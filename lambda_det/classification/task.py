@@ -47,9 +47,10 @@ from lambda_det.classification.schedule import (
 )
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.training import config_file
 from lambda_det.training.hooks import peak_memory
 from lambda_det.training.precision import Precision
-from lambda_det.training.settings import Clipping, FixedKeys, Settings
+from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
@@ -57,27 +58,11 @@ __all__ = ["ClassificationTask"]
 
 HELD_OUT, VAL = "held_out", "val"
 
-# fmt: off
-KEYS = {
-    "output_dir":         "OUTPUT_DIR",
-    "device":             "MODEL.DEVICE",
-    "seed":               "SEED",
-    "weights":            "MODEL.WEIGHTS",
-    "max_iter":           "SOLVER.EPOCHS",
-    "images_per_step":    "SOLVER.IMS_PER_BATCH",
-    "accumulate":         "SOLVER.ACCUMULATE_GRADIENTS",
-    "amp":                "SOLVER.AMP.ENABLED",
-    "amp_dtype":          "SOLVER.AMP.DTYPE",
-    "clipping.kind":      "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
-    "clipping.limit":     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
-    "clipping.norm_type": "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
-    "num_workers":        "DATALOADER.NUM_WORKERS",
-    "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
-    "checkpoints_kept":   "SOLVER.CHECKPOINTS_KEPT",
-    "log_period":         "LOG_PERIOD",
-    "patience":           "TEST.PATIENCE",
+KEYS = config_file.KEYS | {
+    "max_iter": "SOLVER.EPOCHS",
+    "checkpoints_kept": "SOLVER.CHECKPOINTS_KEPT",
+    "log_period": "LOG_PERIOD",
 }
-# fmt: on
 
 
 class ClassificationTask(Task):
@@ -134,29 +119,14 @@ class ClassificationTask(Task):
         self.cfg = cfg
         self.sources = sources
         self.plan = plan = plan_training(cfg, len(sources.train), world_size)
-        solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
         per_epoch = math.ceil(plan.images / plan.forward)
         batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
         self.settings = Settings(
-            output_dir=cfg.OUTPUT_DIR,
-            device=cfg.MODEL.DEVICE,
-            seed=cfg.SEED,
-            weights=cfg.MODEL.WEIGHTS,
+            **config_file.common_settings(cfg),
             max_iter=plan.steps,
-            images_per_step=plan.batch,
-            accumulate=solver.ACCUMULATE_GRADIENTS,
-            amp_dtype=solver.AMP.DTYPE if solver.AMP.ENABLED else None,
-            clipping=Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
-            if clip.ENABLED
-            else None,
-            ema_decay=solver.EMA_DECAY,
-            cudnn_benchmark=cfg.CUDNN_BENCHMARK,
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
-            checkpoint_period=solver.CHECKPOINT_PERIOD,
-            checkpoints_kept=solver.CHECKPOINTS_KEPT,
+            checkpoints_kept=cfg.SOLVER.CHECKPOINTS_KEPT,
             log_period=cfg.LOG_PERIOD,
             eval_period=plan.eval_steps,
-            patience=cfg.TEST.PATIENCE,
             precise_bn_batches=math.ceil(batches / world_size),
             keys=KEYS,
         )

@@ -13,7 +13,6 @@ _HOMES = {
     "load_lazy_config": "lazy",
     "parser": "command_line",
     "run": "command_line",
-    "run_lazy": "command_line",
 }
 
 __all__ = list(_HOMES)

@@ -32,7 +32,8 @@ from lambda_det.detection.schedule import (
     build_optimizer,
     scale_settings,
 )
-from lambda_det.training.settings import Clipping, FixedKeys
+from lambda_det.training import config_file
+from lambda_det.training.settings import FixedKeys
 from lambda_det.training.step import file_names
 from lambda_det.training.task import EMA, Results, Task
 from lambda_det.weights.provenance import PixelSettings
@@ -41,32 +42,15 @@ __all__ = ["DetectionTask", "read_settings"]
 
 logger = logging.getLogger(__name__)
 
-# fmt: off
-KEYS = {
-    "output_dir":           "OUTPUT_DIR",
-    "device":               "MODEL.DEVICE",
-    "seed":                 "SEED",
-    "weights":              "MODEL.WEIGHTS",
-    "max_iter":             "SOLVER.MAX_ITER",
-    "images_per_step":      "SOLVER.IMS_PER_BATCH",
-    "accumulate":           "SOLVER.ACCUMULATE_GRADIENTS",
+KEYS = config_file.KEYS | {
+    "max_iter": "SOLVER.MAX_ITER",
     "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
-    "base_lr":              "SOLVER.BASE_LR",
-    "warmup_iters":         "SOLVER.WARMUP_ITERS",
-    "lr_steps":             "SOLVER.STEPS",
-    "amp":                  "SOLVER.AMP.ENABLED",
-    "amp_dtype":            "SOLVER.AMP.DTYPE",
-    "clipping.kind":        "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
-    "clipping.limit":       "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
-    "clipping.norm_type":   "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
-    "num_workers":          "DATALOADER.NUM_WORKERS",
-    "checkpoint_period":    "SOLVER.CHECKPOINT_PERIOD",
-    "eval_period":          "TEST.EVAL_PERIOD",
-    "best_metric":          "TEST.BEST_METRIC",
-    "patience":             "TEST.PATIENCE",
-    "ema_decay":            "SOLVER.EMA_DECAY",
+    "base_lr": "SOLVER.BASE_LR",
+    "warmup_iters": "SOLVER.WARMUP_ITERS",
+    "lr_steps": "SOLVER.STEPS",
+    "eval_period": "TEST.EVAL_PERIOD",
+    "best_metric": "TEST.BEST_METRIC",
 }
-# fmt: on
 LOG_PERIOD = 20  # steps; YAML has no key for it
 
 
@@ -76,31 +60,17 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
     Raises:
         ConfigError: a value cannot be.
     """
-    solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
+    solver = cfg.SOLVER
     return DetectionSettings(
-        output_dir=cfg.OUTPUT_DIR,
-        device=cfg.MODEL.DEVICE,
-        seed=cfg.SEED,
-        weights=cfg.MODEL.WEIGHTS,
+        **config_file.common_settings(cfg),
         max_iter=solver.MAX_ITER,
-        images_per_step=solver.IMS_PER_BATCH,
-        accumulate=solver.ACCUMULATE_GRADIENTS,
         reference_world_size=solver.REFERENCE_WORLD_SIZE,
         base_lr=solver.BASE_LR,
         warmup_iters=solver.WARMUP_ITERS,
         lr_steps=tuple(solver.STEPS),
-        amp_dtype=solver.AMP.DTYPE if solver.AMP.ENABLED else None,
-        clipping=Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
-        if clip.ENABLED
-        else None,
-        cudnn_benchmark=cfg.CUDNN_BENCHMARK,
-        num_workers=cfg.DATALOADER.NUM_WORKERS,
-        checkpoint_period=solver.CHECKPOINT_PERIOD,
         log_period=LOG_PERIOD,
         eval_period=cfg.TEST.EVAL_PERIOD,
         best_metric=cfg.TEST.BEST_METRIC,
-        patience=cfg.TEST.PATIENCE,
-        ema_decay=solver.EMA_DECAY,
         precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
         keys=KEYS,
     )

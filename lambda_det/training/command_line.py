@@ -1,49 +1,79 @@
-"""The flags that all trainings have."""
+"""The flags that all trainings have, and what starts with them.
+
+PyTorch and Detectron2 are imported by :func:`run`, and not for --help.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 
-__all__ = ["run_parser"]
+__all__ = ["YAML_EXAMPLES", "run", "run_parser"]
 
+_YAML_NAMES = {
+    "config": "YAML file of configuration keys, read over the defaults",
+    "folder": "OUTPUT_DIR",
+    "weights": "MODEL.WEIGHTS",
+    "cpu": "MODEL.DEVICE cpu",
+    "opts": "configuration keys and their values, such as OUTPUT_DIR output/mine",
+}
+# Of every training that a YAML file describes
+YAML_EXAMPLES = """
+Find the layer that a loss of NaN comes from, after the run has stopped with one (slower):
+  %(prog)s --config-file FILE --resume --debug-numerics OUTPUT_DIR output/mine
+
+Continue after a stop; evaluate the last checkpoint; evaluate some weights:
+  %(prog)s --config-file FILE --resume OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --eval-only --resume OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --eval-only MODEL.WEIGHTS output/mine/model_best.pth
+
+On 2 machines of 8 GPUs (the same line on the other one, with --machine-rank 1), or by torchrun:
+  %(prog)s --config-file FILE --num-gpus 8 --num-machines 2 --machine-rank 0 \\
+      --dist-url tcp://ADDRESS_OF_THE_FIRST:29500
+  torchrun --nproc_per_node 8 %(prog)s --config-file FILE
+"""
 _STATUS = """
 Exit status: 0 when all is done; 2 after an error, which is one sentence; 75 when SIGTERM or SIGUSR1
 of a scheduler stopped a training, which saved all and goes on with --resume; 130 after Ctrl-C.
 """
 
 
-def run_parser(description: str, examples: str, keys: dict[str, str]) -> argparse.ArgumentParser:
+def run_parser(
+    task: str, description: str, examples: str, names: dict[str, str] | None = None
+) -> argparse.ArgumentParser:
     """Detectron2's usual flags of a training, and --debug-numerics.
 
     Args:
+        task: the dotted name of the class of the :class:`~lambda_det.training.task.Task`.
         description: one sentence.
         examples: shown after the flags; ``%(prog)s`` is the program.
-        keys: how the configuration names "config", "folder", "weights", "cpu" and "opts" in the
-            help.
+        names: what "config", "folder", "weights", "cpu" and "opts" are called in the help; by
+            default as in YAML files.
     """
+    names = names or _YAML_NAMES
     result = argparse.ArgumentParser(
         description=description,
         epilog=examples + _STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("--config-file", default="", metavar="FILE", help=keys["config"])
+    result.add_argument("--config-file", default="", metavar="FILE", help=names["config"])
     result.add_argument(
         "--resume",
         action="store_true",
-        help=f"continue the run in {keys['folder']} from its last checkpoint; start it if there is "
-        "none",
+        help=f"continue the run in {names['folder']} from its last checkpoint; start it if there "
+        "is none",
     )
     result.add_argument(
         "--eval-only",
         action="store_true",
-        help=f"evaluate {keys['weights']}, or with --resume the last checkpoint of "
-        f"{keys['folder']}",
+        help=f"evaluate {names['weights']}, or with --resume the last checkpoint of "
+        f"{names['folder']}",
     )
     result.add_argument(
         "--num-gpus",
         type=int,
         default=1,
-        help=f"GPUs to use on this machine, one process each (with {keys['cpu']}: processes)",
+        help=f"GPUs to use on this machine, one process each (with {names['cpu']}: processes)",
     )
     result.add_argument("--num-machines", type=int, default=1, help="machines that train together")
     result.add_argument("--machine-rank", type=int, default=0, help="which of them this is, from 0")
@@ -59,5 +89,22 @@ def run_parser(description: str, examples: str, keys: dict[str, str]) -> argpars
         help="stop at the first layer whose output or gradient is NaN or infinite, and name it; "
         "training is slower",
     )
-    result.add_argument("opts", nargs=argparse.REMAINDER, help=keys["opts"])
+    result.add_argument("opts", nargs=argparse.REMAINDER, help=names["opts"])
+    result.set_defaults(task=task)
     return result
+
+
+def run(args: argparse.Namespace, task: type | None = None) -> None:
+    """Train or evaluate as a command line says, in as many processes as it says.
+
+    Args:
+        args: of :func:`run_parser`.
+        task: in place of that of the flags.
+
+    Raises:
+        UserError: one sentence to print.
+    """
+    from lambda_det.training import start
+
+    module, _, name = args.task.rpartition(".")
+    start.run(args, task or getattr(importlib.import_module(module), name))

@@ -13,8 +13,51 @@ from detectron2.config import CfgNode
 
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError, reason
+from lambda_det.training.settings import Clipping
 
-__all__ = ["read_config"]
+__all__ = ["KEYS", "common_settings", "read_config"]
+
+# The user's keys for settings, where they are the same for every task
+# fmt: off
+KEYS = {
+    "output_dir":         "OUTPUT_DIR",
+    "device":             "MODEL.DEVICE",
+    "seed":               "SEED",
+    "weights":            "MODEL.WEIGHTS",
+    "images_per_step":    "SOLVER.IMS_PER_BATCH",
+    "accumulate":         "SOLVER.ACCUMULATE_GRADIENTS",
+    "amp":                "SOLVER.AMP.ENABLED",
+    "amp_dtype":          "SOLVER.AMP.DTYPE",
+    "clipping.kind":      "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
+    "clipping.limit":     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
+    "clipping.norm_type": "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
+    "ema_decay":          "SOLVER.EMA_DECAY",
+    "num_workers":        "DATALOADER.NUM_WORKERS",
+    "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
+    "patience":           "TEST.PATIENCE",
+}
+# fmt: on
+
+
+def common_settings(cfg: CfgNode) -> dict[str, Any]:
+    """The settings whose keys are the same for every task, by their names in ``Settings``."""
+    solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
+    clipping = Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
+    return {
+        "output_dir": cfg.OUTPUT_DIR,
+        "device": cfg.MODEL.DEVICE,
+        "seed": cfg.SEED,
+        "weights": cfg.MODEL.WEIGHTS,
+        "images_per_step": solver.IMS_PER_BATCH,
+        "accumulate": solver.ACCUMULATE_GRADIENTS,
+        "amp_dtype": solver.AMP.DTYPE if solver.AMP.ENABLED else None,
+        "clipping": clipping if clip.ENABLED else None,
+        "ema_decay": solver.EMA_DECAY,
+        "cudnn_benchmark": cfg.CUDNN_BENCHMARK,
+        "num_workers": cfg.DATALOADER.NUM_WORKERS,
+        "checkpoint_period": solver.CHECKPOINT_PERIOD,
+        "patience": cfg.TEST.PATIENCE,
+    }
 
 
 def read_config(

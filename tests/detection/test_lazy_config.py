@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import lambda_det
-from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config, run_lazy
+from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config, run
 from lambda_det.detection.data import make_shapes
 from lambda_det.detection.lazy import dump_lazy, read_saved, read_settings
 from lambda_det.errors import ConfigError, DataError
@@ -165,7 +165,7 @@ def test_pixel_settings_are_named_by_the_keys_of_a_lazyconfig():
 )
 def test_a_file_or_pair_that_is_no_lazyconfig(words, sentence):
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        run_lazy(lazy_parser().parse_args(words))
+        run(lazy_parser().parse_args(words))
 
 
 def test_a_saved_file_runs_nothing_as_it_is_read(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lambda_det.detection import DetectionTask, lazy_parser, parser, run, run_lazy
+from lambda_det.detection import DetectionTask, lazy_parser, parser, run
 from lambda_det.detection import task as detection_task
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
@@ -323,16 +323,16 @@ def _lazy_words(flags: list[str], folder: Path, *words: str) -> list[str]:
 def test_a_lazyconfig_is_resumed_alike(flags, tmp_path, monkeypatch):
     options = ("train.best_metric=bbox/AP50", "model.backbone.bottom_up.stochastic_depth=0.2")
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    run_lazy(lazy_parser().parse_args(_lazy_words(flags, whole, *options)))
+    run(lazy_parser().parse_args(_lazy_words(flags, whole, *options)))
     words = _lazy_words(flags, folder, *options)
     with monkeypatch.context() as patch:
         _kill_before(patch, 3)
         with pytest.raises(Killed):
-            run_lazy(lazy_parser().parse_args(words))
-    run_lazy(lazy_parser().parse_args(["--resume", *words]))
+            run(lazy_parser().parse_args(words))
+    run(lazy_parser().parse_args(["--resume", *words]))
     assert_same_run(whole, folder)
     with pytest.raises(ConfigError, match=r"train\.seed"):
-        run_lazy(lazy_parser().parse_args(["--resume", *words, "train.seed=6"]))
+        run(lazy_parser().parse_args(["--resume", *words, "train.seed=6"]))
 
 
 def test_a_foreign_loader_is_named_where_its_order_starts_anew(
