@@ -236,6 +236,11 @@ class _Mode(TorchDispatchMode):
         if func in _TAKEN_APART:
             with self:
                 return _TAKEN_APART[func](*args, **kwargs)
+        if func.namespace == "aten":
+            with self:  # inside of what is taken apart, operators come that are made of others
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         result = func(*args, **kwargs)
         self._trace.called(func, args, kwargs, result)
         return result

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from lambda_det.benchmarks.dry_run import Trace, backward, pretend_gpu
 from lambda_det.benchmarks.memory import peak_memory
 from lambda_det.layers import LambdaLayer
+from lambda_det.layers.local.query_first import query_first_output
 from lambda_det.modeling.resnet import Bottleneck
 
 
@@ -123,3 +124,24 @@ def test_sees_what_the_host_waits_for():
             x[x > 0]
         with pytest.raises(RuntimeError, match="cuda:0"):
             x + torch.zeros(8)
+
+
+@pytest.mark.parametrize("images", [2, 16])
+def test_query_first_on_a_gpu_is_a_few_kernels(images):
+    """As many at any batch that is one chunk (docs/gpu.md), and the host waits for none."""
+    with pretend_gpu(), torch.device("cuda"):
+        queries = torch.empty(images, 32, 32, 4, 16, dtype=torch.bfloat16, requires_grad=True)
+        values = torch.empty(images, 32, 32, 128, 1, dtype=torch.bfloat16, requires_grad=True)
+        embedding = torch.empty(16, 1, 23, 23, dtype=torch.bfloat16, requires_grad=True)
+        with Trace() as trace:
+            output = query_first_output(queries, values, embedding)
+            forward = trace.launches
+            trace.backward([output])
+    assert forward == 10 and trace.launches - forward <= 38
+    assert not trace.waits
+    # 16 tiles of 8x8 queries with 4 heads, a window of 30x30; the scores are made a second time
+    queries_in_all, window = images * 1024 * 4, 30 * 30
+    products = queries_in_all * (16 * 529 + window * 128)
+    count = trace.parts[""]
+    assert count.forward == 2 * products
+    assert count.backward == 2 * queries_in_all * (3 * 16 * 529 + 2 * window * 128)

@@ -135,7 +135,7 @@ def test_query_first_in_small_chunks(monkeypatch):
     monkeypatch.setattr(module, "TILE_HEIGHT", 2)
     monkeypatch.setattr(module, "TILE_WIDTH", 3)
     for limit in (1, 4000, 10**6):
-        monkeypatch.setattr(module, "CHUNK_NUMEL", {"cpu": limit, "cuda": limit})
+        monkeypatch.setattr(module, "CHUNK_NUMEL", limit)
         inputs = _inputs((3, (7, 8), 2, 2, 2, 1, (5, 3)))
         output = local_position_output(*inputs, "query_first")
         expected = local_position_output(*inputs, "dense")

@@ -15,6 +15,7 @@ memory, small enough to stay in the cache.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -28,10 +29,13 @@ from lambda_det.layers.functional import without_autocast
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
 TILE_HEIGHT, TILE_WIDTH = 8, 8
-# Numbers of the scores-in-their-window buffer of one chunk: 4 MB on the CPU, which stays in the
-# cache; on a GPU, where every chunk costs a few kernel launches, 256 MB in float32 (chosen without
-# measurement).
-CHUNK_NUMEL = {"cpu": 2**20, "cuda": 2**26}
+# Numbers of the scores-in-their-window buffer of one chunk on the CPU: 4 MB in float32, which stay
+# in the cache.
+CHUNK_NUMEL = 2**20
+# Elsewhere every chunk costs some twenty kernel launches, so chunks are large: bytes of that buffer
+# (the backward pass takes three times as much), by the GPU's memory. Chosen without measurement.
+CHUNK_SHARE = 1 / 32
+CHUNK_BYTES = 2**27  # where the memory is not known
 
 
 class Tiling(NamedTuple):
@@ -58,6 +62,26 @@ class Tiling(NamedTuple):
 
 
 Chunk = tuple[slice, slice, slice]  # of images, tile rows, tile columns
+
+
+def chunk_numel(device: torch.device, dtype: torch.dtype) -> int:
+    """Numbers of the buffer of one chunk."""
+    if device.type == "cpu":
+        return CHUNK_NUMEL
+    index = device.index if device.type == "cuda" and torch.cuda.is_available() else None
+    return (CHUNK_BYTES if index is None else _chunk_bytes(index)) // dtype.itemsize
+
+
+@functools.cache
+def _chunk_bytes(gpu: int) -> int:
+    """A share of what is free on a GPU when this is first asked, as a power of two.
+
+    Sums are in the order of the chunks: the same sizes in all steps of a run, and with a power of
+    two mostly in all runs on such a GPU, give the same bits.
+    """
+    free, _ = torch.cuda.mem_get_info(gpu)
+    free += torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
+    return 1 << max(int(free * CHUNK_SHARE), 1).bit_length() - 1
 
 
 def _chunks(batch: int, tiling: Tiling, tiles: int) -> Iterator[Chunk]:
@@ -171,7 +195,7 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
         * tiling.window_height
         * tiling.window_width
     )
-    limit = CHUNK_NUMEL.get(queries.device.type, CHUNK_NUMEL["cuda"]) // per_tile
+    limit = chunk_numel(queries.device, queries.dtype) // per_tile
     chunks = list(_chunks(batch, tiling, limit))
     largest = max(
         (math.prod(part.stop - part.start for part in chunk) for chunk in chunks[:1]), default=0
@@ -270,6 +294,8 @@ def _query_first_backward(
         grad_windows = _windows(grad_padded, tiling)
         grad_queries = queries.new_empty(query_tiles.shape)
         grad_embedding = torch.zeros_like(scores.embedding, dtype=wide)
+        apart_y = math.ceil(tiling.window_height / tiling.height)
+        apart_x = math.ceil(tiling.window_width / tiling.width)
         for chunk in chunks:
             tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
             window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
@@ -277,12 +303,18 @@ def _query_first_backward(
             grad_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
             targets = grad_windows[chunk]
             grad_window = grad_window.view(targets.shape)
-            # The windows of an image overlap, so they cannot be added to at once
-            for row, column in itertools.product(*map(range, targets.shape[1:3])):
-                targets[:, row, column] += grad_window[:, row, column]
+            # Windows that overlap cannot be added to at once; those of every so many tiles don't
+            rows, columns = targets.shape[1:3]
+            for row, column in itertools.product(
+                range(min(apart_y, rows)), range(min(apart_x, columns))
+            ):
+                some = (slice(None), slice(row, None, apart_y), slice(column, None, apart_x))
+                targets[some].add_(grad_window[some])
             grad_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
             grad_queries[chunk] = (grad_scores @ scores.embedding.t()).view_as(grad_queries[chunk])
-            grad_embedding += tiles.flatten(0, 1).t() @ grad_scores
+            # Tile by tile, for one product over all queries might be summed in 16 bits on a GPU
+            parts = tiles.transpose(1, 2) @ grad_scores.unflatten(0, tiles.shape[:2])
+            grad_embedding += parts.sum(0, dtype=wide)
         height, width = queries.shape[1:3]
         top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
         grad_values = grad_padded[:, :, top : top + height, left : left + width]
