@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
+from lambda_det.layers.local import verdict
+from lambda_det.training import implementations
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.disk_errors import disk_errors_in_words
@@ -87,6 +89,7 @@ class Trainer(TrainerBase):
         self.settings = settings = task.settings
         self.max_iter = settings.max_iter
         self.seed = settings.seed if settings.seed >= 0 else comm.shared_random_seed()
+        implementations.agree(settings.device)
         # The model comes before the data: a mistake in its configuration is then refused in
         # seconds, while the annotations of a large data set take a minute to read.
         self.model = task.build_model()
@@ -206,6 +209,7 @@ class Trainer(TrainerBase):
         state["seed"] = self.seed
         state["images_per_step"] = self.settings.images_per_step
         state["step"] = self.step.state_dict()
+        state["implementations"] = verdict.taken()
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
         return state
@@ -229,6 +233,7 @@ class Trainer(TrainerBase):
         self.step.load_state_dict(state["step"])
         self.seed = self.step.seed = state["seed"]
         self._loader_state = state.get("loader")
+        implementations.continue_with(self.settings.device, state.get("implementations", {}))
 
     # ------------------------------------------------------------------------------------ the loop
     def train(self) -> Results:

@@ -15,12 +15,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from detectron2.engine import HookBase
+from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
-from lambda_det.training import checkpointer, start
+from lambda_det.layers import LambdaLayer
+from lambda_det.layers.local import verdict
+from lambda_det.training import checkpointer, implementations, start
 from lambda_det.training import hooks as our_hooks
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
@@ -340,3 +343,71 @@ def test_evaluations_take_the_bare_weights_where_there_is_no_average(folder):
     task = ToyTask(folder, max_iter=1)
     Trainer(task).train()
     assert task.evaluated == [{RAW}]
+
+
+class _LambdaLayer(HookBase):
+    """Runs a layer beside the steps, which needs no gradient of them."""
+
+    def before_step(self):
+        with torch.no_grad():
+            LambdaLayer(8, query_depth=4, heads=2, scope=3)(torch.randn(1, 8, 5, 5))
+
+
+@pytest.fixture
+def proved(monkeypatch):
+    """The CPU stands in for a GPU: say what a verdict has proved of the layer of the run."""
+    shape = "float32 contiguous h2 k4 v4 u1 scope 3x3 positions 16+"
+    key = verdict.key_of(torch.device("cpu"))
+    monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
+    monkeypatch.setattr(verdict, "_in_use", {})
+    monkeypatch.setattr(verdict, "_taken", {})
+
+    def proved(take, *right):
+        entry = {"take": take, "why": "fastest", "right": list(right)}
+        found = verdict.Verdict(key, {shape: entry} if take else {}, "a test's verdict")
+        monkeypatch.setattr(verdict, "read", lambda device: found)
+
+    return proved
+
+
+def _taken(folder):
+    classes = read_newest(str(folder)).content["trainer"]["implementations"]["classes"]
+    return [entry["take"] for entry in classes.values()]
+
+
+def test_the_implementation_of_a_run_is_recorded_and_kept(folder, proved, caplog):
+    caplog.set_level("INFO")
+
+    def steps(count):
+        task = ToyTask(folder, max_iter=count)
+        task.build_hooks = lambda: [_LambdaLayer()]
+        Trainer(task, read_newest(str(folder))).train()
+        return _taken(folder)
+
+    proved("conv", "conv", "dense")
+    assert steps(2) == ["conv"]
+    assert any("conv; fastest" in line for line in caplog.messages)
+    proved("dense", "conv", "dense")
+    assert steps(4) == ["conv"]  # as it began
+    assert not [record for record in caplog.records if "-> " in record.getMessage()]
+    proved("dense", "dense")
+    assert steps(6) == ["dense"]
+    (change,) = (record for record in caplog.records if "conv -> dense" in record.getMessage())
+    assert change.levelname == "WARNING"
+
+
+def test_all_processes_take_the_same_implementations(folder, proved, monkeypatch):
+    proved("conv", "conv")
+    key = dict(verdict.key_of(torch.device("cpu")))
+    own = verdict.read(torch.device("cpu"))
+
+    def agreed(*others):
+        monkeypatch.setattr(comm, "all_gather", lambda mine: [*others, mine])
+        implementations.agree("cpu")
+        return verdict._in_use["cpu"]
+
+    assert agreed() == own
+    without = verdict.Verdict(key, about="there is no file")
+    assert agreed(without) == without  # the first process decides
+    other = verdict.Verdict({**key, "driver": "another"}, own.classes)
+    assert agreed(other).classes == {} and "driver" in agreed(other).about

@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, reason
 from lambda_det.layers.functional import crop_offsets, grid_size, without_autocast
-from lambda_det.layers.local import compiled, fused
+from lambda_det.layers.local import compiled, fused, verdict
 from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
 from lambda_det.layers.local.query_first import query_first_output
 
-__all__ = ["IMPLEMENTATIONS", "check_implementation", "choose", "dilated", "local_position_output"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "check_implementation",
+    "choose",
+    "dilated",
+    "local_position_output",
+    "unsupported",
+]
 
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "query_first": query_first_output,
@@ -49,13 +56,16 @@ def check_implementation(name: str) -> None:
 def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
 
-    The fused kernels are never taken: they have not run on a GPU yet.
+    On a GPU it is what was proved there (:mod:`lambda_det.layers.local.verdict`), else
+    ``query_first``.
 
     Args:
         queries: [b, H, W, h, k].
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
+    if queries.device.type in verdict.DEVICES:
+        return _proved(queries, values, embedding)
     if compiled.unsupported(queries, values, embedding) is None:
         return "compiled"
     height, width = queries.shape[1:3]
@@ -63,6 +73,21 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     if height * width <= DENSE_POSITIONS and reaches_across:
         return "dense"
     return "query_first"
+
+
+def _proved(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
+    shape = verdict.shape_class(queries, values, embedding)
+    name = verdict.decided(str(queries.device), shape)
+    why = unsupported(name, queries, values, embedding)
+    if why is None:
+        return name
+    verdict.refuse(shape, f"{name} cannot be used: {why}")
+    return verdict.FALLBACK
+
+
+def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
+    """Why an implementation cannot compute this here; None if it can."""
+    return _UNSUPPORTED[name](queries, values, embedding) if name in _UNSUPPORTED else None
 
 
 def local_position_output(
@@ -101,18 +126,31 @@ def local_position_output(
         )
         return dilated(undilated, queries, values, dilation)[:, :height, :width]
     embedding = embedding.to(queries.dtype)
-    if implementation == "auto":
-        implementation = choose(queries, values, embedding)
-    elif implementation in _UNSUPPORTED:
-        reason = _UNSUPPORTED[implementation](queries, values, embedding)
-        if reason is not None:
-            raise ConfigError(
-                f"The implementation {implementation!r} of the local position output cannot be "
-                f"used: {reason}; choose another one, or auto."
-            )
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
+        if implementation == "auto":
+            return _chosen_output(queries, values, embedding)
+        why = unsupported(implementation, queries, values, embedding)
+        if why is not None:
+            raise ConfigError(
+                f"The implementation {implementation!r} of the local position output cannot be "
+                f"used: {why}; choose another one, or auto."
+            )
         return IMPLEMENTATIONS[implementation](queries, values, embedding)
+
+
+def _chosen_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    name = choose(queries, values, embedding)
+    try:
+        return IMPLEMENTATIONS[name](queries, values, embedding)
+    except torch.cuda.OutOfMemoryError:
+        raise  # by no fault of the kernel
+    except Exception as error:  # Triton raises its own
+        if name == verdict.FALLBACK or queries.device.type not in verdict.DEVICES:
+            raise
+        shape = verdict.shape_class(queries, values, embedding)
+        verdict.refuse(shape, f"{name} failed ({reason(error)})")
+        return IMPLEMENTATIONS[verdict.FALLBACK](queries, values, embedding)
 
 
 def dilated(

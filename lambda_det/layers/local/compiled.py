@@ -52,7 +52,7 @@ class _Sizes(ctypes.Structure):
     ]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "lambda_det"
 
@@ -74,7 +74,7 @@ def _build(compiler: list[str]) -> Path:
     # The compiler's macros tell its version and every instruction set it would use here
     macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
     key = hashlib.sha256("\0".join([*_COMPILE, macros, _SOURCE.read_text("utf-8")]).encode())
-    library = _cache_folder() / f"position_output_{key.hexdigest()[:16]}.so"
+    library = cache_folder() / f"position_output_{key.hexdigest()[:16]}.so"
     if library.exists():
         return library
     _logger.info("Compiling the lambda layer's kernel for this processor, once: %s", library)

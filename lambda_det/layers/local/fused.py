@@ -155,10 +155,6 @@ def _lay_out(embedding: Tensor, plan: _Plan) -> Tensor:
 
 def _constants(queries: Tensor, embedding: Tensor, plan: _Plan) -> dict[str, int | str | bool]:
     """The compile-time arguments that all kernels share."""
-    matmul = torch.backends.cuda.matmul
-    # From PyTorch 2.9 on, allow_tf32 may not be read where the new setting was made.
-    new = hasattr(matmul, "fp32_precision")
-    tf32 = matmul.fp32_precision == "tf32" if new else matmul.allow_tf32
     return {
         "HEADS": queries.shape[3],
         "QUERY_DEPTH": queries.shape[4],
@@ -166,9 +162,18 @@ def _constants(queries: Tensor, embedding: Tensor, plan: _Plan) -> dict[str, int
         "R": plan.span,
         "BLOCKS": plan.blocks,
         "DEPTH": plan.depth,
-        "PRECISION": "tf32" if tf32 else "ieee",
+        "PRECISION": "tf32" if allows_tf32() else "ieee",
         "WIDEN": _kernels().INTERPRETED,
     }
+
+
+@torch.compiler.assume_constant_result
+def allows_tf32() -> bool:
+    """Whether products of float32 numbers may be made of shorter ones on a GPU."""
+    matmul = torch.backends.cuda.matmul
+    # From PyTorch 2.9 on, allow_tf32 may not be read where the new setting was made.
+    new = hasattr(matmul, "fp32_precision")
+    return matmul.fp32_precision == "tf32" if new else matmul.allow_tf32
 
 
 # The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
