@@ -1,0 +1,190 @@
+#!/usr/bin/env python
+"""Compare the metrics and checkpoints of two runs, and name the first step and tensor that differ.
+
+Times and speeds are not compared. Values and tensors are equal if they are so to the bit, or with
+--tolerance T if they differ by less than T times the larger magnitude of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lambda_det.errors import UserError, exit_status, listed
+from lambda_det.training.run_folder import changed_keys
+from lambda_det.weights.formats import read_checkpoint
+
+_TIMES = ("time", "seconds", "per_second")  # how their names end
+_STATUS = """
+Exit status: 0 if nothing differs, 1 if something does, 2 after an error, which is one sentence.
+"""
+
+
+class NoRun(UserError):
+    """A folder holds nothing to compare."""
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_STATUS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("first", type=Path, help="folder of a run")
+    parser.add_argument("second", type=Path, help="folder of another run")
+    parser.add_argument("--tolerance", type=float, default=0.0, metavar="T", help="0: to the bit")
+    return parser.parse_args(argv)
+
+
+def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
+    """The values of metrics.json by iteration, without times."""
+    path = folder / "metrics.json"
+    if not path.is_file():
+        raise NoRun(f"There is no {path}; name the folder of a run.")
+    result = {}
+    for line in path.read_text("utf-8").splitlines():
+        try:
+            values = json.loads(line)
+            iteration = int(values.pop("iteration"))
+        except (ValueError, KeyError, AttributeError):
+            continue  # a line that a kill cut off
+        result[iteration] = {k: v for k, v in values.items() if not k.endswith(_TIMES)}
+    return result
+
+
+def relative(first: float, second: float) -> float:
+    """The difference by the larger magnitude; 0 for two NaN, infinite for one."""
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return 0.0
+    result = abs(first - second) / max(abs(first), abs(second))
+    return math.inf if math.isnan(result) else result
+
+
+def compare_metrics(
+    first: Mapping[int, Mapping[str, float]],
+    second: Mapping[int, Mapping[str, float]],
+    tolerance: float,
+) -> Iterator[str]:
+    """Yield what differs: the first iteration with its values, then each value at its worst."""
+    if only := sorted(set(first) ^ set(second)):
+        yield f"metrics: {len(only)} iteration(s) are in one run alone, the first is {only[0]}"
+    common = sorted(set(first) & set(second))
+    worst: dict[str, tuple[float, int]] = {}
+    began = None
+    for step in common:
+        one, other = first[step], second[step]
+        found = {
+            name: relative(one.get(name, math.nan), other.get(name, math.nan))
+            for name in [*one, *(name for name in other if name not in one)]
+        }
+        found = {name: by for name, by in found.items() if by > tolerance}
+        if found and began is None:
+            began = step
+            for name in found:
+                values = f"{one.get(name, 'missing')} and {other.get(name, 'missing')}"
+                yield f"metrics: iteration {step} is the first that differs: {name} {values}"
+        for name, by in found.items():
+            worst[name] = max(worst.get(name, (0.0, 0)), (by, -step))
+    for name, (by, step) in sorted(worst.items(), key=lambda item: -item[1][0]):
+        yield f"metrics: {name} differs most at iteration {-step}, by {by:.2g} of its value"
+
+
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a nested state in their order, by name."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from tensors(item, f"{name}.{index}")
+
+
+def tensor_difference(first: torch.Tensor, second: torch.Tensor) -> float:
+    """The largest difference by the larger magnitude of the two tensors; 0 if they are equal."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return math.inf
+    if torch.equal(first, second):
+        return 0.0
+    first, second = first.double(), second.double()
+    same = (first == second) | (first.isnan() & second.isnan())
+    if same.all():
+        return 0.0
+    size = torch.maximum(first.abs().max(), second.abs().max())
+    result = float(((first - second).abs()[~same]).max() / size)
+    return math.inf if math.isnan(result) else result
+
+
+def compare_checkpoints(
+    name: str, first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float
+) -> Iterator[str]:
+    """Yield what differs in two checkpoints of one name: the first tensor, and the worst."""
+    one, other = dict(tensors(first)), dict(tensors(second))
+    if only := [key for key in [*one, *other] if (key in one) != (key in other)]:
+        yield f"{name}: {len(only)} tensor(s) are in one run alone: {listed(only)}"
+    found = {key: tensor_difference(one[key], other[key]) for key in one if key in other}
+    found = {key: by for key, by in found.items() if by > tolerance}
+    if not found:
+        return
+    begin, worst = next(iter(found)), max(found, key=found.get)
+    yield (
+        f"{name}: {len(found)} of {len(one)} tensors differ, the first is {begin}, by "
+        f"{found[begin]:.2g} of its largest number, and the worst {worst}, by {found[worst]:.2g}"
+    )
+
+
+def common_checkpoints(first: Path, second: Path) -> list[str]:
+    """Names of the checkpoints that both runs have, by iteration; those without one come last."""
+    names = {path.name for path in first.glob("*.pth")} & {p.name for p in second.glob("*.pth")}
+    return sorted(
+        names, key=lambda name: (not name[6:13].isdigit(), name == "model_best.pth", name)
+    )
+
+
+def compare(first: Path, second: Path, tolerance: float) -> Iterator[str]:
+    """Yield what differs between two runs, configuration first; the checkpoints up to the first.
+
+    Raises:
+        UserError: a folder holds no run, or a checkpoint cannot be read.
+    """
+    metrics = [read_metrics(folder) for folder in (first, second)]
+    if (first / "config.yaml").is_file():
+        text = (first / "config.yaml").read_text("utf-8")
+        for key, before, now in changed_keys(text, second / "config.yaml"):
+            yield f"config: {key} {now!r} and {before!r}"
+    yield from compare_metrics(*metrics, tolerance)
+    names = common_checkpoints(first, second)
+    if not names:
+        yield "checkpoints: the runs have none of one name"
+    for name in names:
+        pair = [read_checkpoint(folder / name) for folder in (first, second)]
+        found = list(compare_checkpoints(name, *pair, tolerance))
+        yield from found
+        if found and len(names) > 1:
+            return  # what follows from it differs, too
+
+
+def report(lines: Iterable[str]) -> int:
+    """Print the differences; whether there are any but in the configuration."""
+    status = 0
+    for line in lines:
+        print(line)
+        status = max(status, int(not line.startswith("config:")))
+    if not status:
+        print("Metrics and checkpoints are equal")
+    return status
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    return exit_status(lambda: report(compare(args.first, args.second, args.tolerance)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
