@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from detectron2.layers import FrozenBatchNorm2d
 from detectron2.utils.file_io import PathManager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -35,6 +36,8 @@ __all__ = [
     "read_backbone",
     "save_backbone",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def check_target(path: str | Path, *, overwrite: bool = False) -> None:
@@ -98,12 +101,16 @@ def read_backbone(path: str | Path) -> dict[str, Any]:
 
 
 def fold_normalisation(
-    backbone: nn.Module, state: Mapping[str, Tensor], pixels: PixelSettings
+    backbone: nn.Module,
+    state: Mapping[str, Tensor],
+    pixels: PixelSettings,
+    target: PixelSettings | None = None,
 ) -> tuple[dict[str, Tensor], PixelSettings]:
     """Fold std and the channel order of RGB images into the first convolution.
 
-    The result takes BGR images with the mean subtracted and a std of 1. It computes the same
-    features; padding is 0 in both cases, so this also holds at the border.
+    By default the result takes BGR images with the mean subtracted and a std of 1, as Detectron2's
+    models do. It computes the same features; padding is 0 in both cases, so this also holds at the
+    border.
 
     The weights are divided by std and their input channels are reversed. If a batch norm follows,
     the weights are then multiplied by the mean of std, and the running statistics are scaled
@@ -115,13 +122,15 @@ def fold_normalisation(
         backbone: gives the structure. Its values are not used, so it may be on the meta device.
         state: the tensors of the backbone.
         pixels: the RGB pixel settings of the training.
+        target: those of the result. Their mean must be the same.
 
     Returns:
-        A new state dict, and its pixel settings: BGR, std 1.
+        A new state dict, and ``target``.
 
     Raises:
         WeightsError: there is not exactly one convolution of 3 channels, or the images are not RGB.
     """
+    target = target or PixelSettings("BGR", pixels.mean[::-1], (1.0, 1.0, 1.0))
     modules = list(backbone.named_modules())
     first = [
         index
@@ -137,21 +146,21 @@ def fold_normalisation(
     # Detectron2's norm is a child of the convolution, torchvision's follows it. In both cases it is
     # the next module.
     norm_name, norm = following[0] if following else ("", None)
-    std = torch.tensor(pixels.std, dtype=torch.float64)
+    same_order = target.in_order("RGB")
+    std = torch.tensor(pixels.std, dtype=torch.float64) / torch.tensor(same_order.std).double()
     result = dict(state)
     factor = 1.0
-    if isinstance(norm, _BatchNorm) and conv.bias is None:
+    if isinstance(norm, (_BatchNorm, FrozenBatchNorm2d)) and conv.bias is None:
         factor = std.mean().item()
         mean, var = f"{norm_name}.running_mean", f"{norm_name}.running_var"
         result[mean] = (state[mean].double() * factor).float()
         # The output is divided by sqrt(var + eps), so the sum has to be scaled, not var alone
         result[var] = ((state[var].double() + norm.eps) * factor**2 - norm.eps).float()
     weight = state[f"{name}.weight"].double() * factor / std[:, None, None]
-    result[f"{name}.weight"] = weight.flip(1).float().contiguous()
-    return result, PixelSettings("BGR", pixels.mean[::-1], (1.0, 1.0, 1.0))
-
-
-logger = logging.getLogger(__name__)
+    if target.format != "RGB":
+        weight = weight.flip(1)
+    result[f"{name}.weight"] = weight.float().contiguous()
+    return result, target
 
 
 def load_backbone_weights(

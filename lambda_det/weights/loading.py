@@ -18,8 +18,11 @@ from detectron2.utils.file_io import PathManager
 from torch import Tensor, nn
 
 from lambda_det.errors import WeightsError, listed, reason
+from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.import_names import import_weights
 from lambda_det.weights.names import (
+    Fit,
     backbone_prefixes,
     bare_name,
     compare,
@@ -34,6 +37,7 @@ from lambda_det.weights.provenance import (
     initial_weights,
     wanted_pixels,
 )
+from lambda_det.weights.public import is_public, read_public
 
 __all__ = ["load_complete_model", "load_initial_weights", "read_weights"]
 
@@ -56,15 +60,22 @@ def read_weights(path: str) -> dict[str, Any]:
     """Read weights from wherever Detectron2's ``MODEL.WEIGHTS`` may point to.
 
     Args:
-        path: of a file, or a URL (https, detectron2://); "?matching_heuristics=True" at its end
+        path: of a file, or a URL (https, detectron2://, or one of
+            :func:`lambda_det.weights.public.fetch`); "?matching_heuristics=True" at its end
             matches tensors by the ends of their names.
 
     Returns:
-        A state dict under "model", and what the file holds beside it.
+        A state dict under "model", and what the file holds beside it. The tensors of timm and
+        torchvision have the names of our classifiers.
 
     Raises:
+        ConfigError: the URL names no published weights.
         WeightsError: the file is missing, unreadable or unsafe.
     """
+    if is_public(path):
+        content, public = read_public(path)
+        logger.info(f"Weights: {public.describe()}")
+        return content if "model" in content else {"model": content}
     url = urlparse(path)
     options = parse_qs(url.query)
     try:
@@ -75,7 +86,8 @@ def read_weights(path: str) -> dict[str, Any]:
     if file.endswith(".pyth"):  # of pycls
         model = content.get("model_state", {})
         content = {"model": model, "__author__": "pycls", "matching_heuristics": True}
-    elif "model" not in content:
+    content = import_weights(content, path)
+    if "model" not in content:
         content = {"model": content}
     if options.pop("matching_heuristics", None) == ["True"]:
         content["matching_heuristics"] = True
@@ -121,7 +133,8 @@ def load_initial_weights(
     averaged weights are taken if it has them, or of a detector; see
     :func:`lambda_det.weights.names.bare_name` for the names. FPN and heads, and layers made for
     other classes, start afresh where the file does not hold them; any other difference in shape is
-    an error.
+    an error. The pixel settings of timm's and torchvision's weights are folded into the first
+    convolution where they differ from the model's.
 
     Args:
         model: unchanged if an error is raised.
@@ -140,9 +153,14 @@ def load_initial_weights(
     prefix = prefixes[0] if len(prefixes) == 1 else None
     state = _named_as_in_model(model.state_dict(), prefix, weights, content, path)
     _fill_res5_heads(model.state_dict(), state)
-    _check_start(_own_tensors(model), state, prefixes, path)
+    about = content.get("meta")
+    about = about if isinstance(about, Mapping) else {}
+    _check_start(_own_tensors(model), state, prefixes, path, about)
     if pixels is not None:
-        pixels.check(wanted_pixels(content), path)
+        wanted = wanted_pixels(content)
+        if "imported" in about and pixels.differences(wanted):
+            wanted = _fold(model, prefixes, state, wanted, pixels)
+        pixels.check(wanted, path)
     _load(model, state, f"{which} of {path}")
 
 
@@ -193,30 +211,77 @@ def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> Non
             state.setdefault(head, state.pop(name))
 
 
+def _fold(
+    model: nn.Module,
+    prefixes: list[str],
+    state: dict[str, Tensor],
+    wanted: PixelSettings,
+    pixels: PixelSettings,
+) -> PixelSettings:
+    """Fold what the weights want of images into ``state``; returns what they want then."""
+    if len(prefixes) != 1 or not wanted.can_fold_to(pixels):
+        return wanted
+    (prefix,) = prefixes
+    backbone = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+    module = model.get_submodule(prefix.removesuffix("."))
+    folded, pixels = fold_normalisation(module, backbone, wanted, pixels)
+    state.update((prefix + name, tensor) for name, tensor in folded.items())
+    logger.info(f"Folded into the first convolution, whose images are now: {pixels}")
+    return pixels
+
+
 def _check_start(
     own: Mapping[str, Tensor],
     state: Mapping[str, Tensor],
     prefixes: list[str],
     path: str | Path,
+    about: Mapping[str, Any],
 ) -> None:
+    _warn_of_other_classes(own, state, path)
     own = {name: tensor for name, tensor in own.items() if not _CLASS_LAYERS.match(name)}
     for prefix in prefixes:
         fit = compare(own, state, prefix)
         if len(fit.missing) == fit.wanted:
             raise WeightsError(
-                f"Nothing of the backbone is in {path}: the model wants {listed(fit.missing)}, "
-                f"the file has {listed(state)}."
+                f"Nothing of the backbone is in {path}: {_which(about, fit)}the model wants "
+                f"{listed(fit.missing)}, the file has {listed(state)}."
             )
         if not fit:
             raise WeightsError(
                 f"{path} does not hold this backbone, and training would start from a network "
-                f"that is partly random: {fit.summary()}; check the path of the weights and the "
-                "name and options of the backbone."
+                f"that is partly random: {fit.summary()}; {_which(about, fit)}check the path of "
+                "the weights and the name and options of the backbone."
             )
     fit = compare(own, state)
     if fit.reshaped:
         wrong = replace(fit, missing=(), unexpected=()).sentences()
         raise WeightsError(f"{path} does not fit the model: {listed(wrong)}.")
+
+
+def _which(about: Mapping[str, Any], fit: Fit) -> str:
+    """A clause on what differs: the scope of the lambda layers alone, or else the network."""
+    embeddings = [shapes for n, shapes in fit.reshaped.items() if n.endswith("position.embedding")]
+    if embeddings and len(embeddings) == len(fit.reshaped) and not fit.missing:
+        there, here = ("x".join(map(str, shape[-2:])) for shape in embeddings[0])
+        return f"its lambda layers have the scope {there}, those of the backbone {here}; "
+    network = about.get("model") or about.get("imported")
+    return f"the file is of {network}; " if network else ""
+
+
+def _warn_of_other_classes(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str | Path
+) -> None:
+    """Say of a classifier for other classes, such as ImageNet-21k's, that its end is not used."""
+    for name, tensor in own.items():
+        if (
+            bare_name(name) == "linear.weight"
+            and name in state
+            and tensor.shape != state[name].shape
+        ):
+            logger.warning(
+                f"{path} is for {len(state[name])} classes and the model for {len(tensor)}: the "
+                "last layer starts from random weights"
+            )
 
 
 def _load(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,20 @@ class PixelSettings:
             "pixel_mean": list(self.mean),
             "pixel_std": list(self.std),
         }
+
+    def in_order(self, format: str) -> PixelSettings:
+        """The same settings for channels in the order "RGB" or "BGR"."""
+        if format == self.format:
+            return self
+        return replace(self, format=format, mean=self.mean[::-1], std=self.std[::-1])
+
+    def can_fold_to(self, target: PixelSettings) -> bool:
+        """Whether the first convolution can take up the difference: the means are the same.
+
+        With another mean, the padding at the border would no longer be that of the training.
+        """
+        formats = {self.format, target.format} <= {"RGB", "BGR"}
+        return formats and _same(target.in_order(self.format).mean, self.mean)
 
     def __str__(self) -> str:
         return ", ".join(f"{key} {value}" for key, value in self.by_key().items())

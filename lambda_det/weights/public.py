@@ -147,10 +147,13 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
     public = fetch(url)
     path = public.local_path()
     content = import_weights(read_checkpoint(path), path)
+    imported = "imported" in content.get("meta", {})
     if public.model is not None:
-        if "imported" not in content.get("meta", {}):
+        if not imported:
             raise WeightsError(f"{path} does not hold the tensors of {url}; download it again.")
-        content["meta"] |= {**public.pixels.as_meta(), "license": public.license, "source": url}
+        content["meta"] |= {**public.pixels.as_meta(), "model": public.model}
+    if imported:
+        content["meta"] |= {"license": public.license, "source": url}
     return content, public
 
 

@@ -7,18 +7,25 @@ import itertools
 import pickle
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
+from detectron2.config import get_cfg
 from detectron2.modeling import Backbone
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import lambda_det
+from lambda_det.config import add_lambda_config
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.backbone_file import load_backbone_weights
 from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.public import fetch
 from tests.export.toy import Detector, Model, Network
+from tests.weights.public_networks import make
 
 
 def _prefixed(state, prefix):
@@ -356,3 +363,119 @@ def test_lambda_layers_of_an_earlier_version_are_named(tmp_path):
     torch.save({"model": state}, tmp_path / "old.pth")
     with pytest.raises(WeightsError, match=r"old\.pth.*res4\.1\.conv2\.query_proj.*qkv"):
         lambda_det.create_backbone("lambda_resnet26", weights=tmp_path / "old.pth", scope=3)
+
+
+# ------------------------------------------------------ files with the names of timm, torchvision
+
+
+def _finetuned(name, *pairs):
+    """The task of a recipe for own data with another network."""
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    cfg.merge_from_file("configs/finetune/mask_rcnn_resnetrs50_se.yaml")
+    pairs = ["MODEL.DEVICE", "cpu", "MODEL.LAMBDA_RESNET.NAME", name, *pairs]
+    cfg.merge_from_list(pairs)
+    return DetectionTask(cfg)
+
+
+def _placed(url, network, tmp_path, monkeypatch):
+    """The file of ``url`` where a download would be."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    place = fetch(url).place
+    place.parent.mkdir(parents=True)
+    save_file(network.state_dict(), place)
+
+
+IMAGENET = ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+RGB = ("INPUT.FORMAT", "RGB", "MODEL.PIXEL_MEAN", "[123.675, 116.28, 103.53]")
+STD = ("MODEL.PIXEL_STD", "[58.395, 57.12, 57.375]")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "file", "pairs"),
+    [
+        ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "w.pth", ()),
+        ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "w.safetensors", (*RGB, *STD)),
+        ("mobilenetv2_100.ra_in1k", "mobilenet_v2", "url", RGB),
+        ("lambda_resnet26t.c1_in1k", "lambda_resnet26t", "url", ()),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("resnetrs50.tf_in1k", "resnet_rs50_se", "w.safetensors", ()),
+                ("resnetrs101.tf_in1k", "resnet_rs101_se", "url", ()),
+                ("lambda_resnet50ts.a1h_in1k", "lambda_resnet50ts", "w.pth", ()),
+                ("resnet50.a1_in1k", "resnet50", "url", STD),
+            )
+        ),
+    ],
+)
+@torch.no_grad()
+def test_a_detector_starts_with_the_features_of_their_network(
+    theirs, ours, file, pairs, tmp_path, monkeypatch, caplog
+):
+    network = make("timm", theirs.partition(".")[0])
+    path = str(tmp_path / file)
+    if file == "url":
+        path = f"timm://{theirs}"
+        _placed(path, network, tmp_path, monkeypatch)
+    else:
+        (save_file if file.endswith("safetensors") else torch.save)(network.state_dict(), path)
+    task = _finetuned(ours, *pairs)
+    model = task.build_model()
+    with caplog.at_level("INFO"):
+        SafeCheckpointer(model).load_initial_weights(path, task.pixels)
+    if file == "url":
+        assert "apache-2.0" in caplog.text and "top-1" in caplog.text
+    model.double().eval()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 64, 96))  # RGB
+    order = 1 if pairs[:2] == RGB[:2] else -1
+    batch = [{"image": torch.from_numpy(pixels[::order].copy())}]
+    found = model.backbone.bottom_up(model.preprocess_image(batch).tensor)["res5"]
+    mean, std = [torch.tensor(v).view(3, 1, 1).double() for v in IMAGENET]
+    expected = network.double().forward_features(((torch.from_numpy(pixels) - mean) / std)[None])
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def mobilenet():
+    return make("timm", "mobilenetv2_100", num_classes=7)
+
+
+@torch.no_grad()
+def test_a_classifier_starts_from_their_network_and_its_last_layer(mobilenet, tmp_path):
+    torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
+    classifier = lambda_det.create_classifier("mobilenet_v2", 7).eval()
+    pixels = PixelSettings("RGB", *IMAGENET)
+    SafeCheckpointer(classifier).load_initial_weights(str(tmp_path / "w.pth"), pixels)
+    image = torch.randn(1, 3, 64, 64)
+    expected = mobilenet(image)
+    assert (classifier(image) - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_weights_for_other_classes_say_so(mobilenet, tmp_path, caplog):
+    torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
+    classifier = lambda_det.create_classifier("mobilenet_v2", 3)
+    SafeCheckpointer(classifier).load_initial_weights(str(tmp_path / "w.pth"))
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "w.pth is for 7 classes" in warning and "3" in warning
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "pairs", "words"),
+    [
+        ("mobilenetv2_100", "resnet_rs50_se", (), "mobilenet_v2"),
+        ("lambda_resnet26t", "lambda_resnet50ts", (), "lambda_resnet26t"),
+        ("lambda_resnet26t", "lambda_resnet26t", ("MODEL.LAMBDA_RESNET.SCOPE", 7), "9x9.*7x7"),
+        ("mobilenetv2_100", "mobilenet_v2", ("MODEL.PIXEL_MEAN", [1.0, 2.0, 3.0]), "PIXEL_MEAN"),
+    ],
+)
+def test_their_weights_that_cannot_be_ours(theirs, ours, pairs, words, tmp_path, monkeypatch):
+    url = f"timm://{theirs}"
+    _placed(url, make("timm", theirs), tmp_path, monkeypatch)
+    task = _finetuned(ours, *pairs)
+    model = task.build_model()
+    before = _copy(model.state_dict())
+    with pytest.raises((ConfigError, WeightsError), match=f"{url}.*{words}") as caught:
+        SafeCheckpointer(model).load_initial_weights(url, task.pixels)
+    assert "\n" not in str(caught.value)
+    _assert_same(model.state_dict(), before)
