@@ -65,6 +65,9 @@ def add_lambda_config(cfg: CN) -> None:
     _C.DATASETS.TRAIN_IMAGES = ""
     _C.DATASETS.TEST_JSON = ""
     _C.DATASETS.TEST_IMAGES = ""
+    # Share of the images of TRAIN_JSON that is held out to evaluate on, where TEST_JSON names none.
+    # The hash of an image's name decides. --val-share sets it.
+    _C.DATASETS.VAL_SHARE = 0.0
 
     # An image that cannot be read is named, counted and replaced by the next one; when more than
     # this many different images could not be read, training stops.

@@ -59,6 +59,12 @@ def parser() -> argparse.ArgumentParser:
         _EXAMPLES + YAML_EXAMPLES,
     )
     _add_data_flags(result, "DATASETS.TRAIN and .TEST")
+    result.add_argument(
+        "--val-share",
+        type=float,
+        metavar="S",
+        help="share of the training images to evaluate on, by their names, without a --test-json",
+    )
     recipe = result.add_argument_group("a schedule for your data (RECIPE in lambda_det/config.py)")
     recipe.add_argument(
         "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"

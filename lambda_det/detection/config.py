@@ -56,6 +56,8 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     for flag in DATA_FLAGS:
         if getattr(args, flag, None):
             cfg.DATASETS[flag.upper()] = getattr(args, flag)
+    if getattr(args, "val_share", None) is not None:
+        cfg.DATASETS.VAL_SHARE = args.val_share
     typed = list(args.opts or [])[::2]
     if getattr(args, "epochs", None) is not None:
         cfg.RECIPE.ENABLED, cfg.RECIPE.EPOCHS = True, args.epochs

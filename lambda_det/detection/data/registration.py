@@ -14,6 +14,7 @@ from detectron2.utils.file_io import PathManager
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
+from lambda_det.detection.data.held_out import hold_out
 from lambda_det.errors import ConfigError, DataError
 
 _GET_COCO = (
@@ -107,26 +108,24 @@ def register_json_datasets(cfg: CfgNode) -> None:
 
     ``DATASETS.TRAIN`` and ``.TEST`` become the new names. The numbers of classes become the number
     of categories in the training file, or in the test file if no training file is given. A training
-    file alone empties ``DATASETS.TEST``, which named other data. Without a file nothing changes.
-    It is safe to call it again, in the same or another process.
+    file alone empties ``DATASETS.TEST``, which named other data, unless ``DATASETS.VAL_SHARE``
+    holds out a part of it. Without a file nothing changes. It is safe to call it again, in the same
+    or another process.
 
     Raises:
         ConfigError: one of a pair is given without the other.
-        DataError: a file is missing or not in COCO format.
+        DataError: a file is missing or not in COCO format, or cannot be split as asked for.
     """
     train, test = (
-        register_coco_files(
-            cfg.DATASETS[f"{split}_JSON"],
-            cfg.DATASETS[f"{split}_IMAGES"],
-            split.lower(),
-            keypoints=cfg.MODEL.KEYPOINT_ON,
-        )
-        for split in ("TRAIN", "TEST")
+        register_coco_files(json_file, images, split, keypoints=cfg.MODEL.KEYPOINT_ON)
+        for split, (json_file, images) in _named_files(cfg).items()
     )
     if train:
         cfg.DATASETS.TRAIN = (train,)
         if not test:
-            logger.info("DATASETS.TEST is now empty; --test-json and --test-images fill it.")
+            logger.info(
+                "DATASETS.TEST is now empty; --test-json and --test-images fill it, or --val-share."
+            )
             cfg.DATASETS.TEST = ()
     if test:
         cfg.DATASETS.TEST = (test,)
@@ -137,6 +136,24 @@ def register_json_datasets(cfg: CfgNode) -> None:
         if "POINT_HEAD" in cfg.MODEL:  # a key of PointRend
             cfg.MODEL.POINT_HEAD.NUM_CLASSES = len(names)
         logger.info("The number of classes is now %d, from %s.", len(names), train or test)
+
+
+def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
+    """Annotation file and folder of images by split, "" where there is none."""
+    files = {
+        split: (cfg.DATASETS[f"{split.upper()}_JSON"], cfg.DATASETS[f"{split.upper()}_IMAGES"])
+        for split in ("train", "test")
+    }
+    if not cfg.DATASETS.VAL_SHARE:
+        return files
+    key = f"--val-share {cfg.DATASETS.VAL_SHARE:g} (DATASETS.VAL_SHARE)"
+    if any(files["test"]):
+        raise ConfigError(f"{key} is for data without a --test-json; set one of both to nothing.")
+    json_file, images = map(os.path.expanduser, files["train"])
+    if not (json_file and images):
+        raise ConfigError(f"{key} needs --train-json and --train-images, to hold out some of them.")
+    train, val = hold_out(json_file, images, cfg.DATASETS.VAL_SHARE)
+    return {"train": (train, images), "test": (val, images)}
 
 
 def class_names(cfg: CfgNode) -> list[str] | None:

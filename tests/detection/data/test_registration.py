@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -105,3 +106,70 @@ def test_class_names_of_nothing_known(cfg):
 def test_the_data_sets_of_a_test_are_forgotten_after_it(_):
     """So says tests/conftest.py; the second time the name would be taken."""
     DatasetCatalog.register("for_one_test", lambda: [])
+
+
+# --------------------------------------------------------------------------------- held-out images
+
+
+@pytest.fixture
+def many(content, write, tmp_path, monkeypatch):
+    """100 images with a class each in turn, and a cache of their own; returns file and folder."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    one, box = content["images"][0], content["annotations"][0]
+    content["images"] = [{**one, "id": n, "file_name": f"{n}.jpg"} for n in range(100)]
+    ids = [category["id"] for category in content["categories"]]
+    content["annotations"] = [
+        {**box, "id": n + 1, "image_id": n, "category_id": ids[n % len(ids)]} for n in range(100)
+    ]
+    return write(content)
+
+
+def share_out(cfg, files, share):
+    name_files(cfg, "TRAIN", *files)
+    cfg.DATASETS.VAL_SHARE = share
+    register_json_datasets(cfg)
+    return [
+        {Path(record["file_name"]).name for record in DatasetCatalog.get(name)}
+        for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
+    ]
+
+
+def test_a_share_of_the_images_is_held_out_by_their_names(cfg, many, content, write):
+    train, test = share_out(cfg, many, 0.2)
+    assert not train & test and len(train | test) == 100 and 10 <= len(test) <= 30
+    assert MetadataCatalog.get(cfg.DATASETS.TEST[0]).evaluator_type == "coco"
+    before = set(DatasetCatalog)
+    assert share_out(cfg, many, 0.2) == [train, test] and set(DatasetCatalog) == before
+    # Other images move none, and a larger share holds the same ones out
+    fewer = {**content, "images": content["images"][:60]}
+    fewer["annotations"] = [a for a in content["annotations"] if a["image_id"] < 60]
+    some, others = share_out(cfg, write(fewer, "fewer"), 0.2)
+    assert some < train and others < test
+    assert share_out(cfg, many, 0.5)[1] > test
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 10.0, float("nan")])
+def test_a_share_that_is_none(cfg, many, share):
+    with pytest.raises(ConfigError, match=r"VAL_SHARE"):
+        share_out(cfg, many, share)
+
+
+def test_a_share_that_leaves_too_little(cfg, many, content, write):
+    for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
+        with pytest.raises(DataError, match=f"VAL_SHARE.*{words}"):
+            share_out(cfg, many, share)
+    _, held_out = share_out(cfg, many, 0.2)
+    content["categories"].append({"id": 77, "name": "quince"})
+    for annotation in content["annotations"]:
+        if f"{annotation['image_id']}.jpg" in held_out:
+            annotation["category_id"] = 77
+    with pytest.raises(DataError, match=r"VAL_SHARE.*quince"):
+        share_out(cfg, write(content), 0.2)
+
+
+def test_a_share_and_test_data_or_no_training_data(cfg, many):
+    name_files(cfg, "TEST", *many)
+    for files in (many, ("", "")):
+        with pytest.raises(ConfigError, match=r"VAL_SHARE.*--t(est|rain)-json"):
+            share_out(cfg, files, 0.1)
+        name_files(cfg, "TEST", "", "")

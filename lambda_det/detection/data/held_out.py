@@ -1,0 +1,113 @@
+"""A share of a training file's images held out to evaluate on, chosen by their names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from iopath.common.file_io import get_cache_dir
+
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.errors import ConfigError, DataError, listed, printable
+
+__all__ = ["hold_out", "is_held_out"]
+
+logger = logging.getLogger(__name__)
+
+
+def is_held_out(file_name: str, share: float) -> bool:
+    """Whether the image is one of the ``share`` that is held out.
+
+    The name alone decides, so images that are added later move none of the others.
+    """
+    digest = hashlib.sha256(file_name.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]:
+    """Split an annotation file in two, which are kept in the cache of Detectron2's files.
+
+    Args:
+        json_file: annotations in COCO's format.
+        image_folder: of its images.
+        share: of the images that are held out, above 0 and below 1.
+
+    Returns:
+        The files to train on and to evaluate on. The same content and share give the same files.
+
+    Raises:
+        ConfigError: the share is not between 0 and 1.
+        DataError: the file is not in COCO's format; or no image would be held out, none would
+            remain, or none of a class would remain.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(
+            f"--val-share (DATASETS.VAL_SHARE) is {share:g}; give a share between 0 and 1, such as "
+            "0.1."
+        )
+    names = check_coco(json_file, image_folder, files="none").categories
+    content = read_json(json_file)
+    images = content["images"]
+    held_out = {i["id"] for i in images if is_held_out(str(i["file_name"]), share)}
+    refuse = f"--val-share {share:g} (DATASETS.VAL_SHARE) of {json_file}"
+    if len(held_out) in (0, len(images)):
+        raise DataError(
+            f"{refuse} would hold out {len(held_out)} of {len(images)} images; give another share, "
+            "or a file with --test-json."
+        )
+    train, val = (_part(content, held_out, keep) for keep in (False, True))
+    if gone := _classes(content) - _classes(train):
+        raise DataError(
+            f"{refuse} would leave no image of {_named(gone, names)} to train on; give a smaller "
+            "share, or a file with --test-json."
+        )
+    unseen = _classes(content) - _classes(val)
+    logger.info(
+        f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {json_file}, by the "
+        f"hash of their names{f'; none of them shows {_named(unseen, names)}' if unseen else ''}"
+    )
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    folder = Path(get_cache_dir(), "lambda_det", "held_out", digest)
+    stem = f"{Path(json_file).stem}_{share:g}"
+    return _write(train, folder / f"{stem}_train.json"), _write(val, folder / f"{stem}_val.json")
+
+
+def _part(content: Mapping[str, Any], held_out: set[Any], keep: bool) -> dict[str, Any]:
+    """The file with only the images that are held out, or without them."""
+    return {
+        **content,
+        "images": [i for i in content["images"] if (i["id"] in held_out) is keep],
+        "annotations": [a for a in content["annotations"] if (a["image_id"] in held_out) is keep],
+    }
+
+
+def _classes(content: Mapping[str, Any]) -> set[Any]:
+    """The categories that occur."""
+    return {annotation["category_id"] for annotation in content["annotations"]}
+
+
+def _named(categories: set[Any], names: Mapping[Any, str]) -> str:
+    return listed(printable(str(names.get(c, c))) for c in sorted(categories))
+
+
+def _write(content: Mapping[str, Any], path: Path) -> str:
+    """Write a file if it is not there; other processes may do the same at once."""
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                json.dump(content, file)
+            os.replace(file.name, path)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written ({error.strerror}): FVCORE_CACHE names the folder of "
+                "such files."
+            ) from error
+    return str(path)
