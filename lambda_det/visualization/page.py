@@ -47,12 +47,13 @@ body { margin: 0 auto; max-width: 1080px; padding: 24px 20px 60px; color: #1c212
 h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 18px; margin: 36px 0 8px; padding-top: 12px; border-top: 1px solid var(--line); }
 p { margin: 4px 0 12px; color: var(--soft); max-width: 75ch; }
-.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
+.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px;
            margin: 16px 0; }
 .number { border: 1px solid var(--line); border-radius: 8px; padding: 10px 12px; }
 .number b { display: block; font-size: 22px; font-weight: 600; color: var(--accent); }
 .number span { color: var(--soft); font-size: 13px; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 12px; }
+.figures { display: grid; gap: 12px;
+           grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
 .figure svg { width: 100%; height: auto; display: block; }
 .single svg { width: auto; max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; }

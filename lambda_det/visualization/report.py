@@ -101,7 +101,7 @@ def draw_curves(records: list[dict[str, float]]) -> list[str]:
 
 def draw_precision_recall(detections: Detections) -> str:
     """Precision over recall at an IoU of 0.5: the classes with most objects, and the mean."""
-    figure, axes = new_axes(5, 3.6)
+    figure, axes = new_axes(5.2, 3.4)
     recalls = np.linspace(0, 1, 101)
     drawn = sorted(detections.classes, key=lambda c: -c.objects)[:_CLASSES_DRAWN]
     for result in drawn:
