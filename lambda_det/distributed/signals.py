@@ -15,7 +15,8 @@ __all__ = ["SIGNALS", "StopRequest", "catch_signals", "interruptible", "received
 
 T = TypeVar("T")
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# Windows has no SIGUSR1
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n))
 # A scheduler may signal both a process and its launcher, which passes the signal on: one request
 _SECONDS_OF_ONE_REQUEST = 3.0
 

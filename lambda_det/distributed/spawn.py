@@ -194,14 +194,14 @@ def _describe_end(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     hints = {
-        signal.SIGKILL: ", as happens when the machine runs out of memory",
-        signal.SIGABRT: ", as PyTorch does when a collective call takes too long",
+        "SIGKILL": ", as happens when the machine runs out of memory",
+        "SIGABRT": ", as PyTorch does when a collective call takes too long",
     }
     try:
         name = signal.Signals(-status).name
     except ValueError:  # a real-time signal
         name = f"signal {-status}"
-    return f"was killed by {name}{hints.get(-status, '')}"
+    return f"was killed by {name}{hints.get(name, '')}"
 
 
 def _run(work: Callable[[int], None], index: int, errors: Connection, parent: int) -> None:
@@ -246,6 +246,8 @@ def end_with_parent(parent: int) -> None:
     What was trained since the last checkpoint is lost, as with any kill. Training on alone would be
     worse: the run that is started in its place writes into the same folder.
     """
+    if sys.platform != "linux":
+        return
     mp._prctl_pr_set_pdeathsig(signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -23,6 +22,11 @@ from detectron2.utils.events import (
 )
 
 from lambda_det.training.run_folder import cut_metrics
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 __all__ = [
     "Averaging",
@@ -70,9 +74,14 @@ class Throughput(HookBase):
 
 
 def peak_memory(device: str) -> float:
-    """The most gigabytes (1e9 bytes) taken so far: of the GPU, or on the CPU of the process."""
+    """The most gigabytes (1e9 bytes) taken so far: of the GPU, or on the CPU of the process.
+
+    0 for the CPU of Windows, which Python cannot ask for it.
+    """
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated() / 1e9
+    if resource is None:
+        return 0.0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 

@@ -137,6 +137,7 @@ class RunLock:
         self._released.set()
         self._beats.join()
         with contextlib.suppress(OSError):
+            os.ftruncate(self._file, 0)  # Windows does not remove a file that is open
             self._path.unlink()
         os.close(self._file)
         self._file = None

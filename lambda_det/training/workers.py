@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import ConfigError, DataError, listed
 
 __all__ = ["KEYS", "UnreadableImages", "WatchedLoader", "reading"]
@@ -32,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-# Ctrl-C, and what schedulers send
-_IGNORED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+_IGNORED_SIGNALS = {signal.SIGINT, *SIGNALS}  # Ctrl-C, and what schedulers send
+_IS_WINDOWS = sys.platform == "win32"  # which has neither SIGCHLD nor masks of signals
 _POLL = 1.0  # seconds that torch waits for a batch before it looks at the workers
 _NAME_BYTES = 1024
 # How a YAML configuration names the settings of a loader
@@ -43,11 +45,11 @@ KEYS = {
     "max_unreadable": "DATALOADER.MAX_UNREADABLE_IMAGES",
 }
 _CAUSES = {
-    signal.SIGKILL: "mostly memory ran out: lower {num_workers}, or give the machine more memory",
-    signal.SIGBUS: "mostly /dev/shm is full: lower {num_workers}, or give the machine or container "
+    "SIGKILL": "mostly memory ran out: lower {num_workers}, or give the machine more memory",
+    "SIGBUS": "mostly /dev/shm is full: lower {num_workers}, or give the machine or container "
     "more of it",
     **dict.fromkeys(
-        (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE),
+        ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"),
         "mostly a file that crashes the image library: fetch it again, or take it out of the data",
     ),
 }
@@ -150,7 +152,8 @@ class _WorkerStart:
         torch.set_num_threads(1)
         for ignored in _IGNORED_SIGNALS:
             signal.signal(ignored, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
+        if not _IS_WINDOWS:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
         _own_row = self._table[number].numpy()
 
 
@@ -315,6 +318,8 @@ def _start(loader: DataLoader) -> Iterator[Any]:
     When a worker is killed, that handler raises wherever the main process is, which may be in the
     middle of a checkpoint. Without it, the wait for the next batch fails within a second.
     """
+    if _IS_WINDOWS:  # torch has no handler there
+        return iter(loader)
     # The workers start with the main process's handlers, so signals wait until _WorkerStart.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
     try:
@@ -335,9 +340,9 @@ def _describe_death(
     status = workers[dead[0]].exitcode
     cause, how = _OTHER_CAUSE, f"with status {status}"
     if status is not None and status < 0:
-        cause = _CAUSES.get(-status, _OTHER_CAUSE)
         known = {number.value: number.name for number in signal.Signals}
-        how = f"by {known.get(-status, f'signal {-status}')}"
+        name = known.get(-status, f"signal {-status}")
+        cause, how = _CAUSES.get(name, _OTHER_CAUSE), f"by {name}"
     names = [name for name in (_name(table[number]) for number in dead) if name]
     what = f"while it read {listed(names)}" if names else "between two images"
     cause = cause.format(**keys)
@@ -361,7 +366,7 @@ def _kill(workers: Sequence[BaseProcess]) -> None:
     alive = [worker for worker in workers if worker.is_alive()]
     if not alive:
         return
-    is_main = threading.current_thread() is threading.main_thread()
+    is_main = not _IS_WINDOWS and threading.current_thread() is threading.main_thread()
     # torch's handler, if another loader set it, would raise for each worker.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if is_main else None
     for worker in alive:

@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,6 +93,8 @@ def _build(compiler: list[str]) -> Path:
 @functools.cache
 def _library() -> ctypes.CDLL | str:
     """The kernel, or the reason why there is none."""
+    if sys.platform == "win32":
+        return "its kernel is compiled on Linux and macOS alone"
     named = os.environ.get("CXX") or "g++"
     try:
         compiler = shlex.split(named)  # perhaps "ccache g++"
