@@ -8,6 +8,7 @@ follows Figures 3, 6 and 8 of "LambdaNetworks: Modeling Long-Range Interactions 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -117,55 +118,66 @@ def position_output(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tens
     Args:
         queries: [b, n, h, k].
         values: [b, m, v, u].
-        embeddings: [n, m, k, u].
+        embeddings: [n, m, k, u], or [b, n, m, k, u] for relations that differ between examples.
 
     Returns:
         [b, n, h, v].
     """
-    lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
+    pairs = "bnmku" if embeddings.dim() == 5 else "nmku"
+    lambdas = torch.einsum(f"{pairs},bmvu->bnkv", embeddings, values)
     return torch.einsum("bnhk,bnkv->bnhv", queries, lambdas)
 
 
-def grid_size(height: int, width: int, dilation: int) -> tuple[int, int]:
-    """Rows and columns of the largest grid of every ``dilation``-th position of a map."""
-    return -(-height // dilation), -(-width // dilation)
+def grid_size(size: Sequence[int], dilation: int) -> tuple[int, ...]:
+    """The size of the largest grid of every ``dilation``-th position of a map."""
+    return tuple(-(-side // dilation) for side in size)
 
 
-def crop_offsets(embedding: Tensor, height: int, width: int) -> Tensor:
-    """Cut [.., r_y, r_x] down to the offsets that occur on a map of height x width."""
-    cut_y = max(embedding.shape[-2] // 2 - (height - 1), 0)
-    cut_x = max(embedding.shape[-1] // 2 - (width - 1), 0)
-    if cut_y == 0 and cut_x == 0:
+def crop_offsets(embedding: Tensor, *size: int) -> Tensor:
+    """Cut [.., r_y, r_x] down to the offsets that occur on a map of this size."""
+    for dim, side in zip(range(-len(size), 0), size, strict=True):
+        cut = max(embedding.shape[dim] // 2 - (side - 1), 0)
+        if cut:
+            embedding = embedding.narrow(dim, cut, embedding.shape[dim] - 2 * cut)
+    return embedding
+
+
+def spread(embedding: Tensor, dilation: int, dims: int = 2) -> Tensor:
+    """Write a dilated scope out, with zeros between its offsets: [.., d (r - 1) + 1, ..].
+
+    ``dims`` of the last dimensions are offsets.
+    """
+    if dilation == 1:
         return embedding
-    size_y, size_x = embedding.shape[-2:]
-    return embedding[..., cut_y : size_y - cut_y, cut_x : size_x - cut_x]
-
-
-def spread(embedding: Tensor, dilation: int) -> Tensor:
-    """Write a dilated scope out, with zeros between its offsets: [.., d (r - 1) + 1, ..]."""
-    *leading, size_y, size_x = embedding.shape
-    wide = embedding.new_zeros(*leading, dilation * (size_y - 1) + 1, dilation * (size_x - 1) + 1)
-    wide[..., ::dilation, ::dilation] = embedding
+    leading, sides = embedding.shape[:-dims], embedding.shape[-dims:]
+    wide = embedding.new_zeros(*leading, *(dilation * (side - 1) + 1 for side in sides))
+    wide[(..., *[slice(None, None, dilation)] * dims)] = embedding
     return wide
 
 
-def dense_embedding(embedding: Tensor, height: int, width: int) -> Tensor:
+def dense_embedding(
+    embedding: Tensor, size: Sequence[int], context: Sequence[int] | None = None, stride: int = 1
+) -> Tensor:
     """Lay out one embedding per pair of positions, zero outside the scope (Section 3.4).
 
     Args:
-        embedding: [k, u, r_y, r_x].
+        embedding: [k, u, r_y, r_x]; of volumes [k, u, r_z, r_y, r_x].
+        size: of the map of queries.
+        context: of the map of values, as ``size`` if None.
+        stride: a query's place on the map of values is its own times this.
 
     Returns:
-        [n, m, k, u] with n = m = height * width, rows first.
+        [n, m, k, u], rows first.
     """
-    embedding = crop_offsets(embedding, height, width)
-    pad_y = height - 1 - embedding.shape[-2] // 2
-    pad_x = width - 1 - embedding.shape[-1] // 2
-    full = F.pad(embedding, (pad_x, pad_x, pad_y, pad_y))  # [k, u, 2H-1, 2W-1]
-    rows = torch.arange(height, device=embedding.device)
-    columns = torch.arange(width, device=embedding.device)
-    offset_y = rows[None, :] - rows[:, None] + height - 1  # [query row, context row]
-    offset_x = columns[None, :] - columns[:, None] + width - 1
-    pairs = full[:, :, offset_y[:, None, :, None], offset_x[None, :, None, :]]  # [k, u, H, W, H, W]
-    positions = height * width
-    return pairs.reshape(*embedding.shape[:2], positions, positions).permute(2, 3, 0, 1)
+    context = size if context is None else context
+    dims, pads, offsets = len(size), [], []
+    for dim, (queries, values) in enumerate(zip(size, context, strict=True)):
+        reach = embedding.shape[2 + dim] // 2
+        before = max(stride * (queries - 1) - reach, 0)
+        pads = [before, max(values - 1 - reach, 0), *pads]  # F.pad takes the last dimension first
+        offset = torch.arange(values) - stride * torch.arange(queries)[:, None] + reach + before
+        shape = [1] * 2 * dims  # of all queries' and then all values' sides
+        shape[dim], shape[dims + dim] = queries, values
+        offsets.append(offset.view(shape).to(embedding.device))
+    pairs = F.pad(embedding, pads)[(slice(None), slice(None), *offsets)]
+    return pairs.flatten(2 + dims).flatten(2, 1 + dims).permute(2, 3, 0, 1)

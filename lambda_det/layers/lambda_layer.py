@@ -10,20 +10,23 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lambda_det.errors import ConfigError
 from lambda_det.layers.functional import KeyNorm
+from lambda_det.layers.grids import as_map, given_position_output, split, strided
 from lambda_det.layers.lambdas import ContentLambda, RelativePosition
-from lambda_det.layers.options import check_lambdas, check_sizes, make_norm
+from lambda_det.layers.options import check_inputs, check_lambdas, check_sizes, make_norm
+
+Parts = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 
 
 class LambdaLayer(nn.Module):
-    """Lambda layer on a map [B, C, H, W] or a sequence [B, C, N] (Sections 3.1 to 3.4, Appendix C).
+    """Lambda layer on maps [B, C, H, W], sequences [B, C, N] or volumes [B, C, D, H, W].
 
     y_n = (content lambda + position lambda_n)^T q_n, with q = norm(W_q x), keys softmax(W_k x) over
-    the context and values norm(W_v x). All heads share the same lambdas (multi-query) unless
-    ``multi_head`` is set. The content lambda covers the whole map; the position lambdas cover a
-    local ``scope``, or the whole map if ``map_size`` is given.
+    the context and values norm(W_v x) (Sections 3.1 to 3.4, Appendix C). All heads share the same
+    lambdas (multi-query) unless ``multi_head`` is set. The content lambda covers the whole map; the
+    position lambdas cover a local ``scope``, or the whole map if ``map_size`` is given.
 
     Args:
         dim: input channels d.
@@ -31,11 +34,14 @@ class LambdaLayer(nn.Module):
         query_depth: |k|.
         heads: |h|, queries per position.
         intra_depth: |u| (Appendix C.4).
-        scope: odd side of the local scope |m|, or (side_y, side_x); for a sequence its length. None
-            for no position lambda (content only), or together with ``map_size``.
+        scope: odd side of the local scope |m|, or (side_y, side_x); for a sequence its length, for
+            a volume (side_z, side_y, side_x). None for no position lambda (content only), or
+            together with ``map_size``.
         dilation: distance between neighbouring offsets of a local scope, in positions.
+        stride: distance between neighbouring queries, in positions (Section 3.4). Only every
+            ``stride``-th position of the input in each direction becomes a query.
         map_size: (H, W) of the largest map, for global position embeddings; needs ``scope=None``.
-            For sequences (1, N).
+            For sequences (1, N), for volumes (D, H, W).
         sequence: whether the input is a sequence; then an int ``scope`` means (1, scope).
         content: False leaves the content lambda and the keys out (position only).
         norm: "BN", "" for none, or a function from a number of channels to a module; used on
@@ -49,7 +55,8 @@ class LambdaLayer(nn.Module):
         implementation: of the local position output, see :mod:`lambda_det.layers.local`.
 
     Shape:
-        x: [B, dim, H, W] or [B, dim, N]; output: the same with dim_out channels, head-major (h, v).
+        x: [B, dim, H, W], [B, dim, N] or [B, dim, D, H, W]; output: the same with dim_out channels,
+            head-major (h, v), and sizes divided by the stride, rounded up.
 
     Raises:
         ConfigError: if heads do not divide dim_out, a scope is even, or the options contradict each
@@ -64,9 +71,10 @@ class LambdaLayer(nn.Module):
         query_depth: int = 16,
         heads: int = 4,
         intra_depth: int = 1,
-        scope: int | tuple[int, int] | None = 23,
+        scope: int | tuple[int, ...] | None = 23,
         dilation: int = 1,
-        map_size: tuple[int, int] | None = None,
+        stride: int = 1,
+        map_size: tuple[int, ...] | None = None,
         sequence: bool = False,
         content: bool = True,
         norm: str | Callable[[int], nn.Module | None] = "BN",
@@ -83,7 +91,7 @@ class LambdaLayer(nn.Module):
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
         self.query_softmax, self.multi_head = query_softmax, multi_head
-        self.dilation, self.implementation = dilation, implementation
+        self.dilation, self.stride, self.implementation = dilation, stride, implementation
 
         # Rows of the projection: queries (h, k), keys (k, u), values (v, u); in the multi-head form
         # keys (h, k, u) and values (h, v, u)
@@ -112,64 +120,78 @@ class LambdaLayer(nn.Module):
         with torch.no_grad():
             self.qkv.weight[: self.rows[0]] *= self.query_depth**-0.5
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map [B, dim, H, W] to [B, dim_out, H, W], or sequences likewise.
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        context: Tensor | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:
+        """Map [B, dim, H, W] to [B, dim_out, H, W], or sequences and volumes likewise.
 
         Args:
-            x: the input, which is both queries and context.
-            mask: None, or bool. [B, 1, H, W] (for sequences [B, 1, N]): True at positions that
-                belong to the image; the others, padding, take no part in any lambda. [n, m]: True
-                where query n may look at context position m, rows first, for the whole batch
-                (Appendix C.2).
+            x: the input, which is both queries and context unless there is a ``context``.
+            mask: None, or bool. [B, 1, ..], as large as the context: True at positions that belong
+                to the image; the others, padding, take no part in any lambda. [n, m]: True where
+                query n may look at context position m, rows first, for the whole batch (Appendix
+                C.2).
+            context: [B, dim, H', W'], which keys and values are made of (Section 3.1). Its first
+                position is at the same place as that of ``x``.
+            embeddings: position embeddings of this call instead of the layer's own, such as the
+                relations of a graph: [n, m, k, u], or [B, n, m, k, u] for those of each example.
         """
-        if x.dim() == 3:  # a sequence is a map of one row
-            mask = mask[:, :, None] if mask is not None and mask.dim() == 3 else mask
-            return self.forward(x[:, :, None], mask)[:, :, 0]
-        if mask is not None and mask.dim() not in (2, 4):
-            raise ConfigError(
-                f"The mask of a lambda layer has the shape {list(mask.shape)}, but must be [B, 1, "
-                "H, W] for padding or [n, m] for a context per query."
-            )
-        queries, keys, values = self.project(x)
+        check_inputs(self, x, mask, context, embeddings)
+        if context is None and self.stride > 1:
+            context = x
+        parts = self.project(strided(x, self.stride), context)
         if self.multi_head:
-            parts = (part.tensor_split(self.heads, dim=3) for part in (queries, keys, values))
-            heads = enumerate(zip(*parts, strict=True))
-            y = torch.cat([self._output(*part, mask, head) for head, part in heads], dim=3)
+            of_heads = zip(*(part.tensor_split(self.heads, dim=-2) for part in parts), strict=True)
+            outputs = [self._output(p, mask, embeddings, h) for h, p in enumerate(of_heads)]
+            y = torch.cat(outputs, dim=-2)
         else:
-            y = self._output(queries, keys, values, mask)
-        return y.flatten(3).permute(0, 3, 1, 2)
+            y = self._output(parts, mask, embeddings)
+        y = y.flatten(-2)
+        y = y.permute(0, -1, *range(1, y.dim() - 1))
+        return y[:, :, 0] if x.dim() == 3 else y
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, context: Tensor | None = None) -> Parts:
         """Queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] of a map.
 
-        In the multi-head form keys are [b, H, W, (h, k), u] and values [b, H, W, (h, v), u].
+        Keys and values are those of the context, if there is one. In the multi-head form keys are
+        [b, H, W, (h, k), u] and values [b, H, W, (h, v), u]. Volumes give [b, D, H, W, ..].
         """
-        queries, keys, values = self.qkv(x).split(self.rows, dim=1)
-        queries = _split(self.query_norm(queries), self.query_depth)
-        keys = _split(keys, self.intra_depth)
-        values = _split(self.value_norm(values), self.intra_depth)
+        if context is None:
+            context = x
+            queries, keys, values = self.qkv(as_map(x)).split(self.rows, dim=1)
+        else:
+            of_queries, of_context = self.qkv.weight.tensor_split([self.rows[0]])
+            queries = F.conv2d(as_map(x), of_queries)
+            keys, values = F.conv2d(as_map(context), of_context).split(self.rows[1:], dim=1)
+        queries = split(self.query_norm(queries), self.query_depth, x.shape[2:])
+        keys = split(keys, self.intra_depth, context.shape[2:])
+        values = split(self.value_norm(values), self.intra_depth, context.shape[2:])
         if self.query_softmax:
             queries = queries.softmax(dim=-1).to(values.dtype)  # autocast gives float32 on CUDA
         return queries, keys, values
 
     def _output(
-        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, head: int = 0
+        self, parts: Parts, mask: Tensor | None, embeddings: Tensor | None, head: int = 0
     ) -> Tensor:
         """Apply the lambdas that these heads share: [b, H, W, h, v]."""
+        queries, keys, values = parts
         y = 0
         if self.content is not None:
             y = self.content(queries, keys, values, mask)
+        if embeddings is not None:
+            y = y + given_position_output(queries, values, embeddings, mask)
         if self.position is not None:
-            y = y + self.position(queries, values, mask, head, self.dilation, self.implementation)
+            y = y + self.position(
+                queries, values, mask, head, self.dilation, self.implementation, self.stride
+            )
         return y
 
     def extra_repr(self) -> str:
         return (
             f"query_depth={self.query_depth}, heads={self.heads}, intra_depth={self.intra_depth}, "
-            f"dilation={self.dilation}, implementation={self.implementation}"
+            f"dilation={self.dilation}, stride={self.stride}, implementation={self.implementation}"
         )
-
-
-def _split(x: Tensor, depth: int) -> Tensor:
-    """View [b, (c, depth), H, W] as [b, H, W, c, depth], dense where x is channels_last."""
-    return x.permute(0, 2, 3, 1).unflatten(-1, (x.shape[1] // depth, depth))

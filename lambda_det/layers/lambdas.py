@@ -1,11 +1,16 @@
 """The two lambdas of a layer as modules that map queries, keys and values to an output.
 
-b: batch, h: heads, k: query and key depth, v: value depth, u: intra-depth. Both take the mask of
+b: batch, h: heads, k: query and key depth, v: value depth, u: intra-depth. Queries are written
+[b, H, W, h, k], keys and values [b, H, W, k, u] and [b, H, W, v, u]; H and W of these may differ
+from those of the queries, and in volumes the positions are D, H, W. Both take the mask of
 :class:`lambda_det.layers.LambdaLayer`: bool [b, 1, H, W], False at padding, or [n, m], True where
 query n may look at position m, rows first.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import gt
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +26,10 @@ from lambda_det.layers.functional import (
     grid_size,
     masked_content_output,
     normalize_keys,
-    position_output,
     spread,
     without_autocast,
 )
-from lambda_det.layers.local import local_position_output
+from lambda_det.layers.grids import given_position_output, grid_position_output, hide_padding
 
 
 class ContentLambda(nn.Module):
@@ -52,7 +56,7 @@ class ContentLambda(nn.Module):
         """Map queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] to
         [b, H, W, h, v].
         """
-        q, k, v = (x.flatten(1, 2) for x in (queries, keys, values))  # [b, n, ..] with n = H W
+        q, k, v = (x.flatten(1, -3) for x in (queries, keys, values))  # [b, n, ..] with n = H W
         # Autocast would take the softmax's sums, and the products, to 16 bits
         with without_autocast(queries):
             if mask is not None and mask.dim() == 2:
@@ -61,7 +65,7 @@ class ContentLambda(nn.Module):
                 valid = None if mask is None else mask.flatten(1)
                 lambdas = content_lambda(normalize_keys(k, self.key_norm, valid), v)  # [b, k, v]
                 y = apply_lambda(q, lambdas)
-        return y.unflatten(1, queries.shape[1:3])
+        return y.unflatten(1, queries.shape[1:-2])
 
     def extra_repr(self) -> str:
         return f"key_norm={self.key_norm}"
@@ -80,8 +84,9 @@ class RelativePosition(nn.Module):
     Args:
         query_depth: k.
         intra_depth: u.
-        scope: (r_y, r_x), both odd, of a local scope; or None with ``map_size``.
-        map_size: (H, W), the largest map a global embedding is used on.
+        scope: (r_y, r_x), both odd, of a local scope; or None with ``map_size``. Of volumes
+            (r_z, r_y, r_x), and the embedding has one more dimension.
+        map_size: (H, W), or (D, H, W), the largest map a global embedding is used on.
         heads: h for the multi-head form, None for the paper's multi-query form.
         bias: add ``bias`` [k] ([h, k]) to every position lambda [k, v], as the bias of a
             convolution that builds them does.
@@ -95,8 +100,8 @@ class RelativePosition(nn.Module):
         query_depth: int,
         intra_depth: int = 1,
         *,
-        scope: tuple[int, int] | None = None,
-        map_size: tuple[int, int] | None = None,
+        scope: tuple[int, ...] | None = None,
+        map_size: tuple[int, ...] | None = None,
         heads: int | None = None,
         bias: bool = False,
     ) -> None:
@@ -107,12 +112,12 @@ class RelativePosition(nn.Module):
                 "beside a map_size."
             )
         if map_size is not None:
-            scope = (2 * map_size[0] - 1, 2 * map_size[1] - 1)
-        if any(side < 1 or side % 2 == 0 for side in scope):
+            scope = tuple(2 * side - 1 for side in map_size)
+        if len(scope) not in (2, 3) or any(side < 1 or side % 2 == 0 for side in scope):
             raise ConfigError(
-                f"The scope of a lambda layer must have odd sides of at least 1, so that the query "
-                f"is at its centre, but it is {scope[0]}x{scope[1]}; use "
-                f"{scope[0] | 1}x{scope[1] | 1}."
+                f"The scope of a lambda layer must have two or three odd sides of at least 1, so "
+                f"that the query is at its centre, but it is {_by(scope)}; use "
+                f"{_by([side | 1 for side in scope])}."
             )
         self.map_size, self.heads = map_size, heads
         leading = () if heads is None else (heads,)
@@ -134,6 +139,7 @@ class RelativePosition(nn.Module):
         head: int = 0,
         dilation: int = 1,
         implementation: str = "auto",
+        stride: int = 1,
     ) -> Tensor:
         """Map queries [b, H, W, h, k] and values [b, H, W, v, u] to [b, H, W, h, v].
 
@@ -144,21 +150,22 @@ class RelativePosition(nn.Module):
             head: which embedding, in the multi-head form.
             dilation: how many positions apart neighbouring offsets are.
             implementation: see :func:`lambda_det.layers.local.local_position_output`.
+            stride: query (i, j) is at position (stride i, stride j) of the values' map.
         """
-        size = queries.shape[1:3]
-        embedding = self.offsets(*grid_size(*size, dilation))
+        size, context = queries.shape[1:-2], values.shape[1:-2]
+        places = [stride * (side - 1) + 1 for side in size]
+        embedding = self.offsets(*grid_size(list(map(max, places, context)), dilation))
         if self.heads is not None:
             embedding = embedding[head]
         if mask is not None and mask.dim() == 2:
-            dense = dense_embedding(spread(embedding, dilation), *size)  # [n, m, k, u]
-            q, v = queries.flatten(1, 2), values.flatten(1, 2)
-            with without_autocast(queries):
-                y = position_output(q, v, dense.to(q.dtype) * mask[:, :, None, None])
-            y = y.unflatten(1, size)
+            wide = spread(embedding, dilation, len(size))
+            dense = dense_embedding(wide, size, context, stride)
+            y = given_position_output(queries, values, dense, mask)
         else:
-            if mask is not None:
-                values = values * mask[:, 0, :, :, None, None].to(values.dtype)
-            y = local_position_output(queries, values, embedding, implementation, dilation=dilation)
+            values = hide_padding(values, mask)
+            y = grid_position_output(
+                queries, values, embedding, implementation, dilation=dilation, stride=stride
+            )
         return self.add_bias(y, queries, head)
 
     def add_bias(self, y: Tensor, queries: Tensor, head: int) -> Tensor:
@@ -168,24 +175,27 @@ class RelativePosition(nn.Module):
         bias = self.bias if self.heads is None else self.bias[head]
         return y + (queries @ bias.to(queries.dtype))[..., None]
 
-    def offsets(self, height: int, width: int) -> Tensor:
+    def offsets(self, *size: int) -> Tensor:
         """The embeddings of the offsets that occur on a map of this size.
 
         Returns:
-            [.., min(r_y, 2 height - 1), min(r_x, 2 width - 1)], the middle of ``embedding``.
+            [.., min(r_y, 2 H - 1), min(r_x, 2 W - 1)], the middle of ``embedding``.
 
         Raises:
             ConfigError: if a global embedding is used on a map larger than it was made for.
         """
-        if self.map_size and (height > self.map_size[0] or width > self.map_size[1]):
+        if self.map_size and any(map(gt, size, self.map_size)):
             raise ConfigError(
-                "A global position embedding for maps of up to "
-                f"{self.map_size[0]}x{self.map_size[1]} positions got a map of {height}x{width}; "
-                "make it with a larger map_size, or use a local scope, which takes maps of any "
-                "size."
+                f"A global position embedding for maps of up to {_by(self.map_size)} positions got "
+                f"a map of {_by(size)}; make it with a larger map_size, or use a local scope, "
+                "which takes maps of any size."
             )
-        return crop_offsets(self.embedding, height, width)
+        return crop_offsets(self.embedding, *size)
 
     def extra_repr(self) -> str:
         kind = "local" if self.map_size is None else "global"
         return f"{kind}, embedding={list(self.embedding.shape)}"
+
+
+def _by(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import check_implementation
@@ -61,13 +62,65 @@ def check_lambdas(layer: LambdaLayer) -> None:
             f"The dilation of a lambda layer is {layer.dilation}; it must be at least 1, and 1 for "
             "a global map, which has every offset already."
         )
+    if layer.stride < 1:
+        raise ConfigError(f"The stride of a lambda layer is {layer.stride}; it must be at least 1.")
     if position is None:
         return
     expected = [layer.heads] * layer.multi_head + [layer.query_depth, layer.intra_depth]
-    found = list(position.embedding.shape[:-2])
+    found = list(position.embedding.shape[: len(expected)])
     if found != expected:
         raise ConfigError(
             f"The shared position embedding has the leading sizes {found}, but this lambda layer "
             f"needs {expected}; share only between layers of equal query_depth, intra_depth and "
             "heads."
+        )
+
+
+def check_inputs(
+    layer: LambdaLayer,
+    x: Tensor,
+    mask: Tensor | None,
+    context: Tensor | None,
+    embeddings: Tensor | None,
+) -> None:
+    """Raise ConfigError where the arguments of a layer's call do not fit it or each other."""
+    rank = x.dim() - 2
+    if layer.position is not None:
+        own = layer.position.embedding.dim() - 2 - layer.multi_head  # 2 for maps and sequences
+        if own != max(rank, 2):
+            raise ConfigError(
+                f"A lambda layer whose scope has {own} sides got an input of the shape "
+                f"{list(x.shape)}; maps [B, C, H, W] need a scope of 2 sides, and volumes "
+                "[B, C, D, H, W] one of 3, such as (7, 7, 7)."
+            )
+    if rank not in (1, 2, 3):
+        raise ConfigError(
+            f"A lambda layer got an input of the shape {list(x.shape)}; it takes sequences "
+            "[B, C, N], maps [B, C, H, W] and volumes [B, C, D, H, W]."
+        )
+    if mask is not None and mask.dim() not in (2, rank + 2):
+        raise ConfigError(
+            f"The mask of a lambda layer has the shape {list(mask.shape)}, but must be [B, 1, "
+            "H, W] for padding or [n, m] for a context per query."
+        )
+    if context is not None and (context.shape[:2] != x.shape[:2] or context.dim() != x.dim()):
+        raise ConfigError(
+            f"The context of a lambda layer has the shape {list(context.shape)}; it must be that "
+            f"of the input, {list(x.shape)}, but for the sizes of the map."
+        )
+    if embeddings is None:
+        return
+    if layer.position is not None:
+        raise ConfigError(
+            "This lambda layer has position embeddings of its own; make it with scope=None to give "
+            "others with a call."
+        )
+    queries = math.prod(-(-side // layer.stride) for side in x.shape[2:])
+    positions = math.prod((x if context is None else context).shape[2:])
+    expected = (queries, positions, layer.query_depth, layer.intra_depth)
+    if tuple(embeddings.shape) not in (expected, (x.shape[0], *expected)):
+        raise ConfigError(
+            f"The embeddings given to a lambda layer have the shape {list(embeddings.shape)}; for "
+            f"this input they must have {list(expected)}, or one such for each of {x.shape[0]} "
+            "examples."
         )

@@ -59,7 +59,7 @@ class Context:
                 self.keys = keys.unflatten(0, (-1, groups)).unflatten(-1, size)
             self._offsets = None
             if layer.position is not None:
-                embedding = layer.position.offsets(*grid_size(*size, layer.dilation))
+                embedding = layer.position.offsets(*grid_size(size, layer.dilation))
                 embedding = crop_offsets(spread(embedding, layer.dilation), *size)
                 if not layer.multi_head:
                     embedding = embedding[None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,30 @@ def local_position_output(
                         output = output + queries[:, y, x] @ lambda_n
             rows.append(output)
     return torch.stack(rows, dim=1).unflatten(1, (height, width))
+
+
+def grid_position_output(
+    queries: Tensor, values: Tensor, embedding: Tensor, *, stride: int, dilation: int, mask: Tensor
+) -> Tensor:
+    """As above for queries [b, *Q, h, k] on a grid of any dimension, in steps of ``stride`` on that
+    of the values [b, *C, v, u]; embedding [k, u, *r], mask bool [b, n, m].
+    """
+    size, context = queries.shape[1:-2], values.shape[1:-2]
+    outputs = []
+    for n, place in enumerate(itertools.product(*map(range, size))):
+        output = queries.new_zeros(queries.shape[0], queries.shape[-2], values.shape[-2])
+        for m, other in enumerate(itertools.product(*map(range, context))):
+            steps = [o - stride * p for o, p in zip(other, place, strict=True)]
+            if any(step % dilation for step in steps):
+                continue
+            sides = embedding.shape[2:]
+            at = [step // dilation + side // 2 for step, side in zip(steps, sides, strict=True)]
+            if all(0 <= a < side for a, side in zip(at, sides, strict=True)):
+                value = values[(slice(None), *other)] * mask[:, n, m, None, None]  # [b, v, u]
+                e = embedding[(slice(None), slice(None), *at)]  # [k, u]
+                output = output + queries[(slice(None), *place)] @ (e @ value.mT)
+        outputs.append(output)
+    return torch.stack(outputs, dim=1).unflatten(1, size)
 
 
 def content_output(

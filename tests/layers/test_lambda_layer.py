@@ -46,26 +46,34 @@ def _layer(dim=8, **options):
     return layer
 
 
-def _by_definition(layer, x, mask=None):
+def _by_definition(layer, x, mask=None, context=None, embeddings=None):
     """The layer's output from its parameters, through the slow reference; mask bool [b, n, m]."""
-    batch, _, height, width = x.shape
-    positions = height * width
+    context = x if context is None else context
+    x = x[(..., *[slice(None, None, layer.stride)] * (x.dim() - 2))]
+    size, places = x.shape[2:], context.shape[2:]
+    batch, positions, others = x.shape[0], size.numel(), places.numel()
     groups = layer.heads if layer.multi_head else 1
 
     queries, keys, values = (
-        torch.einsum("oi,bihw->bohw", rows[:, :, 0, 0], x)
-        for rows in layer.qkv.weight.split(layer.rows)
+        torch.einsum("oi,bin->bon", rows[:, :, 0, 0], source.flatten(2))
+        for rows, source in zip(
+            layer.qkv.weight.split(layer.rows), (x, context, context), strict=True
+        )
     )
     queries, keys, values = (
-        y.flatten(2).mT  # [b, n, channels]
-        for y in (layer.query_norm(queries), keys, layer.value_norm(values))
+        y.mT  # [b, n, channels]
+        for y in (
+            layer.query_norm(queries[..., None])[..., 0],
+            keys,
+            layer.value_norm(values[..., None])[..., 0],
+        )
     )
     queries = queries.reshape(batch, positions, layer.heads, -1)
-    values = values.reshape(batch, positions, groups, layer.value_depth, layer.intra_depth)
+    values = values.reshape(batch, others, groups, layer.value_depth, layer.intra_depth)
     if layer.query_softmax:
         queries = queries.exp() / queries.exp().sum(-1, keepdim=True)
     if mask is None:
-        mask = torch.ones(batch, positions, positions, dtype=torch.bool)
+        mask = torch.ones(batch, positions, others, dtype=torch.bool)
     outputs = []
     for group in range(groups):
         q = queries[:, :, group : group + 1] if layer.multi_head else queries
@@ -74,16 +82,26 @@ def _by_definition(layer, x, mask=None):
         if layer.content is not None:
             k = keys.unflatten(2, (groups, layer.query_depth, layer.intra_depth))[:, :, group]
             y = y + reference.content_output(q, k, v, mask, layer.content.key_norm)
+        if embeddings is not None:
+            pairs = embeddings.expand(batch, *embeddings.shape[-4:])
+            for n in range(positions):
+                for m in range(others):
+                    lambda_n = pairs[:, n, m] @ (v[:, m] * mask[:, n, m, None, None]).mT
+                    at = torch.zeros(positions, 1, 1, dtype=x.dtype)
+                    at[n] = 1
+                    y = y + at * (q[:, n] @ lambda_n)[:, None]
         if layer.position is not None:
             embedding = layer.position.embedding
             embedding = embedding[group] if layer.multi_head else embedding
-            position = reference.local_position_output(
-                q.unflatten(1, (height, width)),
-                v.unflatten(1, (height, width)),
+            rows = (1,) * (len(size) == 1)  # of a sequence
+            position = reference.grid_position_output(
+                q.unflatten(1, (*rows, *size)),
+                v.unflatten(1, (*rows, *places)),
                 embedding,
-                layer.dilation,
-                mask,
-            ).flatten(1, 2)
+                stride=layer.stride,
+                dilation=layer.dilation,
+                mask=mask,
+            ).flatten(1, -3)
             if layer.position.bias is not None:
                 bias = layer.position.bias[group] if layer.multi_head else layer.position.bias
                 lambda_n = bias[:, None].expand(-1, layer.value_depth)  # [k, v]
@@ -91,19 +109,22 @@ def _by_definition(layer, x, mask=None):
             y = y + position
         outputs.append(y)
     y = torch.cat(outputs, dim=2)  # [b, n, h, v]
-    return y.flatten(2).mT.unflatten(2, (height, width))
+    return y.flatten(2).mT.unflatten(2, size)
 
 
-def _assert_same(layer, x, mask=None, contexts=None):
-    parameters = [x, *layer.parameters()]
-    output = layer(x, mask)
-    expected = _by_definition(layer, x, contexts)
+def _assert_same(layer, x, mask=None, contexts=None, **others):
+    parameters = [x, *layer.parameters(), *others.values()]
+    output = layer(x, mask, **others)
+    expected = _by_definition(layer, x, contexts, **others)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
     grad = torch.randn_like(expected)
-    got = torch.autograd.grad(output, parameters, grad)
-    want = torch.autograd.grad(expected, parameters, grad)
+    got = torch.autograd.grad(output, parameters, grad, allow_unused=True)
+    want = torch.autograd.grad(expected, parameters, grad, allow_unused=True)
     for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+        if b is None:
+            assert a is None or not a.any()
+        else:
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -146,6 +167,97 @@ def test_padded_image_gives_the_output_of_the_image_alone(options):
     mask[:, :, :4, :5] = True
     torch.testing.assert_close(layer(padded, mask)[:, :, :4, :5], layer(alone))
     assert not torch.allclose(layer(padded)[:, :, :4, :5], layer(alone), rtol=0.1)
+
+
+# Options, size of the input, and size of a context that is not the input
+GRIDS = {
+    "stride": ({"stride": 2}, (5, 6), None),
+    "stride and dilation": ({"stride": 2, "dilation": 3, "scope": 3}, (7, 6), None),
+    "stride above the scope": ({"stride": 3, "scope": 3}, (7, 8), None),
+    "stride, global": ({"stride": 2, "scope": None, "map_size": (5, 7)}, (5, 6), None),
+    "stride, multi-head": ({"stride": 2, "multi_head": True, "intra_depth": 2}, (4, 3), None),
+    "stride of a sequence": ({"stride": 2, "sequence": True}, (9,), None),
+    "larger context": ({}, (3, 4), (8, 5)),
+    "smaller context": ({"dilation": 2}, (5, 4), (2, 6)),
+    "context of another size, stride": ({"stride": 2}, (5, 4), (8, 3)),
+    "context, global": ({"scope": None, "map_size": (6, 6)}, (3, 4), (6, 5)),
+    "context, content only": ({"scope": None}, (3, 4), (2, 5)),
+    "context of a sequence": ({"sequence": True}, (4,), (7,)),
+    "volume": ({"scope": (3, 3, 5)}, (3, 2, 4), None),
+    "volume, deep scope, stride": ({"scope": (5, 3, 1), "stride": 2}, (3, 4, 3), None),
+    "volume, dilation": ({"scope": (3, 1, 3), "dilation": 2, "intra_depth": 2}, (4, 2, 4), None),
+    "volume, global": ({"scope": None, "map_size": (2, 3, 3)}, (2, 3, 2), None),
+    "volume, multi-head, bias": (
+        {"scope": (3, 3, 3), "multi_head": True, "position_bias": True},
+        (2, 3, 2),
+        None,
+    ),
+    "volume, content only": ({"scope": None}, (2, 3, 2), None),
+    "volume, context": ({"scope": (3, 3, 3)}, (2, 2, 3), (3, 1, 4)),
+}
+MASKS = ("none", "padding", "per query")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", GRIDS)
+def test_grid_equals_definition(name, mask):
+    options, size, places = GRIDS[name]
+    layer = _layer(**options)
+    if mask != "none":
+        layer.eval()
+    x = torch.randn(2, 8, *size, dtype=torch.float64, requires_grad=True)
+    others = {}
+    if places:
+        others["context"] = torch.randn(2, 8, *places, dtype=torch.float64, requires_grad=True)
+    places = torch.Size(places or size)
+    queries = torch.Size(-(-side // layer.stride) for side in size)
+    given = contexts = None
+    if mask == "padding":
+        given = torch.rand(2, 1, *places) < 0.7
+        contexts = given.flatten(1)[:, None].expand(-1, queries.numel(), -1)
+    elif mask == "per query":
+        given = torch.rand(queries.numel(), places.numel()) < 0.7
+        contexts = given.expand(2, -1, -1)
+    _assert_same(layer, x, given, contexts, **others)
+
+
+@pytest.mark.parametrize(
+    "implementation", ["compiled", "query_first", "conv", "depthwise", "dense"]
+)
+@pytest.mark.parametrize("name", ["stride", "smaller context", "volume, deep scope, stride"])
+def test_implementations_compute_other_grids(name, implementation):
+    options, size, places = GRIDS[name]
+    layer = _layer(**options, implementation=implementation)
+    x = torch.randn(2, 8, *size, dtype=torch.float64, requires_grad=True)
+    context = torch.randn(2, 8, *(places or size), dtype=torch.float64, requires_grad=True)
+    _assert_same(layer, x, context=context)
+
+
+def test_strided_layer_is_every_second_output_of_the_layer():
+    layer = _layer().eval()
+    x = torch.randn(2, 8, 5, 6, dtype=torch.float64)
+    whole = layer(x)
+    layer.stride = 2
+    torch.testing.assert_close(layer(x), whole[:, :, ::2, ::2])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("per_example", [False, True])
+@pytest.mark.parametrize("options", [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}])
+def test_relations_given_with_a_call(options, per_example, mask):
+    layer = _layer(scope=None, **options).eval()
+    x, context = (torch.randn(2, 8, n, dtype=torch.float64, requires_grad=True) for n in (5, 4))
+    n, m = -(-5 // layer.stride), 4
+    shape = (n, m, 3, layer.intra_depth)
+    embeddings = torch.randn(*[2] * per_example, *shape, dtype=torch.float64, requires_grad=True)
+    given = contexts = None
+    if mask == "padding":
+        given = torch.rand(2, 1, m) < 0.7
+        contexts = given.expand(-1, n, -1)
+    elif mask == "per query":
+        given = torch.rand(n, m) < 0.7
+        contexts = given.expand(2, -1, -1)
+    _assert_same(layer, x, given, contexts, context=context, embeddings=embeddings)
 
 
 def test_sequence_is_a_map_of_one_row():
@@ -302,6 +414,8 @@ def test_whole_layer_compiles(options):
         ({"scope": None, "content": False}, "content=True"),
         ({"implementation": "triton"}, "triton"),
         ({"dilation": 0}, "dilation.*0"),
+        ({"stride": 0}, "stride.*0"),
+        ({"scope": (3, 3, 3, 3)}, "3x3x3x3"),
         ({"dilation": 2, "scope": None, "map_size": (4, 4)}, "dilation.*2.*global"),
     ],
 )
@@ -314,6 +428,24 @@ def test_map_larger_than_a_global_embedding_is_named():
     layer = LambdaLayer(8, heads=2, scope=None, map_size=(4, 4))
     with pytest.raises(ConfigError, match=r"4x4.*5x4"):
         layer(torch.randn(1, 8, 5, 4))
+
+
+@pytest.mark.parametrize(
+    "options, arguments, named",
+    [
+        ({}, {"x": (1, 8, 4, 4, 4)}, r"2 sides.*\[1, 8, 4, 4, 4\]"),
+        ({"scope": (3, 3, 3)}, {"x": (1, 8, 4, 4)}, r"3 sides.*\[1, 8, 4, 4\]"),
+        ({"scope": None}, {"x": (1, 8)}, r"\[1, 8\]"),
+        ({}, {"x": (1, 8, 4, 4), "context": (2, 8, 4, 4)}, r"context.*\[2, 8, 4, 4\]"),
+        ({}, {"x": (1, 8, 4, 4), "context": (1, 8, 4)}, r"context.*\[1, 8, 4\]"),
+        ({}, {"x": (1, 8, 4), "embeddings": (4, 4, 3, 1)}, "scope=None"),
+        ({"scope": None}, {"x": (1, 8, 4), "embeddings": (4, 5, 3, 1)}, r"\[4, 4, 3, 1\]"),
+    ],
+)
+def test_bad_inputs_are_named(options, arguments, named):
+    layer = LambdaLayer(8, **{"heads": 2, "query_depth": 3, "scope": 5, **options})
+    with pytest.raises(ConfigError, match=named):
+        layer(**{name: torch.randn(shape) for name, shape in arguments.items()})
 
 
 def test_bad_mask_is_named():

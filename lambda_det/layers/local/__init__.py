@@ -119,7 +119,7 @@ def local_position_output(
     """
     check_implementation(implementation)
     height, width = queries.shape[1:3]
-    embedding = crop_offsets(embedding, *grid_size(height, width, dilation))
+    embedding = crop_offsets(embedding, *grid_size((height, width), dilation))
     if dilation > 1:
         undilated = partial(
             local_position_output, embedding=embedding, implementation=implementation

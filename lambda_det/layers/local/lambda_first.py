@@ -15,7 +15,7 @@ from lambda_det.layers.functional import dense_embedding, position_output
 def dense_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """The einsum with an embedding for every pair of positions, 0 outside the scope."""
     size = queries.shape[1:3]
-    dense = dense_embedding(embedding, *size)  # [n, m, k, u]
+    dense = dense_embedding(embedding, size)  # [n, m, k, u]
     return position_output(queries.flatten(1, 2), values.flatten(1, 2), dense).unflatten(1, size)
 
 
