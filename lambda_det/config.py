@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 from detectron2.config import CfgNode as CN
 
-__all__ = ["PYTHON_TAG", "add_lambda_config", "leaves", "option", "read_plain"]
+__all__ = [
+    "LAMBDA_LAYER_KEYS",
+    "PYTHON_TAG",
+    "add_lambda_config",
+    "add_lambda_layer_keys",
+    "leaves",
+    "option",
+    "read_plain",
+]
 
 PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
+
+# The lambda layers, under MODEL.LAMBDA_RESNET in detection and in classification. In Python and in
+# LazyConfigs the same names in lower case are arguments of create_backbone. The defaults stand for
+# what the model of that NAME has, which in the paper's networks is |k|=16, |h|=4, |u|=1, |m|=23.
+LAMBDA_LAYER_KEYS: dict[str, Any] = {
+    "QUERY_DEPTH": 0,
+    "HEADS": 0,
+    "INTRA_DEPTH": 0,
+    # Odd side of the local scope
+    "SCOPE": 0,
+    # Those of res2, res3, res4 and res5, where they differ (Appendix B)
+    "STAGE_SCOPES": [],
+    # Side in pixels of the largest image: position lambdas then span its whole map (Table 10)
+    "GLOBAL_CONTEXT": 0,
+    # Whether there are content and position lambdas (Table 9)
+    "CONTENT": True,
+    "POSITION": True,
+    # Keys: "softmax", "l2" or "none"; queries: also a softmax over their depth (Table 11)
+    "KEY_NORM": "",
+    "QUERY_SOFTMAX": False,
+    # Whether queries and values have the network's norm (Table 11)
+    "QV_NORM": True,
+    # Which layers share position embeddings (Table 4): those of a "stage", or those of equal input
+    # "size", which adds the first block of the next stage; "" for none
+    "SHARE_POSITIONS": "",
+    # How the local position output is computed: "auto" or a name of docs/layer.md
+    "IMPLEMENTATION": "auto",
+}
+
+
+def add_lambda_layer_keys(section: CN) -> None:
+    """Add the keys of the lambda layers to the section ``MODEL.LAMBDA_RESNET``."""
+    for key, default in LAMBDA_LAYER_KEYS.items():
+        section[key] = copy.copy(default)
 
 
 def add_lambda_config(cfg: CN) -> None:
@@ -31,14 +74,7 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
     # Any name that detectron2.layers.get_norm knows: "BN", "SyncBN", "FrozenBN", "GN", ...
     _C.MODEL.LAMBDA_RESNET.NORM = "BN"
-    # The sizes of the lambda layers: |k|, |h|, |u| and the odd side of the local scope |m|.
-    # 0 means what the model of that NAME has (in the paper's networks 16, 4, 1 and 23).
-    _C.MODEL.LAMBDA_RESNET.QUERY_DEPTH = 0
-    _C.MODEL.LAMBDA_RESNET.HEADS = 0
-    _C.MODEL.LAMBDA_RESNET.INTRA_DEPTH = 0
-    _C.MODEL.LAMBDA_RESNET.SCOPE = 0
-    # How the local position output is computed: "auto" or a name of docs/layer.md
-    _C.MODEL.LAMBDA_RESNET.IMPLEMENTATION = "auto"
+    add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
     # Probability of dropping the residual branch in the last stage; earlier stages less (App. F.3)
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
     # Keep only the input of each block and compute the block again in the backward pass

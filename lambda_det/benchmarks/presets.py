@@ -206,7 +206,12 @@ LAMBDA_NETWORK = "resnet50_lambda_c2345"
 LAMBDA_LAYERS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "lambda layer": (LAMBDA_NETWORK, {}, "1160", "1.9"),
     "lambda layer, |k|=8": ("resnet50_lambda_k8_h4_u1", {}, "1640", "0.95"),
-    "lambda layer, shared embeddings": (LAMBDA_NETWORK, {"share_positions": True}, "1210", "0.63"),
+    "lambda layer, shared embeddings": (
+        LAMBDA_NETWORK,
+        {"share_positions": "size"},
+        "1210",
+        "0.63",
+    ),
     "lambda convolution, 7x7": (LAMBDA_NETWORK, {"scope": 7}, "1100", ""),
 }
 # name: (a layer of these channels and size of the map), and the same of the paper

@@ -9,6 +9,7 @@ from typing import Any
 
 from detectron2.config import CfgNode as CN
 
+from lambda_det.config import add_lambda_layer_keys
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import read_config
 
@@ -35,10 +36,9 @@ def get_classification_config() -> CN:
     _C.MODEL.DROPOUT = 0.0
     # Probability of dropping the residual branch in the last stage; earlier stages less
     _C.MODEL.STOCHASTIC_DEPTH = 0.0
-    # Position lambdas over the whole map of an image of INPUT.SIZE, instead of over a local scope
-    _C.MODEL.GLOBAL_CONTEXT = False
-    # The lambda layers of a stage share their position embeddings
-    _C.MODEL.SHARE_POSITIONS = False
+    # The lambda layers, by the same keys as in detection
+    _C.MODEL.LAMBDA_RESNET = CN()
+    add_lambda_layer_keys(_C.MODEL.LAMBDA_RESNET)
     # Keep only the input of each block and compute the block again in the backward pass
     _C.MODEL.CHECKPOINT_ACTIVATIONS = False
     # Start from this checkpoint's backbone; its last layer, too, if it has as many classes
@@ -107,6 +107,8 @@ def get_classification_config() -> CN:
     # "sgd", "adam" or "rmsprop" (TensorFlow's, with epsilon inside the root)
     _C.SOLVER.OPTIMIZER = "sgd"
     _C.SOLVER.MOMENTUM = 0.9
+    # Adam's, of the averages of gradients and of their squares
+    _C.SOLVER.BETAS = [0.9, 0.999]
     _C.SOLVER.NESTEROV = False
     _C.SOLVER.WEIGHT_DECAY = 0.0
     # For the scales and biases of norms; TensorFlow's ResNets leave those alone
@@ -256,6 +258,11 @@ def check_ranges(cfg: CN) -> None:
             value = _value(cfg, key)
             if not is_within(value):
                 raise ConfigError(f"{key} is {value}; it must be {_DESCRIPTIONS[is_within]}.")
+    betas = cfg.SOLVER.BETAS
+    if len(betas) != 2 or not all(map(_share, betas)):
+        raise ConfigError(
+            f"SOLVER.BETAS is {betas}; it must hold two numbers {_DESCRIPTIONS[_share]}."
+        )
     for key, low in (("MODEL.PIXEL_MEAN", -math.inf), ("MODEL.PIXEL_STD", 0)):
         values = _value(cfg, key)
         if not _three(low)(values):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.build import Classifier, create_classifier
+from lambda_det.modeling.build import Classifier, create_classifier, layer_options
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.modeling.specs import MobileNetSpec, get_spec
 from lambda_det.weights.provenance import PixelSettings
@@ -95,24 +95,23 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
                 f"{key} is {size}, too small for {cfg.MODEL.NAME}: it has a stride of {STRIDE}, so "
                 f"images need {STRIDE} pixels at least."
             )
-    size = cfg.INPUT.SIZE if cfg.MODEL.GLOBAL_CONTEXT else None
-    if size and size < cfg.INPUT.TEST_SIZE:
-        raise ConfigError(
-            f"INPUT.TEST_SIZE {cfg.INPUT.TEST_SIZE} is above INPUT.SIZE {size}, and with "
-            "MODEL.GLOBAL_CONTEXT the embeddings know no larger map than that of training: lower "
-            "it, or set MODEL.GLOBAL_CONTEXT False."
-        )
+    largest = cfg.MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT
+    for key, size in sizes.items():
+        if largest and size > largest:
+            raise ConfigError(
+                f"{key} is {size}, above MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT {largest}, the largest "
+                "images that the position embeddings know; raise that, or set it to 0."
+            )
     switches = {
         "stochastic_depth": cfg.MODEL.STOCHASTIC_DEPTH,
-        "global_context": size,
-        "share_positions": cfg.MODEL.SHARE_POSITIONS,
         "checkpoint_activations": cfg.MODEL.CHECKPOINT_ACTIVATIONS,
     }
     switched_on = {name: value for name, value in switches.items() if value}
     if switched_on and isinstance(spec, MobileNetSpec):
         names = ", ".join(f"MODEL.{name.upper()}" for name in switched_on)
         raise ConfigError(f"MODEL.NAME {cfg.MODEL.NAME} takes no {names}; leave it at its default.")
-    return {"norm": cfg.MODEL.NORM, "dropout": cfg.MODEL.DROPOUT, **switched_on}
+    layer = layer_options(cfg.MODEL.LAMBDA_RESNET)
+    return {"norm": cfg.MODEL.NORM, "dropout": cfg.MODEL.DROPOUT, **switched_on, **layer}
 
 
 def pixel_settings(cfg: CfgNode) -> PixelSettings:

@@ -81,7 +81,7 @@ def _sgd(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:
 
 
 def _adam(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups)
+    return torch.optim.Adam(groups, betas=tuple(cfg.SOLVER.BETAS))
 
 
 def _rmsprop(groups: list[dict], cfg: CfgNode) -> torch.optim.Optimizer:

@@ -13,8 +13,10 @@ from detectron2.modeling.backbone.fpn import LastLevelMaxPool, LastLevelP6P7
 from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from torch import Tensor, nn
 
+from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.mobilenet import MobileNetV2
+from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.resnet import LambdaResNet, make_stage, stage_channels
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
 from lambda_det.weights.backbone_file import load_backbone_weights
@@ -84,21 +86,18 @@ def create_backbone(
     return backbone
 
 
-def layer_options(cfg: CfgNode) -> dict[str, Any]:
-    """What ``MODEL.LAMBDA_RESNET`` says of the lambda layers, over what the named model has."""
-    options = cfg.MODEL.LAMBDA_RESNET
-    # fmt: off
-    layer = {
-        "query_depth": options.QUERY_DEPTH,
-        "heads":       options.HEADS,
-        "intra_depth": options.INTRA_DEPTH,
-        "scope":       options.SCOPE,
+def layer_options(section: CfgNode) -> dict[str, Any]:
+    """What ``MODEL.LAMBDA_RESNET`` says of the lambda layers, over what the named model has.
+
+    Returns:
+        Arguments of :func:`create_backbone`, as plain values.
+    """
+    given = {
+        key.lower(): section[key]
+        for key, default in LAMBDA_LAYER_KEYS.items()
+        if section[key] != default
     }
-    # fmt: on
-    layer = {name: value for name, value in layer.items() if value}
-    if options.IMPLEMENTATION != "auto":
-        layer["implementation"] = options.IMPLEMENTATION
-    return layer
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
 
 
 def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> Backbone:
@@ -131,7 +130,7 @@ def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> 
         norm=options.NORM,
         freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT,
         **{name: value for name, value in switches.items() if value},
-        **layer_options(cfg),
+        **layer_options(options),
         **overrides,
     )
 
@@ -279,13 +278,15 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
                     f"MODEL.LAMBDA_RESNET.{switch} does not reach the res5 of LambdaRes5ROIHeads, "
                     "on the regions; set it to False."
                 )
+        layers = Replacements(spec, options.NORM, **layer_options(options))
         blocks = make_stage(
             spec,
             "res5",
             stage_channels("res4"),
             stride=2,
             norm=options.NORM,
-            layer=layer_options(cfg),
+            in_stride=16,
+            layers=layers,
             stochastic_depth=options.STOCHASTIC_DEPTH,
         )
         return nn.Sequential(*blocks), stage_channels("res5")

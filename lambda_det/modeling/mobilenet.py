@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torchvision.models import mobilenet_v2
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.replacements import layer_arguments
 from lambda_det.modeling.resnet import (
     Norm,
     check_norm,
@@ -30,6 +30,7 @@ _STAGE_ENDS = {"stem": 2, "res2": 4, "res3": 7, "res4": 14, "res5": 19}
 # The text gives |k|=32 and |h|=4. With 32 query channels over the 4 heads the network has the
 # paper's 3.21 M parameters and its operations to 0.5 %; with 32 for each head it has 3.24 M.
 _LAYER = {"query_depth": 8, "heads": 4, "scope": 5}
+_OF_STAGES = ("stage_scopes", "global_context", "share_positions")
 
 
 class LightweightLambdaBlock(CNNBlockBase):
@@ -38,9 +39,7 @@ class LightweightLambdaBlock(CNNBlockBase):
     def __init__(self, channels: int, *, norm: Norm, **lambda_options: Any) -> None:
         super().__init__(channels, channels, 1)
         self.conv1 = conv_norm(channels, channels, 1, norm=norm, activation=None)
-        self.conv2 = LambdaLayer(
-            channels, norm=partial(get_norm, norm), **{**_LAYER, **lambda_options}
-        )
+        self.conv2 = LambdaLayer(channels, **layer_arguments(norm, **{**_LAYER, **lambda_options}))
         self.norm2 = get_norm(norm, channels) or nn.Identity()
         self.conv3 = conv_norm(channels, channels, 1, norm=norm, activation=None)
 
@@ -80,6 +79,12 @@ class MobileNetV2(Backbone):
         if lambda_options and not spec.lambda_blocks:
             raise ConfigError(
                 f"MobileNet-v2 without lambda blocks has no {', '.join(lambda_options)}."
+            )
+        unknown = [name for name in _OF_STAGES if name in lambda_options]
+        if unknown:
+            raise ConfigError(
+                f"{', '.join(unknown)}: of lambda layers in stages, which MobileNet-v2 doesn't "
+                "have; leave them out, or take a ResNet."
             )
         network = mobilenet_v2(
             norm_layer=lambda channels: get_norm(norm, channels) or nn.Identity()

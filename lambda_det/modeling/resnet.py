@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import LambdaLayer, RelativePosition
 from lambda_det.modeling.padding import PaddingMask
+from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 Norm = str | Callable[[int], nn.Module]
@@ -113,9 +111,10 @@ class Bottleneck(CNNBlockBase):
         out_channels: channels of the output.
         bottleneck_channels: channels between the 1x1 convolutions.
         stride: 1 or 2, at the 3x3 convolution.
-        dilation: of the 3x3 convolution, or of the lambda layer's position lambdas.
+        dilation: of the 3x3 convolution.
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
-        lambda_options: options of the :class:`LambdaLayer`; None for a 3x3 convolution.
+        layer: what stands in the place of the 3x3 convolution, such as a
+            :class:`lambda_det.layers.LambdaLayer`; None for the convolution.
         se: whether squeeze-and-excitation follows the last norm.
         pooled_shortcut: ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
             instead of a stride in it.
@@ -134,7 +133,7 @@ class Bottleneck(CNNBlockBase):
         stride: int = 1,
         dilation: int = 1,
         norm: Norm = "BN",
-        lambda_options: Mapping[str, Any] | None = None,
+        layer: nn.Module | None = None,
         se: bool = False,
         pooled_shortcut: bool = True,
         lambda_pool: Literal[2, 3] = 3,
@@ -155,11 +154,9 @@ class Bottleneck(CNNBlockBase):
         width = bottleneck_channels
         self.activation = activation
         self.conv1 = conv_norm(in_channels, width, 1, norm=norm, activation=activation)
-        self.is_lambda = lambda_options is not None
-        if lambda_options is not None:
-            self.conv2 = LambdaLayer(
-                width, dilation=dilation, norm=partial(get_norm, norm), **lambda_options
-            )
+        self.is_lambda = layer is not None
+        if layer is not None:
+            self.conv2 = layer
             self.pool = nn.Identity()
             if stride > 1 and lambda_pool == 3:
                 self.pool = nn.AvgPool2d(3, stride, padding=1)
@@ -216,9 +213,8 @@ def make_stage(
     *,
     stride: int,
     norm: Norm,
-    layer: Mapping[str, Any] | None = None,
-    share_positions: bool = False,
-    map_size: Sequence[tuple[int, int]] | None = None,
+    in_stride: int,
+    layers: Replacements,
     dilation: Sequence[int] | None = None,
     stochastic_depth: float = 0.0,
 ) -> list[Bottleneck]:
@@ -230,39 +226,33 @@ def make_stage(
         in_channels: channels of its input.
         stride: of the first block.
         norm: as in :class:`Bottleneck`.
-        layer: options of the lambda layers over those of ``spec``.
-        share_positions: let the lambda layers share their position embeddings.
-        map_size: for global embeddings, the largest map that the first block gets, and that which
-            the others get.
+        in_stride: of the input, in pixels of the image.
+        layers: makes the lambda layers.
         dilation: of each block; 1 by default.
         stochastic_depth: as in :class:`Bottleneck`.
     """
-    index = STAGES.index(name)
-    options = {**spec.layer, **(layer or {})}
-    position: RelativePosition | None = None
+    index, width = STAGES.index(name), stage_channels(name) // 4
     blocks: list[Bottleneck] = []
     for number in range(1, spec.blocks[index] + 1):
-        lambda_options = None
+        spacing = 1 if dilation is None else dilation[number - 1]
+        layer = None
         if spec.has_lambda(name, number):
-            lambda_options = {**options, "position": position}
-            if map_size is not None and position is None:
-                lambda_options["map_size"] = map_size[number > 1]
+            before = in_stride if number == 1 else in_stride * stride
+            layer = layers.make(name, width, stride=before, dilation=spacing)
         block = Bottleneck(
             in_channels,
             stage_channels(name),
-            bottleneck_channels=stage_channels(name) // 4,
+            bottleneck_channels=width,
             stride=stride if number == 1 else 1,
-            dilation=1 if dilation is None else dilation[number - 1],
+            dilation=spacing,
             norm=norm,
-            lambda_options=lambda_options,
+            layer=layer,
             se=name in spec.se_stages,
             pooled_shortcut=spec.design == "rs",
             lambda_pool=2 if spec.design == "timm" else 3,
             activation=_ACTIVATIONS[spec.activation],
             stochastic_depth=stochastic_depth,
         )
-        if share_positions and lambda_options is not None:
-            position = block.conv2.position
         blocks.append(block)
         in_channels = stage_channels(name)
     return blocks
@@ -287,16 +277,13 @@ class LambdaResNet(ResNet):
         mask_padding: give each image of a padded batch the features that it has alone. Padding is
             what Detectron2 makes of it: rows at the bottom and columns at the right that are
             exactly 0 in all channels after normalisation.
-        share_positions: let the lambda layers of a stage share their position embeddings.
-        global_context: side of the largest image; the position lambdas then span the whole map of
-            such an image instead of a local scope.
         dilation: by stage, how far apart the positions are that its 3x3 convolutions and the
             position lambdas look at. A stage of a larger dilation than the one before has stride 1
             instead of 2: {"res5": 2} gives res5 at stride 16, {"res4": 2, "res5": 4} res4 and res5
             at stride 8. The weights keep their names and shapes.
         multi_grid: for each block of res5, the factor of its dilation (DeepLab).
         dropout: probability of dropping a feature before ``linear``.
-        lambda_options: options of the lambda layers, over those of the spec.
+        lambda_options: of the lambda layers, see :class:`Replacements`.
     """
 
     def __init__(
@@ -311,8 +298,6 @@ class LambdaResNet(ResNet):
         stochastic_depth: float = 0.0,
         checkpoint_activations: bool = False,
         mask_padding: bool = False,
-        share_positions: bool = False,
-        global_context: int | None = None,
         dilation: Mapping[str, int] | None = None,
         multi_grid: Sequence[int] | None = None,
         dropout: float = 0.0,
@@ -321,52 +306,34 @@ class LambdaResNet(ResNet):
         check_norm(norm)
         check_probability("STOCHASTIC_DEPTH", stochastic_depth)
         check_probability("DROPOUT", dropout)
-        given = list(lambda_options)
-        if global_context is not None:
-            given.append("global_context")
-        global_context = global_context or spec.global_context
-        if global_context is not None:
-            lambda_options = {**lambda_options, "scope": None}
-        if share_positions:
-            given.append("share_positions")
-        if given and not any(spec.lambda_blocks.values()):
-            raise ConfigError(
-                f"{', '.join(given)}: options of lambda layers, which this network doesn't have; "
-                "leave them out."
-            )
+        layers = Replacements(spec, norm, **lambda_options)
         if spec.design == "rs":
             stem = ResNetRSStem(in_channels, norm=norm)
         elif spec.design == "timm":
             stem = TimmStem(in_channels, norm=norm, activation=_ACTIVATIONS[spec.activation])
         else:
             stem = BasicStem(in_channels, 64, norm)
-        side = None if global_context is None else math.ceil(global_context / stem.stride)
         dilations = check_dilation(spec, dilation, multi_grid)
         stages = []
-        channels = stem.out_channels
+        channels, in_stride = stem.out_channels, stem.stride
         widest = 1
         for index, name in enumerate(STAGES):
             # What a stage gives up in stride it makes up for in dilation
             stride = 2 if index > 0 and dilations[name] == widest else 1
             widest = dilations[name]
             grid = multi_grid if name == "res5" and multi_grid else [1] * spec.blocks[index]
-            sides = None
-            if side is not None:
-                sides = [(side, side), (math.ceil(side / stride),) * 2]
-                side = sides[1][0]
             blocks = make_stage(
                 spec,
                 name,
                 channels,
                 stride=stride,
                 norm=norm,
-                layer=lambda_options,
-                share_positions=share_positions,
-                map_size=sides,
+                in_stride=in_stride,
+                layers=layers,
                 dilation=[widest * step for step in grid],
                 stochastic_depth=stochastic_depth * (index + 2) / 5,
             )
-            channels = stage_channels(name)
+            channels, in_stride = stage_channels(name), in_stride * stride
             stages.append(blocks)
         out_features = check_out_features(
             out_features, ("stem", *STAGES, *(["linear"] if num_classes is not None else []))

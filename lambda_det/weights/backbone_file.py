@@ -22,6 +22,7 @@ from lambda_det.weights.provenance import (
     AUTHOR,
     FORMAT,
     PixelSettings,
+    check_layers,
     check_provenance,
     initial_weights,
     named_network,
@@ -203,6 +204,7 @@ def load_backbone_weights(
             f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
             f"options.{network}"
         )
+    check_layers(backbone, content, path)
     backbone.load_state_dict(fitting(own, state), strict=False)
     pixels = wanted_pixels(content)
     logger.info(f"Loaded {which} of {path}" + (f"; pixel settings: {pixels}" if pixels else ""))

@@ -33,6 +33,7 @@ from lambda_det.weights.names import (
 )
 from lambda_det.weights.provenance import (
     PixelSettings,
+    check_layers,
     check_provenance,
     initial_weights,
     wanted_pixels,
@@ -156,6 +157,7 @@ def load_initial_weights(
     about = content.get("meta")
     about = about if isinstance(about, Mapping) else {}
     _check_start(_own_tensors(model), state, prefixes, path, about)
+    check_layers(model, content, path)
     if pixels is not None:
         wanted = wanted_pixels(content)
         if "imported" in about and pixels.differences(wanted):

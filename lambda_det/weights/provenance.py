@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from detectron2.config import CfgNode
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.weights.names import tensors_only
@@ -21,6 +21,7 @@ __all__ = [
     "AUTHOR",
     "FORMAT",
     "PixelSettings",
+    "check_layers",
     "check_provenance",
     "checksum",
     "format_options",
@@ -149,6 +150,37 @@ def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
     if not isinstance(name, str):
         return None, ""
     return name, format_options(about.get("options"))
+
+
+# Options of lambda layers that change what a network computes and not its tensors
+_UNSEEN = {"key_norm": "softmax", "query_softmax": False}
+
+
+def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights of lambda layers that computed something else with the same tensors.
+
+    Args:
+        model: a backbone of :func:`lambda_det.create_backbone`, or a model that holds some.
+        content: of a backbone file or of a classifier's checkpoint.
+        path: of the file, for the message.
+
+    Raises:
+        WeightsError: the file records other options than a backbone has.
+    """
+    about = content.get("meta") if content.get("__author__") == AUTHOR else content.get("recipe")
+    if not isinstance(about, Mapping) or not isinstance(about.get("options"), Mapping):
+        return
+    for part in model.modules():
+        if not hasattr(part, "created_as"):
+            continue
+        for name, default in _UNSEEN.items():
+            there, here = (o.get(name, default) for o in (about["options"], part.created_as[1]))
+            if there != here:
+                raise WeightsError(
+                    f"{path} holds weights of lambda layers with {name} {there!r}, and those of "
+                    f"the model have {here!r}: set MODEL.LAMBDA_RESNET.{name.upper()} (in Python "
+                    f"and LazyConfigs {name}) to {there!r}."
+                )
 
 
 def format_options(options: Any) -> str:

@@ -8,6 +8,8 @@ from lambda_det.classification.config import get_classification_config
 from lambda_det.classification.model import PixelClassifier, build_classifier, model_options
 from lambda_det.errors import ConfigError
 
+LAYER = "MODEL.LAMBDA_RESNET"
+
 
 def _cfg(*pairs):
     cfg = get_classification_config()
@@ -61,11 +63,11 @@ def test_the_reproductions_networks():
     """23.5 M and 12.8 M parameters; 8x8 to 1x1 positions know 15x15 to 3x3 offsets."""
     size = sum(p.numel() for p in build_classifier(_cfg("MODEL.NAME", "resnet50"), 10).parameters())
     assert round(size / 1e6, 1) == 23.5
-    options = ("MODEL.GLOBAL_CONTEXT", True, "MODEL.SHARE_POSITIONS", True)
+    options = (f"{LAYER}.GLOBAL_CONTEXT", 32, f"{LAYER}.SHARE_POSITIONS", "size")
     model = build_classifier(_cfg("MODEL.NAME", "resnet50_lambda_c2345", *options), 10)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == 12.8
     shapes = [p.shape[-1] for n, p in model.named_parameters() if n.endswith("embedding")]
-    assert shapes == [15, 15, 7, 3]
+    assert shapes == [15, 7, 3, 1]  # "until the image is newly downsampled"
     assert model.eval()(_batch()).shape == (2, 10)
 
 
@@ -76,9 +78,15 @@ def test_the_reproductions_networks():
         (("MODEL.NORM", "BatchNorm"), "NORM"),
         (("INPUT.SIZE", 31), "INPUT.SIZE is 31, too small"),
         (("INPUT.TEST_SIZE", 16), "INPUT.TEST_SIZE is 16, too small"),
-        (("MODEL.GLOBAL_CONTEXT", True, "INPUT.TEST_SIZE", 64), "INPUT.TEST_SIZE 64"),
-        (("MODEL.NAME", "resnet50", "MODEL.GLOBAL_CONTEXT", True), "global_context: options"),
-        (("MODEL.NAME", "resnet50", "MODEL.SHARE_POSITIONS", True), "share_positions: options"),
+        ((f"{LAYER}.GLOBAL_CONTEXT", 32, "INPUT.TEST_SIZE", 64), "INPUT.TEST_SIZE is 64"),
+        (("MODEL.NAME", "resnet50", f"{LAYER}.GLOBAL_CONTEXT", 32), "global_context: options"),
+        (("MODEL.NAME", "resnet50", f"{LAYER}.SHARE_POSITIONS", "size"), "share_positions: opt"),
+        ((f"{LAYER}.SHARE_POSITIONS", "all"), "share_positions is 'all'"),
+        ((f"{LAYER}.STAGE_SCOPES", [3, 5]), r"stage_scopes is \[3, 5\]"),
+        ((f"{LAYER}.STAGE_SCOPES", [3, 5, 7, 9], f"{LAYER}.SCOPE", 7), "scope and stage_scopes"),
+        ((f"{LAYER}.GLOBAL_CONTEXT", 32, f"{LAYER}.POSITION", False), "global_context and posit"),
+        ((f"{LAYER}.KEY_NORM", "max"), "key_norm.*'max'"),
+        (("MODEL.NAME", "mobilenet_v2_lambda", f"{LAYER}.GLOBAL_CONTEXT", 32), "global_context"),
         (("MODEL.NORM", "LN"), r"MODEL\.NORM"),
         (("MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0.1), "MODEL.STOCHASTIC_DEPTH"),
         (("MODEL.DROPOUT", 1.0), "DROPOUT"),
@@ -91,7 +99,7 @@ def test_models_that_cannot_be(pairs, word):
 
 
 def test_global_context_may_be_tested_at_the_size_of_training():
-    options = model_options(_cfg("MODEL.GLOBAL_CONTEXT", True, "INPUT.TEST_SIZE", 32))
+    options = model_options(_cfg(f"{LAYER}.GLOBAL_CONTEXT", 32, "INPUT.TEST_SIZE", 32))
     assert options["global_context"] == 32
 
 

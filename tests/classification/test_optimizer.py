@@ -77,10 +77,15 @@ def test_sgd(nesterov):
 
 
 def test_adam():
+    """The first step is one learning rate; the next shows both averages."""
     layer = _layer()
-    optimizer = build_optimizer(_cfg("SOLVER.OPTIMIZER", "adam"), layer)
-    assert isinstance(optimizer, torch.optim.Adam)
-    assert _steps(optimizer, layer.weight, [[1.0]]) == pytest.approx([1.8])  # one learning rate
+    options = ("SOLVER.OPTIMIZER", "adam", "SOLVER.BETAS", [0.5, 0.75])
+    optimizer = build_optimizer(_cfg(*options), layer)
+    first, second = 1 + 0.5 * 2, 0 + 0.5 * 1.8  # with weight decay
+    mean = (0.5 * 0.5 * first + 0.5 * second) / (1 - 0.5**2)
+    square = (0.75 * 0.25 * first**2 + 0.25 * second**2) / (1 - 0.75**2)
+    expected = [1.8, 1.8 - 0.2 * mean / square**0.5]
+    assert _steps(optimizer, layer.weight, [[1.0], [0.0]]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

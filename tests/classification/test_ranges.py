@@ -23,6 +23,8 @@ def test_the_defaults_are_within():
         ("SOLVER.BASE_LR", -0.1),
         ("SOLVER.BASE_LR", NAN),
         ("SOLVER.BASE_LR", INFINITE),
+        ("SOLVER.BETAS", [0.9]),
+        ("SOLVER.BETAS", [0.9, 1.0]),
         ("SOLVER.CHECKPOINTS_KEPT", 0),
         ("SOLVER.CHECKPOINT_PERIOD", 0),
         ("SOLVER.DECAY", 0.0),

@@ -115,6 +115,7 @@ def test_the_cifar10_reproduction(name, size):
     solver = cfg.SOLVER
     assert (solver.OPTIMIZER, solver.EPOCHS, solver.IMS_PER_BATCH) == ("adam", 90, 128)
     assert solver.LABEL_SMOOTHING == 0.1
+    assert (solver.BETAS, solver.WEIGHT_DECAY) == ([0.9, 0.9999], 1e-4)
     steps = 391 * 90
     rates = [peak_learning_rate(cfg) * EpochSchedule(cfg)(391 * e / steps) for e in range(90)]
     assert rates[:5] == pytest.approx([0.0005 * (epoch + 1) for epoch in range(5)])

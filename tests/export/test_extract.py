@@ -136,10 +136,10 @@ def test_another_input_format_is_not_folded(checkpoint):
 
 
 def test_shared_embeddings_are_kept_under_each_name():
-    checkpoint = classifier_checkpoint(share_positions=True, **OPTIONS)
+    checkpoint = classifier_checkpoint(share_positions="stage", **OPTIONS)
     names = [n for n in extract_backbone(checkpoint)["model"] if n.endswith("embedding")]
     assert len(names) > 1
-    model = lambda_det.create_classifier("lambda_resnet26", share_positions=True, **OPTIONS)
+    model = lambda_det.create_classifier("lambda_resnet26", share_positions="stage", **OPTIONS)
     assert len(names) == sum(n.endswith("embedding") for n in scramble(model).state_dict())
 
 

@@ -9,6 +9,8 @@ import torch
 from detectron2.config import CfgNode, LazyConfig, get_cfg
 
 import lambda_det
+from lambda_det.classification.config import get_classification_config
+from lambda_det.classification.model import model_options
 from lambda_det.detection.lazy import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export import verify
@@ -81,11 +83,52 @@ def test_the_backbone_alone(checkpoint, file, tmp_path):
 
 def test_embeddings_of_a_whole_map_are_compared_on_one_that_they_know(tmp_path):
     """As those of the CIFAR-10 reproduction, of 32x32 pixels."""
-    options = {"global_context": 32, "share_positions": True}
+    options = {"global_context": 32, "share_positions": "stage"}
     small = classifier_checkpoint(**options)
     save_backbone(extract_backbone(small), tmp_path / "b.pth")
     report = verify_backbone(tmp_path / "b.pth", checkpoint=small)
     assert report.passed and len(report.errors) == 5
+
+
+LAYERS = {
+    "sizes": "QUERY_DEPTH: 8, HEADS: 2, INTRA_DEPTH: 2, SCOPE: 3",
+    "scopes by stage": "STAGE_SCOPES: [3, 3, 5, 7]",
+    "global": "GLOBAL_CONTEXT: 96, SHARE_POSITIONS: stage",
+    "shared by size": "SHARE_POSITIONS: size",
+    "L2, no norms": "KEY_NORM: l2, QV_NORM: False",
+    "keys as they are, softmax of queries": "KEY_NORM: none, QUERY_SOFTMAX: True",
+    "content": "POSITION: False",
+    "position": "CONTENT: False",
+}
+
+
+def _section(layers: str) -> CfgNode:
+    return CfgNode.load_cfg(f"MODEL: {{LAMBDA_RESNET: {{{layers}}}}}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_what_is_pretrained_can_be_detected_with_by_the_same_section(layers, tmp_path):
+    recipe = get_classification_config()
+    recipe.merge_from_other_cfg(_section(layers))
+    recipe.MODEL.NAME, recipe.INPUT.SIZE = "lambda_resnet26", 96
+    given = classifier_checkpoint(**model_options(recipe))
+    save_backbone(extract_backbone(given), tmp_path / "b.pth")
+    cfg = detector_config(MODEL__LAMBDA_RESNET__SCOPE=0)
+    cfg.merge_from_other_cfg(_section(layers))
+    assert verify_backbone(tmp_path / "b.pth", cfg, checkpoint=given).passed
+
+
+@pytest.mark.parametrize("layers", ["KEY_NORM: l2", "QUERY_SOFTMAX: True"])
+def test_layers_that_differ_without_a_trace_in_the_tensors(layers, file, checkpoint):
+    cfg = detector_config()
+    cfg.merge_from_other_cfg(_section(layers))
+    report = verify_backbone(file, cfg, checkpoint=checkpoint)
+    assert not report.loaded and layers.split(":")[0] in "".join(report.offenders)
+    name, value = layers.lower().split(": ")
+    options = {name: {"true": True}.get(value, value), "scope": 3}
+    with pytest.raises(WeightsError, match=name):
+        lambda_det.create_backbone("lambda_resnet26", weights=file, **options)
 
 
 def test_features_of_other_weights_differ(checkpoint, file):

@@ -186,16 +186,35 @@ def test_activation_checkpointing_changes_nothing_but_memory(stochastic_depth):
 
 
 def test_shared_positions_are_one_tensor_per_stage():
-    model = lambda_det.create_backbone("lambda_resnet26_c4", share_positions=True, scope=7)
+    model = lambda_det.create_backbone("lambda_resnet26_c4", share_positions="stage", scope=7)
     first, second = (block.conv2.position for block in model.res5)
     assert first is second and first is not model.res4[0].conv2.position
+
+
+def test_positions_are_shared_by_layers_of_equal_input_size():
+    """The first block of a stage gets the map of the stage before."""
+    model = lambda_det.create_backbone("resnet50_lambda_c2345", share_positions="size", scope=7)
+    positions = [[block.conv2.position for block in stage] for stage in model.stages]
+    for index, ((first, *others), before) in enumerate(
+        zip(positions, [[None], *positions], strict=False)
+    ):
+        assert index == 0 or first is before[-1]
+        assert all(position is positions[index][-1] for position in others)
+    assert len({id(position) for stage in positions for position in stage}) == 4
+
+
+def test_stages_have_scopes_of_their_own():
+    options = {"stage_scopes": [3, 7, 15, 23], "share_positions": "size"}
+    model = lambda_det.create_backbone("resnet50_lambda_c2345", **options)
+    scopes = [{b.conv2.position.embedding.shape[-1] for b in stage} for stage in model.stages]
+    assert scopes == [{3}, {7}, {15}, {23}]
 
 
 def test_global_context_spans_the_map_of_each_stage_and_is_shared_where_asked():
     """At 32x32 the stages have 8x8 to 1x1 positions; a stage's first block sees the larger map."""
     options = {"global_context": 32, "out_features": STAGES}
     own = lambda_det.create_backbone("resnet50_lambda_c2345", **options)
-    shared = lambda_det.create_backbone("resnet50_lambda_c2345", share_positions=True, **options)
+    shared = lambda_det.create_backbone("resnet50_lambda_c2345", share_positions="stage", **options)
     sides = [p.shape[-1] for name, p in own.named_parameters() if name.endswith("embedding")]
     assert sides == 3 * [15] + [15] + 3 * [7] + [7] + 5 * [3] + [3] + 2 * [1]
     sides = [p.shape[-1] for name, p in shared.named_parameters() if name.endswith("embedding")]
@@ -236,8 +255,7 @@ def test_dropout_stands_before_the_last_layer(name):
 
 @pytest.mark.slow
 def test_a_strided_lambda_block_compiles_without_graph_break():
-    options = {"bottleneck_channels": 8, "stride": 2, "lambda_options": {"scope": 3}}
-    block = Bottleneck(16, 32, **options)
+    block = Bottleneck(16, 32, bottleneck_channels=8, stride=2, layer=LambdaLayer(8, scope=3))
     x = torch.randn(2, 16, 7, 6).requires_grad_()
     whole = torch.compile(block, backend="aot_eager", fullgraph=True)
     got, want = whole(x), block(x)
@@ -273,7 +291,13 @@ def _random_norms(module: nn.Module) -> nn.Module:
 def test_a_dilated_block_is_the_plain_block_on_every_subgrid(dilation, options):
     """Positions of one remainder see each other alone, as on a map of their own."""
     blocks = [
-        Bottleneck(16, 16, bottleneck_channels=8, dilation=d, lambda_options=options)
+        Bottleneck(
+            16,
+            16,
+            bottleneck_channels=8,
+            dilation=d,
+            layer=options and LambdaLayer(8, dilation=d, **options),
+        )
         for d in (1, dilation)
     ]
     plain, dilated = (_random_norms(block).double().eval() for block in blocks)
