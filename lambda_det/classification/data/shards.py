@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambda_det.classification.data.sources import PackedNames, decode_image, is_image
+from lambda_det.classification.data.sources import PackedNames, Source, decode_image, is_image
 from lambda_det.classification.data.subset import read_list
 from lambda_det.errors import DataError
 
@@ -151,7 +151,7 @@ def _class_label(shard: Path, name: str, classes: dict[str, str | int]) -> str |
 _CLASSES_FILE = "classes.txt"
 
 
-class ShardSource:
+class ShardSource(Source):
     """The images of all ``*.tar`` files below a folder, in the order of their names.
 
     The class of an image is the first folder of its path in the shard, as
@@ -186,10 +186,10 @@ class ShardSource:
         self._members = PackedNames.from_bytes(text, np.array(lengths, dtype=np.int64))
         table = torch.from_numpy(np.concatenate(columns, axis=1))
         self._shard, self._offsets, self._sizes, found_labels = table
-        if not len(self):
+        if not len(self._members):
             raise DataError(f"The shards in {root} hold no image; make them again.")
-        self.classes = _class_names(Path(root), list(found))
-        self._labels = torch.from_numpy(_numbers(list(found), self.classes))[found_labels]
+        classes = _class_names(Path(root), list(found))
+        super().__init__(classes, _numbers(list(found), classes)[found_labels.numpy()])
         self._files = _OpenFiles()
         if (self._labels < 0).any():
             unknown = int(self._labels.argmin())
@@ -199,20 +199,11 @@ class ShardSource:
                 "correct one of them."
             )
 
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [images]"""
-        return self._labels.numpy()
-
-    def __len__(self) -> int:
-        return len(self._members)
-
     def name(self, index: int) -> str:
         """Path of the shard below the root, and of the member in the shard."""
         return f"{self._shards[int(self._shard[index])]}/{self._members[index]}"
 
     def load(self, index: int) -> np.ndarray:
-        """The image, uint8 RGB [H, W, 3]; a DataError names shard and member if it is broken."""
         name = self._path(index)
         shard = os.path.join(self._root, self._shards[int(self._shard[index])])
         size = int(self._sizes[index])

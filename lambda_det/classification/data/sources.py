@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import simplejpeg
@@ -18,34 +18,44 @@ from torchvision.datasets import CIFAR10
 from lambda_det.errors import DataError, listed
 
 
-class Source(Protocol):
+class Source(ABC):
     """A set of images with one label each, by index from 0.
 
     It is pickled for the workers of a loader, so it must not hold an object for each image.
 
     Attributes:
         classes: names, sorted unless the data bring their own order; the index is the label.
-        labels: int64 [images].
     """
 
-    classes: list[str]
+    def __init__(self, classes: list[str], labels: np.ndarray) -> None:
+        """
+        Args:
+            classes: their names.
+            labels: integers [images], indices of ``classes``.
+        """
+        self.classes = classes
+        # Spawned workers share a tensor's memory, but get a copy of an array each
+        self._labels = torch.from_numpy(labels.astype(np.int64, copy=False))
 
     @property
-    def labels(self) -> np.ndarray: ...
+    def labels(self) -> np.ndarray:
+        """int64 [images]"""
+        return self._labels.numpy()
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self._labels)
 
+    @abstractmethod
     def load(self, index: int) -> np.ndarray:
         """The image, uint8 RGB [H, W, 3].
 
         Raises:
             DataError: the image cannot be read; the text names its file.
         """
-        ...
 
+    @abstractmethod
     def name(self, index: int) -> str:
         """The name of the image in lists and messages. It is the same in every run."""
-        ...
 
 
 def check_same_classes(
@@ -135,7 +145,7 @@ class PackedNames:
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
-class FileSource:
+class FileSource(Source):
     """Image files below one folder, with labels.
 
     Args:
@@ -148,25 +158,14 @@ class FileSource:
     def __init__(
         self, root: str | Path, names: PackedNames, labels: np.ndarray, classes: list[str]
     ) -> None:
-        self.classes = classes
+        super().__init__(classes, labels)
         self._root = str(root)
         self._names = names
-        # Spawned workers share a tensor's memory, but get a copy of an array each.
-        self._labels = torch.from_numpy(labels.astype(np.int64, copy=False))
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [images]"""
-        return self._labels.numpy()
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     def name(self, index: int) -> str:
         return self._names[index]
 
     def load(self, index: int) -> np.ndarray:
-        """The image, uint8 RGB [H, W, 3]; a DataError names the file if it cannot be read."""
         path = os.path.join(self._root, self._names[index])
         try:
             with open(path, "rb", buffering=0) as file:
@@ -257,7 +256,7 @@ def _entries(folder: str | Path) -> list[tuple[str, bool]]:
         ) from error
 
 
-class Cifar10Source:
+class Cifar10Source(Source):
     """The 50,000 training or the 10,000 test images of CIFAR-10, 32x32, in memory.
 
     Args:
@@ -277,18 +276,9 @@ class Cifar10Source:
                 'python -c "from torchvision.datasets import CIFAR10; '
                 f'CIFAR10({str(root)!r}, download=True)"'
             ) from error
-        self.classes = list(files.classes)
+        super().__init__(list(files.classes), np.array(files.targets))
         self._part = "train" if train else "test"
         self._pixels = torch.from_numpy(np.ascontiguousarray(files.data))
-        self._labels = torch.tensor(files.targets, dtype=torch.int64)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [images]"""
-        return self._labels.numpy()
-
-    def __len__(self) -> int:
-        return len(self._labels)
 
     def name(self, index: int) -> str:
         return f"{self._part}/{index:05d}"
@@ -301,7 +291,7 @@ class Cifar10Source:
 _IMAGES_IN_MEMORY = 16
 
 
-class SyntheticSource:
+class SyntheticSource(Source):
     """Noise in place of images, to measure everything except reading and decoding.
 
     It has as many images as ImageNet; a few random images are repeated.
@@ -313,20 +303,12 @@ class SyntheticSource:
     """
 
     def __init__(self, size: int, classes: int = 1000, images: int = 1281167) -> None:
-        self.classes = [f"class {number:04d}" for number in range(classes)]
-        self._labels = torch.arange(images) % classes
+        names = [f"class {number:04d}" for number in range(classes)]
+        super().__init__(names, np.arange(images) % classes)
         shape = (_IMAGES_IN_MEMORY, size, size, 3)
         self._pixels = torch.from_numpy(
             np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         )
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [images]"""
-        return self._labels.numpy()
-
-    def __len__(self) -> int:
-        return len(self._labels)
 
     def name(self, index: int) -> str:
         return f"noise {index}"

@@ -15,56 +15,36 @@ from lambda_det.files import replace_text
 from lambda_det.training.randomness import Purpose, generator
 
 
-class Subset:
+class Subset(Source):
     """Some images of a source, in the order of ``indices``, an integer array [images]."""
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
-        self.classes = source.classes
+        super().__init__(source.classes, source.labels[indices])
         self._source = source
         self._indices = torch.from_numpy(indices.astype(np.int64))
-        self._labels = torch.from_numpy(source.labels[indices])
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [images]"""
-        return self._labels.numpy()
-
-    def __len__(self) -> int:
-        return len(self._indices)
 
     def name(self, index: int) -> str:
         return self._source.name(int(self._indices[index]))
 
     def load(self, index: int) -> np.ndarray:
-        """As of the whole source."""
         return self._source.load(int(self._indices[index]))
 
 
-class ConcatSource:
+class ConcatSource(Source):
     """The images of several sources with the same classes, one source after the other."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         for other in sources[1:]:
             check_same_classes(sources[0].classes, other.classes, "the first", "another source")
-        self.classes = sources[0].classes
+        super().__init__(sources[0].classes, np.concatenate([source.labels for source in sources]))
         self._sources = list(sources)
         self._ends = np.cumsum([len(source) for source in sources])
-        self._labels = torch.from_numpy(np.concatenate([source.labels for source in sources]))
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [images]"""
-        return self._labels.numpy()
-
-    def __len__(self) -> int:
-        return len(self._labels)
 
     def name(self, index: int) -> str:
         source, inside = self._find(index)
         return source.name(inside)
 
     def load(self, index: int) -> np.ndarray:
-        """As of the source that has the image."""
         source, inside = self._find(index)
         return source.load(inside)
 
@@ -74,7 +54,7 @@ class ConcatSource:
         return source, index - int(self._ends[number]) + len(source)
 
 
-class MixedSource:
+class MixedSource(Source):
     """Labelled images, with images of a teacher's labels that are drawn besides them.
 
     Its length, and so an epoch, counts the labelled images alone. Indices from there on are those
@@ -87,23 +67,14 @@ class MixedSource:
     """
 
     def __init__(self, labelled: Source, pseudo: PseudoLabelSource) -> None:
+        super().__init__(labelled.classes, labelled.labels)
         self.labelled, self.pseudo = labelled, pseudo
         self.all = ConcatSource([labelled, pseudo])
-        self.classes = labelled.classes
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 [labelled images]"""
-        return self.labelled.labels
-
-    def __len__(self) -> int:
-        return len(self.labelled)
 
     def name(self, index: int) -> str:
         return self.all.name(index)
 
     def load(self, index: int) -> np.ndarray:
-        """As of the source that has the image."""
         return self.all.load(index)
 
 
