@@ -19,6 +19,7 @@ from lambda_det.detection.data.shapes import (
     background,
     describe_shape,
     image_rng,
+    is_free,
     paint_shapes,
     place_shapes,
     rasterise,
@@ -72,14 +73,8 @@ def make_panoptic_shapes(
     hold the visible part. Arguments and errors are those of
     :func:`lambda_det.detection.data.make_shapes`.
     """
-    manifest = {
-        "format": _FORMAT,
-        "num_train": num_train,
-        "num_val": num_val,
-        "size": size,
-        "seed": seed,
-    }
-    write_dataset(root, _NAME, manifest, _write_split)
+    numbers = {"num_train": num_train, "num_val": num_val, "size": size, "seed": seed}
+    write_dataset(root, _NAME, {"format": _FORMAT, **numbers}, _write_split)
 
 
 def register_panoptic_shapes(root: str | os.PathLike) -> None:
@@ -99,7 +94,7 @@ def register_panoptic_shapes(root: str | os.PathLike) -> None:
         images = os.path.join(folder, split)
         stuff = os.path.join(folder, f"stuff_{split}")
         name = f"shapes_keypoints_{split}"
-        if _is_free(name, images):
+        if is_free(name, images):
             metadata = {
                 "thing_classes": list(SHAPE_CLASSES),
                 "keypoint_names": list(KEYPOINTS),
@@ -110,7 +105,7 @@ def register_panoptic_shapes(root: str | os.PathLike) -> None:
         load_stuff = partial(load_sem_seg, stuff, images, image_ext="png")
         common = {"image_root": images, "sem_seg_root": stuff, "ignore_label": 255, **_METADATA}
         name = f"shapes_panoptic_{split}"
-        if _is_free(name, images):
+        if is_free(name, images):
             DatasetCatalog.register(
                 name, partial(_load_panoptic, name, json_file, images, load_stuff)
             )
@@ -122,7 +117,7 @@ def register_panoptic_shapes(root: str | os.PathLike) -> None:
                 **common,
             )
         name = f"shapes_stuff_{split}"
-        if _is_free(name, images):
+        if is_free(name, images):
             DatasetCatalog.register(name, load_stuff)
             MetadataCatalog.get(name).set(evaluator_type="sem_seg", **common)
 
@@ -131,16 +126,6 @@ def _load_panoptic(
     name: str, json_file: str, images: str, load_stuff: partial
 ) -> list[dict[str, Any]]:
     return merge_to_panoptic(load_coco_json(json_file, images, name), load_stuff())
-
-
-def _is_free(name: str, images: str) -> bool:
-    """Whether the name must be registered; a data set of another folder under it is removed."""
-    if name in DatasetCatalog:
-        if MetadataCatalog.get(name).image_root == images:
-            return False
-        DatasetCatalog.remove(name)
-        MetadataCatalog.remove(name)
-    return True
 
 
 def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> None:

@@ -54,14 +54,8 @@ def make_shapes(
         ConfigError: a number is too small.
         DataError: ``root/shapes`` holds something else, which stays as it is.
     """
-    manifest = {
-        "format": _FORMAT,
-        "num_train": num_train,
-        "num_val": num_val,
-        "size": size,
-        "seed": seed,
-    }
-    write_dataset(root, "shapes", manifest, _write_split)
+    numbers = {"num_train": num_train, "num_val": num_val, "size": size, "seed": seed}
+    write_dataset(root, "shapes", {"format": _FORMAT, **numbers}, _write_split)
 
 
 def register_shapes(root: str | os.PathLike) -> None:
@@ -73,14 +67,21 @@ def register_shapes(root: str | os.PathLike) -> None:
     folder = os.path.join(os.path.expanduser(os.fspath(root)), "shapes")
     for split in SPLITS:
         name = f"shapes_{split}"
-        json_file = os.path.join(folder, "annotations", f"instances_{split}.json")
-        if name in DatasetCatalog:
-            if MetadataCatalog.get(name).json_file == json_file:
-                continue
-            DatasetCatalog.remove(name)
-            MetadataCatalog.remove(name)
-        metadata = {"thing_classes": list(SHAPE_CLASSES)}
-        register_coco_instances(name, metadata, json_file, os.path.join(folder, split))
+        images = os.path.join(folder, split)
+        if is_free(name, images):
+            json_file = os.path.join(folder, "annotations", f"instances_{split}.json")
+            metadata = {"thing_classes": list(SHAPE_CLASSES)}
+            register_coco_instances(name, metadata, json_file, images)
+
+
+def is_free(name: str, images: str) -> bool:
+    """Whether the name must be registered; a data set of another folder under it is removed."""
+    if name in DatasetCatalog:
+        if MetadataCatalog.get(name).image_root == images:
+            return False
+        DatasetCatalog.remove(name)
+        MetadataCatalog.remove(name)
+    return True
 
 
 def _write_split(folder: str, split: str, count: int, size: int, seed: int) -> None:
