@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from lambda_det.visualization.class_results import Detections, evaluate_detectio
 from lambda_det.visualization.page import Page, new_axes, to_svg
 from lambda_det.visualization.results import draw_results, read_results
 
-__all__ = ["build_report", "read_metrics", "write_report"]
+__all__ = ["build_report", "draw_panel", "read_metrics", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,30 +71,45 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
     return records
 
 
-def _plot(axes: Axes, records: list[dict[str, float]], names: Iterable[str], **style: Any) -> None:
-    for name in names:
-        points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
-        step = -(-len(points) // _POINTS)
-        axes.plot(*zip(*points[::step], strict=True), label=name, lw=1.2, **style)
-    if axes.get_legend_handles_labels()[0]:
+# Which metrics are drawn together, by the title
+PANELS: dict[str, Callable[[str], bool]] = {
+    "losses": lambda name: "loss" in name and name != "loss_spikes",
+    "learning rate": lambda name: name == "lr",
+    "AP or accuracy, percent": lambda name: name.endswith(_SCORES),
+}
+
+
+def draw_panel(axes: Axes, title: str, runs: Mapping[str, list[dict[str, float]]]) -> bool:
+    """Draw metrics over the steps; whether there is one.
+
+    Args:
+        axes: to draw in.
+        title: one of ``PANELS``.
+        runs: records of :func:`read_metrics` by the beginning of their labels. Of several runs the
+            sum of the losses is drawn alone.
+    """
+    percent = "percent" in title
+    style = {"marker": "o", "ms": 3} if percent else {}
+    for label, records in runs.items():
+        for name in sorted({name for record in records for name in record if PANELS[title](name)}):
+            if len(runs) > 1 and title == "losses" and name != "total_loss":
+                continue
+            points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
+            points = points[:: -(-len(points) // _POINTS)]
+            axes.plot(*zip(*points, strict=True), label=label + name, lw=1.2, **style)
+    is_drawn = bool(axes.lines)
+    if is_drawn:
         axes.legend(fontsize=7, frameon=False)
-    axes.set_xlabel("step")
+    axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))
+    return is_drawn
 
 
 def draw_curves(records: list[dict[str, float]]) -> list[str]:
     """Losses, learning rate and, where the run was evaluated, AP or accuracy over the steps."""
-    names = sorted({name for record in records for name in record})
-    panels = {
-        "losses": [name for name in names if "loss" in name and name != "loss_spikes"],
-        "learning rate": [name for name in names if name == "lr"],
-        "AP or accuracy, percent": [n for n in names if n.endswith(_SCORES)],
-    }
     figures = []
-    for title, drawn in panels.items():
+    for title in PANELS:
         figure, axes = new_axes(5.2, 3.4)
-        _plot(axes, records, drawn, **({"marker": "o", "ms": 3} if "percent" in title else {}))
-        axes.set(title=title, ylim=(0, 100 if "percent" in title else None))
-        if drawn:
+        if draw_panel(axes, title, {"": records}):
             figures.append(to_svg(figure, f"{title} over the steps"))
     return figures
 

@@ -29,11 +29,6 @@ def test_picture(tmp_path, capsys):
         assert (half.max(2).astype(int) - half.min(2) > 100).sum() > 10
 
 
-def test_series_of_a_metric_that_is_sometimes_missing():
-    assert tool.series(RECORDS, "total_loss") == ([19, 39], [3.0, 2.0])
-    assert tool.series(RECORDS, "bbox/AP") == ([39], [40.0])
-
-
 def test_folder_without_a_run(tmp_path, capsys):
     assert tool.main([str(tmp_path), str(tmp_path / "curve.png")]) == 2
     assert "metrics.json" in capsys.readouterr().err
