@@ -18,14 +18,27 @@ import textwrap
 import warnings
 
 from lambda_det.doctor.conditions import CONDITIONS
-from lambda_det.doctor.parts import PARTS, Finding, first_line, folder_of, version
+from lambda_det.doctor.parts import (
+    PARTS,
+    Finding,
+    error_of_import,
+    first_line,
+    folder_of,
+    version,
+)
 
 EXAMPLES = """examples:
   python -m lambda_det.doctor
   python -m lambda_det.doctor --json > doctor.json     to be read by a program
   torchrun --nproc_per_node 2 -m lambda_det.doctor     in the environment of such a training
+  python -m lambda_det.doctor --gpu --config-file configs/mask_rcnn_lambdaresnet50.yaml --batch 1 4
+  python -m lambda_det.doctor --gpu --model lambda_resnet50 --image-size 224 --batch 64 \
+      --channels-last
 
-status: 0 if nothing was found that breaks; 1 otherwise
+With --gpu it proves the implementations of the lambda layer on the GPU, for the sizes of a network,
+and writes what auto goes by from then on (docs/gpu.md). It takes some minutes.
+
+status: 0 if nothing was found that breaks; 1 otherwise; 2 if --gpu cannot work here
 """
 _DISTRIBUTIONS = (
     *("lambda_det", "detectron2", "torch", "torchvision", "triton", "numpy", "fvcore", "iopath"),
@@ -44,7 +57,41 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--gpu", action="store_true", help="prove the kernels on this GPU")
+    gpu = parser.add_argument_group("with --gpu, the network whose layers are proved")
+    network = gpu.add_mutually_exclusive_group()
+    network.add_argument("--config-file", metavar="FILE", help="YAML, of a detector")
+    network.add_argument("--model", default="lambda_resnet50", help="by name (%(default)s)")
+    gpu.add_argument(
+        "--image-size", type=_positive, metavar="N", help="that of the file; of a model 224"
+    )
+    gpu.add_argument(
+        "--batch", type=_positive, nargs="+", default=[2], metavar="B", help="images at once (2)"
+    )
+    gpu.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float16", "float32"),
+        help="that of the file; of a model bfloat16",
+    )
+    gpu.add_argument("--channels-last", action="store_true", help="as classifiers are trained")
     return parser.parse_args(argv)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def prove_on_gpu(args: argparse.Namespace) -> int:
+    """``--gpu``; it needs PyTorch and Detectron2, which are imported for it alone."""
+    for module in ("torch", "detectron2.modeling", "lambda_det.modeling"):
+        if error := error_of_import(module):
+            print(f"error: --gpu needs {module} ({error}); mend it first:", file=sys.stderr)
+            print("  python -m lambda_det.doctor", file=sys.stderr)
+            return 2
+    gpu = importlib.import_module("lambda_det.doctor.gpu")
+    return importlib.import_module("lambda_det.errors").exit_status(lambda: gpu.main(args))
 
 
 def versions() -> dict[str, str]:
@@ -97,6 +144,8 @@ def _print_findings(findings: list[Finding]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    if args.gpu:
+        return prove_on_gpu(args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the findings say it more clearly
         parts, findings = examine()

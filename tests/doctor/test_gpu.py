@@ -1,0 +1,241 @@
+"""``doctor --gpu``: the CPU stands in for a GPU, with kernels that are wrong on purpose."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambda_det import create_backbone
+from lambda_det.doctor import __main__ as doctor
+from lambda_det.doctor import gpu, gpu_checks
+from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
+from lambda_det.layers import local
+from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, verdict
+from tests.doctor.kernels import WRONG
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+CASE = Case(2, 4, 5, 2, 8, 4, 1, 3, 5, "float32", True)
+
+
+@pytest.fixture(autouse=True)
+def no_verdict(monkeypatch, tmp_path):
+    monkeypatch.setattr(verdict, "_in_use", {})
+    monkeypatch.setattr(verdict, "_taken", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(verdict.SWITCH, raising=False)
+
+
+def _args(*words):
+    return doctor.parse_args(["--gpu", *words])
+
+
+def _refused(capfd, *words):
+    """The sentence of a command that cannot work; auto is safe all the same."""
+    assert doctor.main(["--gpu", *words]) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    return line
+
+
+# What is looked for
+
+
+@pytest.mark.parametrize("right", ["query_first", "conv", "depthwise"])
+@pytest.mark.parametrize("case", [CASE, CASE._replace(dtype="float16", channels_last=False)])
+def test_finds_no_fault_in_what_is_right(right, case):
+    assert gpu_checks._check([right], case, CPU, 0)["error"] <= 1
+    assert gpu_checks._check_large([right], case, CPU, 3000)["error"] <= 1
+
+
+FAULTS = {
+    "slightly_wrong": "output has an error",
+    "wrong_gradient": "gradient of the values has an error",
+    "in_double": "float64",
+    "in_short": "output has an error",
+    "never_the_same": "differs when it is computed again",
+    "across_images": "gradient of others|has an error",
+    "never_empty": "without images",
+    "not_written": "error of nan",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_finds_the_fault(name, monkeypatch):
+    monkeypatch.setitem(IMPLEMENTATIONS, name, WRONG[name])
+    with pytest.raises(gpu_checks._WrongError, match=FAULTS[name]):
+        gpu_checks._check([name], CASE, CPU, 0)
+
+
+def test_few_images_are_compared_where_there_are_many(monkeypatch):
+    monkeypatch.setattr(gpu_checks, "REFERENCE_NUMEL", 1)
+    case = CASE._replace(batch=3)
+    assert gpu_checks._check(["query_first"], case, CPU, 0)["error"] <= 1
+    monkeypatch.setitem(IMPLEMENTATIONS, "across_images", WRONG["across_images"])
+    with pytest.raises(gpu_checks._WrongError, match="gradient of others"):
+        gpu_checks._check(["across_images"], case, CPU, 0)
+
+
+# For which sizes
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet50_c4", "lambda_resnet26t", "mobilenet_v2_lambda"])
+def test_the_sizes_are_those_of_the_network(name, monkeypatch):
+    with torch.device("meta"):
+        network = create_backbone(name)
+    found = gpu.cases_of_network(network, 96, 64, [1, 2], "float32", False)
+    classes = {case.shape_class() for case in found}
+    called = set()
+
+    def note(*inputs):
+        called.add(verdict.shape_class(*inputs))
+        return "query_first"
+
+    monkeypatch.setattr(local, "choose", note)
+    for batch in (1, 2):
+        with torch.no_grad():
+            network(torch.empty(batch, 3, 96, 64, device="meta"))
+    assert classes == called and len(found) == len(classes)
+
+
+def test_the_sizes_of_a_configuration(tmp_path):
+    file = tmp_path / "detector.yaml"
+    file.write_text(
+        f"_BASE_: {ROOT / 'configs/mask_rcnn_lambdaresnet50.yaml'}\n"
+        "INPUT: {LSJ: {ENABLED: True, SIZE: 100}}\n"
+        "SOLVER: {AMP: {ENABLED: True, DTYPE: float16}}\n"
+    )
+    cases = gpu.cases_of_options(_args("--config-file", str(file), "--batch", "3"))
+    assert {case.dtype for case in cases} == {"float16"}
+    assert {case.batch for case in cases} == {3} and max(case.height for case in cases) <= 64
+    assert {(case.height, case.width) for case in cases} <= {(s, s) for s in (4, 8, 16, 32)}
+    wide = _args("--config-file", str(file), "--image-size", "64", "--dtype", "float32")
+    assert {case.dtype for case in gpu.cases_of_options(wide)} == {"float32"}
+
+
+# Where it cannot work
+
+
+def test_without_a_gpu(capfd, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "sees no CUDA GPU" in _refused(capfd)
+
+
+def test_on_an_amd_gpu(capfd, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Radeon")
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    line = _refused(capfd)
+    assert "Radeon is an AMD GPU" in line and "query_first" in line
+
+
+def test_before_ampere_and_without_triton(monkeypatch):
+    """The others are proved, and this is not tried."""
+    entries = {CASE.shape_class(): {"refused": {}}}
+    monkeypatch.setattr(gpu, "unsupported", lambda name, *inputs: "the GPU is older than Ampere")
+    assert not gpu._is_tried("fused", CASE, CPU, entries)
+    assert "Ampere" in entries[CASE.shape_class()]["refused"]["fused"]
+    monkeypatch.undo()
+    monkeypatch.setattr(fused, "_kernels", lambda: "Triton is not installed")
+    assert not gpu._is_tried("fused", CASE, CPU, entries)
+    assert "Triton" in entries[CASE.shape_class()]["refused"]["fused"]
+    assert gpu._is_tried("query_first", CASE, CPU, entries)
+
+
+def test_a_cache_folder_that_cannot_be_written(capfd, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(gpu, "refusal", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    line = _refused(capfd)
+    assert "XDG_CACHE_HOME" in line and "query_first" in line
+
+
+def test_without_pytorch(capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert doctor.main(["--gpu"]) == 2
+    assert "--gpu needs torch" in capfd.readouterr().err
+
+
+def test_a_network_without_lambda_layers(monkeypatch):
+    with pytest.raises(gpu.ConfigError, match="resnet50 has no lambda layer"):
+        gpu.main(_args("--model", "resnet50"), CPU)
+    with pytest.raises(gpu.ConfigError, match="nothing_50"):
+        gpu.main(_args("--model", "nothing_50"), CPU)
+
+
+@pytest.mark.parametrize("words", [["--batch", "0"], ["--image-size", "big"], ["--dtype", "int8"]])
+def test_options_that_cannot_be(words):
+    with pytest.raises(SystemExit):
+        _args(*words)
+
+
+# The verdict
+
+
+def _decided(seconds, **changes):
+    entry = {
+        "right": [name for name in seconds if name != CONVOLUTION],
+        "seconds": {name: [time / 2, time] for name, time in seconds.items()},
+        "bytes": dict.fromkeys(seconds, 10),
+    }
+    return gpu._decide(entry | changes, None)
+
+
+def test_the_fastest_of_those_that_are_right():
+    times = {CONVOLUTION: 2.0, "query_first": 1.0, "fused": 0.4, "conv": 0.3}
+    taken = _decided(times)
+    assert taken["take"] == "conv" and "0.15" in taken["why"] and "0.30" in taken["why"]
+    assert _decided(times, right=["query_first", "fused"])["take"] == "fused"
+    assert _decided(times, right=["fused"])["take"] == "fused"
+    memory = {CONVOLUTION: 1, "query_first": 10, "fused": 20, "conv": 21}
+    assert _decided(times, bytes=memory)["take"] == "fused"
+    # A difference that the next measurement may turn round
+    assert _decided({CONVOLUTION: 2.0, "query_first": 1.0, "conv": 0.98})["take"] == "query_first"
+
+
+def test_nothing_to_go_by():
+    assert _decided({}, right=[])["take"] == "query_first"
+    taken = gpu._decide({"right": ["fused"], "seconds": {}, "bytes": {}}, "SIGSEGV")
+    assert taken["take"] == "query_first" and "SIGSEGV" in taken["why"]
+
+
+@pytest.mark.slow
+def test_from_the_proof_to_the_choice(monkeypatch, capfd):
+    """With the interpreter's kernel, a kernel that is wrong, and one that ends its process."""
+    names = ("query_first",) + (() if fused.unsupported(*CASE.inputs("cpu")) else ("fused",))
+    for name in set(IMPLEMENTATIONS) - set(names):
+        monkeypatch.delitem(IMPLEMENTATIONS, name)
+    monkeypatch.setitem(IMPLEMENTATIONS, "slightly_wrong", None)
+    monkeypatch.setitem(IMPLEMENTATIONS, "crash", None)
+    monkeypatch.setattr(gpu, "CHECKS", (sys.executable, "-m", "tests.doctor.kernels"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(gpu, "LARGE", 500)
+    monkeypatch.setattr(gpu, "cases_of_options", lambda args: [CASE])
+    monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
+    gpu.main(_args(), CPU)
+    text = capfd.readouterr().out
+    assert "slightly_wrong is refused: the output has an error" in text
+    assert "crash is refused: the process was ended by SIGSEGV" in text
+    assert CASE.shape_class() in text and f"PyTorch: {torch.__version__}" in text
+    entry = verdict.read(CPU).classes[CASE.shape_class()]
+    assert set(entry["right"]) == set(names) and set(entry["seconds"]) == {CONVOLUTION, *names}
+    assert choose(*CASE.inputs("cpu")) == entry["take"]
+    # The driver is updated
+    key = verdict.key_of(CPU)
+    monkeypatch.setattr(verdict, "key_of", lambda device: {**key, "driver": "999"})
+    verdict._in_use.clear(), verdict._taken.clear()
+    assert choose(*CASE.inputs("cpu")) == "query_first"
+
+
+def test_a_check_that_hangs(monkeypatch):
+    monkeypatch.setattr(gpu, "CHECKS", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(gpu, "TIMEOUT", 0.2)
+    jobs = [gpu._job("check", ["conv"], CASE)] * 2
+    assert all("more than 0.2 s" in one["refused"] for one in gpu._do(jobs, CPU))
+
+
+def test_a_process_that_cannot_start(monkeypatch):
+    monkeypatch.setattr(gpu, "CHECKS", (sys.executable, "-c", "raise SystemExit('no CUDA')"))
+    (outcome,) = gpu._do([gpu._job("check", ["conv"], CASE)], CPU)
+    assert "status 1: no CUDA" in outcome["refused"]
