@@ -46,6 +46,7 @@ if not _must_be_light():
             create_classifier,
             list_models,
         )
+        from lambda_det.prediction import Predictor
 
     register_public_weights()
 
@@ -53,6 +54,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LambdaLayer",
     "LambdaResNet",
+    "Predictor",
     "add_lambda_config",
     "convert_lambda_layers",
     "create_backbone",

@@ -17,6 +17,7 @@ FLOORS = (
     ("training",),
     ("detection", "classification"),
     ("export", "visualization", "doctor", "benchmarks"),
+    ("prediction",),
     ("run", "__init__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

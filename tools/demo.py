@@ -37,8 +37,8 @@ def demo(output: str, pictures: int) -> bool:
     # Imported here, so that --help answers at once
     from lambda_det.detection import load_config, parser, run
     from lambda_det.detection.data import make_shapes
-    from lambda_det.detection.predict import Predictor, plan_dataset, predict
-    from lambda_det.training.checkpointer import last_checkpoint
+    from lambda_det.prediction import Predictor
+    from lambda_det.prediction.files import plan_dataset, predict
     from lambda_det.visualization.report import write_report
 
     make_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))
@@ -47,7 +47,7 @@ def demo(output: str, pictures: int) -> bool:
 
     cfg = load_config(parser().parse_args(arguments))
     planned = plan_dataset("test", cfg, f"{output}/pictures", overwrite=True, limit=pictures)
-    predict(Predictor(cfg, last_checkpoint(output), score_threshold=0.5), planned)
+    predict(Predictor(output), planned)
     page = write_report(output)
 
     metrics = final_metrics(output)

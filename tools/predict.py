@@ -6,13 +6,17 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from pathlib import Path
 
 # lambda_det is imported in functions, so that --help answers at once
 
 EXAMPLES = """
-With the config.yaml of a run, the last checkpoint of the run is used:
-  %(prog)s --config-file output/run/config.yaml --input photo.jpg --output pictures
-  %(prog)s --config-file output/run/config.yaml --input holiday/ film.mp4 --output pictures
+With the last checkpoint of a run, or a detector that tools/export_model.py wrote:
+  %(prog)s --model output/run --input photo.jpg --output pictures
+  %(prog)s --model detector.ts --input holiday/ film.mp4 --output pictures
+
+With annotations in COCO's format beside the pictures, for labelling tools:
+  %(prog)s --model output/run --input holiday/ --output pictures --json holiday.json
 
 Other weights, and configuration keys at the end:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --weights model.pth \\
@@ -20,8 +24,8 @@ Other weights, and configuration keys at the end:
 
 Predictions beside the ground truth, for the first images of a registered data set, or of the
 configuration's train or test set:
-  %(prog)s --config-file output/run/config.yaml --dataset coco_2017_val --limit 20 --output pictures
-  %(prog)s --config-file output/run/config.yaml --dataset test --limit 20 --output pictures
+  %(prog)s --model output/run --dataset coco_2017_val --limit 20 --output pictures
+  %(prog)s --model output/run --dataset test --limit 20 --output pictures
 """
 
 
@@ -29,7 +33,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config-file", metavar="FILE", required=True, help="of the model")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", metavar="PATH", help="folder of a run, or an exported detector")
+    model.add_argument(
+        "--config-file", metavar="FILE", help="of the detector; that of a run brings its weights"
+    )
     parser.add_argument(
         "--weights",
         metavar="FILE",
@@ -59,7 +67,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="draw instances of at least this score (default: %(default)s)",
     )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing pictures")
+    parser.add_argument(
+        "--json", metavar="FILE", help="also write the predictions as annotations in COCO's format"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
     args = parser.parse_args(argv)
     if args.limit is not None and (args.limit < 1 or not args.dataset):
@@ -69,27 +80,40 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     from lambda_det.detection import load_config
-    from lambda_det.detection.predict import (
-        Predictor,
-        find_weights,
-        plan_dataset,
-        plan_files,
-        predict,
-    )
+    from lambda_det.detection.inference import find_weights
+    from lambda_det.errors import ConfigError
+    from lambda_det.prediction import Predictor
+    from lambda_det.prediction.annotations import Annotations, check_target
+    from lambda_det.prediction.files import plan_dataset, plan_files, predict
+    from lambda_det.prediction.predictor import find_config, is_exported
 
+    exported = args.model is not None and is_exported(args.model)
+    if exported and args.opts:
+        raise ConfigError(f"{args.model} is exported; leave {args.opts[0]} out.")
+    if args.model and not exported:
+        args.config_file = find_config(args.model)
     cfg = load_config(args)
-    if args.device:
-        cfg.MODEL.DEVICE = args.device
-    chosen = args.weights or dict(zip(args.opts[::2], args.opts[1::2], strict=True)).get(
-        "MODEL.WEIGHTS"
-    )
-    weights = find_weights(cfg, args.config_file, chosen)
     if args.dataset:
         pictures = plan_dataset(args.dataset, cfg, args.output, args.overwrite, args.limit)
     else:
         pictures = plan_files(args.input, args.output, args.overwrite)
-    print(f"Weights: {weights}")
-    result = predict(Predictor(cfg, weights, args.score_threshold), pictures)
+    if args.json:
+        check_target(Path(args.json), args.overwrite)
+    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
+    weights = args.weights or typed.get("MODEL.WEIGHTS")
+    if not exported:
+        weights = find_weights(cfg, args.config_file, weights)
+    predictor = Predictor(
+        args.model if exported else cfg,
+        weights=weights,
+        score_threshold=args.score_threshold,
+        device=args.device,
+    )
+    print(f"Weights: {predictor.weights}")
+    annotations = Annotations(predictor.class_names) if args.json else None
+    result = predict(predictor, pictures, annotations)
+    if annotations is not None:
+        annotations.save(Path(args.json))
     what = "1 picture" if len(result.written) == 1 else f"{len(result.written)} pictures"
     print(f"{result.instances} instances on {what} in {args.output}")
     if result.unreadable:

@@ -11,13 +11,10 @@ from detectron2.config import CfgNode
 from detectron2.data.detection_utils import read_image
 from torch import Tensor
 
-from lambda_det.detection.model import build_model
-from lambda_det.detection.predict import find_weights
-from lambda_det.distributed.launch import check_device
+from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
 from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
-from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.formats import read_checkpoint
 
 __all__ = ["named_backbone", "network_of_config", "read_images"]
@@ -51,10 +48,8 @@ def network_of_config(
         ConfigError: the device is not there, or the network cannot be exported.
         WeightsError: there are no weights, or they do not fit.
     """
-    check_device(cfg.MODEL.DEVICE, 1)
     weights = find_weights(cfg, config_file, weights)
-    model = build_model(cfg).eval()
-    SafeCheckpointer(model).load(weights)
+    model = trained_detector(cfg, weights)
     pixels: dict[str, Any] = {
         "config": config_file,
         "weights": weights,
@@ -63,6 +58,7 @@ def network_of_config(
         "pixel_std": list(cfg.MODEL.PIXEL_STD),
         "min_size_test": cfg.INPUT.MIN_SIZE_TEST,
         "max_size_test": cfg.INPUT.MAX_SIZE_TEST,
+        "classes": known_class_names(cfg),
     }
     if backbone_only:
         pixels["size_divisibility"] = model.backbone.size_divisibility

@@ -28,8 +28,8 @@ def trained(monkeypatch):
 
     monkeypatch.setattr("lambda_det.detection.data.make_shapes", lambda root: None)
     monkeypatch.setattr("lambda_det.detection.run", run)
-    for name in ("Predictor", "plan_dataset", "predict"):
-        monkeypatch.setattr(f"lambda_det.detection.predict.{name}", lambda *args, **kwargs: None)
+    for name in ("Predictor", "files.plan_dataset", "files.predict"):
+        monkeypatch.setattr(f"lambda_det.prediction.{name}", lambda *args, **kwargs: None)
     page = Path("report.html")
     monkeypatch.setattr(
         "lambda_det.visualization.report.write_report", lambda run: Path(run) / page

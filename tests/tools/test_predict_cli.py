@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -115,3 +116,33 @@ def test_unreadable_files_are_counted(run, image, tmp_path, capsys):
     captured = capsys.readouterr()
     assert "1 could not be read" in captured.err
     assert "1 picture" in captured.out
+
+
+def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp_path, capsys):
+    words = ["--model", run[0].parent, "--input", image, "--output", tmp_path / "out"]
+    words = [*map(str, words), "--score-threshold", "0", "--json", str(tmp_path / "found.json")]
+    assert tool.main(words) == 0
+    assert "5 instances on 1 picture" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "found.json").read_text())["annotations"]) == 5
+    (tmp_path / "out/photo.png").unlink()
+    assert tool.main(words) == 2
+    assert "found.json" in capsys.readouterr().err
+    assert not (tmp_path / "out/photo.png").exists()
+    assert tool.main([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "named"),
+    [
+        ("nowhere", (), "nowhere"),
+        ("detector.ts", ("MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
+        ("detector.ts", (), r"detector.ts.json"),
+        ("detector.ts", ("--weights", "a.pth"), "a.pth"),
+    ],
+)
+def test_models_that_cannot_be(image, tmp_path, capsys, model, more, named):
+    words = ["--model", model, "--input", str(image), "--output", str(tmp_path / "out"), *more]
+    assert tool.main(words) == 2
+    message = capsys.readouterr().err
+    assert named in message and message.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -15,9 +15,9 @@ from detectron2.utils.events import EventStorage
 from lambda_det.detection import DetectionTask, load_config, parser, run
 from lambda_det.detection.drawing import draw_predictions
 from lambda_det.detection.model import build_model
-from lambda_det.detection.predict import Predictor
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.prediction import Predictor
 from lambda_det.training.checkpoint_files import read_newest
 from lambda_det.training.precision import Precision
 from lambda_det.training.trainer import Trainer
@@ -84,10 +84,10 @@ def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(sha
         torch.save({"model": model.state_dict()}, weights)
         if expected:
             with pytest.raises(ConfigError, match=expected):
-                Predictor(cfg, str(weights))
+                Predictor(cfg, weights=str(weights))
         else:
             image = cv2.imread(str(shapes / "shapes_panoptic/val/000000.png"))
-            instances = Predictor(cfg, str(weights), 0.0)(image)
+            instances = Predictor(cfg, weights=str(weights), score_threshold=0.0)(image).instances
             drawn = draw_predictions(image, instances)
             assert drawn.shape == image.shape and instances.has("pred_masks")
 

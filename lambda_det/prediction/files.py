@@ -1,10 +1,12 @@
-"""Run a trained detector on images and videos, and draw what it finds."""
+"""Run a trained detector on files of images and videos, and draw what it finds."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,26 +15,18 @@ import cv2
 import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.data.detection_utils import read_image
-from detectron2.engine import DefaultPredictor
-from detectron2.structures import Instances
 from tqdm import tqdm
 
-from lambda_det.detection.data import check_coco, class_names, register_json_datasets
-from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
-from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data import check_coco, register_json_datasets
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
-from lambda_det.detection.model import build_model
-from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
-from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.prediction.annotations import Annotations
+from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
 
 __all__ = [
     "Picture",
-    "Predictor",
     "Result",
-    "find_weights",
     "plan_dataset",
     "plan_files",
     "predict",
@@ -53,12 +47,14 @@ class Picture:
     Attributes:
         source: the image or video.
         target: the file to write.
+        name: of the source, relative to the folder that was given, or to that of the data set.
         annotations: the ground truth, to draw beside the predictions; None without.
         true_class_names: names of the classes of ``annotations``.
     """
 
     source: Path
     target: Path
+    name: str
     annotations: list[dict] | None = None
     true_class_names: list[str] | None = None
 
@@ -89,9 +85,13 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
                     f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
                     "another one."
                 )
-            pictures += [Picture(file, _target(output, file.relative_to(path))) for file in found]
+            names = [file.relative_to(path) for file in found]
+            pictures += [
+                Picture(file, _target(output, name), name.as_posix())
+                for file, name in zip(found, names, strict=True)
+            ]
         elif path.exists():
-            pictures.append(Picture(path, _target(output, Path(path.name))))
+            pictures.append(Picture(path, _target(output, Path(path.name)), path.name))
         else:
             hint = "correct the path"
             if "." in path.name and path.name.isupper():
@@ -131,14 +131,16 @@ def plan_dataset(
     if not records:
         raise DataError(f"The data set {name} holds no image.")
     true_names = MetadataCatalog.get(name).get("thing_classes")
+    names = [Path(os.path.relpath(record["file_name"], images)) for record in records]
     pictures = [
         Picture(
             Path(record["file_name"]),
-            _target(Path(output), Path(os.path.relpath(record["file_name"], images))),
+            _target(Path(output), name),
+            name.as_posix(),
             record.get("annotations", []),
             true_names,
         )
-        for record in records
+        for record, name in zip(records, names, strict=True)
     ]
     _check_targets(pictures, overwrite)
     return pictures
@@ -184,107 +186,6 @@ def _check_targets(pictures: Sequence[Picture], overwrite: bool) -> None:
         )
 
 
-class Predictor(DefaultPredictor):
-    """Detectron2's predictor for single images, with weights that are read safely and must fit.
-
-    Images may have any size. They are resized to ``INPUT.MIN_SIZE_TEST`` and converted to
-    ``INPUT.FORMAT``.
-
-    Attributes:
-        class_names: names of the predicted classes by index; None if they are not known.
-    """
-
-    def __init__(self, cfg: CfgNode, weights: str, score_threshold: float = 0.5) -> None:
-        """Build the model and load its weights.
-
-        Args:
-            cfg: the configuration that the weights were trained with.
-            weights: a checkpoint of the whole model.
-            score_threshold: lowest score of the instances to return, from 0 to 1.
-
-        Raises:
-            ConfigError: the device is missing, the threshold is out of range, or the model finds no
-                instances.
-            WeightsError: the weights are missing or do not fit the model.
-        """
-        if not 0 <= score_threshold <= 1:
-            raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
-        if "instances" not in predictions(cfg.MODEL.META_ARCHITECTURE):
-            raise ConfigError(
-                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} finds no instances, and "
-                "only those are drawn; tools/train_net.py --eval-only evaluates it."
-            )
-        if not os.path.isfile(weights):
-            raise WeightsError(f"There is no weights file {weights}; correct the path.")
-        check_device(cfg.MODEL.DEVICE, 1)
-        self.cfg = cfg.clone()
-        self.cfg.defrost()
-        self.class_names = _known_class_names(self.cfg)
-        for head in (self.cfg.MODEL.ROI_HEADS, self.cfg.MODEL.RETINANET):
-            head.SCORE_THRESH_TEST = score_threshold
-        # DefaultPredictor.__init__ would unpickle the weights, and only warn if they do not fit
-        self.model = build_model(self.cfg).eval()
-        SafeCheckpointer(self.model).load(weights)
-        sizes = self.cfg.INPUT
-        self.aug = ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)
-        self.input_format = sizes.FORMAT
-
-    def __call__(self, image: np.ndarray) -> Instances:
-        """Find the instances of one image.
-
-        Args:
-            image: [H, W, 3] uint8, BGR.
-
-        Returns:
-            On the CPU, in the size of the image: ``pred_boxes``, ``pred_classes``, ``scores``, and
-            with MODEL.MASK_ON ``pred_masks`` [N, H, W].
-        """
-        return super().__call__(image)["instances"].to("cpu")
-
-
-def find_weights(cfg: CfgNode, config_file: str, weights: str | None) -> str:
-    """Choose ``weights`` if given, else the last checkpoint of the run, else MODEL.WEIGHTS.
-
-    Args:
-        cfg: in the config.yaml of a run, MODEL.WEIGHTS is what the training started from.
-        config_file: its folder is the folder of the run.
-        weights: given by the user.
-
-    Raises:
-        WeightsError: none of the three is set.
-    """
-    found = weights or last_checkpoint(os.path.dirname(config_file)) or cfg.MODEL.WEIGHTS
-    if not found:
-        raise WeightsError(
-            f"There are no weights: the folder of {config_file} has no checkpoint of a run; add "
-            "--weights FILE."
-        )
-    return found
-
-
-def _known_class_names(cfg: CfgNode) -> list[str] | None:
-    """The names of all classes of the model; None, with a warning, if they are not known."""
-    retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
-    section = cfg.MODEL.RETINANET if retinanet else cfg.MODEL.ROI_HEADS
-    count = section.NUM_CLASSES
-    try:
-        # A copy, because registering data sets NUM_CLASSES from the annotations
-        named = cfg.clone()
-        register_json_datasets(named)
-        names = class_names(named)
-    except UserError as error:
-        logger.warning("Classes are drawn as numbers, because their names are unknown: %s", error)
-        return None
-    if names is not None and len(names) != count:
-        logger.warning(
-            "Classes are drawn as numbers: the model has %d classes, the data set %d names.",
-            count,
-            len(names),
-        )
-        return None
-    return names
-
-
 @dataclass
 class Result:
     """The outcome of :func:`predict`."""
@@ -294,21 +195,42 @@ class Result:
     instances: int = 0
 
 
-def predict(predictor: Predictor, pictures: Sequence[Picture]) -> Result:
+def predict(
+    predictor: Predictor, pictures: Sequence[Picture], annotations: Annotations | None = None
+) -> Result:
     """Predict on each file, draw the result, and show the progress.
 
-    A file that cannot be read is skipped with a warning.
+    A file that cannot be read is skipped with a warning. A video keeps its sound where ffmpeg is
+    installed.
+
+    Args:
+        predictor: the detector.
+        pictures: of :func:`plan_files` or :func:`plan_dataset`.
+        annotations: get the predictions on images; those on videos are only drawn.
 
     Raises:
         DataError: none of the files can be read.
         ConfigError: a picture cannot be written.
     """
     result = Result()
+    videos = [picture for picture in pictures if picture.is_video]
+    if videos and not shutil.which("ffmpeg"):
+        logger.warning("Drawn videos have no sound, because ffmpeg is not installed.")
+    if videos and annotations is not None:
+        logger.warning(
+            "The annotations are of images alone: %s is only drawn.",
+            listed(str(v.source) for v in videos),
+        )
     with tqdm(pictures, unit="file", disable=len(pictures) == 1) as progress:
         for picture in progress:
-            draw = _draw_video if picture.is_video else _draw_image
             try:
-                result.instances += draw(predictor, picture)
+                if picture.is_video:
+                    result.instances += _draw_video(predictor, picture)
+                else:
+                    found = _draw_image(predictor, picture)
+                    result.instances += len(found)
+                    if annotations is not None:
+                        annotations.add(picture.name, found)
                 result.written.append(picture.target)
             except DataError as error:
                 result.unreadable.append(picture.source)
@@ -322,28 +244,25 @@ def predict(predictor: Predictor, pictures: Sequence[Picture]) -> Result:
     return result
 
 
-def _draw_image(predictor: Predictor, picture: Picture) -> int:
-    try:
-        image = np.ascontiguousarray(read_image(str(picture.source), format="BGR"))
-    except Exception as error:  # PIL raises errors of many types for a damaged file
-        raise DataError(f"The image {picture.source} cannot be read ({reason(error)}).") from error
-    instances = predictor(image)
+def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
+    image = read_bgr(picture.source)
+    found = predictor(image)
     if picture.annotations is None:
-        drawn = draw_predictions(image, instances, predictor.class_names)
+        drawn = draw_predictions(image, found.instances, predictor.class_names)
     else:
         drawn = side_by_side(
             image,
-            instances,
+            found.instances,
             picture.annotations,
             predictor.class_names,
             picture.true_class_names,
         )
     _write(picture.target, lambda path: cv2.imwrite(str(path), drawn))
-    return len(instances)
+    return found
 
 
 def _draw_video(predictor: Predictor, picture: Picture) -> int:
-    """Draw all frames in the size and rate of the video. The sound is dropped."""
+    """Draw all frames in the size and rate of the video; returns the number of instances."""
     capture = cv2.VideoCapture(str(picture.source))
     try:
         first = capture.read()[1]
@@ -372,12 +291,13 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
                     total=announced if announced > 0 else None,
                 )
                 for frame in frames:
-                    instances = predictor(frame)
+                    instances = predictor(frame).instances
                     writer.write(draw(frame, instances))
                     counts[0] += 1
                     counts[1] += len(instances)
             finally:
                 writer.release()
+            _add_sound(path, picture.source)
             return True
 
         _write(picture.target, write)
@@ -391,6 +311,26 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
             announced,
         )
     return counts[1]
+
+
+def _add_sound(drawn: Path, source: Path) -> None:
+    """Copy the sound of ``source``, if it has any, to a drawn video, where ffmpeg is installed."""
+    ffmpeg = shutil.which("ffmpeg")
+    if not ffmpeg:
+        return
+    both = drawn.with_name(f"sound-{drawn.name}")
+    command = [ffmpeg, "-nostdin", "-y", "-v", "error", "-i", f"file:{drawn}", "-i"]
+    # The codec of the source may have no place in an .mp4
+    command += [f"file:{source}", "-map", "0:v", "-map", "1:a?", "-c:v", "copy", "-c:a", "aac"]
+    try:
+        done = subprocess.run([*command, f"file:{both}"], capture_output=True, text=True)
+        if done.returncode == 0:
+            os.replace(both, drawn)
+        else:
+            fault = (done.stderr.strip().splitlines() or ["no reason is given"])[-1]
+            logger.warning("%s is drawn without its sound: ffmpeg failed (%s).", source, fault)
+    finally:
+        both.unlink(missing_ok=True)
 
 
 def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray]:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-import json
+import contextlib
+import io
 import shutil
+import subprocess
 
 import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.engine import DefaultPredictor
 from detectron2.structures import Boxes, BoxMode, Instances
+from pycocotools import mask as mask_util
+from pycocotools.coco import COCO
 
 from lambda_det.detection import drawing
 from lambda_det.detection.drawing import (
@@ -18,78 +20,16 @@ from lambda_det.detection.drawing import (
     draw_predictions,
     side_by_side,
 )
-from lambda_det.detection.predict import (
-    Predictor,
-    find_weights,
-    plan_dataset,
-    plan_files,
-    predict,
-)
-from lambda_det.errors import ConfigError, DataError, WeightsError
-from tests.training.tiny_detector import save_run, tiny_config
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The config and the checkpoint of a finished run."""
-    return save_run(tmp_path_factory.mktemp("run"))
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.prediction import Prediction, Predictor
+from lambda_det.prediction.annotations import Annotations, polygons
+from lambda_det.prediction.files import plan_dataset, plan_files, predict
+from tests.training.tiny_detector import tiny_config
 
 
 @pytest.fixture(scope="module")
 def predictor(run):
-    return Predictor(tiny_config(), str(run[1]), score_threshold=0.0)
-
-
-@pytest.fixture
-def picture():
-    """Noise of 48x64 pixels, blue and red far apart."""
-    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
-    image[:, :, 0] //= 4
-    return image
-
-
-@pytest.fixture
-def images(tmp_path, picture):
-    """A folder with images in it and below it."""
-    folder = tmp_path / "images"
-    (folder / "below").mkdir(parents=True)
-    for name in ("a.png", "b.jpg", "below/c.bmp"):
-        cv2.imwrite(str(folder / name), picture)
-    (folder / "notes.txt").write_text("no image")
-    return folder
-
-
-@pytest.fixture
-def annotated(images):
-    """The files of a small COCO-format data set of two images, registered as "tiny_annotated"."""
-    content = {
-        "images": [
-            {"id": i, "file_name": name, "width": 64, "height": 48}
-            for i, name in enumerate(("a.png", "b.jpg"), 1)
-        ],
-        "annotations": [
-            {
-                "id": 1,
-                "image_id": 1,
-                "category_id": 7,
-                "bbox": [10, 10, 30, 20],
-                "area": 600,
-                "iscrowd": 0,
-                "segmentation": [[10, 10, 40, 10, 40, 30, 10, 30]],
-            }
-        ],
-        "categories": [{"id": i, "name": f"class{i}"} for i in (2, 7, 9)],
-    }
-    json_file = images.parent / "annotations.json"
-    json_file.write_text(json.dumps(content))
-    from detectron2.data.datasets import register_coco_instances
-
-    register_coco_instances("tiny_annotated", {}, str(json_file), str(images))
-    yield json_file, images
-    for name in list(DatasetCatalog):
-        if name.startswith(("tiny_annotated", "annotations_")):
-            DatasetCatalog.remove(name)
-            MetadataCatalog.remove(name)
+    return Predictor(run[0], score_threshold=0.0)
 
 
 def instances(boxes, masks=True, height=48, width=64):
@@ -107,90 +47,6 @@ def instances(boxes, masks=True, height=48, width=64):
 def changed(drawn, image):
     """Where a drawing differs visibly from the image below it."""
     return np.abs(drawn.astype(int) - image.astype(int)).max(-1) > 40
-
-
-# ---- the predictor
-
-
-@pytest.mark.parametrize("channels", ["BGR", "RGB"])
-@pytest.mark.parametrize("size", [(48, 64), (200, 90), (33, 7)])
-def test_predicts_as_detectron2_does(run, channels, size):
-    cfg = tiny_config()
-    cfg.INPUT.FORMAT = channels
-    image = np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8)
-    ours = Predictor(cfg, str(run[1]), score_threshold=0.0)(image)
-    cfg.MODEL.WEIGHTS = str(run[1])
-    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
-    theirs = DefaultPredictor(cfg)(image)["instances"]
-    assert len(ours) == len(theirs) > 0
-    assert ours.image_size == size
-    torch.testing.assert_close(ours.pred_boxes.tensor, theirs.pred_boxes.tensor)
-    torch.testing.assert_close(ours.scores, theirs.scores)
-    assert torch.equal(ours.pred_masks, theirs.pred_masks)
-
-
-def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
-    scores = predictor(picture).scores
-    threshold = scores.sort().values[len(scores) // 2].item() - 1e-6
-    found = Predictor(tiny_config(), str(run[1]), threshold)(picture)
-    assert 0 < len(found) < len(scores)
-    assert (found.scores >= threshold).all()
-
-
-def test_weights_of_another_model_are_refused(run):
-    cfg = tiny_config()
-    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 4
-    with pytest.raises(WeightsError, match=r"cls_score\.weight.*\[4, 16\]"):
-        Predictor(cfg, str(run[1]))
-
-
-def test_weights_that_lack_a_tensor_are_refused(run, tmp_path):
-    content = torch.load(run[1], weights_only=True)
-    del content["model"]["backbone.fpn_lateral2.weight"]
-    torch.save(content, tmp_path / "cut.pth")
-    with pytest.raises(WeightsError, match=r"fpn_lateral2\.weight"):
-        Predictor(tiny_config(), str(tmp_path / "cut.pth"))
-
-
-def test_missing_weights_are_named(tmp_path):
-    with pytest.raises(WeightsError, match=r"nowhere\.pth"):
-        Predictor(tiny_config(), str(tmp_path / "nowhere.pth"))
-
-
-def test_a_threshold_is_a_score(run):
-    with pytest.raises(ConfigError, match="50"):
-        Predictor(tiny_config(), str(run[1]), score_threshold=50)
-
-
-def test_named_weights_come_before_those_of_the_run_and_these_before_the_start(run, tmp_path):
-    cfg = tiny_config()
-    cfg.MODEL.WEIGHTS = "pretrained.pth"
-    config_file, checkpoint = map(str, run)
-    assert find_weights(cfg, config_file, "mine.pth") == "mine.pth"
-    assert find_weights(cfg, config_file, None) == checkpoint
-    assert find_weights(cfg, str(tmp_path / "config.yaml"), None) == "pretrained.pth"
-    cfg.MODEL.WEIGHTS = ""
-    with pytest.raises(WeightsError, match="--weights"):
-        find_weights(cfg, str(tmp_path / "config.yaml"), None)
-
-
-def test_class_names_come_from_the_test_annotations(run, annotated, caplog):
-    cfg = tiny_config()
-    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
-    assert Predictor(cfg, str(run[1])).class_names == ["class2", "class7", "class9"]
-    assert not caplog.records
-
-
-def test_class_names_that_cannot_be_had_are_numbers(run, annotated, caplog):
-    cfg = tiny_config()
-    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
-    annotated[0].unlink()
-    assert Predictor(cfg, str(run[1])).class_names is None
-    assert "annotations.json" in caplog.text
-    cfg = tiny_config()
-    cfg.DATASETS.TEST = ("coco_2017_val",)
-    assert Predictor(cfg, str(run[1])).class_names is None
-    assert "80" in caplog.text
 
 
 # ---- drawing
@@ -406,7 +262,7 @@ def test_very_thin_images_are_drawn(predictor, tmp_path, size):
 def test_pictures_keep_the_colours_of_their_files(run, tmp_path):
     blue = np.full((48, 64, 3), (200, 0, 0), np.uint8)
     cv2.imwrite(str(tmp_path / "blue.png"), blue)
-    nothing_found = Predictor(tiny_config(), str(run[1]), score_threshold=1.0)
+    nothing_found = Predictor(run[0], score_threshold=1.0)
     predict(nothing_found, plan_files([tmp_path / "blue.png"], tmp_path / "out", False))
     drawn = cv2.imread(str(tmp_path / "out" / "blue.png"))
     assert (np.abs(drawn.astype(int) - blue) <= 1).all()
@@ -480,3 +336,91 @@ def test_a_video_cut_short_leaves_no_half_picture(predictor, tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         predict(predictor, pictures)
     assert not list((tmp_path / "out").iterdir())
+
+
+SOUND = "-f lavfi -i testsrc=size=64x48:rate=5:duration=1 -f lavfi -i sine=duration=1 -shortest"
+
+
+def has_sound(path) -> bool:
+    return "Audio:" in subprocess.run(["ffmpeg", "-i", path], capture_output=True, text=True).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("ffmpeg"), reason="needs ffmpeg")
+@pytest.mark.parametrize("name", ["film.mp4", "film.avi"])
+def test_a_video_keeps_its_sound(predictor, tmp_path, name):
+    film = tmp_path / name
+    subprocess.run(["ffmpeg", "-v", "error", *SOUND.split(), film], check=True)
+    result = predict(predictor, plan_files([film], tmp_path / "out", False))
+    assert has_sound(film) and has_sound(result.written[0])
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["film.mp4"]
+    assert cv2.VideoCapture(str(result.written[0])).get(cv2.CAP_PROP_FRAME_COUNT) == 5
+
+
+@pytest.mark.parametrize("script", [None, "echo no codec >&2; exit 1"], ids=["missing", "failing"])
+def test_without_sound_a_video_is_drawn_and_a_warning_says_so(
+    predictor, tmp_path, monkeypatch, caplog, script
+):
+    write_video(tmp_path / "film.mp4")
+    (tmp_path / "bin").mkdir()
+    if script:
+        (tmp_path / "bin/ffmpeg").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin/ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    predict(predictor, plan_files([tmp_path / "film.mp4"], tmp_path / "out", False))
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["film.mp4"]
+    assert "ffmpeg" in caplog.text and ("no codec" in caplog.text) == bool(script)
+
+
+# ---- annotations
+
+
+def read_coco(path) -> COCO:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return COCO(str(path))
+
+
+def test_annotations_are_what_was_found(predictor, images, tmp_path):
+    write_video(images / "film.mp4")
+    planned = plan_files([images, images / "film.mp4"], tmp_path / "out", False)
+    annotations = Annotations(["circle", "<square>", "ring"])
+    predict(predictor, planned, annotations)
+    annotations.save(tmp_path / "new" / "found.json")
+    coco = read_coco(tmp_path / "new" / "found.json")
+    assert [i["file_name"] for i in coco.imgs.values()] == ["a.png", "b.jpg", "below/c.bmp"]
+    assert [c["name"] for c in coco.cats.values()] == ["circle", "<square>", "ring"]
+    found = predictor(images / "b.jpg")
+    anns = coco.imgToAnns[2]
+    assert len(anns) == len(found) > 0 and sorted(coco.anns) == list(range(1, len(coco.anns) + 1))
+    for index, annotation in enumerate(anns):
+        x, y, w, h = annotation["bbox"]
+        np.testing.assert_allclose([x, y, x + w, y + h], found.boxes[index], atol=0.02)
+        assert annotation["category_id"] == found.classes[index] + 1
+        assert annotation["score"] == pytest.approx(found.scores[index], abs=1e-5)
+        assert annotation["area"] == found.masks[index].sum()
+
+
+def test_polygons_cover_their_mask():
+    y, x = np.mgrid[:100, :140]
+    mask = (x - 40) ** 2 + (y - 50) ** 2 < 30**2
+    mask |= (abs(x - 110) < 20) & (abs(y - 40) < 25)  # a second part
+    mask[3, 3] = True  # too small for a polygon
+    (runs,) = [mask_util.merge(mask_util.frPyObjects(polygons(mask), 100, 140))]
+    drawn = mask_util.decode(runs).astype(bool)
+    assert len(polygons(mask)) == 2
+    assert (drawn & mask).sum() / (drawn | mask).sum() > 0.9
+    assert polygons(np.zeros((5, 5), bool)) == []
+
+
+def test_annotations_of_boxes_keypoints_and_unknown_names():
+    found = instances([[5, 5, 50.5, 40]], masks=False)
+    found.pred_classes = torch.tensor([2])
+    found.pred_keypoints = torch.tensor([[[6.0, 7.0, 0.9], [8.0, 9.0, 0.2]]])
+    annotations = Annotations(None)
+    annotations.add("a.png", Prediction(found))
+    content = annotations.content()
+    assert [c["name"] for c in content["categories"]] == ["0", "1", "2"]
+    (annotation,) = content["annotations"]
+    assert annotation["bbox"] == [5, 5, 45.5, 35] and annotation["area"] == 1592.5
+    assert annotation["keypoints"] == [6, 7, 2, 8, 9, 2] and annotation["num_keypoints"] == 2
+    assert annotation["segmentation"] == []

@@ -1,0 +1,110 @@
+"""Predictions as annotations in COCO's format, which labelling tools read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from lambda_det.errors import ConfigError
+from lambda_det.files import replace_text
+from lambda_det.prediction.predictor import Prediction
+
+__all__ = ["Annotations", "check_target", "polygons"]
+
+
+class Annotations:
+    """Collects predictions, and writes them as one file of images, annotations and categories.
+
+    Categories have the ids 1, 2, ... in the order of the detector's classes. Each annotation has a
+    box, polygons where the detector has masks, keypoints where it has them, and its score.
+    """
+
+    def __init__(self, class_names: list[str] | None) -> None:
+        self._names = class_names
+        self._images: list[dict[str, Any]] = []
+        self._annotations: list[dict[str, Any]] = []
+
+    def add(self, file_name: str, found: Prediction) -> None:
+        """Add the predictions of an image."""
+        height, width = found.instances.image_size
+        image_id = len(self._images) + 1
+        self._images.append(
+            {"id": image_id, "file_name": file_name, "width": width, "height": height}
+        )
+        masks, keypoints = found.masks, found.keypoints
+        for index, (x0, y0, x1, y1) in enumerate(found.boxes.tolist()):
+            annotation = {
+                "id": len(self._annotations) + 1,
+                "image_id": image_id,
+                "category_id": int(found.classes[index]) + 1,
+                "bbox": _rounded([x0, y0, x1 - x0, y1 - y0]),
+                "area": round((x1 - x0) * (y1 - y0), 2),
+                "iscrowd": 0,
+                "segmentation": [],
+                "score": round(float(found.scores[index]), 5),
+            }
+            if masks is not None:
+                annotation["area"] = int(masks[index].sum())
+                annotation["segmentation"] = polygons(masks[index])
+            if keypoints is not None:
+                points = [[x, y, 2] for x, y, _ in keypoints[index].tolist()]
+                annotation["keypoints"] = _rounded(np.ravel(points).tolist())
+                annotation["num_keypoints"] = len(points)
+            self._annotations.append(annotation)
+
+    def content(self) -> dict[str, Any]:
+        """What is written."""
+        highest = max((entry["category_id"] for entry in self._annotations), default=0)
+        names = self._names or [str(index) for index in range(highest)]
+        return {
+            "info": {"description": "predictions of lambda_det"},
+            "images": self._images,
+            "annotations": self._annotations,
+            "categories": [{"id": i, "name": name} for i, name in enumerate(names, start=1)],
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps(self.content()))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error}.") from error
+
+
+def check_target(path: Path, overwrite: bool) -> None:
+    """Refuse a file that must not be written to.
+
+    Raises:
+        ConfigError: it is a folder, or exists and must not be replaced.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give the name of a file for the annotations.")
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            f"{path} exists already; add --overwrite to replace it, or give another file."
+        )
+
+
+def polygons(mask: np.ndarray) -> list[list[float]]:
+    """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
+
+    They run through the centres of the outer pixels. Holes are lost, and parts of less than three
+    corners are left out.
+    """
+    outlines, _ = cv2.findContours(
+        np.ascontiguousarray(mask, np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
+    )
+    return [(outline.reshape(-1) + 0.5).tolist() for outline in outlines if len(outline) >= 3]
+
+
+def _rounded(values: list[float]) -> list[float]:
+    return [round(value, 2) for value in values]

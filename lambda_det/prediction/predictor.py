@@ -1,0 +1,293 @@
+"""Find instances in images with the detector of a run, or with an exported one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from detectron2.data.detection_utils import read_image
+from detectron2.modeling.postprocessing import detector_postprocess
+from detectron2.structures import Boxes, Instances
+from torch import Tensor
+
+from lambda_det.detection.config import load_config
+from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
+from lambda_det.detection.lazy import is_lazy_file
+from lambda_det.errors import ConfigError, DataError, WeightsError, reason
+from lambda_det.export import FORMATS, format_of
+
+__all__ = ["Prediction", "Predictor", "read_bgr"]
+
+Image = str | os.PathLike | np.ndarray
+# Images as Detectron2's models take them, to their instances
+Detector = Callable[[list[dict[str, Any]]], list[Instances]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The instances of one image, the highest scores first, in pixels of that image.
+
+    Attributes:
+        instances: as Detectron2 has them, on the CPU.
+        class_names: of all classes of the detector; None if they are not known.
+    """
+
+    instances: Instances
+    class_names: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    @property
+    def boxes(self) -> np.ndarray:
+        """[N, 4] float32: x0, y0, x1, y1."""
+        return self.instances.pred_boxes.tensor.numpy()
+
+    @property
+    def scores(self) -> np.ndarray:
+        """[N] float32, from 0 to 1."""
+        return self.instances.scores.numpy()
+
+    @property
+    def classes(self) -> np.ndarray:
+        """[N] int64, from 0."""
+        return self.instances.pred_classes.numpy()
+
+    @property
+    def names(self) -> list[str]:
+        """The class of each instance in words; its number where the names are not known."""
+        known = self.class_names
+        return [known[index] if known else str(index) for index in self.classes]
+
+    @property
+    def masks(self) -> np.ndarray | None:
+        """[N, H, W] bool; None of a detector without masks."""
+        return self.instances.pred_masks.numpy() if self.instances.has("pred_masks") else None
+
+    @property
+    def keypoints(self) -> np.ndarray | None:
+        """[N, K, 3] float32: x, y, score; None of a detector without keypoints."""
+        has = self.instances.has("pred_keypoints")
+        return self.instances.pred_keypoints.numpy() if has else None
+
+
+class Predictor:
+    """A trained detector: call it on images.
+
+        predictor = lambda_det.Predictor("output/mine")
+        found = predictor("photo.jpg")
+        found.boxes, found.scores, found.names, found.masks
+
+    Images may have any size. They are resized as in the detector's evaluation.
+
+    Attributes:
+        cfg: the configuration; None of an exported detector.
+        weights: the file that the weights are from.
+        class_names: of the predicted classes by index; None if they are not known.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike | CfgNode,
+        *,
+        weights: str | None = None,
+        score_threshold: float = 0.5,
+        device: str | None = None,
+        batch_size: int = 1,
+    ) -> None:
+        """Build or load the detector.
+
+        Args:
+            source: the folder of a run, whose last checkpoint is taken; a configuration or its YAML
+                file; or a detector that tools/export_model.py wrote (.ts or .pt2), which must be
+                from people you trust, because PyTorch runs what is in it.
+            weights: a checkpoint instead of the run's last. Averaged weights in it are preferred.
+            score_threshold: lowest score of the instances to return, from 0 to 1. An exported
+                detector leaves out what scored below the threshold that it was exported with.
+            device: such as "cpu" or "cuda"; None for MODEL.DEVICE, or where a file was exported.
+            batch_size: images that are computed at once. Smaller ones of a batch are padded, which
+                changes their results a little.
+
+        Raises:
+            ConfigError: a value cannot be, the device is missing, or the model finds no instances.
+            DataError: ``source`` is not there or is something else.
+            WeightsError: the weights are missing or do not fit the model.
+        """
+        if not 0 <= score_threshold <= 1:
+            raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
+        if batch_size < 1:
+            raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
+        self._threshold, self._batch_size = score_threshold, batch_size
+        if not isinstance(source, CfgNode) and is_exported(source):
+            if weights:
+                raise ConfigError(f"{source} has its weights in it; leave {weights} out.")
+            self._open_exported(Path(source), device)
+        else:
+            self._open_config(source, weights, device)
+
+    def _open_config(
+        self, source: str | os.PathLike | CfgNode, weights: str | None, device: str | None
+    ) -> None:
+        file = None
+        if not isinstance(source, CfgNode):
+            file = find_config(source)
+            source = load_config(argparse.Namespace(config_file=file, opts=[]))
+        self.cfg = cfg = source.clone()
+        cfg.defrost()
+        cfg.MODEL.DEVICE = device or cfg.MODEL.DEVICE
+        if "instances" not in predictions(cfg.MODEL.META_ARCHITECTURE):
+            raise ConfigError(
+                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} finds no instances, and "
+                "only those are predicted; tools/train_net.py --eval-only evaluates it."
+            )
+        self.class_names = known_class_names(cfg)
+        self.weights = find_weights(cfg, file, weights)
+        model = trained_detector(cfg, self.weights)
+        for module in model.modules():
+            if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
+                module.test_score_thresh = self._threshold
+        self._set_input(cfg.INPUT.FORMAT, cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+        self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
+
+    def _open_exported(self, path: Path, device: str | None) -> None:
+        sidecar = path.with_name(f"{path.name}.json")
+        try:
+            described = json.loads(sidecar.read_text("utf-8"))
+            wanted = [described[key] for key in ("input_format", "min_size_test", "max_size_test")]
+            names, where = described["outputs"], torch.device(device or described["device"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{sidecar}, which tools/export_model.py writes beside a detector, is missing or "
+                f"is something else ({reason(error)}); give a detector with it."
+            ) from error
+        if "pred_boxes" not in names:
+            raise ConfigError(f"{path} is no detector: its outputs are {', '.join(names)}.")
+        try:
+            runner = format_of(path).read(path, names, where)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
+        self.cfg, self.weights, self.class_names = None, str(path), described.get("classes")
+        self._set_input(*wanted)
+        self._detect = lambda inputs: [
+            _postprocessed(runner(entry["image"].to(where)), entry) for entry in inputs
+        ]
+
+    def _set_input(self, channels: str, shortest: int, longest: int) -> None:
+        if channels not in ("BGR", "RGB"):
+            raise ConfigError(f"INPUT.FORMAT is {channels}; only BGR and RGB can be predicted on.")
+        self._channels = channels
+        self._resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
+
+    def __call__(
+        self, images: Image | Iterable[Image], channels: str = "BGR"
+    ) -> Prediction | list[Prediction]:
+        """Find the instances of one image or of several.
+
+        Args:
+            images: a path, or an array [H, W, 3] of uint8; or several of these, or an array
+                [B, H, W, 3].
+            channels: of arrays: "BGR" as OpenCV reads images, or "RGB" as Pillow does.
+
+        Returns:
+            A prediction for one image, and a list for several.
+
+        Raises:
+            ConfigError: an array is no image, or ``channels`` is something else.
+            DataError: a file cannot be read.
+        """
+        if channels not in ("BGR", "RGB"):
+            raise ConfigError(f"The channels are {channels!r}; give BGR or RGB.")
+        several = images.ndim == 4 if isinstance(images, np.ndarray) else _is_sequence(images)
+        if not several:
+            return self._predict([images], channels)[0]
+        found, rest = [], iter(images)
+        while batch := list(islice(rest, self._batch_size)):
+            found += self._predict(batch, channels)
+        return found
+
+    def _predict(self, images: Sequence[Image], channels: str) -> list[Prediction]:
+        inputs = [self._prepare(image, channels) for image in images]
+        with torch.no_grad():
+            found = [instances.to("cpu") for instances in self._detect(inputs)]
+        kept = [instances[instances.scores >= self._threshold] for instances in found]
+        return [Prediction(instances, self.class_names) for instances in kept]
+
+    def _prepare(self, image: Image, channels: str) -> dict[str, Any]:
+        if isinstance(image, (str, os.PathLike)):
+            image, channels = read_bgr(image), "BGR"
+        if not (
+            isinstance(image, np.ndarray)
+            and image.ndim == 3
+            and image.shape[2] == 3
+            and image.size
+            and image.dtype == np.uint8
+        ):
+            what = getattr(image, "shape", type(image).__name__), getattr(image, "dtype", "")
+            raise ConfigError(
+                f"An image is {what[0]} {what[1]}; give a path or an array [H, W, 3] of uint8."
+            )
+        if channels != self._channels:
+            image = image[:, :, ::-1]
+        height, width = image.shape[:2]
+        resized = self._resize.get_transform(image).apply_image(image)
+        tensor = torch.as_tensor(resized.astype("float32").transpose(2, 0, 1))
+        return {"image": tensor, "height": height, "width": width}
+
+
+def _is_sequence(images: Any) -> bool:
+    return isinstance(images, Iterable) and not isinstance(images, (str, os.PathLike))
+
+
+def is_exported(source: str | os.PathLike) -> bool:
+    """Whether a path has the ending of an exported network."""
+    return Path(source).suffix in FORMATS
+
+
+def find_config(source: str | os.PathLike) -> str:
+    """The configuration file of a run's folder; a YAML file is one already.
+
+    Raises:
+        DataError: it is neither.
+        ConfigError: the configuration is a LazyConfig.
+    """
+    path = Path(source)
+    file = path / "config.yaml" if path.is_dir() else path
+    if not file.is_file() or file.suffix not in (".yaml", ".yml"):
+        raise DataError(
+            f"{path} is neither the folder of a run, which has a config.yaml, nor a YAML file, nor "
+            f"an exported detector ({', '.join(FORMATS)}); correct the path."
+        )
+    if is_lazy_file(file):
+        raise ConfigError(f"{file} is a LazyConfig; only runs of YAML files are read here.")
+    return str(file)
+
+
+def read_bgr(path: str | os.PathLike) -> np.ndarray:
+    """Read an image as [H, W, 3] uint8, BGR, upright as its EXIF data say.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return np.ascontiguousarray(read_image(os.fspath(path), format="BGR"))
+    except Exception as error:  # PIL raises errors of many types for a damaged file
+        raise DataError(f"The image {path} cannot be read ({reason(error)}).") from error
+
+
+def _postprocessed(outputs: dict[str, Tensor], entry: dict[str, Any]) -> Instances:
+    """The outputs of an exported detector in the size of the image, with masks pasted."""
+    instances = Instances(tuple(entry["image"].shape[1:]))
+    for name, value in outputs.items():
+        instances.set(name, Boxes(value) if name == "pred_boxes" else value)
+    return detector_postprocess(instances, entry["height"], entry["width"])

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+from detectron2.data.datasets import register_coco_instances
+
+from tests.training.tiny_detector import save_run
+
+
+@pytest.fixture(scope="package")
+def run(tmp_path_factory):
+    """The config and the checkpoint of a finished run."""
+    return save_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def picture():
+    """Noise of 48x64 pixels, blue and red far apart."""
+    image = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+    image[:, :, 0] //= 4
+    return image
+
+
+@pytest.fixture
+def images(tmp_path, picture):
+    """A folder with images in it and below it."""
+    folder = tmp_path / "images"
+    (folder / "below").mkdir(parents=True)
+    for name in ("a.png", "b.jpg", "below/c.bmp"):
+        cv2.imwrite(str(folder / name), picture)
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.fixture
+def annotated(images):
+    """The files of a small COCO-format data set of two images, registered as "tiny_annotated"."""
+    content = {
+        "images": [
+            {"id": i, "file_name": name, "width": 64, "height": 48}
+            for i, name in enumerate(("a.png", "b.jpg"), 1)
+        ],
+        "annotations": [
+            {
+                "id": 1,
+                "image_id": 1,
+                "category_id": 7,
+                "bbox": [10, 10, 30, 20],
+                "area": 600,
+                "iscrowd": 0,
+                "segmentation": [[10, 10, 40, 10, 40, 30, 10, 30]],
+            }
+        ],
+        "categories": [{"id": i, "name": f"class{i}"} for i in (2, 7, 9)],
+    }
+    json_file = images.parent / "annotations.json"
+    json_file.write_text(json.dumps(content))
+    register_coco_instances("tiny_annotated", {}, str(json_file), str(images))
+    return json_file, images

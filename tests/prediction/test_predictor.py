@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detectron2.engine import DefaultPredictor
+
+import lambda_det
+from lambda_det.detection import load_config
+from lambda_det.detection.inference import find_weights
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.export import export_network
+from lambda_det.export.sources import network_of_config
+from lambda_det.prediction import Predictor
+from tests.training.tiny_detector import tiny_config
+
+
+@pytest.fixture(scope="module")
+def predictor(run):
+    return Predictor(run[0].parent, score_threshold=0.0)
+
+
+def same(one, other) -> bool:
+    fields = ("boxes", "scores", "classes", "masks")
+    return all(np.array_equal(getattr(one, f), getattr(other, f)) for f in fields)
+
+
+@pytest.mark.parametrize("channels", ["BGR", "RGB"])
+@pytest.mark.parametrize("size", [(48, 64), (200, 90), (33, 7)])
+def test_predicts_as_detectron2_does(run, channels, size):
+    cfg = tiny_config()
+    cfg.INPUT.FORMAT = channels
+    image = np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8)
+    ours = Predictor(cfg, weights=str(run[1]), score_threshold=0.0)(image).instances
+    cfg.MODEL.WEIGHTS = str(run[1])
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    theirs = DefaultPredictor(cfg)(image)["instances"]
+    assert len(ours) == len(theirs) > 0
+    assert ours.image_size == size
+    torch.testing.assert_close(ours.pred_boxes.tensor, theirs.pred_boxes.tensor)
+    torch.testing.assert_close(ours.scores, theirs.scores)
+    assert torch.equal(ours.pred_masks, theirs.pred_masks)
+
+
+def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
+    scores = predictor(picture).scores
+    threshold = float(np.sort(scores)[len(scores) // 2]) - 1e-6
+    found = Predictor(run[0], score_threshold=threshold)(picture)
+    assert 0 < len(found) < len(scores)
+    assert (found.scores >= threshold).all()
+
+
+def test_weights_of_another_model_are_refused(run):
+    cfg = tiny_config()
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 4
+    with pytest.raises(WeightsError, match=r"cls_score\.weight.*\[4, 16\]"):
+        Predictor(cfg, weights=str(run[1]))
+
+
+def test_weights_that_lack_a_tensor_are_refused(run, tmp_path):
+    content = torch.load(run[1], weights_only=True)
+    del content["model"]["backbone.fpn_lateral2.weight"]
+    torch.save(content, tmp_path / "cut.pth")
+    with pytest.raises(WeightsError, match=r"fpn_lateral2\.weight"):
+        Predictor(tiny_config(), weights=str(tmp_path / "cut.pth"))
+
+
+def test_missing_weights_are_named(tmp_path):
+    with pytest.raises(WeightsError, match=r"nowhere\.pth"):
+        Predictor(tiny_config(), weights=str(tmp_path / "nowhere.pth"))
+
+
+def test_a_threshold_is_a_score(run):
+    with pytest.raises(ConfigError, match="50"):
+        Predictor(run[0], score_threshold=50)
+
+
+def test_named_weights_come_before_those_of_the_run_and_these_before_the_start(run, tmp_path):
+    cfg = tiny_config()
+    cfg.MODEL.WEIGHTS = "pretrained.pth"
+    config_file, checkpoint = map(str, run)
+    assert find_weights(cfg, config_file, "mine.pth") == "mine.pth"
+    assert find_weights(cfg, config_file, None) == checkpoint
+    assert find_weights(cfg, str(tmp_path / "config.yaml"), None) == "pretrained.pth"
+    assert find_weights(cfg, None, None) == "pretrained.pth"
+    cfg.MODEL.WEIGHTS = ""
+    with pytest.raises(WeightsError, match="--weights"):
+        find_weights(cfg, str(tmp_path / "config.yaml"), None)
+
+
+def test_class_names_come_from_the_test_annotations(run, annotated, caplog):
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
+    assert Predictor(cfg, weights=str(run[1])).class_names == ["class2", "class7", "class9"]
+    assert not caplog.records
+
+
+def test_class_names_that_cannot_be_had_are_numbers(run, annotated, caplog):
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
+    annotated[0].unlink()
+    assert Predictor(cfg, weights=str(run[1])).class_names is None
+    assert "annotations.json" in caplog.text
+    cfg = tiny_config()
+    cfg.DATASETS.TEST = ("coco_2017_val",)
+    assert Predictor(cfg, weights=str(run[1])).class_names is None
+    assert "80" in caplog.text
+
+
+def test_results_are_plain_arrays(predictor, picture):
+    found = predictor(picture)
+    count = len(found)
+    assert count > 0
+    shapes = [found.boxes.shape, found.scores.shape, found.classes.shape, found.masks.shape]
+    assert shapes == [(count, 4), (count,), (count,), (count, 48, 64)]
+    kinds = [found.boxes.dtype, found.scores.dtype, found.classes.dtype, found.masks.dtype]
+    assert kinds == [np.float32, np.float32, np.int64, bool]
+    assert found.keypoints is None and found.names == [str(c) for c in found.classes]
+    assert torch.equal(found.instances.pred_classes, torch.from_numpy(found.classes))
+
+
+def test_one_image_in_all_forms(predictor, picture, tmp_path):
+    path = tmp_path / "photo.png"
+    cv2.imwrite(str(path), picture)
+    expected = predictor(picture)
+    for image in (path, str(path)):
+        assert same(predictor(image), expected)
+    assert same(predictor(picture[:, :, ::-1], channels="RGB"), expected)
+    assert not same(predictor(picture, channels="RGB"), expected)
+
+
+def test_several_images_and_batches(run, predictor, picture):
+    wide = np.ascontiguousarray(picture[:20])
+    expected = [predictor(picture), predictor(wide)]
+    for images in ([picture, wide], (image for image in (picture, wide))):
+        assert all(map(same, predictor(images), expected))
+    batch = Predictor(run[0], score_threshold=0.0, batch_size=4)(np.stack([picture] * 3))
+    assert len(batch) == 3
+    for found in batch:
+        np.testing.assert_allclose(found.boxes, expected[0].boxes, rtol=1e-4, atol=1e-3)
+    assert predictor([]) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        (np.zeros((4, 4, 4), np.uint8), r"\(4, 4, 4\)"),
+        (np.zeros((4, 4), np.uint8), r"\(4, 4\)"),
+        (np.zeros((0, 4, 3), np.uint8), r"\(0, 4, 3\)"),
+        (np.zeros((4, 4, 3)), "float64"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_image(predictor, image, named):
+    with pytest.raises(ConfigError, match=named):
+        predictor(image)
+
+
+def test_channels_have_two_names(predictor, picture):
+    with pytest.raises(ConfigError, match="rgb"):
+        predictor(picture, channels="rgb")
+
+
+def test_averaged_weights_come_first(run, picture, tmp_path):
+    shutil.copytree(run[0].parent, tmp_path / "averaged")
+    path = tmp_path / "averaged" / run[1].name
+    content = torch.load(path, weights_only=True)
+    average = {name: torch.zeros_like(value) for name, value in content["model"].items()}
+    torch.save({**content, "ema": {"model": average}}, path)
+    scores = Predictor(tmp_path / "averaged", score_threshold=0.0)(picture).scores
+    np.testing.assert_allclose(scores, 0.25)  # of three classes and the background
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("empty", "config.yaml"),
+        ("nowhere", "nowhere"),
+        ("model_final.pth", r"model_final\.pth"),
+        ("lazy.yaml", "LazyConfig"),
+        ("lone.ts", r"lone\.ts\.json"),
+        ("backbone.ts", "res2"),
+        ("damaged.ts", r"damaged\.ts"),
+    ],
+)
+def test_sources_that_cannot_be(tmp_path, source, named):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "lazy.yaml").write_text("model: {_target_: a.b}\n")
+    for name in ("model_final.pth", "lone.ts", "damaged.ts"):
+        (tmp_path / name).write_bytes(b"none")
+    described = {"input_format": "BGR", "min_size_test": 8, "max_size_test": 8, "device": "cpu"}
+    for name, outputs in (("backbone", ["res2"]), ("damaged", ["pred_boxes"])):
+        content = json.dumps({**described, "outputs": outputs})
+        (tmp_path / f"{name}.ts.json").write_text(content)
+    with pytest.raises((ConfigError, DataError, WeightsError), match=named):
+        Predictor(tmp_path / source)
+
+
+def test_options_that_cannot_be(run):
+    for options in ({"batch_size": 0}, {"device": "cuda:99"}, {"weights": "none.pth"}):
+        with pytest.raises((ConfigError, WeightsError), match=str(next(iter(options.values())))):
+            Predictor(run[0], **options)
+    with pytest.raises(ConfigError, match=r"x\.pth"):
+        Predictor("detector.ts", weights="x.pth")
+
+
+@pytest.mark.slow
+def test_an_exported_detector_finds_the_same(run, predictor, picture, tmp_path):
+    import argparse
+
+    path = tmp_path / "detector.ts"
+    cfg = load_config(argparse.Namespace(config_file=str(run[0]), opts=[]))
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    network = network_of_config(cfg, str(run[0]), None, False)
+    assert export_network(network, path, sizes=[(64, 85)]).passed
+    exported = lambda_det.Predictor(path, score_threshold=0.0)
+    expected, found = predictor(picture), exported(picture)
+    np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
+    assert (found.classes == expected.classes).all()
+    assert (found.masks == expected.masks).mean() > 0.99
