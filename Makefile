@@ -3,6 +3,7 @@
 # make test    set-up, then the quick tests, which touch every module
 # make test-all   set-up, then all tests, with the larger number of random cases
 # make test-rest  what `make test` leaves out of `make test-all`
+# make matrix  the quick tests under other versions of Python and PyTorch; writes docs/versions.md
 # make lint    set-up, then ruff (rules and formatting)
 #
 # make setup PYTHON=/path/to/python3 takes a certain Python, 3.10 or newer.
@@ -15,7 +16,7 @@ PROJECT := .venv/project-is-installed
 PYTHON ?= python3.13 python3.12 python3.11 python3.10 python3
 SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
 
-.PHONY: setup demo test test-all test-rest lint
+.PHONY: setup demo test test-all test-rest matrix lint
 .DEFAULT_GOAL := setup
 
 setup: $(PROJECT)
@@ -35,6 +36,9 @@ test-all: setup
 
 test-rest: setup
 	LAMBDA_DET_FUZZ=large $(PYTEST) -m "$(LONG)"
+
+matrix: setup
+	$(BIN)/python .ci/matrix.py
 
 lint: setup
 	$(BIN)/python -m ruff check .

@@ -22,6 +22,7 @@ setup(
     packages=[*find_packages(include=["lambda_det", "lambda_det.*"]), "lambda_det.configs"],
     package_dir={"lambda_det.configs": "configs"},
     package_data={
+        "lambda_det": ["py.typed"],
         "lambda_det.configs": ["**/*.yaml", "**/*.py"],
         "lambda_det.layers.local": ["*.cpp"],
     },
@@ -63,7 +64,10 @@ setup(
     # tools/export_model.py writes ONNX with these, and compares what it has written
     extras_require={"onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"]},
     classifiers=[
+        "Development Status :: 4 - Beta",
         "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
     ],
 )

@@ -1,0 +1,192 @@
+#!/usr/bin/env python
+"""Run the quick tests under pairs of Python and PyTorch, and write the table of docs/versions.md.
+
+Each pair gets an environment of its own, of 3 to 6 GB, which is removed after its run. Interpreters
+are looked for on the PATH and among pyenv's; a pair without one is left out, and its row in the
+table stays as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "versions.md"
+MARKERS = "not (slow or fuzz or benchmark or gpu)"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is tested together."""
+
+    python: str
+    torch: str
+    torchvision: str
+    numpy: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.python}:{self.torch}"
+
+
+# PyTorch 2.4 has no wheels for Python 3.13, and the newest none for Python 3.10
+PAIRS = [
+    Pair("3.10", "2.4.1", "0.19.1", "1.26.4"),
+    Pair("3.10", "2.8.0", "0.23.0", "1.26.4"),
+    Pair("3.10", "2.14.1", "0.29.2", "2.2.6"),
+    Pair("3.11", "2.4.1", "0.19.1", "1.26.4"),
+    Pair("3.11", "2.8.0", "0.23.0", "2.2.6"),
+    Pair("3.11", "2.15.0", "0.29.2", "2.4.6"),
+    Pair("3.12", "2.4.1", "0.19.1", "1.26.4"),
+    Pair("3.12", "2.8.0", "0.23.0", "2.2.6"),
+    Pair("3.12", "2.15.0", "0.29.2", "2.4.6"),
+    Pair("3.13", "2.8.0", "0.23.0", "2.2.6"),
+    Pair("3.13", "2.15.0", "0.29.2", "2.4.6"),
+]
+HEAD = """\
+# Versions
+
+`make matrix` runs the quick tests (those of `make test`) under each pair of Python and PyTorch, in
+an environment of its own, and writes this table. `.ci/matrix.py --only 3.10:2.4.1` runs one pair.
+On a push, `.github/workflows/test.yml` does the same.
+
+| Python | PyTorch | NumPy | Detectron2 | system | quick tests |
+|---|---|---|---|---|---|
+"""
+
+
+def find_python(version: str) -> str | None:
+    """A Python of a version such as "3.10" that can make environments."""
+    root = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
+    pyenv = sorted(Path(root, "versions").glob(f"{version}.*/bin/python"))
+    for python in (sys.executable, f"python{version}", *map(str, pyenv)):
+        code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
+        try:
+            said = subprocess.run([python, "-c", code], capture_output=True, text=True)
+        except OSError:
+            continue
+        if said.returncode == 0 and said.stdout.strip() == version:
+            return python
+    return None
+
+
+def make_environment(pair: Pair, python: str, folder: Path, detectron2: str) -> Path:
+    """Install everything into a new environment; return its Python."""
+    subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
+    own = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    pip = [own, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pins = [f"torch=={pair.torch}", f"torchvision=={pair.torchvision}", f"numpy=={pair.numpy}"]
+    # detectron2.model_zoo imports pkg_resources, which setuptools 81 does not have
+    build = ["setuptools>=70.1,<81", "wheel"]
+    subprocess.run([*pip, *pins, *build], check=True)
+    tests = ["pytest>=8", "pytest-xdist", "hypothesis"]
+    subprocess.run([*pip, *pins, *build, *tests, f"{ROOT}[onnx]"], check=True)
+    # The tests run in the checkout, whose modules they shall meet
+    subprocess.run([*pip[:-2], "uninstall", "--yes", "--quiet", "lambda_det"], check=True)
+    tool = ROOT / "tools" / "install_detectron2.py"
+    subprocess.run([own, tool, "--source", detectron2], check=True)
+    return own
+
+
+def describe_detectron2(python: Path) -> str:
+    """Version of the Detectron2 of an environment, and whether it has compiled operators."""
+    code = (
+        "import importlib.util as u, detectron2 as d;"
+        "print(d.__version__, 'compiled' if u.find_spec('detectron2._C') else 'Python files')"
+    )
+    said = subprocess.run([python, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    return said.stdout.strip() or "missing"
+
+
+def run_tests(python: Path, processes: int, arguments: list[str]) -> str:
+    """Run the quick tests; return pytest's last line without the time."""
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKERS, *arguments]
+    if processes > 1:
+        command += ["-n", str(processes), "--dist", "loadfile"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
+    last = ""
+    for line in run.stdout:
+        print(line, end="", flush=True)
+        last = line.strip() or last
+    run.wait()
+    last = re.sub(r", \d+ (deselected|warnings?)|in [\d.]+s.*|=", "", last).strip()
+    return last or f"ended with status {run.returncode}"
+
+
+def read_rows() -> dict[str, str]:
+    """The rows of the page, by pair."""
+    rows = {}
+    for line in PAGE.read_text("utf-8").splitlines() if PAGE.exists() else ():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| 3"):
+            rows[f"{cells[0]}:{cells[1]}"] = line
+    return rows
+
+
+def write_page(rows: dict[str, str]) -> None:
+    missing = "| {0.python} | {0.torch} | {0.numpy} | | | not run |"
+    lines = [rows.get(pair.name) or missing.format(pair) for pair in PAIRS]
+    PAGE.write_text(HEAD + "\n".join(lines) + "\n", "utf-8")
+
+
+def run_pair(pair: Pair, args: argparse.Namespace) -> str | None:
+    """Test a pair; return its row, or None if there is no such Python."""
+    python = find_python(pair.python)
+    if python is None:
+        print(f"{pair.name}: there is no Python {pair.python} here", flush=True)
+        return None
+    folder = args.folder / pair.name.replace(":", "-torch")
+    print(f"{pair.name}: in {folder}", flush=True)
+    try:
+        own = make_environment(pair, python, folder, args.detectron2)
+        detectron2, result = describe_detectron2(own), run_tests(own, args.processes, args.tests)
+    except subprocess.CalledProcessError as error:
+        detectron2, result = "", f"not installed: {Path(str(error.cmd[0])).name} failed"
+    finally:
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    system = f"{platform.system()} {platform.machine()}"
+    cells = [pair.python, pair.torch, pair.numpy, detectron2, system, result]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="PYTHON:TORCH", choices=[p.name for p in PAIRS], help="pairs"
+    )
+    parser.add_argument("--folder", type=Path, default=ROOT / ".matrix", help="of environments")
+    parser.add_argument("--keep", action="store_true", help="do not remove the environments")
+    parser.add_argument("--processes", type=int, default=2, help="of the tests")
+    parser.add_argument(
+        "--detectron2", default="auto", help="--source of tools/install_detectron2.py"
+    )
+    parser.add_argument("tests", nargs="*", help="of pytest, such as files; all by default")
+    args = parser.parse_args(argv)
+    failed = False
+    for pair in PAIRS:
+        if args.only and pair.name not in args.only:
+            continue
+        row = run_pair(pair, args)
+        if row:
+            print(row, flush=True)
+            write_page({**read_rows(), pair.name: row})
+            failed |= re.search(r"\d passed", row) is None or "failed" in row or "error" in row
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
