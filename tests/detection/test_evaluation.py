@@ -1,19 +1,27 @@
-"""Average precision where annotations lack what pycocotools asks for, or nothing is found."""
+"""Which evaluator data get; average precision where annotations lack what pycocotools asks for."""
 
 from __future__ import annotations
 
 import json
 import math
 
+import detectron2.evaluation
 import pytest
 import torch
 from detectron2.config import get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.data.datasets import register_coco_instances
+from detectron2.data.datasets import register_coco_instances, register_pascal_voc
 from detectron2.structures import Boxes, Instances
+from PIL import Image
 
+from lambda_det.detection import evaluation
 from lambda_det.detection.data import check_datasets
-from lambda_det.detection.evaluation import TolerantCOCOEvaluator, build_evaluator
+from lambda_det.detection.evaluation import (
+    TolerantCOCOEvaluator,
+    build_evaluator,
+    check_evaluators,
+)
+from lambda_det.errors import ConfigError
 
 
 @pytest.fixture
@@ -129,3 +137,102 @@ def test_keypoints_of_another_number_do_not_count(bare_data, tmp_path):
     evaluator.process([{"image_id": 1}, {"image_id": 2}], [{"instances": instances}] * 2)
     # The object of image 2 has no keypoints left, so that what is found there counts neither way
     assert evaluator.evaluate()["keypoints"]["AP50"] == pytest.approx(100)
+
+
+# Detectron2's name of the data, its evaluator, and the package that it needs
+OTHER_KINDS = [
+    ("lvis", "LVISEvaluator", "lvis"),
+    ("pascal_voc", "PascalVOCDetectionEvaluator", None),
+    ("cityscapes_instance", "CityscapesInstanceEvaluator", "cityscapesscripts"),
+    ("cityscapes_sem_seg", "CityscapesSemSegEvaluator", "cityscapesscripts"),
+]
+
+
+@pytest.fixture
+def other_data():
+    """A configuration to evaluate on a data set "other" of an evaluator_type."""
+
+    def make(kind: str):
+        DatasetCatalog.register("other", list)
+        MetadataCatalog.get("other").set(evaluator_type=kind)
+        cfg = get_cfg()
+        if kind.endswith("sem_seg"):
+            cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
+        cfg.DATASETS.TEST = ("other",)
+        return cfg
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "name", "package"), OTHER_KINDS)
+def test_other_kinds_of_data_have_detectron2s_evaluators(
+    other_data, monkeypatch, kind, name, package
+):
+    cfg = other_data(kind)
+    assert getattr(evaluation, name) is getattr(detectron2.evaluation, name)
+    # Their packages and files need not be here
+    monkeypatch.setattr(evaluation, name, lambda dataset_name, **options: (name, dataset_name))
+    assert build_evaluator(cfg, "other")._evaluators == [(name, "other")]
+    there = [package]
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda asked: None if asked not in there else object()
+    )
+    check_evaluators(cfg)
+    there.clear()
+    if package:
+        with pytest.raises(ConfigError, match=f"other .*{kind}.*pip install {package}"):
+            check_evaluators(cfg)
+
+
+@pytest.mark.parametrize("kind", ["cityscapes_panoptic_seg", "ade20k_panoptic_seg", "mine"])
+def test_data_of_kinds_without_an_evaluator_are_refused(other_data, kind):
+    with pytest.raises(ConfigError, match=f"other .*{kind}"):
+        check_evaluators(other_data(kind))
+
+
+def test_pascal_voc(tmp_path):
+    """Detectron2's own evaluator, on two images of which one is found where it is."""
+    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "ImageSets/Main/val.txt").write_text("a\nb\n")
+    for name in "ab":
+        Image.new("RGB", (20, 20)).save(tmp_path / f"JPEGImages/{name}.jpg")
+        # From 1, with the last pixel: 2 to 12 and 3 to 11 in Detectron2
+        box = "<xmin>3</xmin><ymin>4</ymin><xmax>12</xmax><ymax>11</ymax>"
+        about = f"<name>cat</name><difficult>0</difficult><bndbox>{box}</bndbox>"
+        about += "<pose>x</pose><truncated>0</truncated>"
+        size = "<size><width>20</width><height>20</height></size>"
+        (tmp_path / f"Annotations/{name}.xml").write_text(
+            f"<annotation>{size}<object>{about}</object></annotation>"
+        )
+    register_pascal_voc("voc", str(tmp_path), "val", 2012, ["cat"])
+    MetadataCatalog.get("voc").set(evaluator_type="pascal_voc")
+    cfg = get_cfg()
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES, cfg.DATASETS.TEST = 1, ("voc",)
+    check_datasets(cfg, train=False, test=True)
+    check_evaluators(cfg)
+    evaluator = build_evaluator(cfg, "voc")
+    evaluator.reset()
+    for name, shift in (("a", 0), ("b", 9)):
+        instances = Instances((20, 20), scores=torch.ones(1), pred_classes=torch.zeros(1).long())
+        instances.pred_boxes = Boxes(torch.tensor([[2.0 + shift, 3, 12 + shift, 11]]))
+        evaluator.process([{"image_id": name}], [{"instances": instances}])
+    # The precision is 1 up to a recall of 1/2, and what is found of the rest is wrong
+    assert evaluator.evaluate()["bbox"]["AP50"] == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("MODEL.META_ARCHITECTURE", "RetinaNet"),
+        ("MODEL.KEYPOINT_ON", True),
+        ("MODEL.LOAD_PROPOSALS", True),
+    ],
+)
+def test_an_augmented_test_that_detectron2_cannot_make_is_refused(pair):
+    cfg = get_cfg()
+    cfg.merge_from_list([*pair])
+    check_evaluators(cfg)
+    cfg.TEST.AUG.ENABLED = True
+    with pytest.raises(ConfigError, match=rf"TEST\.AUG\.ENABLED.*{pair[0]} {pair[1]}"):
+        check_evaluators(cfg)

@@ -1,0 +1,103 @@
+"""What a detection task evaluates, and under which names the results are."""
+
+from __future__ import annotations
+
+import copy
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from detectron2.modeling import GeneralizedRCNN
+
+from lambda_det.detection import DetectionTask
+from lambda_det.detection import task as task_module
+from lambda_det.detection.data import make_shapes, register_shapes
+from lambda_det.training.evaluation import Evaluation
+from lambda_det.training.task import EMA, RAW
+from tests.training.tiny_detector import tiny_config
+
+MODELS = {RAW: SimpleNamespace(ap=1.0), EMA: SimpleNamespace(ap=2.0)}
+
+
+@pytest.fixture
+def evaluate(monkeypatch):
+    """``evaluate(data sets, final)`` of models whose AP is known, and the folders of results."""
+    folders: list[str] = []
+    monkeypatch.setattr(
+        task_module,
+        "inference_on_dataset",
+        lambda model, loader, evaluator: {"bbox": {"AP": model.ap}},
+    )
+    monkeypatch.setattr(
+        task_module,
+        "GeneralizedRCNNWithTTA",
+        lambda cfg, model: SimpleNamespace(ap=10 * model.ap),
+    )
+    monkeypatch.setattr(DetectionTask, "build_test_loader", lambda self, name: None)
+    monkeypatch.setattr(
+        DetectionTask, "build_evaluator", lambda self, name, folder: folders.append(folder)
+    )
+
+    def call(names: tuple[str, ...], *, final: bool) -> dict:
+        cfg = tiny_config()
+        cfg.DATASETS.TEST, cfg.TEST.AUG.ENABLED = names, True
+        return DetectionTask(cfg).evaluate(MODELS, final=final)
+
+    return call, folders
+
+
+def test_averaged_weights_and_augmentation_have_results_of_their_own(evaluate):
+    call, folders = evaluate
+    averaged = {"bbox": {"AP": 1.0}, "bbox_EMA": {"AP": 2.0}}
+    assert call(("one",), final=False) == averaged
+    assert folders == ["inference", "inference_EMA"]
+    # Once, when training is over, and of the averaged weights
+    everything = averaged | {"bbox_TTA": {"AP": 20.0}}
+    assert call(("one",), final=True) == everything
+    assert folders[2:] == ["inference", "inference_EMA", "inference_TTA"]
+    assert call(("one", "two"), final=True) == {"one": everything, "two": everything}
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ({"bbox/AP": 3.0, "bbox_EMA/AP": 2.0, "bbox_TTA/AP": 9.0}, 2.0),
+        ({"segm/AP": 3.0, "bbox_EMA/AP": 9.0, "segm_EMA/AP": 2.0}, 2.0),
+        ({"bbox/AP": 3.0, "bbox_TTA/AP": 9.0}, 3.0),
+    ],
+)
+def test_the_best_checkpoint_is_that_of_the_averaged_weights(values, best):
+    evaluation = Evaluation(0, "", DetectionTask.metrics, 0)
+    evaluation._compare(values, 1)
+    assert evaluation.best == best
+
+
+@pytest.mark.slow
+def test_an_augmented_test_sees_other_sizes_and_the_averaged_weights(tmp_path, monkeypatch):
+    make_shapes(tmp_path, num_train=1, num_val=2, size=64)
+    register_shapes(tmp_path)
+    cfg = tiny_config()
+    cfg.merge_from_list(["DATASETS.TEST", ("shapes_val",), "OUTPUT_DIR", str(tmp_path / "run")])
+    cfg.merge_from_list(["MODEL.ROI_HEADS.SCORE_THRESH_TEST", 0.0, "TEST.AUG.ENABLED", True])
+    cfg.merge_from_list(["TEST.AUG.MIN_SIZES", (32, 48), "DATALOADER.NUM_WORKERS", 0])
+    task = DetectionTask(cfg)
+    task.check_data(train=False)
+    model = task.build_model().eval()
+    averaged = copy.deepcopy(model)
+    torch.nn.init.constant_(averaged.roi_heads.box_predictor.cls_score.bias, 1.0)
+    seen: dict[torch.nn.Module, set[int]] = {model: set(), averaged: set()}
+    inference = GeneralizedRCNN.inference
+
+    def watched(self, batch, *args, **options):
+        seen[self] |= {image["image"].shape[1] for image in batch}
+        return inference(self, batch, *args, **options)
+
+    monkeypatch.setattr(GeneralizedRCNN, "inference", watched)
+    results = task.evaluate({RAW: model, EMA: averaged}, final=True)
+    assert seen == {model: {64}, averaged: {64, 32, 48}}
+    endings = ("", "_EMA", "_TTA")
+    assert sorted(results) == sorted(f"{kind}{e}" for kind in ("bbox", "segm") for e in endings)
+    assert all(math.isfinite(result["AP"]) for result in results.values())
+    for ending in endings:
+        assert (tmp_path / f"run/inference{ending}/coco_instances_results.json").exists()
