@@ -16,6 +16,7 @@ from lambda_det import create_backbone
 from lambda_det.config import add_lambda_config
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
 from lambda_det.training.precision import Precision
+from lambda_det.training.statistics import estimate_statistics
 from lambda_det.training.trainer import distribute
 from tests.training.toy import Steps
 
@@ -161,6 +162,32 @@ def norms() -> list[dict]:
     return results
 
 
+class _Normed(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.norm(batch)
+
+
+def statistics() -> dict[str, dict[str, Tensor]]:
+    """Running statistics estimated from the first two cases, of a norm of each kind.
+
+    In the second case a process has no values; a batch norm that is not synchronised refuses that.
+    """
+    size, rank = comm.get_world_size(), comm.get_rank()
+    shares = range(rank * 4 // size, (rank + 1) * 4 // size)
+    batches = [torch.cat([values(case, share)[0] for share in shares]).float() for case in (0, 1)]
+    estimated = {}
+    for norm in (nn.BatchNorm2d(CHANNELS), SyncBatchNorm2d(CHANNELS)):
+        batches_of_norm = batches if isinstance(norm, SyncBatchNorm2d) else batches[:1]
+        count = len(batches_of_norm)
+        estimate_statistics([_Normed(norm)], batches_of_norm, count, Precision("cpu", None))
+        estimated[type(norm).__name__] = dict(norm.state_dict())
+    return estimated
+
+
 def native_on_the_cpu() -> str:
     """What torch's own SyncBatchNorm says to tensors of the CPU; "" for nothing."""
     try:
@@ -176,5 +203,6 @@ def everything() -> dict:
         "detection": detection(),
         "synchronised": synchronised(),
         "norms": [] if alone else norms(),
+        "statistics": {} if alone else statistics(),
         "native": "" if alone else native_on_the_cpu(),
     }

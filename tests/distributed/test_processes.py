@@ -89,6 +89,18 @@ def test_synchronised_norm_is_batch_norm_of_all_values(results, world_size, case
             torch.testing.assert_close(member["state"][key], plain.state_dict()[key])
 
 
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("kind", "cases"), [("BatchNorm2d", 1), ("SyncBatchNorm2d", 2)])
+def test_estimated_statistics_are_those_of_all_values(results, world_size, kind, cases):
+    """Unequal numbers of values, far from mean 0; the same statistics on all processes."""
+    x = torch.cat([values(case, share)[0] for case in range(cases) for share in range(4)])
+    mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+    for member in results[world_size]:
+        ours = member["statistics"][kind]
+        torch.testing.assert_close(ours["running_mean"].double(), mean, rtol=1e-5, atol=0)
+        torch.testing.assert_close(ours["running_var"].double(), var, rtol=1e-5, atol=0)
+
+
 def test_torch_has_no_synchronised_norm_for_the_cpu(results):
     said = results[2][0]["native"]
     assert said.startswith("SyncBatchNorm expected input tensor to be on GPU")

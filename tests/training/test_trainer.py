@@ -9,7 +9,9 @@ import json
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +23,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
+from lambda_det.files import DRAFT
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import verdict
 from lambda_det.training import checkpointer, implementations, start
@@ -33,6 +36,7 @@ from lambda_det.training.run_lock import run_lock
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
+from lambda_det.weights import formats
 from lambda_det.weights.formats import write_torch
 from tests.reliability.runs import content, differences, metrics
 from tests.training.toy import ToyModel, items, settings
@@ -411,3 +415,38 @@ def test_all_processes_take_the_same_implementations(folder, proved, monkeypatch
     assert agreed(without) == without  # the first process decides
     other = verdict.Verdict({**key, "driver": "another"}, own.classes)
     assert agreed(other).classes == {} and "driver" in agreed(other).about
+
+
+def _resume_as(rank, folder, found):
+    """Resume a run as one of two processes; what this one read."""
+    torch.set_num_threads(1)
+    meeting = f"file://{folder.parent}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    comm.create_local_process_group(2)
+    reads: Counter[str] = Counter()
+    read = formats._read_torch
+
+    def count(path, *, mmap):
+        reads[Path(path).name] += 1
+        return read(path, mmap=mmap)
+
+    formats._read_torch = count
+    with buffered_log() as log:
+        start.train(ToyTask(folder, max_iter=8), log, resume=True)
+    found.put((rank, {name: n for name, n in reads.items() if not name.endswith(DRAFT)}))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the two processes")
+def test_each_of_two_processes_reads_the_checkpoint_once(folder):
+    Trainer(ToyTask(folder)).train()
+    context = multiprocessing.get_context("fork")
+    found = context.Queue()
+    processes = [context.Process(target=_resume_as, args=(rank, folder, found)) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    reads = dict(found.get(timeout=100) for _ in processes)
+    for process in processes:
+        process.join()
+    # And none of the older ones, which are there
+    assert reads == {0: {"model_final.pth": 1}, 1: {"model_final.pth": 1}}
+    assert max(metrics(folder)) == 7 and (folder / "model_0000001.pth").exists()
