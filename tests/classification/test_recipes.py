@@ -1,4 +1,6 @@
-"""The recipes hold the paper's figures, and describe trainings that can start."""
+"""The recipes hold the paper's figures, and describe trainings that can start; ranges of keys."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
@@ -8,9 +10,11 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.classification import load_recipe, parser
+from lambda_det.classification.config import check_ranges, get_classification_config
 from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.classification.schedule import EpochSchedule, peak_learning_rate, plan_training
 from lambda_det.config import leaves
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.specs import SPECS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -140,3 +144,53 @@ def test_each_figure_stands_in_one_file():
         before = CfgNode.load_yaml_with_base(str(CONFIGS / path.parent / base))
         repeated = set(map(str, leaves(own))) & set(map(str, leaves(before)))
         assert not repeated, f"{path} repeats {repeated}"
+
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def test_the_defaults_are_within():
+    check_ranges(get_classification_config())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("LOG_PERIOD", 0),
+        ("MODEL.PIXEL_MEAN", ["a", "b", "c"]),
+        ("MODEL.PIXEL_MEAN", [1.0, 2.0]),
+        ("MODEL.PIXEL_STD", [1.0, 0.0, 1.0]),
+        ("MODEL.PIXEL_STD", [1.0, NAN, 1.0]),
+        ("SEED", -1),
+        ("SOLVER.ACCUMULATE_GRADIENTS", 0),
+        ("SOLVER.BASE_LR", -0.1),
+        ("SOLVER.BASE_LR", NAN),
+        ("SOLVER.BASE_LR", INFINITE),
+        ("SOLVER.BETAS", [0.9]),
+        ("SOLVER.BETAS", [0.9, 1.0]),
+        ("SOLVER.CHECKPOINTS_KEPT", 0),
+        ("SOLVER.CHECKPOINT_PERIOD", 0),
+        ("SOLVER.DECAY", 0.0),
+        ("SOLVER.DECAY_EPOCHS", 0.0),
+        ("SOLVER.EMA_DECAY", 1.0),
+        ("SOLVER.EPOCHS", 0.0),
+        ("SOLVER.EPOCHS", INFINITE),
+        ("SOLVER.IMS_PER_BATCH", 0),
+        ("SOLVER.LABEL_SMOOTHING", 1.0),
+        ("SOLVER.LR_BATCH", 0),
+        ("SOLVER.MOMENTUM", NAN),
+        ("SOLVER.WARMUP_EPOCHS", -1.0),
+        ("SOLVER.WEIGHT_DECAY", -1.0),
+        ("TEST.EVAL_PERIOD", 0.0),
+        ("TEST.IMS_PER_BATCH", -3),
+        ("TEST.PATIENCE", -1),
+        ("TEST.PRECISE_BN_BATCHES", -1),
+        ("DATALOADER.NUM_WORKERS", -1),
+    ],
+)
+def test_numbers_that_no_training_can_have(key, value):
+    cfg = get_classification_config()
+    section, _, name = key.rpartition(".")
+    (cfg[section] if section else cfg)[name] = value
+    with pytest.raises(ConfigError, match=f"^{key} is "):
+        check_ranges(cfg)
