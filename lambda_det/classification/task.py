@@ -83,6 +83,7 @@ class ClassificationTask(Task):
             "MODEL.CHECKPOINT_ACTIVATIONS",
             "MODEL.COMPILE",
             "MODEL.DEVICE",
+            "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
             "MODEL.WEIGHTS",
             "DATA.MAX_UNREADABLE_IMAGES",
             "DATA.PSEUDO_IMAGES",

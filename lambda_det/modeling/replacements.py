@@ -1,4 +1,4 @@
-"""What stands in the place of a network's 3x3 convolutions."""
+"""What stands in the place of a network's 3x3 convolutions: lambda layers, or a baseline."""
 
 from __future__ import annotations
 
@@ -11,11 +11,26 @@ from torch import nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
+from lambda_det.layers.attention import (
+    AugmentedConvolution,
+    AxialAttention,
+    GlobalAttention,
+    LocalAttention,
+)
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 __all__ = ["Replacements", "layer_arguments"]
 
 SHARING = ("", "stage", "size")
+HEADS = 8  # of attention
+_Size = tuple[int, int] | None
+# By what ResNetSpec.attention names; of channels, and the largest map
+ATTENTION: dict[str, Callable[[int, _Size], nn.Module]] = {
+    "global": lambda dim, size: GlobalAttention(dim, HEADS, size),
+    "axial": lambda dim, size: AxialAttention(dim, HEADS, size),
+    "local": lambda dim, size: LocalAttention(dim, HEADS, 7),
+    "augmented": lambda dim, size: AugmentedConvolution(dim, HEADS, size),
+}
 
 
 def layer_arguments(
@@ -74,9 +89,14 @@ class Replacements:
         reaches = [name for name, given in reaches.items() if given]
         given = [*options, *(name for name in reaches if name not in options)]
         given += ["share_positions"] * bool(share_positions)
-        if given and not any(spec.lambda_blocks.values()):
+        unknown = given
+        if spec.attention:  # that over a whole map is made for images of one size
+            unknown = [n for n in given if n != "global_context" or not spec.global_context]
+        elif any(spec.lambda_blocks.values()):
+            unknown = []
+        if unknown:
             raise ConfigError(
-                f"{', '.join(given)}: options of lambda layers, which this network doesn't have; "
+                f"{', '.join(unknown)}: options of lambda layers, which this network doesn't have; "
                 "leave them out."
             )
         if len(reaches) > 1:
@@ -96,10 +116,11 @@ class Replacements:
             global_context = spec.global_context
         self.global_context, self.share_positions = global_context, share_positions
         self.scopes = dict(zip(STAGES, stage_scopes, strict=False))
+        self.attention = spec.attention
         self.options = layer_arguments(norm, **{**spec.layer, **options})
         self._shared: dict[Any, RelativePosition | None] = {}
 
-    def make(self, stage: str, channels: int, *, stride: int, dilation: int = 1) -> LambdaLayer:
+    def make(self, stage: str, channels: int, *, stride: int, dilation: int = 1) -> nn.Module:
         """The layer of the next block.
 
         Args:
@@ -108,11 +129,14 @@ class Replacements:
             stride: of the map that the layer gets, in pixels of the image.
             dilation: of a local scope.
         """
+        side = self.global_context and -(-self.global_context // stride)
+        if self.attention:
+            return ATTENTION[self.attention](channels, side and (side, side))
         options = dict(self.options)
         if stage in self.scopes:
             options["scope"] = self.scopes[stage]
-        if self.global_context:
-            options |= {"scope": None, "map_size": (-(-self.global_context // stride),) * 2}
+        if side:
+            options |= {"scope": None, "map_size": (side, side)}
         place = (
             stage if self.share_positions == "stage" else (stride, dilation, options.get("scope"))
         )

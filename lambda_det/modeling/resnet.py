@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers.attention import DoubleAttention
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.specs import STAGES, ResNetSpec
@@ -84,13 +85,13 @@ class TimmStem(CNNBlockBase):
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze-and-excitation with a ratio of 1/4 of the block's output width (ResNet-RS)."""
+    """Squeeze-and-excitation, whose inner layer has 1 / ``ratio`` of the block's output width."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, ratio: int = 4) -> None:
         super().__init__()
         self.squeeze = nn.AdaptiveAvgPool2d(1)
-        self.reduce = Conv2d(channels, channels // 4, 1, activation=F.relu_)
-        self.expand = Conv2d(channels // 4, channels, 1)
+        self.reduce = Conv2d(channels, channels // ratio, 1, activation=F.relu_)
+        self.expand = Conv2d(channels // ratio, channels, 1)
         for conv in (self.reduce, self.expand):
             c2_msra_fill(conv)
 
@@ -115,13 +116,14 @@ class Bottleneck(CNNBlockBase):
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
         layer: what stands in the place of the 3x3 convolution, such as a
             :class:`lambda_det.layers.LambdaLayer`; None for the convolution.
-        se: whether squeeze-and-excitation follows the last norm.
+        se_ratio: of the squeeze-and-excitation after the last norm; 0 for none.
         pooled_shortcut: ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
             instead of a stride in it.
         lambda_pool: side of the average pooling after a strided lambda layer: 3, which counts the
             zeros beyond the border, or 2 (timm), which does not.
         activation: after the norms and after the sum.
         stochastic_depth: probability of leaving the residual branch of an image out in training.
+        double_attention: whether that of Chen et al. (2018) follows the block.
     """
 
     def __init__(
@@ -134,11 +136,12 @@ class Bottleneck(CNNBlockBase):
         dilation: int = 1,
         norm: Norm = "BN",
         layer: nn.Module | None = None,
-        se: bool = False,
+        se_ratio: int = 0,
         pooled_shortcut: bool = True,
         lambda_pool: Literal[2, 3] = 3,
         activation: Activation = F.relu_,
         stochastic_depth: float = 0.0,
+        double_attention: bool = False,
     ) -> None:
         super().__init__(in_channels, out_channels, stride)
         self.shortcut = self.shortcut_pool = None
@@ -174,12 +177,18 @@ class Bottleneck(CNNBlockBase):
                 activation=activation,
             )
         self.conv3 = conv_norm(width, out_channels, 1, norm=norm, activation=None)
-        self.se = SqueezeExcitation(out_channels) if se else None
+        self.se = SqueezeExcitation(out_channels, se_ratio) if se_ratio else None
         self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
+        self.attention = None
+        if double_attention:
+            self.attention = DoubleAttention(
+                out_channels, lambda channels: get_norm(norm, channels) or nn.Identity()
+            )
         # Every residual branch starts at zero: gamma = 0 in its last norm (Appendix F.2)
-        gamma = getattr(self.conv3.norm, "weight", None)
-        if isinstance(gamma, nn.Parameter):  # of a frozen norm it is a buffer, out of a checkpoint
-            nn.init.zeros_(gamma)
+        for last in (self.conv3.norm, getattr(self.attention, "norm", None)):
+            gamma = getattr(last, "weight", None)
+            if isinstance(gamma, nn.Parameter):  # of a frozen norm it is a buffer
+                nn.init.zeros_(gamma)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, in_channels, H, W] to [B, out_channels, ceil(H / stride), ceil(W / stride)]."""
@@ -198,7 +207,8 @@ class Bottleneck(CNNBlockBase):
         if self.shortcut is not None:
             x = self.shortcut(x)
         out += x
-        return self.activation(out)
+        out = self.activation(out)
+        return out if self.attention is None else self.attention(out)
 
 
 def stage_channels(name: str) -> int:
@@ -227,7 +237,7 @@ def make_stage(
         stride: of the first block.
         norm: as in :class:`Bottleneck`.
         in_stride: of the input, in pixels of the image.
-        layers: makes the lambda layers.
+        layers: makes what replaces convolutions.
         dilation: of each block; 1 by default.
         stochastic_depth: as in :class:`Bottleneck`.
     """
@@ -247,11 +257,12 @@ def make_stage(
             dilation=spacing,
             norm=norm,
             layer=layer,
-            se=name in spec.se_stages,
+            se_ratio=spec.se_ratio if name in spec.se_stages else 0,
             pooled_shortcut=spec.design == "rs",
             lambda_pool=2 if spec.design == "timm" else 3,
             activation=_ACTIVATIONS[spec.activation],
             stochastic_depth=stochastic_depth,
+            double_attention=number in spec.double_attention.get(name, ()),
         )
         blocks.append(block)
         in_channels = stage_channels(name)
@@ -314,6 +325,12 @@ class LambdaResNet(ResNet):
         else:
             stem = BasicStem(in_channels, 64, norm)
         dilations = check_dilation(spec, dilation, multi_grid)
+        if (spec.attention or spec.double_attention) and (
+            mask_padding or max(dilations.values()) > 1
+        ):
+            raise ConfigError(
+                "The networks with attention take no MASK_PADDING and no dilation; leave these out."
+            )
         stages = []
         channels, in_stride = stem.out_channels, stem.stride
         widest = 1

@@ -45,7 +45,11 @@ class ResNetSpec:
         design: of stem, shortcut and pooling: "rs" as in ResNet-RS, "vanilla" as in He et al.
             (2016), "timm" as in timm's lambda ResNets.
         lambda_blocks: by stage, which blocks have a lambda layer.
+        attention: what replaces the convolutions instead of lambda layers: "global", "axial",
+            "local" or "augmented", of :mod:`lambda_det.layers.attention`.
+        double_attention: by stage, the blocks that a double attention follows.
         se_stages: stages whose blocks have squeeze-and-excitation.
+        se_ratio: how much narrower its inner layer is.
         layer: options of the lambda layers that differ from the paper's default.
         global_context: side of the largest image if the position lambdas span the whole map.
         activation: "relu" or "silu".
@@ -56,7 +60,10 @@ class ResNetSpec:
     blocks: tuple[int, int, int, int]
     design: Literal["rs", "vanilla", "timm"] = "rs"
     lambda_blocks: Mapping[str, Blocks] = field(default_factory=dict)
+    attention: Literal["", "global", "axial", "local", "augmented"] = ""
+    double_attention: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     se_stages: tuple[str, ...] = ()
+    se_ratio: int = 4
     layer: Mapping[str, Any] = field(default_factory=dict)
     global_context: int | None = None
     activation: Literal["relu", "silu"] = "relu"
@@ -91,15 +98,24 @@ _LAMBDA_RESNETS: dict[int, tuple[tuple[int, int, int, int], tuple[int, ...]]] = 
     420: ((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80)),
 }
 
+_NOT_FROM_TEXT = "does not follow from the text"
+
 # Tables 13, 15, 16 and 18; top-1 at the image size given
 _PAPER_RS: dict[str, tuple[int, PaperFigures]] = {
     "lambda_resnet50": (160, PaperFigures(top1=79.2, source="Table 18")),
     "lambda_resnet101": (224, PaperFigures(36.9, top1=82.3, source="Table 13")),
     "lambda_resnet101_c4": (224, PaperFigures(26.0, top1=82.6, source="Table 13")),
     "lambda_resnet152": (256, PaperFigures(51.4, top1=83.4, source="Table 13")),
-    "lambda_resnet152_c4": (256, PaperFigures(35.1, top1=83.4, source="Table 13")),
+    "lambda_resnet152_c4": (
+        256,
+        PaperFigures(35.1, top1=83.4, source="Tables 13, 15", note="84.0 at 320x320"),
+    ),
     "lambda_resnet200_c4": (320, PaperFigures(42, top1=84.3, source="Table 15")),
     "lambda_resnet270": (256, PaperFigures(top1=84.2, source="Table 18")),
+    "lambda_resnet270_c4_7x7": (
+        256,
+        PaperFigures(flops=34, top1=84.0, source="Table 16", note="operations: " + _NOT_FROM_TEXT),
+    ),
     "lambda_resnet350": (320, PaperFigures(top1=84.7, source="Table 18")),
     "lambda_resnet420": (320, PaperFigures(top1=84.9, source="Table 18")),
     "resnet_rs101": (224, PaperFigures(44.6, top1=81.3, source="Table 13")),
@@ -107,8 +123,6 @@ _PAPER_RS: dict[str, tuple[int, PaperFigures]] = {
     "resnet_rs152": (256, PaperFigures(60.2, top1=82.5, source="Table 13")),
     "resnet_rs152_se": (256, PaperFigures(86.6, top1=83.0, source="Table 13")),
 }
-
-_NOT_FROM_TEXT = "does not follow from the text"
 
 # Table 12: the vanilla ResNet-50 with lambda layers in some stages
 _PLACEMENTS: dict[str, PaperFigures] = {
@@ -119,6 +133,14 @@ _PLACEMENTS: dict[str, PaperFigures] = {
     "c345": PaperFigures(15.1, top1=78.3, source="Table 12"),
     "c45": PaperFigures(15.4, 10.0, 78.3, "Tables 10, 12", _NOT_FROM_TEXT),
     "c5": PaperFigures(18.8, top1=77.3, source="Table 12"),
+}
+
+# Tables 3 and 4: the vanilla ResNet-50 with self-attention
+_ATTENTION: dict[str, PaperFigures] = {
+    "global": PaperFigures(source="Table 4", note="out of memory in the paper"),
+    "axial": PaperFigures(top1=77.5, source="Table 4"),
+    "local": PaperFigures(18.0, top1=77.4, source="Tables 3, 4"),
+    "augmented": PaperFigures(25.8, top1=77.7, source="Table 3"),
 }
 
 # Table 8: (|k|, |h|, |u|) with all 3x3 convolutions replaced; the scope is 7x7 where |u| > 1
@@ -153,6 +175,7 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         plain = ResNetSpec(_LAMBDA_RESNETS[depth][0])
         specs[f"resnet_rs{depth}"] = plain
         specs[f"resnet_rs{depth}_se"] = replace(plain, se_stages=STAGES)
+    specs["lambda_resnet270_c4_7x7"] = replace(specs["lambda_resnet270_c4"], layer={"scope": 7})
     for name, (image_size, paper) in _PAPER_RS.items():
         specs[name] = replace(specs[name], image_size=image_size, paper=paper)
 
@@ -174,6 +197,27 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         everywhere,
         layer={"content": False},
         paper=PaperFigures(14.9, 11.9, 78.1, "Table 9", "operations: " + _NOT_FROM_TEXT),
+    )
+
+    specs["resnet50_se"] = replace(
+        vanilla,
+        se_stages=STAGES,
+        se_ratio=16,
+        paper=PaperFigures(28.1, top1=77.6, source="Table 3"),
+    )
+    for kind, paper in _ATTENTION.items():
+        stages = STAGES[1:] if kind == "augmented" else STAGES
+        specs[f"resnet50_{kind}_attention"] = replace(
+            vanilla,
+            attention=kind,
+            lambda_blocks=dict.fromkeys(stages, ALL),
+            global_context=None if kind == "local" else 224,
+            paper=paper,
+        )
+    specs["resnet50_double_attention"] = replace(
+        vanilla,
+        double_attention={"res3": (2, 4), "res4": (2, 4, 6)},
+        paper=PaperFigures(33.0, top1=77.0, source="Table 3", note=_NOT_FROM_TEXT),
     )
 
     # timm's lambda ResNets, of which it has weights

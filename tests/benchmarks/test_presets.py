@@ -145,20 +145,24 @@ def test_networks(run, monkeypatch):
 
 @pytest.fixture
 def one_lambda_layer(monkeypatch):
-    few = {"lambda layer": presets.LAMBDA_LAYERS["lambda layer"]}
-    monkeypatch.setattr(presets, "LAMBDA_LAYERS", few)
+    def keep(*names):
+        names = ("lambda layer", *names)
+        monkeypatch.setattr(presets, "TABLE_4", {name: presets.TABLE_4[name] for name in names})
+
+    return keep
 
 
 @pytest.mark.benchmark
 def test_attention(run, one_lambda_layer):
+    attention = [name for name in presets.TABLE_4 if "attention" in name]
+    one_lambda_layer(*attention)
     _, content, _ = run("--preset", "attention", "--small", "--image-size", "32", "--batch", "2")
-    check(content, modes=FORWARD_AND_BOTH, cases=["lambda layer", *presets.ATTENTION])
+    check(content, modes=FORWARD_AND_BOTH, cases=["lambda layer", *attention])
 
 
 @pytest.mark.benchmark
 def test_case_that_is_out_of_memory(run, monkeypatch, one_lambda_layer):
-    few = {name: presets.ATTENTION[name] for name in ["global self-attention"]}
-    monkeypatch.setattr(presets, "ATTENTION", few)
+    one_lambda_layer("global self-attention")
     options = ("--preset", "attention", "--small", "--image-size", "192", "--memory-limit", "0.4")
     captured, content, _ = run(*options)
     first, second = content["groups"][0]["cases"].values()
@@ -169,7 +173,7 @@ def test_case_that_is_out_of_memory(run, monkeypatch, one_lambda_layer):
 
 def test_options_of_the_lambda_layers():
     counts = {}
-    for name, (network, options, *_) in presets.LAMBDA_LAYERS.items():
+    for name, (network, options, *_) in presets.TABLE_4.items():
         with torch.device("meta"):
             model = presets.create_classifier(network, **options)
         counts[name] = sum(parameter.numel() for parameter in model.parameters())
@@ -253,7 +257,7 @@ def test_kept_memory_that_does_not_fit(monkeypatch):
 
 def test_networks_of_the_tables_exist():
     names = {name for table in presets.PLACEMENT.values() for name in table}
-    names |= {network for network, *_ in presets.LAMBDA_LAYERS.values()}
+    names |= {network for network, *_ in presets.TABLE_4.values()}
     names |= {
         f"{kind}{depth}" for depth in presets.DEPTHS for kind in ("resnet_rs", "lambda_resnet")
     }

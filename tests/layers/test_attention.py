@@ -1,0 +1,222 @@
+"""The attention baselines against loops over pairs, in float64; the networks that have them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import lambda_det
+from lambda_det import LambdaLayer
+from lambda_det.errors import ConfigError
+from lambda_det.layers.attention import (
+    AugmentedConvolution,
+    AxialAttention,
+    DoubleAttention,
+    GlobalAttention,
+    LocalAttention,
+)
+from lambda_det.modeling.specs import get_spec
+
+HEADS = 2
+
+
+def weights_of(layer, heads: int) -> list[Tensor]:
+    """The projections of queries, keys and values, each [h, d, C]."""
+    weight = layer.projection.weight[:, :, 0, 0]
+    return [part.unflatten(0, (heads, -1)) for part in weight.split(layer.rows)]
+
+
+def by_loops(x: Tensor, weights: list[Tensor], pairs, position, added=None) -> Tensor:
+    """Attention one query at a time.
+
+    pairs(y, x) names the context of a query; position(q, k, dy, dx) is its term of the logit, and
+    added(dx) what a value gets.
+    """
+    batch, _, height, width = x.shape
+    heads, depth, _ = weights[0].shape
+    rows = []
+    for b in range(batch):
+        for h in range(heads):
+            queries, keys, values = (torch.einsum("dc,cyx->yxd", w[h], x[b]) for w in weights)
+            maps = []
+            for y in range(height):
+                for column in range(width):
+                    q = queries[y, column] / depth**0.5
+                    context = pairs(y, column)
+                    logits = torch.stack(
+                        [
+                            q @ keys[Y, X] + position(q, keys[Y, X], Y - y, X - column)
+                            for Y, X in context
+                        ]
+                    )
+                    shares = logits.exp() / logits.exp().sum()
+                    seen = [values[Y, X] + (added(X - column) if added else 0) for Y, X in context]
+                    maps.append(sum(s * v for s, v in zip(shares, seen, strict=True)))
+            output = torch.stack(maps).view(height, width, -1)
+            rows.append(output.permute(2, 0, 1))
+    return torch.stack(rows).view(batch, -1, height, width)
+
+
+def global_loops(layer: GlobalAttention, x: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    everything = [(Y, X) for Y in range(height) for X in range(width)]
+    middle_y, middle_x = layer.y_offsets.shape[0] // 2, layer.x_offsets.shape[0] // 2
+    return by_loops(
+        x,
+        weights_of(layer, HEADS),
+        lambda y, column: everything,
+        lambda q, k, dy, dx: (
+            q @ layer.y_offsets[middle_y + dy] + q @ layer.x_offsets[middle_x + dx]
+        ),
+    )
+
+
+def row_loops(layer, x: Tensor) -> Tensor:
+    middle = layer.key_offsets.shape[0] // 2
+    return by_loops(
+        x,
+        weights_of(layer, HEADS),
+        lambda y, column: [(y, X) for X in range(x.shape[3])],
+        lambda q, k, dy, dx: (
+            q @ layer.query_offsets[middle + dx] + k @ layer.key_offsets[middle + dx]
+        ),
+        lambda dx: layer.value_offsets[middle + dx],
+    )
+
+
+def axial_loops(layer: AxialAttention, x: Tensor) -> Tensor:
+    turned = row_loops(layer.along_column, x.transpose(2, 3)).transpose(2, 3)
+    return row_loops(layer.along_row, turned)
+
+
+def local_loops(layer: LocalAttention, x: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    reach = layer.scope // 2
+
+    def near(y: int, column: int) -> list[tuple[int, int]]:
+        rows = range(max(y - reach, 0), min(y + reach, height - 1) + 1)
+        columns = range(max(column - reach, 0), min(column + reach, width - 1) + 1)
+        return [(Y, X) for Y in rows for X in columns]
+
+    def position(q: Tensor, k: Tensor, dy: int, dx: int) -> Tensor:
+        return q @ torch.cat([layer.y_offsets[reach + dy], layer.x_offsets[reach + dx]])
+
+    return by_loops(x, weights_of(layer, HEADS), near, position)
+
+
+def augmented_loops(layer: AugmentedConvolution, x: Tensor) -> Tensor:
+    attended = global_loops(layer.attention, x)
+    kernel, padded = layer.convolution.weight, torch.nn.functional.pad(x, (1, 1, 1, 1))
+    height, width = x.shape[2:]
+    convolved = sum(
+        torch.einsum(
+            "oi,bihw->bohw", kernel[:, :, i, j], padded[:, :, i : i + height, j : j + width]
+        )
+        for i in range(3)
+        for j in range(3)
+    )
+    mixed = torch.einsum("oi,bihw->bohw", layer.output.weight[:, :, 0, 0], attended)
+    return torch.cat([convolved, mixed], dim=1)
+
+
+def double_loops(layer: DoubleAttention, x: Tensor) -> Tensor:
+    half = layer.output.in_channels
+    rows = torch.einsum("oi,bin->bon", layer.projection.weight[:, :, 0, 0], x.flatten(2))
+    images = []
+    for gather, give, values in rows.unflatten(1, (3, half)):
+        shares = gather.exp() / gather.exp().sum(1, keepdim=True)
+        lambda_ = sum(values[:, m, None] * shares[None, :, m] for m in range(x.shape[2:].numel()))
+        outputs = [
+            lambda_ @ (give[:, n].exp() / give[:, n].exp().sum()) for n in range(x[0, 0].numel())
+        ]
+        images.append(layer.output.weight[:, :, 0, 0] @ torch.stack(outputs, dim=1))
+    return x + torch.stack(images).view_as(x)
+
+
+KINDS = {
+    "global": (lambda: GlobalAttention(8, HEADS, (4, 5)), global_loops),
+    "axial": (lambda: AxialAttention(8, HEADS, (4, 5)), axial_loops),
+    "local": (lambda: LocalAttention(8, HEADS, 3), local_loops),
+    "augmented": (lambda: AugmentedConvolution(8, HEADS, (4, 5)), augmented_loops),
+    "double": (lambda: DoubleAttention(8, lambda dim: torch.nn.Identity()), double_loops),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(4, 5), (1, 3)])
+def test_equals_the_sum_over_pairs(kind, size):
+    make, loops = KINDS[kind]
+    layer = make().double()
+    x = torch.randn(2, 8, *size, dtype=torch.float64, requires_grad=True)
+    learned = [x, *layer.parameters()]
+    expected, found = loops(layer, x), layer(x)
+    assert found.shape == x.shape
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(expected)
+    for own, other in zip(
+        torch.autograd.grad(found, learned, grad, allow_unused=True),
+        torch.autograd.grad(expected, learned, grad, allow_unused=True),
+        strict=True,
+    ):
+        if other is None:  # offsets that do not occur on a map of one row
+            assert own is None or not own.any()
+        else:
+            torch.testing.assert_close(own, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GlobalAttention(6, 4, (3, 3)),
+        lambda: LocalAttention(6, 2),
+        lambda: LocalAttention(8, 2, 4),
+    ],
+)
+def test_impossible_sizes_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+@pytest.mark.parametrize("make", [KINDS["global"][0], KINDS["axial"][0]])
+def test_a_map_larger_than_the_embeddings_is_refused(make):
+    with pytest.raises(ConfigError, match="side"):
+        make()(torch.randn(1, 8, 6, 5))
+
+
+NETWORKS = {
+    "global": GlobalAttention,
+    "axial": AxialAttention,
+    "local": LocalAttention,
+    "augmented": AugmentedConvolution,
+    "double": DoubleAttention,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_networks_train(kind):
+    options = (
+        {"global_context": 64} if get_spec(f"resnet50_{kind}_attention").global_context else {}
+    )
+    model = lambda_det.create_classifier(f"resnet50_{kind}_attention", 10, **options)
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(NETWORKS[kind]) == {"augmented": 13, "double": 5}.get(kind, 16)
+    assert LambdaLayer not in kinds
+    model(torch.randn(2, 3, 64, 64)).logsumexp(1).sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("local", {"scope": 5}),
+        ("local", {"global_context": 64}),
+        ("axial", {"heads": 4}),
+        ("axial", {"mask_padding": True}),
+        ("double", {"dilation": {"res5": 2}}),
+    ],
+)
+def test_options_that_attention_does_not_have(name, options):
+    with pytest.raises(ConfigError):
+        lambda_det.create_backbone(f"resnet50_{name}_attention", **options)
