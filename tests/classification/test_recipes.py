@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ RECIPES = sorted(
     for pattern in ("imagenet/*.yaml", "cifar10/*.yaml", "quick/cifar10*.yaml")
     for path in CONFIGS.glob(pattern)
 )
+RECIPE_NAMES = {path.stem for path in RECIPES if path.parent.name == "imagenet"}
 IMAGENET = 1_281_167
 # Table 20 of the paper: depth, size: RandAugment's magnitude, dropout, stochastic depth
 TABLE_20 = {
@@ -132,6 +134,51 @@ def test_the_cifar10_reproduction(name, size):
     )
     model = build_classifier(cfg, 10)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == size
+
+
+def _commands():
+    """(recipe, KEY VALUE pairs) of every training in the tables of docs/paper.md.
+
+    A code span of one word that is no name is another value of the command before it.
+    """
+    page = (CONFIGS.parent / "docs/paper.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## )", page, re.M | re.S))
+    for section, names in (("ImageNet, 90 epochs", SPECS), ("ImageNet, 350 epochs", RECIPE_NAMES)):
+        before = ("resnet50", "MODEL.NAME") if names is SPECS else ()
+        for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", sections[section], re.M)[2:]:
+            words = []
+            for span in re.findall("`(.*?)`", cell):
+                first, *rest = span.split()
+                if first in names:
+                    words = [first, *rest]
+                elif len(words) > 1 and not rest:
+                    words = [*words[:-1], first]
+                else:  # a tool, or a key in a sentence
+                    continue
+                yield (*before, *words)
+
+
+COMMANDS = sorted(set(_commands()))
+
+
+def test_the_page_has_a_command_for_every_trained_network():
+    named = {_load(f"imagenet/{name}.yaml", *pairs).MODEL.NAME for name, *pairs in COMMANDS}
+    assert {n for n, spec in SPECS.items() if spec.paper.top1 and "lambda_k" not in n} <= named
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_of_the_page_describes_a_model(command):
+    name, *pairs = command
+    model_options(_load(f"imagenet/{name}.yaml", *pairs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_of_the_page_builds_its_model(command):
+    name, *pairs = command
+    cfg = _load(f"imagenet/{name}.yaml", "MODEL.DEVICE", "meta", *pairs)
+    with torch.device("meta"):
+        build_classifier(cfg, 1000)
 
 
 def test_each_figure_stands_in_one_file():
