@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from lambda_det.classification import parser, run, task
+from lambda_det.classification.data import build
 from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
+from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.training import trainer
 from lambda_det.training.trainer import Trainer
@@ -61,9 +63,9 @@ def _kill_before(monkeypatch, step):
 
 # 24 images in batches of 8: 6 steps, evaluations after 3 and 6, checkpoints after 2, 3, 4 and 6.
 # Killed within an epoch with and without a checkpoint of that very step, and at its end.
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 4, 5])
-def test_killed_and_resumed_is_the_run_that_was_not(arguments, folder, monkeypatch, step, tmp_path):
-    run(arguments("OUTPUT_DIR", tmp_path / "whole"))
+def test_killed_and_resumed_is_the_run_that_was_not(whole, arguments, folder, monkeypatch, step):
     with monkeypatch.context() as patch:
         _kill_before(patch, step)
         with pytest.raises(Killed):
@@ -73,7 +75,6 @@ def test_killed_and_resumed_is_the_run_that_was_not(arguments, folder, monkeypat
         between = _load(folder / "model_0000003.pth")
         assert (between["results"], between["statistics"]) == ({}, "running")
     run(arguments("--resume"))
-    whole = tmp_path / "whole"
     for name in ("model_final.pth", "model_best.pth"):
         assert_same_state(_load(whole / name), _load(folder / name))
     read = [list(csv.reader((place / "summary.csv").open())) for place in (whole, folder)]
@@ -108,15 +109,25 @@ def test_killed_and_resumed_with_pseudo_labels(arguments, folder, monkeypatch, p
     assert_same_state(*states)
 
 
-@pytest.fixture(scope="module")
-def finished(pictures, tmp_path_factory):
-    """The folder of a run that went to its end."""
-    root = tmp_path_factory.mktemp("finished")
+def _finish(root, pictures, *more):
     (root / "recipe.yaml").write_text(RECIPE)
     pairs = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val", "OUTPUT_DIR", root]
-    pairs += ["DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1]
-    run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *map(str, pairs)]))
+    words = map(str, [*pairs, *more])
+    run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *words]))
     return root
+
+
+@pytest.fixture(scope="module")
+def whole(pictures, tmp_path_factory):
+    """The folder of a run of the recipe as it is, which nobody stopped."""
+    return _finish(tmp_path_factory.mktemp("whole"), pictures)
+
+
+@pytest.fixture(scope="module")
+def finished(pictures, tmp_path_factory):
+    """The folder of a run that went to its end, with held-out images."""
+    more = ("DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
+    return _finish(tmp_path_factory.mktemp("finished"), pictures, *more)
 
 
 def test_what_a_run_leaves(finished):
@@ -176,6 +187,7 @@ def test_a_finished_run_is_not_trained_further(finished, arguments, caplog):
     assert (finished / "model_final.pth").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_early_and_for_good(arguments, folder, caplog):
     caplog.set_level("INFO")
     words = ("SOLVER.EPOCHS", 9, "TEST.PATIENCE", 1, "SOLVER.BASE_LR", 0, "SOLVER.EMA_DECAY", 0)
@@ -194,6 +206,7 @@ def _stay_in_evaluation(norm, mode=True):
     return norm
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_one_large_batch(arguments, tmp_path, monkeypatch):
     """But for batch norm, which sees one batch at a time: here it has its statistics all along."""
     monkeypatch.setattr(torch.nn.BatchNorm2d, "train", _stay_in_evaluation)
@@ -207,6 +220,7 @@ def test_accumulated_batches_are_one_large_batch(arguments, tmp_path, monkeypatc
         torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 def test_starting_from_weights_of_other_classes(finished, arguments, folder, pictures, tmp_path):
     two = tmp_path / "two"
     for part in ("train", "val"):
@@ -309,6 +323,7 @@ def copied(finished, tmp_path):
     return tmp_path / "copy", ("OUTPUT_DIR", tmp_path / "copy", "DATA.HELD_OUT", 0.25)
 
 
+@pytest.mark.slow
 def test_a_run_can_be_made_longer(copied, arguments, caplog):
     caplog.set_level("INFO")
     copy, words = copied
@@ -337,6 +352,7 @@ def test_other_held_out_images_are_refused(copied, arguments):
         run(arguments("--resume", *words, "SOLVER.EPOCHS", 3))
 
 
+@pytest.mark.slow
 def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
     train = tmp_path / "train"
     shutil.copytree(pictures / "train", train)
@@ -349,6 +365,7 @@ def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
         run(arguments("--resume", "DATA.TRAIN", train))
 
 
+@pytest.mark.slow
 def test_seeds_and_the_length_of_the_estimate(arguments, monkeypatch):
     loaders, counts = [], []
     build, estimate = task.build_train_loader, trainer.estimate_statistics
@@ -368,6 +385,7 @@ def test_seeds_and_the_length_of_the_estimate(arguments, monkeypatch):
     assert loaders == [(7, 0), (7 + trainer.STATISTICS_SEED, 24)] and counts == [3]
 
 
+@pytest.mark.slow
 def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monkeypatch):
     def compile_eagerly(module):
         module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
@@ -382,12 +400,12 @@ def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monke
     assert_same_state(*states)
 
 
-def test_synthetic_data_need_none(arguments, folder):
-    words = ("SOLVER.EPOCHS", 2e-5, "SOLVER.WARMUP_EPOCHS", 0, "DATA.TRAIN", "", "DATA.VAL", "")
-    words += ("SOLVER.EMA_DECAY", 0, "TEST.IMS_PER_BATCH", 2000)  # of 50 000 images
-    run(
-        arguments(
-            "--synthetic-data", *words, "MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0
-        )
+def test_synthetic_data_need_none(arguments, folder, monkeypatch):
+    # As ImageNet has them, they would be evaluated for minutes
+    monkeypatch.setattr(
+        build, "SyntheticSource", lambda size, images=8: SyntheticSource(size, 1000, 8)
     )
+    words = ("SOLVER.EPOCHS", 1, "SOLVER.WARMUP_EPOCHS", 0, "DATA.TRAIN", "", "DATA.VAL", "")
+    words += ("SOLVER.EMA_DECAY", 0, "MODEL.NAME", "mobilenet_v2", "MODEL.STOCHASTIC_DEPTH", 0)
+    run(arguments("--synthetic-data", *words))
     assert _load(folder / "model_final.pth")["recipe"]["num_classes"] == 1000

@@ -358,7 +358,8 @@ def tool(flags, tmp_path):
         command = [sys.executable, ROOT / "tools/train_net.py", *flags, "--resume"]
         return subprocess.Popen(
             [*command, "OUTPUT_DIR", folder, *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # As many as in this process: sums over other numbers of threads differ in the last bit
+            env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

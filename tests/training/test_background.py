@@ -200,6 +200,7 @@ def _save_and_die(folder, operation):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.slow
 def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path):
     taken = []
     for operation in range(99):
