@@ -140,6 +140,8 @@ def add_lambda_config(cfg: CN) -> None:
     _C.RECIPE.EVALUATIONS = 10
     # Keys that the recipe leaves alone; those of the command line are added to them
     _C.RECIPE.KEEP = []
+    # (key, value) of the file for each of those that the command line sets, for the log
+    _C.RECIPE.WRITTEN = []
 
     # ---------------------------------------------------------------------------------------------
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the

@@ -64,7 +64,20 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     if getattr(args, "batch", None) is not None:
         cfg.SOLVER.IMS_PER_BATCH = args.batch
         typed.append("SOLVER.IMS_PER_BATCH")
-    cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *(key for key in typed if key in FITTED_KEYS)})
+    typed = sorted(FITTED_KEYS.intersection(typed))
+    cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *typed})
+    if typed:
+        cfg.RECIPE.WRITTEN = [[key, _value(args.config_file, key)] for key in typed]
+    return cfg
+
+
+def _value(file: str | None, key: str) -> Any:
+    """What a file says, without the command line."""
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    read_config(cfg, file, [], add_projects)
+    for name in key.split("."):
+        cfg = cfg[name]
     return cfg
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
 from scipy.cluster.vq import kmeans
-from tabulate import tabulate
 
 from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.schedule import log_table
 from lambda_det.errors import ConfigError, DataError
 
 __all__ = ["Derived", "Statistics", "apply_recipe", "derive", "fit_to_data"]
@@ -221,17 +221,35 @@ def fit_to_data(cfg: CfgNode) -> list[Derived]:
         )
     for name in cfg.DATASETS.TRAIN:
         registered_files(name)
-    return apply_recipe(
-        cfg, itertools.chain.from_iterable(map(DatasetCatalog.get, cfg.DATASETS.TRAIN))
-    )
+    records = itertools.chain.from_iterable(map(DatasetCatalog.get, cfg.DATASETS.TRAIN))
+    return apply_recipe(cfg, records, _known(cfg))
 
 
-def apply_recipe(cfg: CfgNode, records: Iterable[Mapping[str, Any]]) -> list[Derived]:
+def _known(cfg: CfgNode) -> list[Derived]:
+    """What followed from the user's files when they were registered, for the table."""
+    known = []
+    if cfg.DATASETS.TRAIN_JSON:
+        (name,) = cfg.DATASETS.TRAIN
+        classes = len(MetadataCatalog.get(name).thing_classes)
+        reason = "the categories of --train-json"
+        known.append(Derived("MODEL.ROI_HEADS.NUM_CLASSES", classes, reason))
+    if cfg.DATASETS.VAL_SHARE:
+        (name,) = cfg.DATASETS.TEST
+        count, share = len(DatasetCatalog.get(name)), cfg.DATASETS.VAL_SHARE
+        reason = f"--val-share {share:g}: {count} images are held out by the hash of their names"
+        known.append(Derived("DATASETS.TEST", name, reason))
+    return known
+
+
+def apply_recipe(
+    cfg: CfgNode, records: Iterable[Mapping[str, Any]], known: Iterable[Derived] = ()
+) -> list[Derived]:
     """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
 
     Args:
         cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
         records: Detectron2's dataset dicts of the training set.
+        known: what was set before, for the table.
 
     Returns:
         What was set.
@@ -241,24 +259,26 @@ def apply_recipe(cfg: CfgNode, records: Iterable[Mapping[str, Any]]) -> list[Der
         DataError: the training set is empty.
     """
     statistics = Statistics.of(records, input_scale(cfg))
+    rules = derive(cfg, statistics)
     if statistics.images < LEAST_IMAGES:
         logger.warning(
             f"{statistics.images} training images are too few for a recipe, which wants "
-            f"{LEAST_IMAGES}: the configuration stays as it is"
+            f"{LEAST_IMAGES}: only --epochs counts, the rest of the configuration stays as it is"
         )
-        return []
-    rows, applied = [], []
-    for rule in derive(cfg, statistics):
+        rules = _schedule(cfg, statistics) if cfg.RECIPE.EPOCHS else []
+    rows = [(rule.key, "", rule.value, "", rule.reason) for rule in known]
+    in_file, applied = dict(cfg.RECIPE.WRITTEN), []
+    for rule in rules:
         section, _, name = rule.key.rpartition(".")
         node = cfg
         for part in section.split("."):
             node = node[part]
         if rule.key in cfg.RECIPE.KEEP:
-            rows.append((rule.key, "", rule.value, node[name], "the command line sets it"))
+            file = in_file.get(rule.key, node[name])
+            rows.append((rule.key, file, rule.value, node[name], "it is typed, or in RECIPE.KEEP"))
             continue
-        rows.append((rule.key, node[name], rule.value, rule.value, rule.reason))
+        rows.append((rule.key, node[name], rule.value, "", rule.reason))
         node[name] = rule.value
         applied.append(rule)
-    head = ("key", "the file has", "the data give", "used", "why")
-    logger.info("The recipe for these data:\n" + tabulate(rows, head, disable_numparse=True))
+    log_table("What follows from these data", rows)
     return applied

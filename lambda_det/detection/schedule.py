@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from detectron2.config import CfgNode
 from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
 from detectron2.solver import build_optimizer as build_detectron2_optimizer
 from detectron2.solver import get_default_optimizer_params
+from tabulate import tabulate
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,7 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["DetectionSettings", "build_lr_scheduler", "build_optimizer", "scale_settings"]
+__all__ = [
+    "DetectionSettings",
+    "build_lr_scheduler",
+    "build_optimizer",
+    "log_table",
+    "scale_settings",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +57,10 @@ class DetectionSettings(Settings):
 
 
 def scale_settings(
-    settings: DetectionSettings, world_size: int, keep: Collection[str] = ()
+    settings: DetectionSettings,
+    world_size: int,
+    keep: Collection[str] = (),
+    in_file: Mapping[str, Any] | None = None,
 ) -> DetectionSettings:
     """Fit batch, learning rate and all counts of steps to the processes there are.
 
@@ -64,39 +74,70 @@ def scale_settings(
         settings: as written.
         world_size: number of processes.
         keep: keys of the user's that are taken literally, such as those of the command line.
+        in_file: what the file has for these, for the log.
 
     Raises:
         ConfigError: the batch cannot be divided among the processes and the accumulated batches.
     """
-    reference, images = settings.reference_world_size, settings.images_per_step
-    if reference < 0 or (reference > 0 and images is not None and images % reference):
+    typed = [name for name in _SCALED if settings.key(name) in keep]
+    written = {n: (in_file or {}).get(settings.key(n), getattr(settings, n)) for n in typed}
+    file = replace(settings, **written)
+    reference, images = settings.reference_world_size, file.images_per_step
+    by_rule = "images_per_step" not in typed and images is not None
+    if reference < 0 or (reference > 0 and by_rule and images % reference):
         raise ConfigError(
             f"{settings.key('images_per_step')} {images} does not divide by "
             f"{settings.key('reference_world_size')} {reference}, the workers that the file was "
             "written for."
         )
-    scaled, shares = settings, world_size * settings.accumulate
-    if reference not in (0, shares):
-        scale = shares / reference
-        # Rounding must not turn "now and then" into "never", nor into a division by zero
-        scaled = replace(
-            settings,
-            images_per_step=None if images is None else round(images * scale),
-            base_lr=None if settings.base_lr is None else settings.base_lr * scale,
-            max_iter=max(round(settings.max_iter / scale), 1),
-            eval_period=max(round(settings.eval_period / scale), 1) if settings.eval_period else 0,
-            warmup_iters=round(settings.warmup_iters / scale),
-            lr_steps=tuple(round(step / scale) for step in settings.lr_steps),
-            reference_world_size=shares,
+    scaled = settings
+    if reference not in (0, world_size * settings.accumulate):
+        rule = _scaled(file, world_size * settings.accumulate)
+        scaled = replace(rule, **{name: getattr(settings, name) for name in typed})
+        why = f"{reference} worker(s) in the file, here {world_size} x {settings.accumulate}"
+        log_table(
+            "The schedule, scaled to the workers",
+            [
+                (
+                    settings.key(name),
+                    getattr(file, name),
+                    getattr(rule, name),
+                    getattr(settings, name) if name in typed else "",
+                    "it is typed" if name in typed else why,
+                )
+                for name in _SCALED
+            ],
         )
-        literal = {name: getattr(settings, name) for name in _SCALED if settings.key(name) in keep}
-        scaled = replace(scaled, **literal)
-        if literal:
-            keys = ", ".join(settings.option(name, value) for name, value in literal.items())
-            logger.info(f"Taken literally, as the command line has it: {keys}")
     _check_division(scaled, world_size)
-    _log(settings, scaled, world_size)
+    _log(scaled, world_size)
     return scaled
+
+
+def _scaled(settings: DetectionSettings, shares: int) -> DetectionSettings:
+    """The settings for another number of processes times accumulated batches."""
+    scale, images = shares / settings.reference_world_size, settings.images_per_step
+    # Rounding must not turn "now and then" into "never", nor into a division by zero
+    return replace(
+        settings,
+        images_per_step=None if images is None else round(images * scale),
+        base_lr=None if settings.base_lr is None else settings.base_lr * scale,
+        max_iter=max(round(settings.max_iter / scale), 1),
+        eval_period=max(round(settings.eval_period / scale), 1) if settings.eval_period else 0,
+        warmup_iters=round(settings.warmup_iters / scale),
+        lr_steps=tuple(round(step / scale) for step in settings.lr_steps),
+        reference_world_size=shares,
+    )
+
+
+def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Say what the file has, what a rule makes of it and what is typed, which is what counts.
+
+    Args:
+        title: of the table.
+        rows: key, value of the file, of the rule, typed value or "", and the reason.
+    """
+    head = ("key", "file", "rule", "typed", "why")
+    logger.info(f"{title}:\n{tabulate(list(rows), head, disable_numparse=True)}")
 
 
 def _check_division(settings: DetectionSettings, world_size: int) -> None:
@@ -112,19 +153,11 @@ def _check_division(settings: DetectionSettings, world_size: int) -> None:
     )
 
 
-def _log(settings: DetectionSettings, scaled: DetectionSettings, world_size: int) -> None:
-    def described(s: DetectionSettings) -> str:
-        lr = "?" if s.base_lr is None else f"{s.base_lr:g}"
-        return f"{s.images_per_step} images a step, lr {lr}, {s.max_iter} steps"
-
-    here = f"{world_size} worker(s) x {settings.accumulate} batch(es) a step"
-    if scaled is settings:
-        logger.info(f"Schedule not scaled: {here}: {described(settings)}")
-        return
+def _log(settings: DetectionSettings, world_size: int) -> None:
+    lr = "?" if settings.base_lr is None else f"{settings.base_lr:g}"
     logger.info(
-        f"Schedule scaled from {settings.reference_world_size} worker(s): {described(settings)} to "
-        f"{here}: {described(scaled)}, warm-up {settings.warmup_iters} to {scaled.warmup_iters}, "
-        f"decay at {list(scaled.lr_steps)}"
+        f"Schedule for {world_size} worker(s) x {settings.accumulate} batch(es) a step: "
+        f"{settings.images_per_step} images a step, lr {lr}, {settings.max_iter} steps"
     )
 
 

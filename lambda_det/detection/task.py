@@ -164,7 +164,12 @@ class DetectionTask(Task):
             fit_to_data(config)
             task.settings = read_settings(config)
         if train:
-            task.settings = scale_settings(task.settings, comm.get_world_size(), config.RECIPE.KEEP)
+            task.settings = scale_settings(
+                task.settings,
+                comm.get_world_size(),
+                config.RECIPE.KEEP,
+                dict(config.RECIPE.WRITTEN),
+            )
         return task
 
     def register_data(self) -> None:

@@ -11,6 +11,7 @@ from lambda_det.config import add_lambda_config
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import FITTED_KEYS, load_config
 from lambda_det.detection.recipe import (
+    Derived,
     Statistics,
     apply_recipe,
     derive,
@@ -144,6 +145,19 @@ def test_flags_of_the_command_line():
     cfg = load_config(args)
     assert cfg.RECIPE.ENABLED and cfg.RECIPE.EPOCHS == 12 and cfg.SOLVER.IMS_PER_BATCH == 6
     assert cfg.RECIPE.KEEP == ["SOLVER.IMS_PER_BATCH", "SOLVER.MAX_ITER"]
+    in_file = dict(cfg.RECIPE.WRITTEN)
+    assert in_file == {"SOLVER.IMS_PER_BATCH": 16, "SOLVER.MAX_ITER": 40_000}
+
+
+def test_the_table_has_the_file_s_value_beside_what_is_typed(cfg, caplog):
+    cfg.SOLVER.MAX_ITER, cfg.RECIPE.KEEP = 7, ["SOLVER.MAX_ITER"]
+    cfg.RECIPE.WRITTEN = [["SOLVER.MAX_ITER", 1234]]
+    with caplog.at_level(logging.INFO):
+        apply_recipe(cfg, make_records(60), [Derived("MODEL.A", 5, "as was known")])
+    (table,) = (r.getMessage() for r in caplog.records if "SOLVER.MAX_ITER" in r.getMessage())
+    (row,) = (line.split() for line in table.splitlines() if line.startswith("SOLVER.MAX_ITER"))
+    assert row[1] == "1234" and row[3] == "7"
+    assert "as was known" in table
 
 
 def test_crowds_and_empty_boxes_do_not_count(cfg):
@@ -158,6 +172,11 @@ def test_too_few_images_change_nothing(cfg, caplog):
     before = cfg.dump()
     assert apply_recipe(cfg, make_records(9)) == []
     assert cfg.dump() == before and "9 training images" in caplog.text
+    cfg.RECIPE.EPOCHS = 4.0  # which is asked for
+    apply_recipe(cfg, make_records(9, [(20, 20)] * 9))
+    assert cfg.SOLVER.MAX_ITER == 9 and cfg.MODEL.ANCHOR_GENERATOR.SIZES == [
+        [32, 64, 128, 256, 512]
+    ]
 
 
 def test_bad_input(cfg):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,28 @@ def test_the_log_tells_both_schedules(caplog):
     with caplog.at_level(logging.INFO, logger="lambda_det"):
         logging.getLogger("lambda_det").propagate = True
         scale_settings(read_settings(_paper()), 8)
-    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("lambda_det")]
-    for part in ("256 images", "lr 0.32", "130000 steps", "16 images", "lr 0.02", "2080000 steps"):
-        assert part in line
+    rows = _table(caplog)
+    assert rows["SOLVER.IMS_PER_BATCH"][:2] == ["256", "16"]
+    assert rows["SOLVER.BASE_LR"][:2] == ["0.32", "0.02"]
+    assert rows["SOLVER.MAX_ITER"][:2] == ["130000", "2080000"]
+
+
+def _table(caplog) -> dict[str, list[str]]:
+    """The cells of the rows by key, without those that are empty."""
+    lines = "\n".join(record.getMessage() for record in caplog.records).splitlines()
+    rows = [re.split(r"  +", line.strip()) for line in lines if "." in line.split("  ")[0]]
+    return {key: cells for key, *cells in rows}
+
+
+def test_what_is_typed_is_taken_literally(caplog):
+    """130k steps of 256 images in the file; 40 steps of 5 images are typed."""
+    in_file = {"SOLVER.MAX_ITER": 130_000, "SOLVER.IMS_PER_BATCH": 256}
+    typed = replace(read_settings(_paper()), max_iter=40, images_per_step=5)
+    with caplog.at_level(logging.INFO, logger="lambda_det"):
+        logging.getLogger("lambda_det").propagate = True
+        scaled = scale_settings(typed, 1, list(in_file), in_file)
+    assert (scaled.max_iter, scaled.images_per_step) == (40, 5)
+    assert scaled.base_lr == pytest.approx(0.0025)  # the file's, for 2 images a worker
+    rows = _table(caplog)
+    assert rows["SOLVER.MAX_ITER"][:3] == ["130000", "16640000", "40"]
+    assert rows["SOLVER.IMS_PER_BATCH"][:3] == ["256", "2", "5"]
