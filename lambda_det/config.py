@@ -143,11 +143,18 @@ def add_lambda_config(cfg: CN) -> None:
     # (key, value) of the file for each of those that the command line sets, for the log
     _C.RECIPE.WRITTEN = []
 
+    # Where the numbers of metrics.json go besides: "tensorboard", "wandb", or the path of one of
+    # Detectron2's EventWriters, such as "package.module.Writer", which is called with OUTPUT_DIR
+    _C.EVENT_WRITERS = ["tensorboard"]
+
     # ---------------------------------------------------------------------------------------------
     # The result whose best checkpoint is kept as model_best.pth, such as "bbox/AP50"; "" for the
-    # first there is of mask AP, box AP, keypoint AP, mean IoU and panoptic quality
+    # first there is of mask AP, box AP, keypoint AP, mean IoU and panoptic quality. Of a loss, such
+    # as "validation/total_loss", the lowest is the best.
     # ---------------------------------------------------------------------------------------------
     _C.TEST.BEST_METRIC = ""
+    # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
+    _C.TEST.LOSS = False
     # Stop after so many evaluations without a better one; 0: train to the end
     _C.TEST.PATIENCE = 0
 

@@ -16,6 +16,8 @@ train = {
     # Metric that selects model_best.pth; "" takes the first available of segm/AP, bbox/AP, ...
     "best_metric": "",
     "log_period": 20,
+    # Where the numbers go besides metrics.json; EVENT_WRITERS in lambda_det/config.py has the names
+    "event_writers": ["tensorboard"],
     "device": "cuda",
     "seed": -1,
     "cudnn_benchmark": False,

@@ -62,6 +62,7 @@ KEYS = {
     "checkpoints_kept":     "train.checkpointer.max_to_keep",
     "log_period":           "train.log_period",
     "eval_period":          "train.eval_period",
+    "event_writers":        "train.event_writers",
     "best_metric":          "train.best_metric",
     "precise_bn":           "train.precise_bn.enabled",
     "precise_bn_batches":   "train.precise_bn.num_iter",
@@ -254,6 +255,7 @@ def read_settings(lazy: DictConfig) -> DetectionSettings:
         log_period=read("log_period", 20),
         eval_period=read("eval_period", 0),
         best_metric=read("best_metric", ""),
+        event_writers=tuple(read("event_writers", ["tensorboard"])),
         precise_bn_batches=batches if read("precise_bn", False) else 0,
         keys=KEYS,
     )

@@ -32,10 +32,12 @@ from lambda_det.detection.schedule import (
     build_optimizer,
     scale_settings,
 )
+from lambda_det.detection.validation_loss import validation_loss
 from lambda_det.training import config_file
+from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.step import file_names
-from lambda_det.training.task import EMA, Results, Task
+from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import PixelSettings
 
 __all__ = ["DetectionTask", "read_settings"]
@@ -246,6 +248,8 @@ class DetectionTask(Task):
         for weights, model in models.items():
             ending = "_EMA" if weights == EMA else ""
             self._evaluate_on_all(model, f"inference{ending}", ending, results)
+        if self.cfg.TEST.LOSS and RAW in models:
+            self._add_losses(models[RAW], results)
         if final and self.cfg.TEST.AUG.ENABLED:
             # As Detectron2's train_net.py does: once, when training is over
             model = GeneralizedRCNNWithTTA(self.cfg, list(models.values())[-1])
@@ -265,6 +269,15 @@ class DetectionTask(Task):
                 logger.info(f"Results on {name}{ending}:")
                 print_csv_format(found)
             results.setdefault(name, {}).update(found)
+
+    def _add_losses(self, model: nn.Module, results: Results) -> None:
+        """Add the losses on all test sets, which only the raw weights are compared with."""
+        for name in self.cfg.DATASETS.TEST:
+            found = validation_loss(self.cfg, model, name, Precision.of(self.settings))
+            results.setdefault(name, {})["validation"] = found
+            if comm.is_main_process():
+                losses = ", ".join(f"{key} {value:.4g}" for key, value in found.items())
+                logger.info(f"Losses on {name}: {losses}")
 
     def finish(self, results: Results) -> None:
         if len(self.cfg.TEST.EXPECTED_RESULTS):

@@ -35,6 +35,7 @@ KEYS = {
     "num_workers":        "DATALOADER.NUM_WORKERS",
     "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
     "patience":           "TEST.PATIENCE",
+    "event_writers":      "EVENT_WRITERS",
 }
 # fmt: on
 
@@ -57,6 +58,7 @@ def common_settings(cfg: CfgNode) -> dict[str, Any]:
         "num_workers": cfg.DATALOADER.NUM_WORKERS,
         "checkpoint_period": solver.CHECKPOINT_PERIOD,
         "patience": cfg.TEST.PATIENCE,
+        "event_writers": tuple(cfg.EVENT_WRITERS),
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from lambda_det.training.task import Results
 __all__ = ["Evaluation", "append_summary", "cut_summary"]
 
 logger = logging.getLogger(__name__)
+
+_LOSSES = ("loss", "total_loss")  # how the names of losses begin
 
 
 class Evaluation(HookBase):
@@ -128,7 +132,10 @@ class Evaluation(HookBase):
                     f"results, which have {listed(values, 12)}: there is no model_best.pth"
                 )
             return ""
-        if values[name] > self.best:  # NaN is not
+        # Of losses the lowest is the best
+        is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
+        first = self.best_step < 0 and not math.isnan(values[name])
+        if first or is_better(values[name], self.best):  # NaN is not
             self.best, self.best_step, self.without_progress = values[name], step, 0
             return f"{name} {values[name]:.4g} is the best so far"
         self.without_progress += 1

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ from detectron2.utils.events import (
     CommonMetricPrinter,
     EventWriter,
     JSONWriter,
-    TensorboardXWriter,
 )
 
 from lambda_det.training.run_folder import cut_metrics
+from lambda_det.training.writers import make_writers
 
 try:
     import resource
@@ -99,7 +99,7 @@ class PeakMemory(HookBase):
 
 
 class RunWriter(HookBase):
-    """Progress on the screen, metrics.json and TensorBoard, from the iteration that begins.
+    """Progress on the screen, in metrics.json and by event writers, from where the run begins.
 
     Detectron2 opens the files when the trainer is made, before a resumed run knows where it
     begins, so that metrics.json holds iterations twice that were computed twice. Only the first
@@ -107,15 +107,24 @@ class RunWriter(HookBase):
     """
 
     def __init__(
-        self, folder: str, *, printer: EventWriter | None = None, period: int = 20
+        self,
+        folder: str,
+        *,
+        writers: Sequence[str] = ("tensorboard",),
+        key: str = "event_writers",
+        printer: EventWriter | None = None,
+        period: int = 20,
     ) -> None:
         """
         Args:
             folder: of the run.
+            writers: of :func:`lambda_det.training.writers.make_writers`, besides metrics.json.
+            key: the user's key for these.
             printer: shows the progress, in place of Detectron2's.
             period: steps between two records.
         """
         self._folder = folder
+        self._writers, self._key = writers, key
         self._printer = printer
         self._period = period
         self._hook: PeriodicWriter | None = None
@@ -129,9 +138,8 @@ class RunWriter(HookBase):
         written = self._resumed.get("written", start - 1)
         cut_metrics(self._folder, written + 1)
         self._json = JSONWriter(os.path.join(self._folder, "metrics.json"))
-        files = [self._json, TensorboardXWriter(self._folder, purge_step=written + 1)]
-        for writer in files:
-            writer._last_write = written  # what is older is in the files already
+        self._json._last_write = written  # what is older is in the file already
+        files = [self._json, *make_writers(self._writers, self._key, self._folder, written)]
         printer = self._printer or CommonMetricPrinter(self.trainer.max_iter)
         self._hook = PeriodicWriter([printer, *files], self._period)
         self._hook.trainer = self.trainer

@@ -59,6 +59,8 @@ class Settings:
         eval_period: steps between two evaluations, which need not be whole; 0 for one at the end.
         best_metric: the result whose best checkpoint is kept; "" for the task's first.
         patience: evaluations in a row that may bring nothing better; 0 for any number.
+        event_writers: where the numbers of the log go besides metrics.json, see
+            :func:`lambda_det.training.writers.check_writers`.
         precise_bn_batches: batches of each process that batch norm's statistics are estimated from
             before an evaluation; 0 keeps the running ones.
         keys: the user's key for each of these names.
@@ -82,6 +84,7 @@ class Settings:
     eval_period: float = 0.0
     best_metric: str = ""
     patience: int = 0
+    event_writers: tuple[str, ...] = ("tensorboard",)
     precise_bn_batches: int = 0
     keys: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 

@@ -39,6 +39,7 @@ from lambda_det.training.run_folder import (
 from lambda_det.training.run_lock import RunLock, run_lock
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
+from lambda_det.training.writers import check_writers
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import read_weights
 
@@ -116,6 +117,8 @@ def train(
         on_main_process(lock.acquire)
         changes: list[Change] = []
         on_main_process(lambda: changes.extend(check_run_folder(task, resume=resume)))
+        key = task.settings.key("event_writers")
+        on_main_process(lambda: check_writers(task.settings.event_writers, key))
         checkpoint = _read_newest_on_all(folder) if resume else None
         if resume and checkpoint is None:
             logger.info(f"--resume: {folder} holds no checkpoint, so this starts")

@@ -152,7 +152,13 @@ class Trainer(TrainerBase):
             *([Averaging()] if self.average else []),
             self.evaluation,
             Checkpoints(settings.checkpoint_period),
-            RunWriter(settings.output_dir, printer=printer, period=settings.log_period),
+            RunWriter(
+                settings.output_dir,
+                writers=settings.event_writers,
+                key=settings.key("event_writers"),
+                printer=printer,
+                period=settings.log_period,
+            ),
             *self.task.build_hooks(),
         ]
 

@@ -179,3 +179,10 @@ def test_other_results_after_a_resume_get_columns_of_their_own(tmp_path):
     cut_summary(path, 3)
     rows = list(csv.DictReader(path.open(newline="")))
     assert [(row["val"], row["held_out"]) for row in rows] == [("5", ""), ("", "6"), ("7", "")]
+
+
+def test_the_lowest_loss_is_the_best(tmp_path):
+    results = [{"validation": {"total_loss": value}} for value in (NAN, 3.0, 2.0, 2.5, 2.4)]
+    trainer = _Trainer(tmp_path, results, steps=9, metric="validation/total_loss", patience=2).run()
+    evaluation = trainer.evaluation
+    assert (evaluation.best, evaluation.best_step, trainer.max_iter) == (2.0, 3, 5)

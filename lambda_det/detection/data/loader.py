@@ -19,6 +19,7 @@ from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.randomness import Purpose, seeded
@@ -333,7 +334,17 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
     compared, and nothing would show it.
     """
-    mapper = TolerantMapper(cfg, is_train=False)
+    return _test_loader(cfg, dataset_name, TolerantMapper(cfg, is_train=False))
+
+
+def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
+    """:func:`build_test_loader` with the ground truth, for the losses of training."""
+    arguments = TolerantMapper.from_config(cfg, is_train=True)
+    arguments |= {"augmentations": build_augmentation(cfg, False), "recompute_boxes": False}
+    return _test_loader(cfg, dataset_name, TolerantMapper(**arguments))
+
+
+def _test_loader(cfg: CfgNode, dataset_name: str, mapper: Mapper) -> WatchedLoader:
     return tolerant_test_loader(
         **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
         timeout=cfg.DATALOADER.TIMEOUT,

@@ -1,0 +1,86 @@
+"""The losses of training on images that are not trained on, with nothing drawn or updated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.utils import comm
+from detectron2.utils.events import EventStorage
+from torch import nn
+
+from lambda_det.detection.data import build_loss_loader
+from lambda_det.training.precision import Precision
+from lambda_det.training.randomness import Purpose, seed_all, seeded
+
+__all__ = ["validation_loss"]
+
+
+@torch.no_grad()
+def validation_loss(
+    cfg: CfgNode, model: nn.Module, dataset_name: str, precision: Precision
+) -> dict[str, float]:
+    """The mean losses over a data set's images, at the size of a test and without augmentation.
+
+    The heads draw the regions that they learn from. Here they draw the same ones each time.
+
+    Args:
+        cfg: of the detector.
+        model: a detector of Detectron2's, which gives losses by name in training.
+        dataset_name: a registered data set.
+        precision: of the forward pass.
+
+    Returns:
+        The losses by name, and their sum as "total_loss"; nothing without images.
+
+    Raises:
+        DataError: an image cannot be read.
+    """
+    return mean_losses(model, build_loss_loader(cfg, dataset_name), precision)
+
+
+def mean_losses(
+    model: nn.Module, batches: Iterable[list[dict]], precision: Precision
+) -> dict[str, float]:
+    """The mean losses over the images of all processes; see :func:`validation_loss`."""
+    sums, images = Counter(), 0
+    gpus = [torch.cuda.current_device()] if precision.device == "cuda" else []
+    with (
+        _losses_of(model),
+        EventStorage(),  # the heads' own numbers are not those of the training
+        seeded(Purpose.VALIDATION, 0),
+        torch.random.fork_rng(gpus),
+    ):
+        for batch in batches:
+            seed_all(Purpose.VALIDATION, 0, images, device=precision.device)
+            with precision.autocast():
+                losses = model(batch)
+            sums.update({name: len(batch) * float(loss) for name, loss in losses.items()})
+            images += len(batch)
+    shares = comm.all_gather((dict(sums), images))
+    total, count = Counter(), sum(n for _, n in shares)
+    for share, _ in shares:
+        total.update(share)
+    means = {name: value / count for name, value in total.items()}
+    return {**means, "total_loss": sum(means.values())} if count else {}
+
+
+@contextmanager
+def _losses_of(model: nn.Module) -> Iterator[None]:
+    """Let a detector give losses while its backbone and its norms are as in a test."""
+    before = {module: module.training for module in model.modules()}
+    model.train()
+    for module in model.modules():
+        # Norms, dropout and whatever else has no part of its own differ between training and test
+        if not any(True for _ in module.children()) and module is not model:
+            module.training = False
+    if hasattr(model, "backbone"):
+        model.backbone.eval()
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

@@ -1,0 +1,134 @@
+"""Where a run's numbers go besides the screen and metrics.json: event writers by their names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
+
+from lambda_det.errors import ConfigError, reason
+
+__all__ = ["WandbWriter", "check_writers", "make_writers"]
+
+_RUN = "wandb_run.txt"  # in the folder of a run: its id there
+
+
+class WandbWriter(EventWriter):
+    """Sends the numbers to Weights & Biases; a resumed run continues the same run there.
+
+    The project is WANDB_PROJECT, else "lambda_det". WANDB_MODE=offline keeps all on the disk.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """
+        Args:
+            folder: of the run; it holds the id of the run there.
+        """
+        import wandb
+
+        note = Path(folder, _RUN)
+        number = note.read_text().strip() if note.is_file() else uuid.uuid4().hex[:12]
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "lambda_det"),
+            name=os.path.basename(os.path.abspath(folder)),
+            dir=folder,
+            id=number,
+            resume="allow",
+        )
+        note.write_text(f"{number}\n")
+        self._last_write = -1
+
+    def write(self) -> None:
+        latest = get_event_storage().latest_with_smoothing_hint(20)
+        steps: dict[int, dict[str, float]] = {}
+        for name, (value, step) in latest.items():
+            if step > self._last_write:
+                steps.setdefault(step, {})[name] = value
+        for step in sorted(steps):
+            self._run.log(steps[step], step=step)
+            self._last_write = step
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _check_wandb(key: str) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        raise ConfigError(f"{key} names wandb, which is not installed: pip install wandb.")
+    import wandb
+
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return
+    try:
+        if "prompt" in inspect.signature(wandb.login).parameters:
+            known, why = wandb.login(prompt=False), ""
+        else:  # an older one
+            known, why = bool(wandb.api.api_key), ""
+    except Exception as error:  # of its own kinds: a wrong key, no connection
+        known, why = False, f" ({reason(error)})"
+    if not known:
+        raise ConfigError(
+            f"{key} names wandb, which is not logged in{why}: run `wandb login`, or set the "
+            "environment variable WANDB_MODE to offline."
+        )
+
+
+def _tensorboard(folder: str, purge_step: int) -> EventWriter:
+    return TensorboardXWriter(folder, purge_step=purge_step)
+
+
+def check_writers(names: Iterable[str], key: str) -> None:
+    """Refuse event writers that cannot be made, before a run begins.
+
+    Args:
+        names: "tensorboard", "wandb", or the path of a class such as "package.module.Writer".
+        key: the user's key for them.
+
+    Raises:
+        ConfigError: a name is none of these, or its package is not installed or not logged in.
+    """
+    for name in names:
+        if name == "wandb":
+            _check_wandb(key)
+        elif name != "tensorboard":
+            _class_of(name, key)
+
+
+def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{key} names {name!r}, which is not there ({reason(error)}); it can be tensorboard, "
+            "wandb, or the path of a class such as package.module.Writer."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, EventWriter)):
+        raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
+    return found
+
+
+def make_writers(names: Iterable[str], key: str, folder: str, last_step: int) -> list[EventWriter]:
+    """The event writers of a run; see :func:`check_writers`.
+
+    Args:
+        names: of the writers. A class is called with the folder.
+        key: the user's key for them.
+        folder: of the run.
+        last_step: that was written before a resume; -1 at a start.
+    """
+    writers: list[EventWriter] = []
+    for name in names:
+        if name == "tensorboard":
+            writers.append(_tensorboard(folder, last_step + 1))
+        else:
+            writers.append(WandbWriter(folder) if name == "wandb" else _class_of(name, key)(folder))
+    for writer in writers:
+        writer._last_write = last_step  # what is older was written before
+    return writers

@@ -1,0 +1,84 @@
+"""The losses on a test set: their means, and that nothing of the training is touched."""
+
+from __future__ import annotations
+
+import torch
+from detectron2.data import DatasetCatalog
+from detectron2.modeling import build_model
+from detectron2.utils.events import EventStorage, get_event_storage
+from torch import nn
+
+from lambda_det.detection.data import make_shapes, register_coco_files
+from lambda_det.detection.task import DetectionTask
+from lambda_det.detection.validation_loss import mean_losses
+from lambda_det.training.precision import Precision
+from lambda_det.training.task import RAW
+from tests.training.tiny_detector import tiny_config
+
+
+class _Detector(nn.Module):
+    """Losses in training alone, which hang on norms, dropout and drawn numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.head = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1), nn.Dropout(0.5))
+
+    def forward(self, batch):
+        assert self.training and self.head.training
+        out = self.head(self.backbone(torch.stack(batch)))
+        get_event_storage().put_scalar("drawn", 1.0)
+        return {"loss_a": out.square().mean(), "loss_b": torch.rand(()) + out.abs().mean()}
+
+
+def _scrambled():
+    torch.manual_seed(1)
+    model = _Detector()
+    for module in (model.backbone[1], model.head[1]):
+        nn.init.uniform_(module.running_mean)
+        nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return model
+
+
+@torch.no_grad()
+def test_means_over_the_images_without_a_trace():
+    model, images = _scrambled(), list(torch.randn(5, 3))
+    model.head[2].eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    numbers = torch.default_generator.get_state()
+    batches = [images[:3], images[3:]]
+    with EventStorage() as storage:
+        first = mean_losses(model, batches, Precision("cpu", None))
+        assert "drawn" not in storage.histories()
+    assert torch.equal(torch.default_generator.get_state(), numbers)
+    torch.rand(7)
+    assert mean_losses(model, batches, Precision("cpu", None)) == first
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, before[n]) for n, tensor in model.state_dict().items())
+    # As in a test: with running statistics, and nothing dropped
+    out = model.double().eval().head(model.backbone(torch.stack(images).double()))
+    assert abs(first["loss_a"] - out.square().mean()) < 1e-6
+    assert 0 < first["loss_b"] - out.abs().mean() < 1
+    assert abs(first["total_loss"] - first["loss_a"] - first["loss_b"]) < 1e-9
+    assert mean_losses(model, [], Precision("cpu", None)) == {}
+
+
+def test_the_losses_are_among_the_results(tmp_path):
+    make_shapes(tmp_path, num_train=1, num_val=3, size=64)
+    folder = tmp_path / "shapes"
+    cfg = tiny_config()
+    file = folder / "annotations" / "instances_val.json"
+    name = register_coco_files(str(file), str(folder / "val"), "test")
+    cfg.DATASETS.TEST = (name,)
+    cfg.DATALOADER.NUM_WORKERS = 0
+    cfg.OUTPUT_DIR = str(tmp_path / "run")
+    assert len(DatasetCatalog.get(name)) == 3
+    task, model = DetectionTask(cfg), build_model(cfg)
+    assert "validation" not in task.evaluate({RAW: model}, final=False)
+    cfg.TEST.LOSS = True
+    losses = task.evaluate({RAW: model}, final=False)["validation"]
+    parts = {"loss_cls", "loss_box_reg", "loss_mask", "loss_rpn_cls", "loss_rpn_loc"}
+    assert losses.keys() == parts | {"total_loss"} and losses["loss_mask"] > 0
+    # Without flips and random sizes, and the same regions each time
+    assert task.evaluate({RAW: model}, final=False)["validation"] == losses

@@ -1,0 +1,120 @@
+"""Event writers by their names: what is refused before a run, and what a resumed run continues."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from detectron2.utils.events import EventStorage, EventWriter, TensorboardXWriter
+
+from lambda_det.errors import ConfigError
+from lambda_det.training.hooks import RunWriter
+from lambda_det.training.writers import check_writers, make_writers
+
+_MADE = []  # the recorders, in the order of time
+
+
+class Recorder(EventWriter):
+    """Names the folder, and keeps what it is told to write."""
+
+    def __init__(self, folder):
+        self.folder, self.steps = folder, []
+        _MADE.append(self)
+
+    def write(self):
+        self.steps.append(self._last_write)
+
+
+RECORDER = f"{__name__}.Recorder"
+
+
+class _Wandb(ModuleType):
+    """As much of wandb as is used."""
+
+    def __init__(self, logged_in=True):
+        super().__init__("wandb")
+        self.__spec__ = SimpleNamespace(name="wandb")
+        self.runs, self.logged_in = [], logged_in
+
+    def login(self, prompt=True):
+        if isinstance(self.logged_in, Exception):
+            raise self.logged_in
+        return self.logged_in
+
+    def init(self, **options):
+        run = SimpleNamespace(options=options, logged=[], finish=lambda: None)
+        run.log = lambda values, step: run.logged.append((step, values))
+        self.runs.append(run)
+        return run
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    module = _Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorbord", "no.such.Writer", f"{__name__}.RECORDER", "detectron2.utils.events.X"]
+)
+def test_names_of_nothing(name):
+    with pytest.raises(ConfigError, match=f"EVENT_WRITERS.*{name}"):
+        check_writers(["tensorboard", name], "EVENT_WRITERS")
+
+
+def test_names_that_are_there(tmp_path):
+    names = ["tensorboard", RECORDER]
+    check_writers(names, "EVENT_WRITERS")
+    tensorboard, recorder = make_writers(names, "EVENT_WRITERS", str(tmp_path), 7)
+    assert isinstance(tensorboard, TensorboardXWriter) and recorder.folder == str(tmp_path)
+    assert tensorboard._last_write == recorder._last_write == 7
+    assert make_writers([], "EVENT_WRITERS", str(tmp_path), -1) == []
+
+
+@pytest.mark.parametrize("state", [False, RuntimeError("no route\nto host")])
+def test_wandb_that_is_not_logged_in(wandb, monkeypatch, state):
+    check_writers(["wandb"], "EVENT_WRITERS")
+    wandb.logged_in = state
+    with pytest.raises(ConfigError, match=r"EVENT_WRITERS.*wandb login.*WANDB_MODE") as caught:
+        check_writers(["wandb"], "EVENT_WRITERS")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_writers(["wandb"], "EVENT_WRITERS")
+
+
+def test_wandb_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"EVENT_WRITERS.*pip install wandb"):
+        check_writers(["wandb"], "EVENT_WRITERS")
+
+
+def test_a_resumed_run_is_the_same_run_of_wandb(wandb, tmp_path):
+    for start, end in ((0, 3), (3, 5)):
+        with EventStorage(start) as storage:
+            (writer,) = make_writers(["wandb"], "EVENT_WRITERS", str(tmp_path), start - 1)
+            for step in range(start, end):
+                storage.iter = step
+                storage.put_scalar("loss", 10.0 + step)
+                writer.write()
+            writer.close()
+    first, second = wandb.runs
+    assert first.options["id"] == second.options["id"] and second.options["resume"] == "allow"
+    assert [step for run in wandb.runs for step, _ in run.logged] == [0, 1, 2, 3, 4]
+    assert first.logged[0] == (0, {"loss": 10.0})
+
+
+def test_a_run_writes_to_those_that_are_named(tmp_path):
+    hook = RunWriter(str(tmp_path), writers=[RECORDER], period=2)
+    hook.trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4)
+    with EventStorage(0) as storage:
+        storage.put_scalars(total_loss=1.0, lr=0.1, time=0.1)
+        hook.before_train()
+        for hook.trainer.iter in range(4):
+            storage.iter = hook.trainer.iter
+            hook.after_step()
+        hook.after_train()
+    assert len(_MADE[-1].steps) == 3  # twice in the run, once at its end
+    assert not list(tmp_path.glob("events*")) and (tmp_path / "metrics.json").exists()
