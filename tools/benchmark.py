@@ -44,6 +44,12 @@ arXiv.)""",
 
 Features of res2 to res5 without a detector's heads; a training step is forward, backward and SGD.
 Ratios are to ResNet-RS without squeeze-and-excitation.""",
+    "convert": """What convert_lambda_layers brings for timm's three lambda ResNets, at 1024x1024.
+
+Whole classifiers with random weights: timm's own layers, and the same network with ours in their
+places. Inference, and a training step of forward, backward and SGD. Ratios are to timm's.
+lambda_resnet26rpt_256 is made for images of that size here, as its embeddings span the whole map;
+timm's memory for them grows with the square of the positions.""",
     "families": """LambdaResNets against EfficientNets and ViT-L/16: Figure 4 and Table 5.
 
 Inference and training steps per image, each at the size of its own images, beside the accuracy that
@@ -67,12 +73,14 @@ BATCHES = {
     "attention": "128 on a GPU, 8 on the CPU; --small: 1",
     "placement": "64 on a GPU, 8 on the CPU; --small: 1",
     "networks": "1",
+    "convert": "1",
     "families": "32 on a GPU, 4 on the CPU; --small: 1",
 }
 IMAGE_SIZES = {
     "attention": "224; --small: 160",
     "placement": "the paper's, 224 or 256; --small: 128",
     "networks": "1024; --small: 512",
+    "convert": "1024; --small: 256",
 }
 ALL_OR_FASTEST = "all of the device; --small: without the slowest"
 IMPLEMENTATIONS = {

@@ -16,7 +16,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from lambda_det import LambdaLayer, create_backbone, create_classifier
+from lambda_det import LambdaLayer, convert_lambda_layers, create_backbone, create_classifier
 from lambda_det.benchmarks import plot
 from lambda_det.benchmarks.measure import (
     BOTH,
@@ -314,6 +314,36 @@ def network_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     return groups
 
 
+# convert ------------------------------------------------------------------------------------------
+
+CONVERTED = ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts")
+
+
+def convert_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    side, batch, groups = image_side(args, 1024, 256), args.batch or 1, []
+    for name in CONVERTED[:1] if args.small else CONVERTED:
+        cases = [
+            Case(title, partial(with_images, create, name, batch, side, img_size=side), batch)
+            for title, create in (("timm's layers", create_timm), ("converted", create_converted))
+        ]
+        title = f"{name}, batch {batch}, {side}x{side}"
+        about = {"network": name, "batch": batch, "image_size": side}
+        groups.append(Group(title, cases, (FORWARD, STEP), about))
+    return groups
+
+
+def create_timm(name: str, *, img_size: int) -> nn.Module:
+    import timm
+
+    # The other networks take any size, and know no such option
+    options = {"img_size": img_size} if "rpt" in name else {}
+    return timm.create_model(name, pretrained=False, **options)
+
+
+def create_converted(name: str, *, img_size: int) -> nn.Module:
+    return convert_lambda_layers(create_timm(name, img_size=img_size))
+
+
 # families -----------------------------------------------------------------------------------------
 
 # (network, side of the images, top-1 in percent). LambdaResNets: 350 epochs on ImageNet (Table
@@ -466,6 +496,7 @@ PRESETS = {
     "attention": Preset(attention_groups),
     "placement": Preset(placement_groups),
     "networks": Preset(network_groups),
+    "convert": Preset(convert_groups, libraries=("timm",)),
     "families": Preset(family_groups, libraries=("timm",), draw=plot.draw_families),
     "size": Preset(size_groups, draw=plot.draw_sizes, finish=add_memory_by_stage),
 }

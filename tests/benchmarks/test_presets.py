@@ -143,6 +143,19 @@ def test_networks(run, monkeypatch):
         assert case["input_bytes"] > 4 * 2 * 3 * 32 * 32
 
 
+@pytest.mark.benchmark
+def test_convert(run, monkeypatch):
+    networks = ("lambda_resnet26t", "lambda_resnet26rpt_256")
+    monkeypatch.setattr(presets, "CONVERTED", networks)
+    _, content, _ = run("--preset", "convert", "--image-size", "64")
+    cases = ["timm's layers", "converted"]
+    check(content, modes=FORWARD_AND_STEP, cases=cases)
+    assert [group["network"] for group in content["groups"]] == list(networks)
+    for group in content["groups"]:
+        theirs, ours = (group["cases"][case]["parameters"] for case in cases)
+        assert theirs == ours
+
+
 @pytest.fixture
 def one_lambda_layer(monkeypatch):
     def keep(*names):
