@@ -70,7 +70,10 @@ def parser() -> argparse.ArgumentParser:
         "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
     )
     recipe.add_argument(
-        "--batch", type=int, metavar="N", help="images a step: SOLVER.IMS_PER_BATCH"
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images a step; else by the memory of the GPUs, where the file says what it takes",
     )
     return result
 

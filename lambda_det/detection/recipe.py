@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
+from detectron2.utils import comm
 from scipy.cluster.vq import kmeans
 
 from lambda_det.detection.data.registration import registered_files
@@ -38,6 +40,8 @@ _STRIDES_PER_ANCHOR = 4
 _LR_STEPS = (210 / 270, 250 / 270)
 # Learning rate per image of a step: 0.02 for 16 images in Detectron2's baselines
 _LR_PER_IMAGE = 0.02 / 16
+_BATCH = 16  # images of a step there
+_USABLE = 0.9  # of a GPU's memory: the count is none of a real run
 
 
 @dataclass(frozen=True)
@@ -102,20 +106,61 @@ def epochs_for(images: int) -> float:
 
 
 def derive(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
-    """Everything that follows from the data, in the order of a configuration.
+    """Everything that follows from the data and the machine, in the order of a configuration.
 
     Args:
-        cfg: RECIPE says how; the batch is SOLVER.IMS_PER_BATCH.
+        cfg: RECIPE says how.
         statistics: of the training set.
 
     Raises:
-        ConfigError: RECIPE.EPOCHS is below 0.
+        ConfigError: RECIPE.EPOCHS is below 0, or RECIPE.MEMORY is not two numbers.
     """
-    return [*_anchors(cfg, statistics), *_sampling(statistics), *_schedule(cfg, statistics)]
+    batch = _batch(cfg)
+    images = cfg.SOLVER.IMS_PER_BATCH
+    if batch and "SOLVER.IMS_PER_BATCH" not in cfg.RECIPE.KEEP:
+        images = batch[0].value
+    return [
+        *_anchors(cfg, statistics),
+        *_sampling(statistics),
+        *batch,
+        *_schedule(cfg, statistics, images),
+    ]
 
 
-def _schedule(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
-    recipe, batch, images = cfg.RECIPE, cfg.SOLVER.IMS_PER_BATCH, statistics.images
+def _batch(cfg: CfgNode) -> list[Derived]:
+    """As many images as the memory of the GPUs takes, up to Detectron2's batch."""
+    memory = gpu_memory(cfg.MODEL.DEVICE)
+    if not cfg.RECIPE.MEMORY or memory is None:
+        return []
+    if len(cfg.RECIPE.MEMORY) != 2 or not cfg.RECIPE.MEMORY[1] > 0:
+        raise ConfigError(
+            f"RECIPE.MEMORY is {cfg.RECIPE.MEMORY}; give the GiB that a training takes without "
+            "images and for each image, such as [2.0, 1.5], or []."
+        )
+    fixed, each = cfg.RECIPE.MEMORY
+    workers, accumulate = comm.get_world_size(), cfg.SOLVER.ACCUMULATE_GRADIENTS
+    at_once = max(int((_USABLE * memory - fixed) / each), 1)
+    share = max(min(at_once, _BATCH // (workers * accumulate)), 1)
+    reason = (
+        f"{share} at once on each of {workers} GPU(s) of {memory:.1f} GiB, where a training takes "
+        f"{fixed:g} and {each:g} an image; {_BATCH} in all, as Detectron2 has it, at most"
+    )
+    return [Derived("SOLVER.IMS_PER_BATCH", share * workers * accumulate, reason)]
+
+
+def gpu_memory(device: str) -> float | None:
+    """GiB of the smallest GPU of the training; None on the CPU.
+
+    Not what is free: a resumed run has to get the same batch.
+    """
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return None
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return min(comm.all_gather(total)) / 2**30
+
+
+def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]:
+    recipe, images = cfg.RECIPE, statistics.images
     if recipe.EPOCHS < 0:
         raise ConfigError(f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or more.")
     epochs = recipe.EPOCHS or epochs_for(images)
@@ -265,7 +310,8 @@ def apply_recipe(
             f"{statistics.images} training images are too few for a recipe, which wants "
             f"{LEAST_IMAGES}: only --epochs counts, the rest of the configuration stays as it is"
         )
-        rules = _schedule(cfg, statistics) if cfg.RECIPE.EPOCHS else []
+        batch = cfg.SOLVER.IMS_PER_BATCH
+        rules = _schedule(cfg, statistics, batch) if cfg.RECIPE.EPOCHS else []
     rows = [(rule.key, "", rule.value, "", rule.reason) for rule in known]
     in_file, applied = dict(cfg.RECIPE.WRITTEN), []
     for rule in rules:

@@ -8,6 +8,7 @@ from detectron2.config import get_cfg
 from detectron2.structures import BoxMode
 
 from lambda_det.config import add_lambda_config
+from lambda_det.detection import recipe
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import FITTED_KEYS, load_config
 from lambda_det.detection.recipe import (
@@ -135,7 +136,9 @@ def test_what_is_typed_stays(cfg, caplog):
         assert rule.key in caplog.text and rule.reason in caplog.text
 
 
-def test_all_that_a_recipe_sets_can_be_typed(cfg):
+def test_all_that_a_recipe_sets_can_be_typed(cfg, monkeypatch):
+    monkeypatch.setattr(recipe, "gpu_memory", lambda device: 8.0)
+    cfg.RECIPE.MEMORY = [1.0, 1.0]
     records = make_records(88, [(20, 20), (40, 60)], classes=(0,) * 10 + (1,))
     assert set(derived(cfg, records)) <= FITTED_KEYS
 
@@ -158,6 +161,33 @@ def test_the_table_has_the_file_s_value_beside_what_is_typed(cfg, caplog):
     (row,) = (line.split() for line in table.splitlines() if line.startswith("SOLVER.MAX_ITER"))
     assert row[1] == "1234" and row[3] == "7"
     assert "as was known" in table
+
+
+@pytest.mark.parametrize(
+    ("total", "workers", "accumulate", "batch"),
+    [(12.0, 1, 1, 5), (80.0, 1, 1, 16), (1.0, 1, 1, 1), (9.0, 3, 1, 12), (80.0, 3, 2, 12)],
+)
+def test_the_batch_follows_the_memory(cfg, monkeypatch, total, workers, accumulate, batch):
+    monkeypatch.setattr(recipe, "gpu_memory", lambda device: total)
+    monkeypatch.setattr(recipe.comm, "get_world_size", lambda: workers)
+    cfg.RECIPE.MEMORY, cfg.SOLVER.ACCUMULATE_GRADIENTS = [2.0, 1.5], accumulate
+    cfg.RECIPE.EPOCHS = 24.0
+    found = derived(cfg, make_records(100))
+    assert found["SOLVER.IMS_PER_BATCH"] == batch
+    assert found["SOLVER.MAX_ITER"] == -(-2400 // batch)
+    assert found["SOLVER.BASE_LR"] == pytest.approx(0.02 * batch / 16)
+    cfg.RECIPE.KEEP = ["SOLVER.IMS_PER_BATCH"]
+    assert derived(cfg, make_records(100))["SOLVER.MAX_ITER"] == 600
+    cfg.RECIPE.MEMORY = []
+    assert "SOLVER.IMS_PER_BATCH" not in derived(cfg, make_records(100))
+
+
+def test_memory_that_is_none(cfg, monkeypatch):
+    cfg.RECIPE.MEMORY = [1.0]
+    assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == pytest.approx(0.005)  # on the CPU
+    monkeypatch.setattr(recipe, "gpu_memory", lambda device: 8.0)
+    with pytest.raises(ConfigError, match=r"RECIPE\.MEMORY"):
+        derived(cfg, make_records(60))
 
 
 def test_crowds_and_empty_boxes_do_not_count(cfg):
