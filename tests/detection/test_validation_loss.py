@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from detectron2.data import DatasetCatalog
 from detectron2.modeling import build_model
@@ -64,6 +65,7 @@ def test_means_over_the_images_without_a_trace():
     assert mean_losses(model, [], Precision("cpu", None)) == {}
 
 
+@pytest.mark.slow
 def test_the_losses_are_among_the_results(tmp_path):
     make_shapes(tmp_path, num_train=1, num_val=3, size=64)
     folder = tmp_path / "shapes"
