@@ -1,7 +1,7 @@
-"""The errors that a user can mend, apart from those that are ours to mend.
+"""Errors that a user can correct. Any other exception is a fault of this package.
 
-The text of each is one sentence that names the file, key or value and says what to do about it. The
-command lines print that sentence and end with status 2; only other exceptions show a stack trace.
+The text of each error is one sentence. It names the file, key or value, and says what to do. The
+command lines print the sentence and end with status 2. Other exceptions show a stack trace.
 A run that a scheduler stopped ends with a status of its own, so that a script can start it again.
 """
 
@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 
-PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command again would carry on
+PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 
 
 class UserError(Exception):
-    """Something the person at the keyboard can put right."""
+    """An error that the user can correct."""
 
 
 class ConfigError(UserError, ValueError):
@@ -35,27 +35,29 @@ class DiskError(UserError):
 
 
 class NonFiniteLossError(UserError, FloatingPointError):
-    """The loss became NaN or infinite, and the run stopped before the weights were touched."""
+    """The loss became NaN or infinite; the run stopped before it changed the weights."""
 
 
 class LostProcessError(UserError):
-    """Another process of the run is gone; whoever ended it, or it itself, knows why."""
+    """Another process of the run ended. The cause is in the output of that process."""
 
 
 class Preempted(Exception):
-    """The run was told to stop from outside, has saved all that it had, and can be resumed."""
+    """A signal stopped the run. Everything is saved, and the run can be resumed."""
 
 
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:
-    """Do the work of a command line and return the status to end with.
+    """Run a command line and return its exit status.
+
+    The text of a UserError or a ``Preempted`` is printed.
 
     Args:
         work: returns a status, or None for 0.
-        interrupted: what to say after Ctrl-C.
+        interrupted: the text to print after Ctrl-C.
 
     Returns:
-        The status of ``work``; 2 after a UserError and ``PREEMPTED_STATUS`` after a ``Preempted``,
-        whose sentences are printed; 130 after Ctrl-C.
+        The status of ``work``; 2 after a UserError; ``PREEMPTED_STATUS`` after a ``Preempted``; 130
+        after Ctrl-C.
     """
     try:
         return work() or 0
@@ -71,12 +73,12 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
 
 
 def reason(error: BaseException) -> str:
-    """What an error of another library says, in one line; its kind where it says nothing."""
+    """The message of another library's error in one line; its type where there is no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def printable(text: str | os.PathLike) -> str:
-    """A file's name in one line that every terminal and log can show, odd letters escaped."""
+    """The name of a file in one line, with characters escaped that a terminal cannot show."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 

@@ -10,7 +10,7 @@ from typing import IO
 
 __all__ = ["DRAFT", "replace_file", "replace_text", "sync_folder"]
 
-DRAFT = ".tmp"  # at the end of the name of a file that is not whole yet
+DRAFT = ".tmp"  # ends the name of a file that is not complete yet
 
 
 def replace_file(
@@ -21,19 +21,19 @@ def replace_file(
     """Write a file so that a crash leaves the old one or the new one, never half of it.
 
     Args:
-        path: in a folder that is there.
-        write: called with a file opened for writing bytes.
-        check: called with the path of the draft when that is on the disk; what it raises leaves the
-            old file.
+        path: of the file; its folder must exist.
+        write: called with a file that is open for writing bytes.
+        check: called with the path of the draft when the draft is on the disk. If it raises, the
+            old file stays.
     """
-    draft = f"{path}{DRAFT}"  # in the same folder, since a file moves at once only within a disk
+    draft = f"{path}{DRAFT}"  # in the same folder: only within one disk is a move atomic
     try:
         with open(draft, "wb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave the new name on empty content
+            os.fsync(file.fileno())  # else a power failure may leave an empty file of that name
             if check is not None and hasattr(os, "posix_fadvise"):
-                # What is checked shall come from the disk, and not from the memory in front of it
+                # Let the check read from the disk, not from the cache in memory
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if check is not None:
             check(draft)
@@ -44,7 +44,7 @@ def replace_file(
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Bring the names in a folder to the disk, where the file system has a way to."""
+    """Write the names in a folder to the disk, where the file system can."""
     with contextlib.suppress(OSError):  # Windows, and some network file systems
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -54,5 +54,5 @@ def sync_folder(folder: str | Path) -> None:
 
 
 def replace_text(path: str | Path, text: str) -> None:
-    """Write a text file likewise; names of files in it that are not UTF-8 stay what they are."""
+    """Write a text file likewise; file names in it that are not UTF-8 are kept."""
     replace_file(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))

@@ -1,4 +1,4 @@
-"""A disk that is full or broken, in words."""
+"""Errors of a full or broken disk as one sentence for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from lambda_det.errors import DiskError, UserError, WeightsError, reason
 from lambda_det.training.checkpoint_files import last_checkpoint
 
-__all__ = ["disk_errors_in_words", "gigabytes", "let_logs_fail", "writing"]
+__all__ = ["explain_disk_errors", "gigabytes", "let_logs_fail", "writing"]
 
 # What is wrong, and what to do about it
 _CAUSES = {
@@ -28,25 +28,25 @@ _CAUSES = {
     errno.EIO: ("the disk reports an error", "Repair it, or move the run to another"),
     errno.ESTALE: ("the network disk was lost", "Mount it again"),
 }
-# These come from reading as well, so that the file must be one of the run
+# Reading raises these as well. They count only for a file in the folder of the run
 _OF_READING_TOO = (errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
 
 @contextlib.contextmanager
 def writing(path: str, size: int = 0) -> Iterator[None]:
-    """Turn an error in writing a file of a run, or in reading it back, into one sentence.
+    """Raise a DiskError where a file of a run cannot be written, or not be read back.
 
     Args:
-        path: of the file, in the folder of the run.
-        size: what it needs in bytes, if that is known.
+        path: the file, in the folder of the run.
+        size: of the file in bytes; 0 if it is unknown.
 
     Raises:
-        DiskError: in place of the error.
+        DiskError: names the file, the cause and the last good checkpoint.
     """
     try:
         yield
     except (OSError, RuntimeError, WeightsError) as error:
-        # The second is what torch.save makes of the first, the third of reading it back
+        # torch.save turns an OSError into a RuntimeError; reading back raises a WeightsError
         folder = os.path.dirname(path)
         cause, cure = _cause(error)
         if size:
@@ -55,17 +55,17 @@ def writing(path: str, size: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors_in_words(folder: str) -> Iterator[None]:
-    """Turn a full or broken disk, met by any file of a run, into one sentence.
+def explain_disk_errors(folder: str) -> Iterator[None]:
+    """Raise a DiskError where any file of a run meets a full or broken disk.
 
-    Put it around all that a run does in its folder: Detectron2's writers of metrics and events, the
-    results of an evaluation. See :func:`let_logs_fail` for the log.
+    It surrounds everything that a run writes to its folder: Detectron2's writers of metrics and
+    events, and the results of an evaluation. :func:`let_logs_fail` does the same for the log.
 
     Args:
         folder: of the run.
 
     Raises:
-        DiskError: in place of the error, if it is such a one.
+        DiskError: in place of an error of the disk. Other errors pass.
     """
     before, threading.excepthook = threading.excepthook, _no_trace_of_events
     try:
@@ -86,7 +86,7 @@ def disk_errors_in_words(folder: str) -> Iterator[None]:
 
 
 def _no_trace_of_events(error: threading.ExceptHookArgs) -> None:
-    """TensorBoard's thread ends by an error that it raises again when it is given more to write."""
+    """Print no stack trace of TensorBoard's thread: the next write raises the same error."""
     number = getattr(error.exc_value, "errno", None)
     if number not in _CAUSES or number in _OF_READING_TOO:
         threading.__excepthook__(error)
@@ -109,7 +109,7 @@ def _cause(error: BaseException) -> tuple[str, str]:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """The error of the system behind one of PyTorch, which has a message without meaning."""
+    """The OSError that caused an error; PyTorch's own message does not name it."""
     while error is not None:
         if isinstance(error, OSError):
             return error
@@ -125,7 +125,7 @@ def _free(folder: str) -> int:
 
 
 def gigabytes(size: int) -> str:
-    """A number of bytes to read."""
+    """A number of bytes for a message, such as "2.5 GB"."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -133,9 +133,9 @@ def gigabytes(size: int) -> str:
 
 
 def let_logs_fail() -> None:
-    """Have the logs in files end with one line on the screen if they cannot be written.
+    """Let a log file that cannot be written end with one line on the screen.
 
-    By itself, logging prints a stack trace for each line then. Call it when the logs are set up.
+    Without this, logging prints a stack trace for each record. Call it when the logs are set up.
     """
     for name in ("fvcore", "detectron2", "lambda_det"):
         for handler in logging.getLogger(name).handlers:
@@ -148,7 +148,7 @@ def let_logs_fail() -> None:
 
 
 class _End:
-    """In place of a handler's handleError, which prints a stack trace."""
+    """Replaces a handler's handleError, which prints a stack trace."""
 
     def __init__(self, handler: logging.StreamHandler) -> None:
         self._handler = handler
@@ -165,7 +165,7 @@ class _End:
             return
         name = getattr(stream, "name", "the log")
         print(f"{name} cannot be written any more: {_cause(error)[0]}", file=sys.stderr)
-        # What is in its buffer has to go somewhere, or closing it fails when the process ends
+        # The buffer still holds records, and closing the file would fail: they go to os.devnull
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
         os.close(nowhere)

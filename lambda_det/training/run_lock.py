@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lambda_det.errors import ConfigError
-from lambda_det.training.disk_errors import disk_errors_in_words
+from lambda_det.training.disk_errors import explain_disk_errors
 
 try:
     import fcntl
@@ -66,7 +66,7 @@ class RunLock:
         writable = os.path.isdir(self._folder) and os.access(self._folder, os.W_OK)
         if self._file is not None or not writable:
             return
-        with disk_errors_in_words(self._folder):
+        with explain_disk_errors(self._folder):
             self._file = self._open()
             self._beats.start()
             self._beat()

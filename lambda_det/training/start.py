@@ -25,7 +25,7 @@ from lambda_det.distributed.launch import launch, on_main_process
 from lambda_det.errors import ConfigError, UserError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.disk_errors import disk_errors_in_words
+from lambda_det.training.disk_errors import explain_disk_errors
 from lambda_det.training.precision import Precision
 from lambda_det.training.run_folder import (
     BufferedLog,
@@ -76,7 +76,7 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         # Another seed on each process; batches of a step have seeds of their own
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
-        with disk_errors_in_words(settings.output_dir):
+        with explain_disk_errors(settings.output_dir):
             if args.eval_only:
                 evaluate(task, log, resume=args.resume, config_file=args.config_file)
             else:

@@ -26,7 +26,7 @@ from lambda_det.layers.local import verdict
 from lambda_det.training import implementations
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.disk_errors import disk_errors_in_words
+from lambda_det.training.disk_errors import explain_disk_errors
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import (
     Averaging,
@@ -268,7 +268,7 @@ class Trainer(TrainerBase):
         self._batches = iter(self.loader)
         with (
             catch_signals(),
-            disk_errors_in_words(folder),
+            explain_disk_errors(folder),
             EventStorage(self.start_iter) as self.storage,
         ):
             self.checkpointer.warn_of_little_space()

@@ -58,7 +58,7 @@ def test_one_process_is_batch_norm():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_one_process_bears_an_empty_batch(training):
+def test_one_process_takes_an_empty_batch(training):
     norm = _with_parameters(SyncBatchNorm2d(CHANNELS)).train(training)
     before = {k: v.clone() for k, v in norm.state_dict().items()}
     x = _images(0, 0, dtype=torch.bfloat16).requires_grad_()

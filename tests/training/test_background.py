@@ -234,7 +234,7 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
 @pytest.mark.parametrize("operation", ["write", "fsync", "replace", "pointer"])
 @pytest.mark.parametrize("told_by", ["save", "check", "wait"])
-def test_an_error_is_told_in_words(tmp_path, monkeypatch, number, operation, told_by):
+def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told_by):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
     checkpointer.save("model_0000001")
     checkpointer.link("model_0000001", "model_best")

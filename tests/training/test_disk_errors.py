@@ -16,7 +16,7 @@ from detectron2.utils.logger import setup_logger
 
 from lambda_det.errors import DataError, DiskError
 from lambda_det.training.checkpoint_files import point_to
-from lambda_det.training.disk_errors import disk_errors_in_words, gigabytes, let_logs_fail
+from lambda_det.training.disk_errors import explain_disk_errors, gigabytes, let_logs_fail
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,11 +28,11 @@ def _raise(number, file=None):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
 def test_what_only_writing_can_raise(tmp_path, number):
     words = "A file in .* could not be written: .*; there is no checkpoint yet"
-    with pytest.raises(DiskError, match=words), disk_errors_in_words(str(tmp_path)):
+    with pytest.raises(DiskError, match=words), explain_disk_errors(str(tmp_path)):
         _raise(number)
     point_to(str(tmp_path), "model_0000003.pth")
     words = r"last good checkpoint is .*model_0000003\.pth.*--resume"
-    with pytest.raises(DiskError, match=words), disk_errors_in_words(str(tmp_path)):
+    with pytest.raises(DiskError, match=words), explain_disk_errors(str(tmp_path)):
         try:
             _raise(number, str(tmp_path / "metrics.json"))
         finally:
@@ -44,10 +44,10 @@ def test_what_reading_raises_as_well_must_be_of_the_run(tmp_path, number):
     folder = tmp_path / "run"
     folder.mkdir()
     words = r"metrics\.json could not be written"
-    with pytest.raises(DiskError, match=words), disk_errors_in_words(str(folder)):
+    with pytest.raises(DiskError, match=words), explain_disk_errors(str(folder)):
         _raise(number, str(folder / "metrics.json"))
     for file in (None, str(tmp_path / "image.jpg")):
-        with pytest.raises(OSError, match="Errno"), disk_errors_in_words(str(folder)):
+        with pytest.raises(OSError, match="Errno"), explain_disk_errors(str(folder)):
             _raise(number, file)
 
 
@@ -55,7 +55,7 @@ def test_what_reading_raises_as_well_must_be_of_the_run(tmp_path, number):
     "error", [ValueError("x"), DataError("x"), FileNotFoundError(errno.ENOENT, "x"), OSError("x")]
 )
 def test_other_errors_stay_what_they_are(tmp_path, error):
-    with pytest.raises(type(error)) as caught, disk_errors_in_words(str(tmp_path)):
+    with pytest.raises(type(error)) as caught, explain_disk_errors(str(tmp_path)):
         raise error
     assert caught.value is error
 
@@ -67,7 +67,7 @@ def test_a_thread_that_writes_events_ends_without_a_stack_trace(tmp_path, capsys
         thread.join()
 
     before = threading.excepthook
-    with disk_errors_in_words(str(tmp_path)):
+    with explain_disk_errors(str(tmp_path)):
         run(errno.ENOSPC)
         assert capsys.readouterr().err == ""
         run(errno.ENOENT)
@@ -154,6 +154,7 @@ def _fill(command, folder, limit):
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no limits of files")
 def test_files_that_may_not_become_large_enough(tmp_path):
     line = _fill([], tmp_path, 500_000)
@@ -167,6 +168,7 @@ def _mount() -> list[str]:
     return ["unshare", "-rm", "sh", "-c", script, "sh"]
 
 
+@pytest.mark.slow
 def test_a_small_disk_that_is_full(tmp_path):
     usable = (
         shutil.which("unshare")

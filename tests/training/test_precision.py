@@ -1,4 +1,4 @@
-"""Mixed precision: which device bears which, and boxes that are not rounded."""
+"""Mixed precision: which device takes which dtype, and boxes that are not rounded."""
 
 from __future__ import annotations
 

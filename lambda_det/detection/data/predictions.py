@@ -16,7 +16,7 @@ _PREDICTIONS = {
     "PanopticFPN": ("instances", "semantic", "panoptic"),
 }
 # What is in a data set, by Detectron2's evaluator_type; of others, instances
-_TRUTH = {
+_GROUND_TRUTH = {
     "sem_seg": ("semantic",),
     "cityscapes_sem_seg": ("semantic",),
     "cityscapes_panoptic_seg": (),
@@ -94,7 +94,7 @@ def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:
     """
     kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
     predicted = predictions(detector.architecture)
-    result = tuple(name for name in predicted if name in _TRUTH.get(kind, ("instances",)))
+    result = tuple(name for name in predicted if name in _GROUND_TRUTH.get(kind, ("instances",)))
     if not result:
         raise ConfigError(
             f"{detector.keys['architecture']} {detector.architecture} predicts "

@@ -5,11 +5,11 @@ The same sums in the same order as query_first.py,
     a[n, h, r] = sum_k q[n, h, k] E[k, r]        the score of every offset, for every query
     y[n, h, v] = sum_r a[n, h, r] V[n + r, v]
 
-but in the manner of flash attention: the scores of a tile of queries are made, used and forgotten
-on the chip, so that neither they nor the lambdas reach the GPU's memory, and the backward pass
-makes them again. Nothing is added atomically and every sum has a fixed order: equal inputs give
-equal outputs and gradients, bit for bit. Products accumulate in float32; scores, and in the
-backward pass their gradients, are rounded to the inputs' dtype before they enter a second product.
+As in flash attention, the scores of a tile of queries stay on the chip: neither scores nor lambdas
+reach the GPU's memory, and the backward pass computes the scores again. Nothing is added atomically
+and every sum has a fixed order, so that equal inputs give equal outputs and gradients, bit for bit.
+Products accumulate in float32. Scores, and in the backward pass their gradients, are rounded to the
+inputs' dtype before a second product.
 
 Triton compiles the kernels at their first use (fused_kernels.py); without a GPU its interpreter can
 run them.
@@ -34,16 +34,16 @@ from lambda_det.layers.local.query_first import (
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUERY_DEPTHS = (8, 16, 32)
-# A smaller tile of queries or values is taken where the map has too few tiles to give every
-# multiprocessor of a large GPU about two programs. A constant: no result depends on the GPU.
+# Programs that keep a large GPU busy, about two for each multiprocessor. A map of fewer tiles is
+# cut into smaller ones. It is a constant, so that no result depends on the GPU.
 PROGRAMS = 256
-# The most numbers that the programs' shares of the embedding's gradient may take together, 128 MB.
-# For k=16 and a scope of 23x23, 256 programs take 12 MB.
+# Limit on the numbers in all programs' parts of the embedding's gradient: 128 MB in float32. For
+# k=16 and a scope of 23x23, 256 programs take 12 MB.
 SHARES_NUMEL = 2**25
 
 
 def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Say why :func:`fused_output` cannot run on these tensors here, or None if it can.
+    """Why :func:`fused_output` cannot run on these tensors here; None if it can.
 
     Args:
         queries: [b, H, W, h, k].
@@ -72,7 +72,7 @@ def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | Non
 
 
 def _kernels() -> ModuleType | str:
-    """The module of kernels, or why there is none. Triton is not imported before it is needed."""
+    """The module of kernels, or the reason why there is none. Only this imports Triton."""
     try:
         import triton.language
     except ImportError:
@@ -85,7 +85,7 @@ def _kernels() -> ModuleType | str:
 
 
 class _Plan(NamedTuple):
-    """Sizes that the kernels are compiled for; the order of their sums depends on nothing else."""
+    """Sizes that the kernels are compiled for. They alone decide the order of the sums."""
 
     span: int  # R, offsets dx that are taken at a time
     blocks: int  # of R offsets in a row of the scope
@@ -98,11 +98,11 @@ class _Plan(NamedTuple):
 
     @classmethod
     def of(cls, queries: Tensor, values: Tensor, embedding: Tensor) -> _Plan:
-        """Chosen without a GPU, by what the compiler reports for sm_80, sm_86 and sm_90.
+        """Choose by what the compiler reports for sm_80, sm_86 and sm_90; not measured on a GPU.
 
-        For k=16, h=4, r=23 and v of 64 and 128 at most 64 bytes a thread are spilled, mostly none,
-        and a program takes at most 97 KB of shared memory; the smallest GPUs have 99. Products of
-        float32 numbers run outside the matrix units and need small tiles.
+        For k=16, h=4, r=23 and v of 64 and 128 a thread spills at most 64 bytes, mostly none, and a
+        program takes at most 97 KB of shared memory. The smallest GPUs have 99. Products of float32
+        numbers run outside the matrix units and need small tiles.
         """
         batch, height, width, heads, _ = queries.shape
         scope_x = embedding.shape[3]

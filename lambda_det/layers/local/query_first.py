@@ -1,16 +1,16 @@
 """The position output with the query contracted first, so that no lambda is ever built.
 
-The definition sums over the scope first and makes k * v numbers for every position. The sums also
-go the other way round:
+The definition sums over the scope first, which gives k * v numbers at every position. Here the sum
+over k comes first:
 
     a[n, h, r] = sum_k q[n, h, k] E[k, r]        the score of every offset, for every query
     y[n, h, v] = sum_r a[n, h, r] V[n + r, v]
 
-which takes h r (k + v) multiply-adds per position instead of r k v + h k v, and needs nothing but
-q, V and E for the backward pass. The map is cut into tiles of queries. All queries of a tile see
-one window of values, so a tile is two matrix products: the scores, laid into their places in the
-window through a strided view, and the scores times the window. A chunk of tiles at a time is in
-memory, small enough to stay in the cache.
+This takes h r (k + v) multiply-adds per position instead of r k v + h k v. The backward pass needs
+only q, V and E. The map is cut into tiles of queries. All queries of a tile see one window of
+values, so a tile is two matrix products: the scores, which a strided view puts into their places in
+the window, and the scores times the window. One chunk of tiles is in memory at a time, small enough
+to stay in the cache.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class _Scores:
     """The buffer that holds the scores of a chunk, [tiles, tile y, tile x, h, u, window y, window
     x].
 
-    Each query's r_y x r_x scores lie in its own place in the window; everything else is 0 and stays
-    0, since every chunk writes to the same places.
+    The r_y x r_x scores of a query lie at its own place in the window. All other numbers are 0 and
+    stay 0, because every chunk writes to the same places.
     """
 
     def __init__(self, tiles: int, heads: int, tiling: Tiling, embedding: Tensor) -> None:
@@ -172,7 +172,7 @@ class _Scores:
 
 
 def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
-    """What both directions need: the tiling, query tiles, padded values, chunks and scores."""
+    """Tiling, query tiles, padded values, chunks and scores, for forward and backward alike."""
     batch, height, width, heads, _ = queries.shape
     scope_y, scope_x = embedding.shape[-2:]
     tiling = Tiling.of(height, width, scope_y, scope_x)
@@ -204,9 +204,9 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
 
-# What this form shares with those of compiled.py and fused.py: results and gradients are laid out
-# in memory as the queries and values are, channels last or a map per channel as the layer's input
-# is, so that what follows copies nothing; and only the inputs are kept for the backward pass.
+# compiled.py and fused.py use these, too. Results and gradients have the memory layout of queries
+# and values, channels last or one map per channel, so that no later operation copies them. Only the
+# inputs are kept for the backward pass.
 
 
 def empty_like_queries(queries: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:

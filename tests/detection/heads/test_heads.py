@@ -93,7 +93,7 @@ def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(sha
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_its_norms_bear_bfloat16_and_images_without_objects(shapes, name):
+def test_its_norms_take_bfloat16_and_images_without_objects(shapes, name):
     """One step as shipped: synchronised norms, mixed precision, and a batch that holds nothing."""
     cfg = _cfg(name, "NORM", "AMP.ENABLED")
     assert cfg.SOLVER.AMP.ENABLED and cfg.MODEL.LAMBDA_RESNET.NORM == "SyncBN"
