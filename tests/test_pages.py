@@ -1,0 +1,149 @@
+"""Pages with examples, executed: their files, and their commands in their order."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # trains
+
+ROOT = Path(__file__).resolve().parents[1]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# The pages have steps enough to learn something; here it is enough that they are taken.
+_SHORTER = {
+    "use_in_your_project": {
+        'make_shapes("datasets")': 'make_shapes("datasets", num_train=12, num_val=4)',
+        "MAX_ITER: 300": "MAX_ITER: 2",
+        "MAX_ITER 20": "MAX_ITER 1",
+        "max_iter=20": "max_iter=3",
+        "--position 40 80": "--position 40 80 --draws 1",
+    },
+    "own_data": {
+        "--num-train 200 --num-val 40": "--num-train 8 --num-val 2",
+        "--num-train 1 --num-val 8": "--num-train 1 --num-val 2",
+        "--batch 8": "--batch 2",
+        "OUTPUT_DIR output/mine": "SOLVER.MAX_ITER 2 TEST.EVAL_PERIOD 2 "
+        "TEST.DETECTIONS_PER_IMAGE 4 OUTPUT_DIR output/mine",
+        "--json found.json": "--json found.json --score-threshold 0",
+        "score_threshold=0.5": "score_threshold=0.0",
+    },
+}
+
+
+def _blocks(page: str) -> list[tuple[str, str]]:
+    """The kind and the text of each block of a page, in short."""
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    for long, short in _SHORTER.get(page, {}).items():
+        assert long in text
+        text = text.replace(long, short)
+    return _BLOCK.findall(text)
+
+
+def _commands(page: str) -> list[str]:
+    return [text.strip() for kind, text in _blocks(page) if kind == "sh"]
+
+
+def _run(command: list[str], folder: Path) -> str:
+    environment = {
+        **os.environ,
+        "LAMBDA_DET": str(ROOT),
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    environment.pop("DETECTRON2_DATASETS", None)  # the pages make their data
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def _shell(command: str, folder: Path) -> str:
+    return _run(["bash", "-e", "-c", command], folder)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A project's folder with the files of the page on use in other projects."""
+    for kind, text in _blocks("use_in_your_project"):
+        if kind != "sh":
+            name = re.match(r"# (\S+)\n", text)
+            assert name, f"a block does not begin with the name of its file: {text[:60]!r}"
+            (tmp_path / name[1]).write_text(text, "utf-8")
+    return tmp_path
+
+
+def test_the_page_is_complete():
+    kinds = {kind for kind, _ in _blocks("use_in_your_project")}
+    assert {"sh", "python", "yaml"} == kinds
+
+
+def test_the_commands_do_what_the_page_says(folder: Path):
+    """One after the other: each may use what those before it have made."""
+    for command in _commands("use_in_your_project"):
+        _shell(command, folder)
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory) -> Path:
+    """The folder in which the commands of the page on own data ran."""
+    folder = tmp_path_factory.mktemp("own_data")
+    for command in _commands("own_data"):
+        _shell(command, folder)
+    return folder
+
+
+def test_from_pictures_to_a_report(own_data: Path):
+    page = (own_data / "output/mine/report.html").read_text("utf-8")
+    assert "The worst images" in page and "light_lambdaresnet26.yaml" in page
+    assert len(list((own_data / "found").iterdir())) == 2
+    (script,) = [text for kind, text in _blocks("own_data") if kind == "python"]
+    assert "%" in _run([sys.executable, "-c", script], own_data)
+
+
+NEIGHBOURS = {
+    "supervision": "supervision",
+    "fiftyone": "FiftyOne",
+    "sahi": "SAHI",
+    "tidecv": "TIDE",
+}
+
+
+@pytest.mark.parametrize("module", NEIGHBOURS)
+def test_a_neighbour_takes_the_predictions(module: str, request):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    if module == "fiftyone" and not _has_database():
+        pytest.skip("FiftyOne has no MongoDB here")
+    (script,) = [
+        text
+        for kind, text in _blocks("neighbours")
+        if f"import {module}" in text or f"from {module}" in text
+    ]
+    folder = request.getfixturevalue("own_data")
+    _run([sys.executable, "-c", script], folder)
+    if module == "supervision":
+        assert (folder / "supervision.png").is_file()
+
+
+def _has_database() -> bool:
+    check = "import fiftyone; fiftyone.list_datasets()"
+    return subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
+
+
+def test_each_neighbour_has_its_section():
+    text = (ROOT / "docs/neighbours.md").read_text("utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == list(NEIGHBOURS.values())
+    assert len(_blocks("neighbours")) == len(NEIGHBOURS)
