@@ -14,9 +14,23 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from hypothesis import HealthCheck, Phase, settings
 
 # Before any test: the data sets that it registers stay.
 import lambda_det  # noqa: F401
+
+# Random cases of a test of Hypothesis; LAMBDA_DET_FUZZ names another profile
+for profile, examples in (("small", 5), ("large", 200)):
+    settings.register_profile(
+        profile,
+        max_examples=examples,
+        derandomize=True,
+        phases=[Phase.generate],  # report a failure at once, as it was found
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+settings.load_profile(os.environ.get("LAMBDA_DET_FUZZ") or "small")
 
 
 @pytest.fixture(autouse=True)
