@@ -171,7 +171,10 @@ class LazyTask(DetectionTask):
     def build_model(self) -> nn.Module:
         settings = self.settings
         return prepare_model(
-            self.make_model(), settings.device, mixed_precision=settings.amp_dtype is not None
+            self.make_model(),
+            settings.device,
+            mixed_precision=settings.amp_dtype is not None,
+            channels_last=read_value(self.lazy, "train.channels_last", True),
         )
 
     def make_model(self) -> nn.Module:

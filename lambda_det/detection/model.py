@@ -11,6 +11,7 @@ import torch
 from detectron2 import modeling
 from detectron2.config import CfgNode
 from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
+from detectron2.modeling.roi_heads import BaseKeypointRCNNHead
 from detectron2.structures import Instances
 from torch import Tensor, nn
 
@@ -46,7 +47,12 @@ def build_model(cfg: CfgNode) -> nn.Module:
         ConfigError: the configuration describes no model.
     """
     model = _build(cfg, cfg.MODEL.DEVICE)
-    return prepare_model(model, cfg.MODEL.DEVICE, mixed_precision=cfg.SOLVER.AMP.ENABLED)
+    return prepare_model(
+        model,
+        cfg.MODEL.DEVICE,
+        mixed_precision=cfg.SOLVER.AMP.ENABLED,
+        channels_last=cfg.MODEL.CHANNELS_LAST,
+    )
 
 
 def build_on_meta(cfg: CfgNode) -> nn.Module:
@@ -65,13 +71,16 @@ def build_on_meta(cfg: CfgNode) -> nn.Module:
         return _build(cfg, "cpu")  # a model that looks at values while it is built
 
 
-def prepare_model(model: nn.Module, device: str, *, mixed_precision: bool) -> nn.Module:
+def prepare_model(
+    model: nn.Module, device: str, *, mixed_precision: bool, channels_last: bool
+) -> nn.Module:
     """Any detector of Detectron2's parts, on a device and ready to be trained there.
 
     Args:
         model: is changed.
         device: to move it to; norms that are synchronised elsewhere become ones that work on it.
         mixed_precision: the forward pass runs under autocast.
+        channels_last: the layout in memory of all maps; otherwise they are contiguous.
     """
     # PyTorch 2.15 warns of a call in Detectron2's forward pass, in the midst of the progress
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
@@ -79,7 +88,26 @@ def prepare_model(model: nn.Module, device: str, *, mixed_precision: bool) -> nn
     patch_point_rend(model)
     if mixed_precision:
         pool_in_float32(model)
+    if channels_last:
+        _use_channels_last(model)
     return model.to(device)
+
+
+def _use_channels_last(model: nn.Module) -> None:
+    """Lay the weights of all convolutions out so that their outputs are channels last.
+
+    The first convolution lays out the image, and all that follows keeps the layout of its input.
+    Detectron2's keypoint loss takes contiguous maps alone.
+    """
+    left = {
+        part
+        for head in model.modules()
+        if isinstance(head, BaseKeypointRCNNHead)
+        for part in head.modules()
+    }
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:
+            module.to(memory_format=torch.channels_last)
 
 
 def patch_point_rend(model: nn.Module) -> None:

@@ -102,6 +102,7 @@ class DetectionTask(Task):
             "SOLVER.WEIGHT_DECAY_NORM",
         ),
         but_not=(
+            "MODEL.CHANNELS_LAST",
             "MODEL.DEVICE",
             "MODEL.WEIGHTS",
             "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",

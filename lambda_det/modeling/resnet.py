@@ -84,12 +84,36 @@ class TimmStem(CNNBlockBase):
         return self.pool(self.conv3(self.conv2(self.conv1(x))))
 
 
+class _GlobalMean(torch.autograd.Function):
+    """The mean over a map, whose gradient is written nowhere before it is added to another one.
+
+    PyTorch's own writes it as a contiguous map, which adds slowly to one that is channels last.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.size = x.shape[2:]
+        return x.mean((2, 3), keepdim=True)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        height, width = ctx.size
+        return (grad / (height * width)).expand(-1, -1, height, width)
+
+
+class GlobalAveragePool(nn.Module):
+    """Average the maps of [B, C, H, W]: [B, C, 1, 1]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _GlobalMean.apply(x) if x.requires_grad else x.mean((2, 3), keepdim=True)
+
+
 class SqueezeExcitation(nn.Module):
     """Squeeze-and-excitation, whose inner layer has 1 / ``ratio`` of the block's output width."""
 
     def __init__(self, channels: int, ratio: int = 4) -> None:
         super().__init__()
-        self.squeeze = nn.AdaptiveAvgPool2d(1)
+        self.squeeze = GlobalAveragePool()
         self.reduce = Conv2d(channels, channels // ratio, 1, activation=F.relu_)
         self.expand = Conv2d(channels // ratio, channels, 1)
         for conv in (self.reduce, self.expand):

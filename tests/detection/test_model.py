@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from detectron2.modeling import META_ARCH_REGISTRY
-from torch import nn
+from torch import Tensor, nn
 
 from lambda_det.detection.model import build_model, build_on_meta
 from lambda_det.errors import ConfigError
@@ -54,3 +54,42 @@ def test_a_model_that_looks_at_values_is_built_on_the_cpu():
     cfg = tiny_config()
     cfg.MODEL.META_ARCHITECTURE = "LooksAtValues"
     assert build_on_meta(cfg).layer.weight.shape == (3, 2)
+
+
+def _images(count: int = 2) -> list[dict]:
+    generator = torch.Generator().manual_seed(3)
+    return [{"image": torch.rand(3, 64, 80, generator=generator) * 255} for _ in range(count)]
+
+
+def test_the_whole_detector_computes_channels_last_and_the_same():
+    cfg = tiny_config()
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    outputs, layouts = {}, {}
+    weights = None
+    for channels_last in (False, True):
+        cfg.MODEL.CHANNELS_LAST = channels_last
+        model = build_model(cfg).eval()
+        weights = weights or model.state_dict()
+        model.load_state_dict(weights)
+        seen = layouts[channels_last] = set()
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.BatchNorm2d):
+                module.register_forward_hook(_note_layout(seen))
+        with torch.no_grad():
+            outputs[channels_last] = [found["instances"] for found in model(_images())]
+    assert layouts[True] == {"last"} and layouts[False] == {"first"}
+    for here, there in zip(outputs[True], outputs[False], strict=True):
+        assert len(here) == len(there) > 0
+        torch.testing.assert_close(
+            here.pred_boxes.tensor, there.pred_boxes.tensor, rtol=1e-4, atol=1e-3
+        )
+        torch.testing.assert_close(here.scores, there.scores, rtol=1e-4, atol=1e-5)
+
+
+def _note_layout(seen: set[str]):
+    def hook(module: nn.Module, inputs: tuple, y: Tensor) -> None:
+        if min(y.shape[1:]) > 1:
+            last = y.is_contiguous(memory_format=torch.channels_last)
+            seen.add("last" if last else "first")
+
+    return hook

@@ -4,12 +4,14 @@ import pytest
 import torch
 from detectron2.layers import FrozenBatchNorm2d
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.resnet import Bottleneck, LambdaResNet, SqueezeExcitation
-from lambda_det.modeling.specs import get_spec
+from lambda_det.modeling.specs import ResNetSpec, get_spec
 
 STAGES = ("res2", "res3", "res4", "res5")
 
@@ -353,3 +355,51 @@ def test_strides_sizes_and_weights(dilation, strides, sizes):
     assert {n: t.shape for n, t in net.state_dict().items()} == {
         n: t.shape for n, t in plain.state_dict().items()
     }
+
+
+class LayoutCopies(TorchDispatchMode):
+    """Notes every operator that writes a map [B, C, H, W] as anything but channels last."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor)]
+        read = {x.untyped_storage().data_ptr() for x in tensors}
+        for x in tree_leaves(output):
+            # Views write nothing, and of sides of 1 every layout is right
+            is_map = isinstance(x, torch.Tensor) and x.dim() == 4 and min(x.shape[1:]) > 1
+            copied = is_map and x.untyped_storage().data_ptr() not in read
+            if copied and not x.is_contiguous(memory_format=LAST):
+                self.found.append((str(func), tuple(x.shape), x.stride()))
+        return output
+
+
+LAST = torch.channels_last
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("design", ["rs", "vanilla", "timm"])
+def test_no_map_is_copied_between_layouts(design, dtype):
+    spec = ResNetSpec(
+        (1, 1, 2, 1), design, lambda_blocks={"res4": (2,), "res5": (1,)}, se_stages=("res2", "res4")
+    )
+    network = LambdaResNet(spec, out_features=["res2", "res4", "res5"]).to(memory_format=LAST)
+    x = torch.randn(2, 3, 96, 64).to(memory_format=LAST)
+    with LayoutCopies() as copies:
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            features = network.train()(x)
+        gradients = [torch.randn_like(y) for y in features.values()]
+        torch.autograd.backward(list(features.values()), gradients)
+    assert copies.found == []
+
+
+def test_squeeze_and_excitation_has_the_gradients_of_its_formula():
+    torch.manual_seed(0)
+    se = SqueezeExcitation(8).double()
+    x = torch.randn(2, 8, 5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(se, x)
+    scale = se.expand(se.reduce(x.flatten(2).mean(2)[..., None, None])).sigmoid()
+    torch.testing.assert_close(se(x), x * scale)
