@@ -70,6 +70,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json", metavar="FILE", help="also write the predictions as annotations in COCO's format"
     )
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "bfloat16"],
+        help="in which the model computes; default: TEST.PRECISION",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
     args = parser.parse_args(argv)
@@ -88,11 +93,14 @@ def run(args: argparse.Namespace) -> None:
     from lambda_det.prediction.predictor import find_config, is_exported
 
     exported = args.model is not None and is_exported(args.model)
-    if exported and args.opts:
-        raise ConfigError(f"{args.model} is exported; leave {args.opts[0]} out.")
+    given = [*args.opts, *(["--precision"] if args.precision else [])]
+    if exported and given:
+        raise ConfigError(f"{args.model} is exported; leave {given[0]} out.")
     if args.model and not exported:
         args.config_file = find_config(args.model)
     cfg = load_config(args)
+    if args.precision:
+        cfg.TEST.PRECISION = args.precision
     if args.dataset:
         pictures = plan_dataset(args.dataset, cfg, args.output, args.overwrite, args.limit)
     else:

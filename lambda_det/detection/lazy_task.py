@@ -36,7 +36,7 @@ from lambda_det.detection.lazy import (
     read_value,
     unused_train_keys,
 )
-from lambda_det.detection.model import prepare_model
+from lambda_det.detection.model import for_inference, prepare_model
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, reason
@@ -280,6 +280,7 @@ class LazyTask(DetectionTask):
         for weights, model in models.items() if self._is_evaluated() else ():
             ending = "_EMA" if weights == EMA else ""
             evaluator = self.build_evaluator(folder=f"inference{ending}")
+            model = for_inference(model)
             found = inference_on_dataset(model, self.build_test_loader(), evaluator) or {}
             results |= {f"{key}{ending}": value for key, value in found.items()}
         if comm.is_main_process():

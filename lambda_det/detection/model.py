@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.training.precision import pool_in_float32
 
-__all__ = ["build_model", "build_on_meta", "prepare_model"]
+__all__ = ["build_model", "build_on_meta", "check_precision", "for_inference", "prepare_model"]
 
 # fmt: off
 _REGISTRIES = {
@@ -108,6 +109,56 @@ def _use_channels_last(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:
             module.to(memory_format=torch.channels_last)
+
+
+def for_inference(model: nn.Module, precision: str = "float32") -> nn.Module:
+    """A copy of a detector that finds the same in less time, for evaluation and prediction.
+
+    Its batch norms are folded into convolutions. In bfloat16, boxes are pooled and masks are pasted
+    in float32 nevertheless: bfloat16 knows only every fourth whole number between 512 and 1024.
+
+    Args:
+        model: is left as it is.
+        precision: "float32" or "bfloat16".
+
+    Raises:
+        ConfigError: there is no such precision.
+    """
+    check_precision(precision)
+    model = fold_norms(model)
+    if precision == "float32":
+        return model
+    pool_in_float32(model)
+    if hasattr(model, "roi_heads"):
+        model.roi_heads.register_forward_hook(_found_in_float32)
+    return _InBfloat16(model)
+
+
+def check_precision(precision: str) -> None:
+    """Raise ConfigError where inference cannot compute in it."""
+    if precision not in ("float32", "bfloat16"):
+        raise ConfigError(f"TEST.PRECISION is {precision!r}; it can be float32 or bfloat16.")
+
+
+class _InBfloat16(nn.Module):
+    """A model under autocast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: list[dict]) -> list[dict]:
+        with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16):
+            return self.model(batch)
+
+
+def _found_in_float32(
+    heads: nn.Module, inputs: tuple, output: tuple[list[Instances], dict]
+) -> None:
+    for instances in output[0]:
+        for name, value in instances.get_fields().items():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                instances.set(name, value.float())
 
 
 def patch_point_rend(model: nn.Module) -> None:

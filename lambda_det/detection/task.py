@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection import data
 from lambda_det.detection.config import load_config
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
-from lambda_det.detection.model import build_model
+from lambda_det.detection.model import build_model, check_precision, for_inference
 from lambda_det.detection.recipe import fit_to_data
 from lambda_det.detection.schedule import (
     DetectionSettings,
@@ -33,6 +33,7 @@ from lambda_det.detection.schedule import (
     scale_settings,
 )
 from lambda_det.detection.validation_loss import validation_loss
+from lambda_det.errors import ConfigError
 from lambda_det.training import config_file
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys
@@ -62,6 +63,9 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
     Raises:
         ConfigError: a value cannot be.
     """
+    check_precision(cfg.TEST.PRECISION)
+    if cfg.TEST.IMS_PER_BATCH < 1:
+        raise ConfigError(f"TEST.IMS_PER_BATCH is {cfg.TEST.IMS_PER_BATCH}; give 1 or more.")
     solver = cfg.SOLVER
     return DetectionSettings(
         **config_file.common_settings(cfg),
@@ -248,12 +252,14 @@ class DetectionTask(Task):
         results: Results = {}
         for weights, model in models.items():
             ending = "_EMA" if weights == EMA else ""
+            model = for_inference(model, self.cfg.TEST.PRECISION)
             self._evaluate_on_all(model, f"inference{ending}", ending, results)
         if self.cfg.TEST.LOSS and RAW in models:
             self._add_losses(models[RAW], results)
         if final and self.cfg.TEST.AUG.ENABLED:
             # As Detectron2's train_net.py does: once, when training is over
-            model = GeneralizedRCNNWithTTA(self.cfg, list(models.values())[-1])
+            model = for_inference(list(models.values())[-1])
+            model = GeneralizedRCNNWithTTA(self.cfg, model)
             self._evaluate_on_all(model, "inference_TTA", "_TTA", results)
         # As Detectron2 has it: the name of a data set only where there are several
         return next(iter(results.values())) if len(results) == 1 else results

@@ -7,7 +7,8 @@ import torch
 from detectron2.modeling import META_ARCH_REGISTRY
 from torch import Tensor, nn
 
-from lambda_det.detection.model import build_model, build_on_meta
+from lambda_det.detection.model import build_model, build_on_meta, for_inference
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from tests.training.tiny_detector import tiny_config
 
@@ -93,3 +94,44 @@ def _note_layout(seen: set[str]):
             seen.add("last" if last else "first")
 
     return hook
+
+
+def _lambda_detector() -> nn.Module:
+    torch.manual_seed(0)
+    cfg = tiny_config()
+    cfg.MODEL.BACKBONE.NAME = "build_lambda_resnet_fpn_backbone"
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
+    model = build_model(cfg)
+    with torch.no_grad():
+        for _ in range(3):  # statistics that are not those of a new norm
+            model.train().backbone(torch.randn(4, 3, 64, 96))
+    return model.eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-5), ("bfloat16", 0.05)])
+def test_the_copy_for_inference_finds_the_same(precision, bound):
+    model = _lambda_detector()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    quick = for_inference(model, precision)
+    images = model.preprocess_image(_images())
+    plain = quick if precision == "float32" else quick.model
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision != "float32"):
+        found = plain.backbone(images.tensor)
+        for_plain = quick(_images())
+    with torch.no_grad():
+        for name, expected in model.backbone(images.tensor).items():
+            assert (found[name] - expected).abs().max() < bound * expected.abs().max(), name
+    for instances in (result["instances"] for result in for_plain):
+        assert len(instances) > 0
+        assert instances.pred_boxes.tensor.dtype == instances.scores.dtype == torch.float32
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("key", "value"), [("PRECISION", "float8"), ("IMS_PER_BATCH", 0)])
+def test_inference_that_cannot_be_is_refused_before_a_training(key, value):
+    cfg = tiny_config()
+    cfg.TEST[key] = value
+    with pytest.raises(ConfigError, match=f"{key} is .*{value}"):
+        DetectionTask(cfg)

@@ -12,6 +12,8 @@ from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm, get_norm
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 
+import lambda_det
+from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
 
 CHANNELS = 5
@@ -177,3 +179,47 @@ def test_freezing_and_precise_batch_norm_reach_it():
     assert isinstance(frozen[0], FrozenBatchNorm2d)
     x = _images(0, 2)
     torch.testing.assert_close(frozen(x), norm.eval()(x))
+
+
+def _with_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Norms that are far from the identity."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if getattr(module, "running_mean", None) is not None:
+            draw = torch.rand(4, len(module.running_mean), generator=generator)
+            module.running_mean.copy_(draw[0] - 0.5)
+            module.running_var.copy_(draw[1] + 0.3)
+            module.weight.data.copy_(draw[2] + 0.5)
+            module.bias.data.copy_(draw[3] - 0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "left"),
+    [
+        # What remains are the norms behind the pooling of strided lambda layers, and in their place
+        # those of the other lambda layers
+        ("lambda_resnet26", {"norm": "SyncBN"}, {"norm2"}),
+        ("lambda_resnet26", {"norm": "FrozenBN"}, {"norm2"}),
+        ("lambda_resnet26t", {"mask_padding": True}, {"norm2"}),
+        ("resnet_rs50_se", {}, set()),
+        ("mobilenet_v2_lambda", {}, {"norm2"}),
+        ("lambda_resnet26", {"norm": "GN"}, {"norm", "norm2", "query_norm", "value_norm"}),
+    ],
+)
+def test_a_folded_network_computes_the_same(name, options, left):
+    torch.manual_seed(0)
+    network = _with_statistics(lambda_det.create_backbone(name, **options)).double().train()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    folded = fold_norms(network)
+    x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    x[1, :, :, 70:] = 0
+    with torch.no_grad():
+        expected, found = network.eval()(x), folded(x)
+    for stage, y in found.items():
+        assert (y - expected[stage]).abs().max() < 1e-9 * expected[stage].abs().max()
+    for key, value in network.state_dict().items():
+        torch.testing.assert_close(value, before[key])
+    kinds = nn.modules.batchnorm._BatchNorm | FrozenBatchNorm2d | nn.GroupNorm
+    norms = [name for name, module in folded.named_modules() if isinstance(module, kinds)]
+    assert {n.rpartition(".")[2] for n in norms} == left

@@ -43,7 +43,8 @@ def test_predicts_as_detectron2_does(run, channels, size):
     assert ours.image_size == size
     torch.testing.assert_close(ours.pred_boxes.tensor, theirs.pred_boxes.tensor)
     torch.testing.assert_close(ours.scores, theirs.scores)
-    assert torch.equal(ours.pred_masks, theirs.pred_masks)
+    # Folded norms round otherwise, which may move a border by a pixel
+    assert (ours.pred_masks != theirs.pred_masks).float().mean() < 1e-3
 
 
 def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):

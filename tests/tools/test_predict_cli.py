@@ -63,6 +63,12 @@ def test_keys_at_the_end_change_the_model(run, image, tmp_path, capsys):
     assert "2 instances" in capsys.readouterr().out
 
 
+def test_it_computes_in_bfloat16_where_asked(run, image, tmp_path, capsys):
+    more = ("--score-threshold", "0", "--precision", "bfloat16", "TEST.DETECTIONS_PER_IMAGE", "2")
+    assert tool.main(arguments(run, image, tmp_path, *more)) == 0
+    assert "2 instances" in capsys.readouterr().out
+
+
 def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
     other = tmp_path / "other.pth"
     torch.save(torch.load(run[1], weights_only=True)["model"], other)
@@ -77,6 +83,7 @@ def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
         (("--weights", "none.pth"), "none.pth"),
         (("--score-threshold", "1.5"), "1.5"),
         (("--device", "cuda:99"), "cuda:99"),
+        (("TEST.PRECISION", "float8"), "float8"),
         (("MODEL.DEVISE", "cpu"), "MODEL.DEVICE"),
         (("MODEL.DEVICE",), "MODEL.DEVICE"),
         (("MODEL.ROI_HEADS.NUM_CLASSES", "9"), "cls_score"),

@@ -334,22 +334,50 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
     compared, and nothing would show it.
     """
-    return _test_loader(cfg, dataset_name, TolerantMapper(cfg, is_train=False))
+    return _test_loader(
+        cfg, dataset_name, TolerantMapper(cfg, is_train=False), cfg.TEST.IMS_PER_BATCH
+    )
 
 
 def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     """:func:`build_test_loader` with the ground truth, for the losses of training."""
     arguments = TolerantMapper.from_config(cfg, is_train=True)
     arguments |= {"augmentations": build_augmentation(cfg, False), "recompute_boxes": False}
-    return _test_loader(cfg, dataset_name, TolerantMapper(**arguments))
+    return _test_loader(cfg, dataset_name, TolerantMapper(**arguments), 1)
 
 
-def _test_loader(cfg: CfgNode, dataset_name: str, mapper: Mapper) -> WatchedLoader:
+def _test_loader(cfg: CfgNode, dataset_name: str, mapper: Mapper, batch_size: int) -> WatchedLoader:
+    arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
+    if batch_size > 1:
+        own = list(arguments["sampler"])
+        arguments["sampler"] = batches_of_one_size(arguments["dataset"], own, batch_size)
     return tolerant_test_loader(
-        **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
+        **arguments,
         timeout=cfg.DATALOADER.TIMEOUT,
         keys=KEYS,
     )
+
+
+def batches_of_one_size(
+    records: Sequence[Record], indices: Iterable[int], size: int
+) -> list[list[int]]:
+    """Batches of at most ``size`` images that have the same height and width.
+
+    Args:
+        records: dataset dicts; images without a height and width are batches of their own.
+        indices: of the images.
+    """
+    groups: dict[Any, list[int]] = {}
+    for index in indices:
+        record = records[index]
+        known = "height" in record and "width" in record
+        key = (record["height"], record["width"]) if known else index
+        groups.setdefault(key, []).append(index)
+    return [
+        group[start : start + size]
+        for group in groups.values()
+        for start in range(0, len(group), size)
+    ]
 
 
 def tolerant_test_loader(
@@ -368,7 +396,8 @@ def tolerant_test_loader(
     Args:
         dataset: the dataset dicts.
         mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
-        sampler: the indices of this process; None: Detectron2's ``InferenceSampler``.
+        sampler: the indices of this process, or a list of batches of them; None: Detectron2's
+            ``InferenceSampler``.
         batch_size: images of one batch of this process.
         collate_fn: makes a batch of a list of images; None leaves the list.
         timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
@@ -379,10 +408,15 @@ def tolerant_test_loader(
         ConfigError: the data can only be iterated, or a number is negative.
     """
     images = EvalImages(_by_index(dataset), mapper)
+    order: dict[str, Any] = {
+        "sampler": InferenceSampler(len(images)) if sampler is None else sampler,
+        "batch_size": batch_size,
+    }
+    if isinstance(sampler, list) and sampler and isinstance(sampler[0], list):
+        order = {"batch_sampler": sampler}
     return WatchedLoader(
         images,
-        sampler=InferenceSampler(len(images)) if sampler is None else sampler,
-        batch_size=batch_size,
+        **order,
         collate_fn=collate_fn or trivial_batch_collator,
         timeout=timeout,
         num_workers=num_workers,

@@ -385,3 +385,14 @@ def test_evaluation_stops_at_an_unreadable_image(four, workers):
     with pytest.raises(DataError) as raised:
         list(build_test_loader(cfg, "loader_test"))
     assert str(images / "30.png") in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_evaluation_takes_images_of_one_size_together(eleven, size):
+    eleven.DATASETS.TEST = ("stream_test",)
+    eleven.TEST.IMS_PER_BATCH = size
+    batches = list(build_test_loader(eleven, "stream_test"))
+    assert sorted(image["image_id"] for batch in batches for image in batch) == list(range(11))
+    assert all(len({image["image"].shape for image in batch}) == 1 for batch in batches)
+    # Four upright images and seven others
+    assert sorted(map(len, batches)) == ([1] * 11 if size == 1 else [1, 1, 3, 3, 3])
