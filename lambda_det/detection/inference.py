@@ -9,23 +9,24 @@ from detectron2.config import CfgNode
 from torch import nn
 
 from lambda_det.detection.data import class_names, register_json_datasets
-from lambda_det.detection.model import build_model
+from lambda_det.detection.model import build_model, for_inference
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import UserError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
 from lambda_det.weights.loading import read_weights
 
-__all__ = ["find_weights", "known_class_names", "prepare_for_inference", "trained_detector"]
+__all__ = ["find_weights", "known_class_names", "trained_detector"]
 
 logger = logging.getLogger(__name__)
 
 
-def trained_detector(cfg: CfgNode, weights: str) -> nn.Module:
-    """The detector of a configuration with the weights of a file, on MODEL.DEVICE.
+def trained_detector(cfg: CfgNode, weights: str, precision: str | None = None) -> nn.Module:
+    """The detector of a configuration with the weights of a file, for inference on MODEL.DEVICE.
 
     Args:
         cfg: the configuration that the weights were trained with.
         weights: a checkpoint of the whole model; its averaged weights are taken where it has them.
+        precision: "float32" or "bfloat16"; None for TEST.PRECISION.
 
     Raises:
         ConfigError: the device is missing, or the configuration describes no model.
@@ -40,12 +41,7 @@ def trained_detector(cfg: CfgNode, weights: str) -> nn.Module:
         logger.info(f"The averaged weights of {weights} are taken")
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
-    return prepare_for_inference(model)
-
-
-def prepare_for_inference(model: nn.Module) -> nn.Module:
-    """Make a detector with its final weights ready to predict, and nothing else."""
-    return model.eval()
+    return for_inference(model, precision or cfg.TEST.PRECISION)
 
 
 def find_weights(cfg: CfgNode, config_file: str | None, weights: str | None) -> str:

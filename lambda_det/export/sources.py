@@ -49,7 +49,7 @@ def network_of_config(
         WeightsError: there are no weights, or they do not fit.
     """
     weights = find_weights(cfg, config_file, weights)
-    model = trained_detector(cfg, weights)
+    model = trained_detector(cfg, weights, "float32")
     pixels: dict[str, Any] = {
         "config": config_file,
         "weights": weights,

@@ -24,7 +24,6 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
 from lambda_det.detection.lazy import is_lazy_file
-from lambda_det.detection.model import for_inference
 from lambda_det.errors import ConfigError, DataError, WeightsError, reason
 from lambda_det.export import FORMATS, format_of
 
@@ -158,7 +157,6 @@ class Predictor:
         for module in model.modules():
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold
-        model = for_inference(model, cfg.TEST.PRECISION)
         self._set_input(cfg.INPUT.FORMAT, cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
         self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
 
