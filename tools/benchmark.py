@@ -50,11 +50,18 @@ Whole classifiers with random weights: timm's own layers, and the same network w
 places. Inference, and a training step of forward, backward and SGD. Ratios are to timm's.
 lambda_resnet26rpt_256 is made for images of that size here, as its embeddings span the whole map;
 timm's memory for them grows with the square of the positions.""",
-    "families": """LambdaResNets against EfficientNets and ViT-L/16: Figure 4 and Table 5.
+    "families": """LambdaResNets, ResNet-RS, EfficientNets, ViT-L/16: Figure 4, Tables 5 and 18.
 
-Inference and training steps per image, each at the size of its own images, beside the accuracy that
-the papers print (ours is not measured here). EfficientNets and ViT are timm's, without weights. The
-plot has time per image against accuracy, as Figure 4.""",
+Inference and training steps, each at the size of its own images, beside the accuracy that the
+papers print (ours is not measured here; most points of ResNet-RS are not printed). As in the paper,
+a batch of 1024 images is halved until it fits, and times are given for 1024 images, beside Table
+18. EfficientNets and ViT are timm's, without weights. The plot has time per image against accuracy.
+On the CPU the batch is 4.""",
+    "hybrid": """LambdaResNet-420 at 320x320, and the same with self-attention: Appendix E.2.
+
+Global self-attention, 8 heads, in the places of the lambda layers. The paper's memory is that of
+position embeddings or attention maps alone, which is counted below the table, for Table 4, too;
+here peak memory is what a run takes in all.""",
     "size": """Cost against the size of the images: a layer, a network, and its memory.
 
 The layer stands in c4, so its map has a sixteenth of the image's side, and 256 channels. Forward
@@ -74,13 +81,15 @@ BATCHES = {
     "placement": "64 on a GPU, 8 on the CPU; --small: 1",
     "networks": "1",
     "convert": "1",
-    "families": "32 on a GPU, 4 on the CPU; --small: 1",
+    "families": "1024 on a GPU, 4 on the CPU; --small: 1",
+    "hybrid": "32 on a GPU, 1 on the CPU",
 }
 IMAGE_SIZES = {
     "attention": "224; --small: 160",
     "placement": "the paper's, 224 or 256; --small: 128",
     "networks": "1024; --small: 512",
     "convert": "1024; --small: 256",
+    "hybrid": "320; --small: LambdaResNet-50 at 160",
 }
 ALL_OR_FASTEST = "all of the device; --small: without the slowest"
 IMPLEMENTATIONS = {

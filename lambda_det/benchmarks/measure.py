@@ -46,12 +46,14 @@ class Case:
             case is impossible.
         images: of a run, for images per second; 0 where there are none.
         columns: more to show beside it.
+        halved: makes the same with half the images, for where these do not fit into memory.
     """
 
     name: str
     make: Callable[[], tuple[Model, tuple[Tensor, ...]]]
     images: int = 0
     columns: Mapping[str, str] = field(default_factory=dict)
+    halved: Callable[[], Case] | None = None
 
 
 @dataclass(frozen=True)
@@ -259,15 +261,32 @@ def measure_group(
     try:
         with limited_memory(setting.memory_limit):
             work: list[_Work] = []
-            for result in results:
-                progress(f"{group.title}: warming up {result.case.name}")
-                work += _warm_up(result, group.modes, setting)
+            for place, case in enumerate(group.cases):
+                results[place], added = _fitting(group, case, setting, progress)
+                work += added
             _run_rounds(group, work, setting, progress)
     finally:
         torch.backends.cudnn.benchmark = was_benchmark
     work.clear()
     _free(setting.device)
     return results
+
+
+def _fitting(
+    group: Group, case: Case, setting: Setting, progress: Callable[[str], None]
+) -> tuple[Result, list[_Work]]:
+    """Warm a case up; where it does not fit into memory, with half the images, and so on."""
+    while True:
+        progress(f"{group.title}: warming up {case.name}, {case.images or 'no'} images")
+        result = Result(case)
+        work = _warm_up(result, group.modes, setting)
+        if case.halved is None or not any("out of memory" in r for r in result.reasons.values()):
+            return result, work
+        for one in work:
+            one.subject.clear()
+        del work
+        _free(setting.device)
+        case = case.halved()
 
 
 def _warm_up(result: Result, modes: Sequence[str], setting: Setting) -> list[_Work]:

@@ -17,7 +17,13 @@ from lambda_det.benchmarks.report import machine_line
 
 ACCURACY = "top-1 (paper)"  # the column that draw_families needs
 # How the names of a family begin
-FAMILIES = {"lambda_resnet": "LambdaResNet", "tf_efficientnet_": "EfficientNet", "vit_": "ViT"}
+# By the start of a name; those with "_se" have a curve of their own
+FAMILIES = {
+    "lambda_resnet": "LambdaResNet",
+    "resnet_rs": "ResNet-RS",
+    "tf_efficientnet_": "EfficientNet",
+    "vit_": "ViT",
+}
 
 Curves = dict[str, list[tuple[float, list[float]]]]
 
@@ -89,18 +95,17 @@ def draw_families(content: dict[str, Any], path: str) -> None:
 def _draw_accuracies(axis: plt.Axes, group: Mapping[str, Any], mode: str) -> None:
     families: dict[str, list[tuple[float, float]]] = {}
     for name, case in group["cases"].items():
-        if "reason" in case[mode]:
+        if "reason" in case[mode] or not case[ACCURACY]:
             continue
         milliseconds = 1e3 * case[mode]["seconds"][1] / case["images"]
         point = (milliseconds, float(case[ACCURACY]))
         start = next(start for start in FAMILIES if name.startswith(start))
-        families.setdefault(FAMILIES[start], []).append(point)
+        title = FAMILIES[start] + (" with SE" if "_se," in name else "")
+        families.setdefault(title, []).append(point)
         label = name.removeprefix(start)
         axis.annotate(label, point, fontsize=5, xytext=(2, 3), textcoords="offset points")
-    for number, title in enumerate(FAMILIES.values()):
-        if title in families:
-            points = zip(*families[title], strict=True)
-            axis.plot(*points, "o-", ms=3, label=title, color=f"C{number}")
+    for number, (title, found) in enumerate(sorted(families.items())):
+        axis.plot(*zip(*found, strict=True), "o-", ms=3, label=title, color=f"C{number}")
     axis.set(xscale="log", xlabel="ms per image", ylabel="top-1 in the paper")
     _label_log_axis(axis.xaxis)
     axis.margins(x=0.3)  # room for the names

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,9 @@ from lambda_det.benchmarks.report import installed
 from lambda_det.errors import ConfigError
 from lambda_det.layers import IMPLEMENTATIONS, local_position_output
 from lambda_det.layers.local import check_implementation
-from lambda_det.modeling.specs import get_spec
+from lambda_det.modeling.build import Classifier
+from lambda_det.modeling.resnet import LambdaResNet
+from lambda_det.modeling.specs import ResNetSpec, get_spec
 
 
 @dataclass(frozen=True)
@@ -346,21 +348,27 @@ def create_converted(name: str, *, img_size: int) -> nn.Module:
 
 # families -----------------------------------------------------------------------------------------
 
-# (network, side of the images, top-1 in percent). LambdaResNets: 350 epochs on ImageNet (Table
-# 18). EfficientNets: Tan and Le (2019), version 5, with AutoAugment.
-FIGURE_4 = [
-    ("lambda_resnet50", 128, 77.4),
-    ("lambda_resnet50", 160, 79.2),
-    ("lambda_resnet101", 160, 80.8),
-    ("lambda_resnet101", 192, 81.9),
-    ("lambda_resnet152", 192, 82.5),
-    ("lambda_resnet152", 224, 83.2),
-    ("lambda_resnet152", 256, 83.8),
-    ("lambda_resnet270", 256, 84.2),
-    ("lambda_resnet350", 256, 84.4),
-    ("lambda_resnet350", 288, 84.5),
-    ("lambda_resnet350", 320, 84.7),
-    ("lambda_resnet420", 320, 84.9),
+# Table 18: (depth, side of the images, LambdaResNet's top-1 in percent after 350 epochs, seconds of
+# a training step of 1024 images on 8 TPUv3 cores)
+TABLE_18 = [
+    (50, 128, 77.4, 0.058),
+    (50, 160, 79.2, 0.089),
+    (101, 160, 80.8, 0.14),
+    (101, 192, 81.9, 0.20),
+    (152, 192, 82.5, 0.28),
+    (152, 224, 83.2, 0.38),
+    (152, 256, 83.8, 0.49),
+    (270, 256, 84.2, 0.91),
+    (350, 256, 84.4, 1.16),
+    (350, 288, 84.5, 1.48),
+    (350, 320, 84.7, 1.91),
+    (420, 320, 84.9, 2.25),
+]
+# The points of ResNet-RS whose accuracy is printed, without and with squeeze-and-excitation: Table
+# 13, and the text on Figure 4
+RESNET_RS = {(152, 256): (82.5, 83.0), (420, 320): (84.0, 84.25)}
+# Tan and Le (2019), version 5, with AutoAugment
+EFFICIENTNETS = [
     ("tf_efficientnet_b0", 224, 77.1),
     ("tf_efficientnet_b1", 240, 79.1),
     ("tf_efficientnet_b2", 260, 80.1),
@@ -370,42 +378,132 @@ FIGURE_4 = [
     ("tf_efficientnet_b6", 528, 84.0),
     ("tf_efficientnet_b7", 600, 84.3),
 ]
+LATENCY = {(f"lambda_resnet{depth}", side): time for depth, side, _, time in TABLE_18}
+# (network, side of the images, top-1 or None where none is printed)
+Networks = list[tuple[str, int, float | None]]
+FIGURE_4: Networks = [
+    *((f"lambda_resnet{depth}", side, top1) for depth, side, top1, _ in TABLE_18),
+    *(
+        (f"resnet_rs{depth}{ending}", side, RESNET_RS.get((depth, side), (None, None))[kind])
+        for kind, ending in enumerate(("", "_se"))
+        for depth, side, *_ in TABLE_18
+    ),
+    *EFFICIENTNETS,
+]
 # Trained on more data than ImageNet
-TABLE_5 = [
+TABLE_5: Networks = [
     ("lambda_resnet152", 288, 86.7),
     ("tf_efficientnet_b7", 600, 86.7),
     ("vit_large_patch16_384", 384, 87.1),
 ]
 FAMILIES = {"Figure 4": FIGURE_4, "Table 5": TABLE_5}
 SMALL_FAMILIES = {
-    "Figure 4": [FIGURE_4[index] for index in (1, 3, 12, 15)],
+    "Figure 4": [FIGURE_4[index] for index in (1, 3, 15, 27, 36, 39)],
     "Table 5": [TABLE_5[0], TABLE_5[2]],
 }
+NORMALISED = 1024  # images that times are given for
 
 
 def family_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
-    batch, groups = batch_size(args, setting, 32, 4), []
+    batch, groups = batch_size(args, setting, NORMALISED, 4), []
     for title, networks in (SMALL_FAMILIES if args.small else FAMILIES).items():
-        cases = [
-            Case(
-                f"{name}, {side}x{side}",
-                partial(with_images, create_any_classifier, name, batch, side),
-                batch,
-                {plot.ACCURACY: f"{accuracy:g}"},
-            )
-            for name, side, accuracy in networks
-        ]
-        title = f"{title}, batch {batch}"
+        cases = [family_case(*network, batch) for network in networks]
+        title = f"{title}, batches of {batch} images, halved until they fit"
         groups.append(Group(title, cases, (FORWARD, STEP), {"batch": batch}))
     return groups
 
 
+def family_case(name: str, side: int, accuracy: float | None, batch: int) -> Case:
+    latency = LATENCY.get((name, side))
+    return Case(
+        f"{name}, {side}x{side}",
+        partial(with_images, create_any_classifier, name, batch, side),
+        batch,
+        {
+            "batch": str(batch),
+            plot.ACCURACY: "" if accuracy is None else f"{accuracy:g}",
+            "paper: s": "" if latency is None else f"{latency:g}",
+        },
+        partial(family_case, name, side, accuracy, batch // 2) if batch > 1 else None,
+    )
+
+
 def create_any_classifier(name: str) -> nn.Module:
-    if name.startswith("lambda_"):
+    if name.startswith(("lambda_", "resnet_rs")):
         return create_classifier(name)
     import timm
 
     return timm.create_model(name, pretrained=False)
+
+
+def add_normalised_times(content: dict[str, Any], setting: Setting) -> None:
+    """Times for 1024 images beside Table 18, and both as multiples of the first case's."""
+    for group in content["groups"]:
+        times, rows = {}, []
+        for name, case in group["cases"].items():
+            rate = case[STEP].get("images_per_second")
+            if rate is not None:
+                times[name] = case[f"seconds for {NORMALISED} images"] = NORMALISED / rate[1]
+        for name, seconds in times.items():
+            case, first = group["cases"][name], next(iter(times))
+            own, base = case["paper: s"], group["cases"][first]["paper: s"]
+            paper = f"{float(own) / float(base):.2f}" if own and base else ""
+            ratio = f"{seconds / times[first]:.2f}"
+            rows.append([name, case["batch"], f"{seconds:.3g}", ratio, own, paper])
+        header = ["", "batch", f"s for {NORMALISED} images", "ratio", "paper: s", "paper: ratio"]
+        print(f"\n**{group['title']}**: a training step, ratios to the first\n")
+        print(tabulate(rows, header, tablefmt="github", disable_numparse=True))
+
+
+# hybrid -------------------------------------------------------------------------------------------
+
+# Appendix E.2 and Table 4: what of position embeddings or attention maps, how many numbers, bytes
+# of each, and the paper's figure. Table 4 counts the three layers of c2 on 56x56 positions, 128
+# images and 8 heads; E.2 the eight lambda layers of c4 on 20x20 positions, 32 images and 8 heads.
+COUNTED: list[tuple[str, int, int, str]] = [
+    ("Table 4, lambda layer", 3 * 16 * 56**4, 4, "1.9 GB"),
+    ("Table 4, lambda layer, |k|=8", 3 * 8 * 56**4, 4, "0.95 GB"),
+    ("Table 4, lambda layer, shared embeddings", 16 * 56**4, 4, "0.63 GB"),
+    ("Table 4, global self-attention", 3 * 128 * 8 * 56**4, 4, "120 GB"),
+    ("Table 4, axial self-attention", 3 * 128 * 8 * 2 * 56**3, 4, "4.8 GB"),
+    ("E.2, lambda layers", 8 * 16 * 20**4, 2, "38.4 MB"),
+    ("E.2, shared embeddings", 16 * 20**4, 2, "4.8 MB"),
+    ("E.2, self-attention", 8 * 32 * 8 * 20**4, 2, "0.625 GB"),
+]
+
+
+def hybrid_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    name, default = ("lambda_resnet50", 160) if args.small else ("lambda_resnet420", 320)
+    side, batch = image_side(args, default, default), batch_size(args, setting, 32, 1)
+    spec = get_spec(name)
+    shared = {"share_positions": "stage"}
+    cases = [
+        Case(title, partial(make_hybrid, replace(spec, **changes), batch, side, options), batch)
+        for title, changes, options in (
+            ("lambda layers", {}, {}),
+            ("lambda layers, shared embeddings", {}, shared),
+            ("global self-attention", {"attention": "global", "global_context": side}, {}),
+        )
+    ]
+    title = f"{name} and the same with self-attention, batch {batch}, {side}x{side}"
+    return [Group(title, cases, (FORWARD, BOTH), {"batch": batch, "image_size": side})]
+
+
+def make_hybrid(
+    spec: ResNetSpec, batch: int, side: int, options: dict[str, Any]
+) -> tuple[nn.Module, tuple[Tensor]]:
+    model = Classifier(LambdaResNet(spec, num_classes=1000, **options))
+    return model, (torch.randn(batch, 3, side, side),)
+
+
+def print_counted_memory(content: dict[str, Any], setting: Setting) -> None:
+    """The memory of E.2 and Table 4 as the paper counts it, by formula."""
+    rows = [
+        [what, f"{numbers * size / 1e6:.4g}", f"{numbers * size / 2**20:.4g}", paper]
+        for what, numbers, size, paper in COUNTED
+    ]
+    print("\nPosition embeddings and attention maps, counted as in the paper\n")
+    print(tabulate(rows, ["", "MB", "MiB", "paper"], tablefmt="github", disable_numparse=True))
 
 
 # size ---------------------------------------------------------------------------------------------
@@ -497,6 +595,12 @@ PRESETS = {
     "placement": Preset(placement_groups),
     "networks": Preset(network_groups),
     "convert": Preset(convert_groups, libraries=("timm",)),
-    "families": Preset(family_groups, libraries=("timm",), draw=plot.draw_families),
+    "families": Preset(
+        family_groups,
+        libraries=("timm",),
+        draw=plot.draw_families,
+        finish=add_normalised_times,
+    ),
+    "hybrid": Preset(hybrid_groups, finish=print_counted_memory),
     "size": Preset(size_groups, draw=plot.draw_sizes, finish=add_memory_by_stage),
 }

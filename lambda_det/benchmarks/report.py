@@ -25,11 +25,15 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def ratios(result: Result, base: Result, mode: str) -> list[float] | None:
-    """Seconds of each round as multiples of the base's in the same round; None without both."""
+    """Seconds of each round as multiples of the base's in the same round; None without both.
+
+    Of cases with images those of an image, since their numbers may differ.
+    """
     own, others = result.seconds.get(mode), base.seconds.get(mode)
     if not own or not others or len(own) != len(others):
         return None
-    return (np.array(own) / np.array(others)).tolist()
+    share = base.case.images / result.case.images if base.case.images and result.case.images else 1
+    return (np.array(own) / np.array(others) * share).tolist()
 
 
 def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 
 import pytest
@@ -271,3 +272,22 @@ def test_memory_kept_for_the_backward_pass():
     # x; the result of the ReLU, which the second layer keeps as well; the result of exp
     assert kept == {"first": 100 * 10 * 4, "second": 100 * 20 * 4, "elsewhere": 100 * 30 * 4}
     assert not first._forward_hooks and not first._forward_pre_hooks
+
+
+def test_a_batch_is_halved_until_it_fits():
+    def case(images: int) -> Case:
+        def make():
+            if images > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return torch.nn.Linear(4, 4), (torch.randn(images, 4),)
+
+        smaller = functools.partial(case, images // 2) if images > 1 else None
+        return Case("layer", make, images, {"batch": str(images)}, smaller)
+
+    whole = Case("whole", lambda: (torch.nn.Linear(4, 4), (torch.randn(6, 4),)), 6)
+    group = Group("g", [whole, case(12)], (FORWARD,))
+    results = measure.measure_group(group, Setting(CPU, rounds=2))
+    assert [result.case.images for result in results] == [6, 3]
+    assert results[1].case.columns == {"batch": "3"} and not results[1].reasons
+    results[0].seconds[FORWARD], results[1].seconds[FORWARD] = [2.0, 4.0], [3.0, 4.0]
+    assert report.ratios(results[1], results[0], FORWARD) == [3.0, 2.0]  # of an image

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 
 import pytest
@@ -216,14 +217,29 @@ def test_placement(run, monkeypatch):
 @pytest.mark.benchmark
 def test_families(run, monkeypatch):
     ours, theirs = ("lambda_resnet26", 32, 79.0), ("tf_efficientnet_b0", 32, 77.0)
-    few = {"Figure 4": [ours, theirs], "Table 5": [ours]}
+    few = {"Figure 4": [ours, theirs, ("resnet_rs50_se", 32, None)], "Table 5": [ours]}
+    monkeypatch.setattr(presets, "LATENCY", {ours[:2]: 0.5})
     monkeypatch.setattr(presets, "SMALL_FAMILIES", few)
-    _, content, _ = run("--preset", "families", "--small", "--batch", "2")
+    captured, content, _ = run("--preset", "families", "--small", "--batch", "2")
     first, second = content["groups"]
-    cases = ["lambda_resnet26, 32x32", "tf_efficientnet_b0, 32x32"]
+    cases = ["lambda_resnet26, 32x32", "tf_efficientnet_b0, 32x32", "resnet_rs50_se, 32x32"]
+    for case in first["cases"].values():
+        step = case["training step"]["images_per_second"][1]
+        assert case["seconds for 1024 images"] == pytest.approx(1024 / step)
+    assert len(re.findall(r"\| lambda_resnet26, 32x32 +\| 2 .* 0.5 ", captured.out)) == 2
     check({**content, "groups": [first]}, modes=FORWARD_AND_STEP, cases=cases)
     assert first["cases"]["tf_efficientnet_b0, 32x32"][plot.ACCURACY] == "77"
     assert list(second["cases"]) == cases[:1]
+
+
+@pytest.mark.benchmark
+def test_hybrid(run):
+    options = ("--preset", "hybrid", "--small", "--image-size", "64", "--batch", "2")
+    captured, content, _ = run(*options)
+    cases = ["lambda layers", "lambda layers, shared embeddings", "global self-attention"]
+    check(content, modes=FORWARD_AND_BOTH, cases=cases)
+    # 8 layers, 16 numbers for each pair of 20x20 positions, 2 bytes each; the paper has 38.4 MB
+    assert re.search(r"\| 40\.96 +\| 39\.06 +\|", captured.out)
 
 
 @pytest.mark.benchmark
@@ -276,11 +292,12 @@ def test_networks_of_the_tables_exist():
     }
     families = {name for table in presets.FAMILIES.values() for name, *_ in table}
     assert all(name.startswith(tuple(plot.FAMILIES)) for name in families)
-    names |= {name for name in families if "lambda" in name}
+    ours = {name for name in families if name.startswith(("lambda_", "resnet_rs"))}
+    names |= ours
     assert names <= set(list_models())
     import timm
 
-    assert {name for name in families if "lambda" not in name} <= set(timm.list_models())
+    assert families - ours <= set(timm.list_models())
 
 
 def test_help(capsys):
