@@ -32,7 +32,7 @@ class _Network(nn.Module):
     def __init__(self, checkpointed: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3, padding=1)
-        self.block = Bottleneck(16, 32, bottleneck_channels=8, stride=2, se=True)
+        self.block = Bottleneck(16, 32, bottleneck_channels=8, stride=2, se_ratio=4)
         self.layer = LambdaLayer(32, query_depth=8, scope=3, implementation="query_first")
         self.checkpointed = checkpointed
 
