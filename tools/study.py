@@ -1,0 +1,138 @@
+#!/usr/bin/env python
+"""Train the networks of one of the paper's ablations on CIFAR-10, and compare the order of ranks.
+
+Each row of a study is trained with each seed, one after the other. A stopped study continues where
+it was. The figures are not the paper's, which are of ImageNet at 224x224: only their order is
+compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+# lambda_det and PyTorch are imported by the trainings alone, so that --help answers at once
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "configs/quick/cifar10_resnet50.yaml"
+ALL = ("MODEL.NAME", "resnet50_lambda_c2345")
+LAYER = "MODEL.LAMBDA_RESNET"
+
+# By study: by row the paper's top-1, None where it prints none, and what differs from the recipe
+Study = dict[str, tuple[float | None, tuple[object, ...]]]
+STUDIES: dict[str, Study] = {
+    # Table 10 has c4 and c5 at 224x224, whose maps are 2x2 and 1x1 here: so all stages, and images
+    # of twice the size, with 16x16 positions in c2. 31x31 is the whole map then.
+    "scope": {
+        f"{side}x{side}": (
+            top1,
+            (*ALL, "INPUT.SIZE", 64, "INPUT.PADDING", 8, f"{LAYER}.SCOPE", side),
+        )
+        for side, top1 in ((3, 77.6), (7, 78.2), (15, 78.5), (31, 78.5))
+    },
+    # Table 11
+    "normalisation": {
+        "softmax on keys": (78.4, ALL),
+        "softmax on keys and queries": (78.1, (*ALL, f"{LAYER}.QUERY_SOFTMAX", True)),
+        "L2 on keys": (78.0, (*ALL, f"{LAYER}.KEY_NORM", "l2")),
+        "nothing on keys": (70.0, (*ALL, f"{LAYER}.KEY_NORM", "none")),
+        "no batch norm on queries and values": (76.2, (*ALL, f"{LAYER}.QV_NORM", False)),
+    },
+    # Table 12
+    "placement": {
+        name: (top1, ("MODEL.NAME", name))
+        for name, top1 in (
+            ("resnet50", 76.9),
+            ("resnet50_lambda_c2", 77.3),
+            ("resnet50_lambda_c23", 77.2),
+            ("resnet50_lambda_c234", 77.8),
+            ("resnet50_lambda_c2345", 78.4),
+            ("resnet50_lambda_c345", 78.3),
+            ("resnet50_lambda_c45", 78.3),
+            ("resnet50_lambda_c5", 77.3),
+        )
+    },
+    # Section 9.3 of the CIFAR-10 reproduction: rates of the first epoch, a fifth of the peak
+    "learning_rate": {
+        f"{kind}, {rate:g}": (None, (*pairs, "SOLVER.BASE_LR", 5 * rate))
+        for kind, pairs in (
+            ("ResNet-50", ()),
+            ("lambda", (*ALL, f"{LAYER}.GLOBAL_CONTEXT", 32, f"{LAYER}.SHARE_POSITIONS", "size")),
+        )
+        for rate in (0.01, 0.005, 0.001, 0.0005, 0.0001)
+    },
+}
+METRIC = "val_raw_top1"
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=STUDIES)
+    text = "CIFAR-10 as folders of classes, with train and test in it"
+    parser.add_argument("--data", type=Path, required=True, help=text)
+    parser.add_argument("--output", type=Path, default=Path("output/study"), help="(%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 (%(default)s)")
+    text = "of a training (%(default)s): its keys are the size of the study"
+    parser.add_argument("--config-file", type=Path, default=RECIPE, help=text)
+    text = "KEY VALUE pairs for every training, such as SOLVER.EPOCHS 90 DATA.FRACTION 1.0"
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=text)
+    return parser.parse_intermixed_args(argv)
+
+
+def train(args: argparse.Namespace, pairs: tuple[object, ...], seed: int, folder: Path) -> float:
+    """Train a network, or finish its training, and return its last top-1 in percent."""
+    where = ("DATA.TRAIN", args.data / "train", "DATA.VAL", args.data / "test")
+    keys = (*where, *pairs, "SEED", seed, "OUTPUT_DIR", folder, *args.opts)
+    tool = ROOT / "tools/train_imagenet.py"
+    command = [sys.executable, tool, "--resume", "--config-file", args.config_file, *keys]
+    subprocess.run(list(map(str, command)), check=True)
+    with (folder / "summary.csv").open(encoding="utf-8") as file:
+        return float(list(csv.DictReader(file))[-1][METRIC])
+
+
+def table(study: Study, found: dict[str, list[float]]) -> str:
+    """A row for each network, and how far the order is the paper's."""
+    lines = ["| | top-1 here: mean | lowest to highest | paper |", "|---|---:|---:|---:|"]
+    for name, values in found.items():
+        paper = study[name][0]
+        spread = f"{min(values):.1f} to {max(values):.1f}"
+        mean = statistics.mean(values)
+        lines.append(f"| {name} | {mean:.1f} | {spread} | {'' if paper is None else paper} |")
+    pairs = [(study[name][0], statistics.mean(values)) for name, values in found.items()]
+    pairs = [(paper, mean) for paper, mean in pairs if paper is not None]
+    if len({paper for paper, _ in pairs}) > 1 and len({mean for _, mean in pairs}) > 1:
+        correlation = statistics.correlation(*map(ranks, zip(*pairs, strict=True)))
+        lines.append(f"\nRank correlation with the paper (Spearman): {correlation:.2f}")
+    return "\n".join(lines)
+
+
+def ranks(values: tuple[float, ...]) -> list[float]:
+    """Of each value the number of lower ones, and half of that of equal ones."""
+    return [
+        sum(v < value for v in values) + sum(v == value for v in values) / 2 for value in values
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    study = STUDIES[args.study]
+    found: dict[str, list[float]] = {}
+    try:
+        for seed in range(args.seeds):
+            for name, (_, pairs) in study.items():
+                folder = (
+                    args.output / args.study / f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
+                )
+                found.setdefault(name, []).append(train(args, pairs, seed, folder))
+    except subprocess.CalledProcessError as error:  # it has said why
+        return error.returncode
+    print(table(study, found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
