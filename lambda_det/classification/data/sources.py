@@ -351,7 +351,7 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
 def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return np.array(image.convert("RGB"))
+            mode, pixels = image.mode, np.array(image.convert("RGB"))
     except Exception as error:  # Pillow may raise anything for a broken file
         if isinstance(error, Image.UnidentifiedImageError):
             reason = "the image format is unknown"  # Pillow's text names the BytesIO object
@@ -361,3 +361,9 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
             f"The image {name} cannot be read ({reason}); fetch it again or take it out of the "
             "data."
         ) from error
+    if mode.startswith(("I", "F")):  # Pillow cuts their values at 255
+        raise DataError(
+            f"The image {name} has more than 8 bits a pixel and channel (mode {mode}), and would "
+            "become white or black; convert it to 8 bits."
+        )
+    return pixels

@@ -93,6 +93,12 @@ def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
             f"INPUT.RANDOM_FLIP is {cfg.INPUT.RANDOM_FLIP!r}; it must be one of "
             f"{', '.join(_FLIPS)}."
         )
+    sizes = cfg.INPUT.MIN_SIZE_TRAIN
+    if is_train and cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2:
+        raise ConfigError(
+            f"INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two sizes, and INPUT.MIN_SIZE_TRAIN is "
+            f"{tuple(sizes)}; set it to the smallest and the largest."
+        )
     if not (is_train and cfg.INPUT.LSJ.ENABLED):
         resize, *others = detection_utils.build_augmentation(cfg, is_train)
         resize = ResizeShortestEdgeAtLeastOnePixel(

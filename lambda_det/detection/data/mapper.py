@@ -15,9 +15,11 @@ from detectron2.structures import BitMasks, BoxMode, PolygonMasks
 from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import (
+    depth_fault,
     image_fault,
     label_fault,
     mask_fault,
+    mask_mode_fault,
     no_file,
     usable_polygons,
     usable_runs,
@@ -64,11 +66,11 @@ class TolerantMapper(DatasetMapper):
 
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
+        augmentations = build_augmentation(cfg, is_train)  # refuses what Detectron2 asserts
         arguments = super().from_config(cfg, is_train)
         if "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE):
             arguments["semantic_classes"] = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
             arguments["ignored_label"] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
-        augmentations = build_augmentation(cfg, is_train)
         if is_train and cfg.INPUT.LSJ.ENABLED:
             arguments["augmentations"] = augmentations
             # The crop may leave less of an object than of its box.
@@ -96,6 +98,11 @@ class TolerantMapper(DatasetMapper):
             # Opening a pipe would never return.
             if fault := no_file(dataset_dict.get(key)):
                 raise DataError(fault)
+        fault = depth_fault(dataset_dict["file_name"])
+        if fault is None and self.is_train and dataset_dict.get("sem_seg_file_name") is not None:
+            fault = mask_mode_fault(dataset_dict["sem_seg_file_name"])
+        if fault:
+            raise DataError(fault)
         try:
             sample = super().__call__(dataset_dict)
         except Exception as error:

@@ -40,6 +40,8 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
             f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again or take "
             "it out of the annotations."
         )
+    if image_format != "L" and (fault := depth_fault(path)):
+        return fault
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))
     if said != (width, height):
@@ -63,11 +65,49 @@ def no_file(path: str | None) -> str | None:
     )
 
 
+def depth_fault(path: str | os.PathLike) -> str | None:
+    """What is wrong with an image of 16 or 32 bits, or None. Pillow cuts its values at 255."""
+    mode = _mode(path)
+    if mode is None or not mode.startswith(("I", "F")):
+        return None
+    return (
+        f"The image {printable(path)} has more than 8 bits a pixel and channel (mode {mode}), and "
+        "would become white or black; convert it to 8 bits."
+    )
+
+
+def _mode(path: str | os.PathLike) -> str | None:
+    """Pillow's mode of an image, by its head; None for a JPEG, and where the reader will fail."""
+    if os.fspath(path).lower().endswith((".jpg", ".jpeg")):
+        return None
+    try:
+        with Image.open(path) as image:
+            return image.mode
+    except Exception:  # as Pillow has it for a broken file
+        return None
+
+
+def mask_mode_fault(path: str | os.PathLike) -> str | None:
+    """What is wrong with a semantic mask that is not of 8-bit grey, or None.
+
+    Detectron2 makes grey of it: the labels of a palette's colours, and of 16 bits, are others then.
+    """
+    mode = _mode(path)
+    if mode in (None, "L"):
+        return None
+    return (
+        f"The semantic mask {printable(path)} is of mode {mode}, and its labels would be read as "
+        "others; save the labels as 8-bit grey (mode L)."
+    )
+
+
 def mask_fault(record: dict[str, Any]) -> str | None:
     """What is wrong with the semantic mask of a dataset dict with a sound image, or None."""
     path = record.get("sem_seg_file_name")
     if path is None:
         return None
+    if fault := mask_mode_fault(path):
+        return fault
     mask_record = {"file_name": path}
     if "width" in record:
         mask_record |= {"width": record["width"], "height": record["height"]}

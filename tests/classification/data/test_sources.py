@@ -294,16 +294,24 @@ ODD = {
     "PNG with a transparent colour": file(RGB.quantize(32), "PNG", transparency=3),
     "PNG with transparency": file(with_transparency(), "PNG"),
     "PNG of grey and transparency": file(with_transparency().convert("LA"), "PNG"),
-    "PNG of 16 bits": file(sixteen_bits(), "PNG"),
     "PNG of 1 bit": file(RGB.convert("1"), "PNG"),
     "GIF": file(RGB, "GIF"),
     "BMP": file(RGB, "BMP"),
+}
+DEEP = {
+    "PNG of 16 bits": file(sixteen_bits(), "PNG"),
     "TIFF of floats": file(RGB.convert("F"), "TIFF"),
 }
 
 
 def by_pillow(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_images_that_would_become_white_or_black_are_refused(kind):
+    with pytest.raises(DataError, match=r"some/a\.png .*8 bits"):
+        decode_image(DEEP[kind], "some/a.png")
 
 
 @pytest.mark.parametrize("kind", [*SIMPLE, *ODD])

@@ -130,7 +130,12 @@ def test_config_chooses_the_augmentations(cfg):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("INPUT.RANDOM_FLIP", "diagonal"), ("INPUT.CROP.ENABLED", True)]
+    ("key", "value"),
+    [
+        ("INPUT.RANDOM_FLIP", "diagonal"),
+        ("INPUT.CROP.ENABLED", True),
+        ("INPUT.MIN_SIZE_TRAIN_SAMPLING", "range"),
+    ],
 )
 def test_config_is_refused_by_key(cfg, key, value):
     cfg.merge_from_list([key, value])

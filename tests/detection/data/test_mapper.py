@@ -219,6 +219,59 @@ def test_every_kind_of_image_becomes_three_channels(cfg, record, tmp_path, mode)
     assert output["image"].dtype == torch.uint8 and output["image"].shape[0] == 3
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ending"), [("uint16", "png"), ("int32", "tif"), ("float32", "tif")]
+)
+@pytest.mark.parametrize("is_train", [True, False])
+def test_images_that_would_become_white_or_black_are_refused(
+    cfg, record, tmp_path, dtype, ending, is_train
+):
+    path = tmp_path / f"deep.{ending}"
+    pixels = np.linspace(0, 1 if dtype == "float32" else 65535, HEIGHT * WIDTH)
+    Image.fromarray(pixels.astype(dtype).reshape(HEIGHT, WIDTH)).save(path)
+    with pytest.raises(DataError, match=rf"deep\.{ending} .*8 bits"):
+        TolerantMapper(cfg, is_train=is_train)({**record, "file_name": str(path)})
+
+
+@pytest.mark.parametrize("mode", ["P", "RGB", "I;16"])
+def test_semantic_masks_whose_labels_would_be_others_are_refused(cfg, record, tmp_path, mode):
+    """A palette's colours are no labels."""
+    path = tmp_path / "labels.png"
+    labels = Image.fromarray(np.ones((HEIGHT, WIDTH), np.uint8))
+    if mode == "P":
+        labels.putpalette([0, 0, 0, 128, 0, 0])
+    else:
+        labels = labels.convert(mode)
+    labels.save(path)
+    sample = {**record, "sem_seg_file_name": str(path)}
+    with pytest.raises(DataError, match=r"labels\.png .*mode"):
+        TolerantMapper(cfg, is_train=True)(sample)
+    Image.fromarray(np.ones((HEIGHT, WIDTH), np.uint8)).save(path)
+    assert 1 in TolerantMapper(cfg, is_train=True)(sample)["sem_seg"]
+
+
+def test_masks_turn_with_an_image_that_has_an_exif_turn(cfg, record, tmp_path):
+    """The annotations are those of the turned image, as annotation tools show it."""
+    turned = tmp_path / "turned.png"
+    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    pixels[10:20, 5:45] = 255
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned by 90 degrees clockwise
+    Image.fromarray(pixels).save(turned, exif=exif)
+    sample = {
+        **record,
+        "file_name": str(turned),
+        "width": HEIGHT,
+        "height": WIDTH,
+        "annotations": [thing(box=(HEIGHT - 20, 5, 10, 40))],
+    }
+    mapper = TolerantMapper(cfg, is_train=True)
+    mapper.augmentations = NO_CHANGE["augmentations"]
+    mapped = mapper(sample)
+    masks = BitMasks.from_polygon_masks(mapped["instances"].gt_masks, WIDTH, HEIGHT)
+    assert torch.equal(masks.tensor[0], mapped["image"][0] > 0)
+
+
 def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
     path = tmp_path / "turned.jpg"
     exif = Image.Exif()
