@@ -130,6 +130,10 @@ def add_lambda_config(cfg: CN) -> None:
     # after n steps; it is evaluated beside the raw weights. 0 for none.
     _C.SOLVER.EMA_DECAY = 0.0
 
+    # Of products and convolutions of float32 on a GPU: "highest", "high" or "medium"; "" leaves
+    # PyTorch's. Detectron2 has the key since 2023.
+    _C.FLOAT32_PRECISION = _C.get("FLOAT32_PRECISION", "")
+
     # ---------------------------------------------------------------------------------------------
     # A schedule, sampling and anchors that follow from the training set; the log has a table of
     # what follows and why. Keys that the command line sets stay. --epochs sets EPOCHS.

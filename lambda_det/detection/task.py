@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 KEYS = config_file.KEYS | {
     "max_iter": "SOLVER.MAX_ITER",
+    "float32_precision": "FLOAT32_PRECISION",
     "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
     "base_lr": "SOLVER.BASE_LR",
     "warmup_iters": "SOLVER.WARMUP_ITERS",
@@ -69,6 +70,7 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
     solver = cfg.SOLVER
     return DetectionSettings(
         **config_file.common_settings(cfg),
+        float32_precision=cfg.FLOAT32_PRECISION,
         max_iter=solver.MAX_ITER,
         reference_world_size=solver.REFERENCE_WORLD_SIZE,
         base_lr=solver.BASE_LR,

@@ -18,6 +18,8 @@ _CLIPPING_KINDS = {
     "full_model": "the norm of all gradients together",
 }
 
+_FLOAT32_PRECISIONS = ("", "highest", "high", "medium")
+
 
 @dataclass(frozen=True)
 class Clipping:
@@ -52,6 +54,8 @@ class Settings:
         clipping: of gradients; None for none.
         ema_decay: limit of the decay of the weights' exponential moving average; 0 for none.
         cudnn_benchmark: let cuDNN try its algorithms, for images of one size.
+        float32_precision: "highest", "high" or "medium", of products and convolutions of float32 on
+            a GPU; "" leaves PyTorch's. Below "highest" they may use TF32.
         num_workers: loader processes of each training process.
         checkpoint_period: steps between two checkpoints.
         checkpoints_kept: so many numbered ones, the newest; all of a long run would fill the disk.
@@ -77,6 +81,7 @@ class Settings:
     clipping: Clipping | None = None
     ema_decay: float = 0.0
     cudnn_benchmark: bool = False
+    float32_precision: str = ""
     num_workers: int = 0
     checkpoint_period: int = 1000
     checkpoints_kept: int = 5
@@ -96,6 +101,11 @@ class Settings:
                 )
         if self.num_workers < 0:
             raise ConfigError(f"{self.key('num_workers')} is {self.num_workers}; give 0 or more.")
+        if self.float32_precision not in _FLOAT32_PRECISIONS:
+            raise ConfigError(
+                f"{self.key('float32_precision')} is {self.float32_precision!r}; it can be one of "
+                f"{list(_FLOAT32_PRECISIONS)}."
+            )
         if self.clipping is not None:
             self._check_clipping(self.clipping)
 

@@ -76,6 +76,9 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         # Another seed on each process; batches of a step have seeds of their own
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only
+        if settings.float32_precision:
+            torch.set_float32_matmul_precision(settings.float32_precision)
+            torch.backends.cudnn.allow_tf32 = settings.float32_precision != "highest"
         with explain_disk_errors(settings.output_dir):
             if args.eval_only:
                 evaluate(task, log, resume=args.resume, config_file=args.config_file)
@@ -161,8 +164,10 @@ def evaluate(
     if comm.is_main_process() and not Path(settings.output_dir, "config.yaml").exists():
         save_config(task, config_file)  # that of a run is kept
     results = task.evaluate(models, final=True)
-    if comm.is_main_process() and (text := task.describe(results)):
-        logger.info(f"{path}: {text}")
+    if comm.is_main_process():
+        if text := task.describe(results):
+            logger.info(f"{path}: {text}")
+        task.finish(results)
     return results
 
 

@@ -168,7 +168,7 @@ class Task(ABC):
         return ""
 
     def finish(self, results: Results) -> None:  # noqa: B027
-        """Called on the first process when training is over."""
+        """Called on the first process when training, or an evaluation alone, is over."""
 
     # --------------------------------------------------------------------- what the run says of it
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import errno
@@ -271,6 +272,48 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     with buffered_log() as log:
         start.train(ToyTask(folder, max_iter=8), log, resume=True)
     assert max(metrics(folder)) == 7 and not (folder / "run.lock").exists()
+
+
+class _Kind:
+    """Stands for a task's class, and makes a toy with settings."""
+
+    def __init__(self, folder, **changes):
+        self._made = ToyTask(folder, **changes)
+        self.finished = []
+        self._made.finish = self.finished.append
+
+    def read(self, args):
+        return None
+
+    def for_run(self, config, *, train):
+        return self._made
+
+
+def _flags(**changes):
+    usual = {"eval_only": False, "resume": True, "debug_numerics": False, "config_file": ""}
+    return argparse.Namespace(**{**usual, **changes})
+
+
+def test_a_training_and_an_evaluation_alone_are_finished_by_the_task(folder):
+    """Where detection holds the results against TEST.EXPECTED_RESULTS."""
+    for flags in (_flags(), _flags(eval_only=True)):
+        kind = _Kind(folder)
+        start._work(flags, kind)
+        assert [list(results) for results in kind.finished] == [["toy"]]
+
+
+def test_the_precision_of_float32_is_set_where_one_is_named(folder):
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        for name, convolutions in (("", before[1]), ("high", True), ("highest", False)):
+            start._work(_flags(), _Kind(folder, float32_precision=name))
+            assert torch.get_float32_matmul_precision() == (name or before[0])
+            assert torch.backends.cudnn.allow_tf32 == convolutions
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    with pytest.raises(ConfigError, match="float32_precision"):
+        ToyTask(folder, float32_precision="low")
 
 
 def test_another_number_of_images_per_step_is_refused(folder):

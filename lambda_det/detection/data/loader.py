@@ -29,6 +29,14 @@ from lambda_det.training.workers import KEYS, UnreadableImages, WatchedLoader, r
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = 600
+# The samplers of DATALOADER.SAMPLER_TRAIN, and the key without a default that each reads
+_SAMPLERS = {
+    "TrainingSampler": "",
+    "RepeatFactorTrainingSampler": "",
+    "RandomSubsetTrainingSampler": "DATALOADER.RANDOM_SUBSET_RATIO",
+    "WeightedTrainingSampler": "DATASETS.TRAIN_REPEAT_FACTOR",
+    "WeightedCategoryTrainingSampler": "DATASETS.TRAIN_REPEAT_FACTOR",
+}
 # Without a config, messages name the arguments, which are the keys of a LazyConfig, too
 _ARGUMENTS = {name: name for name in KEYS}
 
@@ -217,11 +225,13 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         Batches of this process: lists of ``images_per_batch`` / processes mapped images.
 
     Raises:
-        ConfigError: the batch cannot be divided by the processes, or a value of the jitter is
-            invalid.
+        ConfigError: the batch cannot be divided by the processes, the sampler is not there, or a
+            value of the jitter is invalid.
         DataError: no image has an annotation to train on.
     """
     _check_batch(images_per_batch)
+    _check_sampler(cfg)
+    _check_proposals(cfg, "TRAIN")
     mapper = TolerantMapper(cfg, is_train=True)
     # Detectron2 reads the data sets, the filters and the sampler from the config.
     try:
@@ -286,6 +296,31 @@ def _check_batch(images: int) -> None:
         )
 
 
+def _check_sampler(cfg: CfgNode) -> None:
+    """Refuse a sampler that Detectron2 does not have, or that reads a key which is not there."""
+    name = cfg.DATALOADER.SAMPLER_TRAIN
+    if name not in _SAMPLERS:
+        raise ConfigError(
+            f"DATALOADER.SAMPLER_TRAIN is {name!r}; it can be {' or '.join(_SAMPLERS)}."
+        )
+    section, _, key = _SAMPLERS[name].partition(".")
+    if key and key not in cfg[section]:
+        raise ConfigError(
+            f"DATALOADER.SAMPLER_TRAIN {name} reads {section}.{key}, which Detectron2 does not "
+            "define; a script that adds the key, or a LazyConfig, can use that sampler."
+        )
+
+
+def _check_proposals(cfg: CfgNode, split: str) -> None:
+    """Refuse what Detectron2 asserts without words: a file of proposals for each data set."""
+    files, names = cfg.DATASETS[f"PROPOSAL_FILES_{split}"], cfg.DATASETS[split]
+    if cfg.MODEL.LOAD_PROPOSALS and len(files) != len(names):
+        raise ConfigError(
+            f"MODEL.LOAD_PROPOSALS True needs a file of proposals for each data set: "
+            f"DATASETS.{split} has {len(names)}, and DATASETS.PROPOSAL_FILES_{split} {len(files)}."
+        )
+
+
 def _train_loader(
     dataset: list[Record] | Dataset,
     mapper: Mapper,
@@ -347,6 +382,7 @@ def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
 
 
 def _test_loader(cfg: CfgNode, dataset_name: str, mapper: Mapper, batch_size: int) -> WatchedLoader:
+    _check_proposals(cfg, "TEST")
     arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
     if batch_size > 1:
         own = list(arguments["sampler"])
