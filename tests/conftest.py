@@ -54,7 +54,7 @@ def catalogs_as_they_were():
 
 @pytest.fixture(autouse=True)
 def loggers_as_they_were():
-    """A run sets up its log for its process, which here has other tests to come."""
+    """A run changes the loggers of its process, which runs other tests afterwards."""
     yield
     for name in ("fvcore", "detectron2", "lambda_det"):
         logger = logging.getLogger(name)

@@ -24,7 +24,7 @@ LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
 def imported(file: Path) -> Iterator[str]:
-    """Every module that a file imports, in functions too, by its whole name."""
+    """The full name of every module that a file imports, also within functions."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -38,7 +38,7 @@ def room_of(file: Path) -> str:
 
 
 def against_the_house(file: Path) -> list[str]:
-    """What a file of the package imports and may not."""
+    """The modules that a file of the package imports and must not."""
     own, found = room_of(file), []
     for name in imported(file):
         top, *rest = name.split(".")

@@ -54,7 +54,7 @@ def bare_data(tmp_path):
 
 
 def _evaluate(tmp_path, predictions):
-    """What a run does: look the data over, then evaluate."""
+    """Check the data, then evaluate, as a run does."""
     cfg = get_cfg()
     cfg.MODEL.MASK_ON = True
     cfg.MODEL.ROI_HEADS.NUM_CLASSES = 1

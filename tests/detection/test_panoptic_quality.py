@@ -15,7 +15,7 @@ from lambda_det.errors import DataError
 
 
 def _slow(truth, truth_segments, predicted, predicted_segments):
-    """Section 4 of the paper, pair by pair of boolean masks, in no clever way."""
+    """Section 4 of the paper, computed for each pair of boolean masks."""
     known = [s for s in truth_segments if (truth == s["id"]).any()]
     void = ~np.isin(truth, [s["id"] for s in known])
     counts, used = {}, set()

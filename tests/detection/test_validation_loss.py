@@ -18,7 +18,7 @@ from tests.training.tiny_detector import tiny_config
 
 
 class _Detector(nn.Module):
-    """Losses in training alone, which hang on norms, dropout and drawn numbers."""
+    """Has losses in training mode only. They depend on norms, dropout and random numbers."""
 
     def __init__(self):
         super().__init__()

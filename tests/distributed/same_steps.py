@@ -60,7 +60,7 @@ def _image(index: int) -> dict:
 
 
 def _share(stream: list, per_batch: int) -> list[list]:
-    """Of each step's batches those of this process: number i * processes + rank is its i-th."""
+    """The batches of this process: its i-th of a step is number i * processes + rank."""
     batches = [stream[at : at + per_batch] for at in range(0, len(stream), per_batch)]
     return batches[comm.get_rank() :: comm.get_world_size()]
 

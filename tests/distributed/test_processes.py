@@ -56,7 +56,7 @@ def test_synchronised_norms_train_as_those_of_one_process_with_the_whole_batch(r
 
 
 def _by_hand(x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
-    """Output, and gradients of x, weight and bias, channel by channel by autograd."""
+    """The output and the gradients of x, weight and bias, by autograd, one channel at a time."""
     x, weight, bias = (t.detach().clone().requires_grad_() for t in (x, weight, bias))
     channels = []
     for channel in range(CHANNELS):

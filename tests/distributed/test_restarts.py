@@ -74,7 +74,7 @@ def _records(folder: Path) -> list[dict]:
 
 
 def _final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Of a complete run."""
+    """The final weights of a complete run."""
     iterations = [record["iteration"] for record in _records(folder)]
     assert iterations == sorted(set(iterations)) and iterations[-1] == STEPS - 1
     state = torch.load(folder / "model_final.pth", weights_only=True)

@@ -157,7 +157,7 @@ def test_all_return(tmp_path):
 
 
 def _works_until_signal(index: int, *, folder: Path, catches: bool) -> None:
-    """Like a training with a loader worker, before (not ``catches``) or in its loop."""
+    """Stands for a training with a loader worker, before its loop or (``catches``) in it."""
     worker = _start_worker(folder)
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # as in a process that is not forked

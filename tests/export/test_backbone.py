@@ -122,7 +122,7 @@ def test_a_file_that_computes_something_else_does_not_get_its_name(
 
 @pytest.mark.slow
 def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
-    """A crop of the embedding that is a constant of the trace: right for that map alone."""
+    """A trace with a constant crop of the embedding is right for one size of map only."""
     right = portable.portable_output
 
     def for_this_map(queries, values, embedding):

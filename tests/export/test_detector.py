@@ -75,7 +75,7 @@ def test_a_mask_rcnn(model, suffix, tmp_path):
 @pytest.mark.slow
 @needs_any_size
 def test_none_and_one_detection(model, tmp_path, monkeypatch):
-    """The threshold is a part of the graph: exports in which hardly anything is above it."""
+    """The threshold is part of the graph; in these exports few scores are above it."""
     image = torch.rand(3, 64, 96) * 255
     (expected,) = model.inference([{"image": image}], do_postprocess=False)
     scores = expected.scores.sort(descending=True).values

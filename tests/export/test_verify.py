@@ -306,7 +306,7 @@ def test_a_deep_network_is_as_near(tmp_path):
 
 @pytest.mark.parametrize("option", [{"key_norm": "l2"}, {"query_softmax": True}])
 def test_a_network_that_computes_something_else(checkpoint, tmp_path, option):
-    """With equal tensors: only features tell."""
+    """The tensors are equal, so only the features differ."""
     content = extract_backbone(checkpoint)
     content["meta"]["options"] = {**content["meta"]["options"], **option}
     content["meta"]["sha256"] = checksum(content["model"], content["meta"])
@@ -318,7 +318,7 @@ def test_a_network_that_computes_something_else(checkpoint, tmp_path, option):
 
 
 def test_a_stage_that_is_spoilt_on_the_way(checkpoint, file, monkeypatch):
-    """The later features are compared from the same stem, and still tell."""
+    """Later features are compared from the same stem, and still differ."""
     features = verify._Loaded.features
 
     def spoil(self, images):

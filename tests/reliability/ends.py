@@ -9,7 +9,7 @@ import pytest
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing of ours gets to clean up."""
+    """Stands for SIGKILL: no code of the package catches it and cleans up."""
 
 
 def end_here(how: str) -> None:

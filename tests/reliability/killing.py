@@ -75,7 +75,7 @@ def train(
 
 
 def _drafts(folder: Path) -> set[tuple[int, int]]:
-    """Checkpoints that are not complete, by what another one of that name would not share."""
+    """Incomplete checkpoints, by inode and time, which another file of that name does not share."""
     found = set()
     for path in folder.glob("*.tmp"):
         with contextlib.suppress(OSError):  # it was just completed

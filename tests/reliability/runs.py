@@ -72,7 +72,7 @@ def classification_words(root: Path) -> list[str]:
 
 
 def content(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds, without what differs from run to run: times, and folders."""
+    """The content of a checkpoint without times and folders, which differ between runs."""
     result = read_checkpoint(path)
     result.get("recipe", {}).pop("config", None)
     return {key: value for key, value in result.items() if key != "results"}

@@ -59,7 +59,7 @@ def test_twenty_kills_change_nothing(tool, tmp_path, record_property):
 
 @pytest.mark.parametrize("tool", WORDS)
 def test_killed_before_each_of_the_last_operations_on_files(tool, tmp_path):
-    """The last checkpoint, its evaluation, and what is best: nothing comes after to mend them."""
+    """The last checkpoint, its evaluation and the best link: no later step corrects them."""
     words = WORDS[tool](tmp_path)
     length = {"detection": "SOLVER.MAX_ITER", "classification": "SOLVER.EPOCHS"}[tool]
     words += [length, "1", "DATALOADER.NUM_WORKERS", "0"]

@@ -45,7 +45,7 @@ def _pairs(folder, steps):
 
 
 def test_files_that_may_not_become_large_enough(flags, run):
-    """The run is ended by a sentence, and goes on when there is room again."""
+    """The run ends with one message, and continues when there is space again."""
     before = (run / "model_final.pth").read_bytes()
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/train_net.py"), *flags, "--resume", *_pairs(run, 7)],

@@ -123,7 +123,7 @@ def test_a_pointer_to_another_file(tmp_path, capsys, mark, name):
 
 @pytest.mark.parametrize("place", ["OUTPUT_DIR", "MODEL"])
 def test_a_configuration(tmp_path, capsys, mark, place):
-    """As --config-file, and as that which a run has saved beside its checkpoints."""
+    """As --config-file, and as the config.yaml of a run."""
     evil = f"{place}: !!python/object/apply:os.mkdir ['{mark}']\n"
     (tmp_path / "evil.yaml").write_text(evil)
     for main in (train_net.main, lazyconfig_train_net.main, train_imagenet.main):

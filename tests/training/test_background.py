@@ -39,7 +39,7 @@ def _value(path):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Writing that waits until it is let go."""
+    """Writing that waits for an event of the test."""
     gate, begun = threading.Event(), threading.Event()
 
     def write(content, file):
@@ -97,7 +97,7 @@ def test_those_of_an_earlier_process_are_removed_as_well(tmp_path):
 
 
 def test_who_goes_back_to_an_older_checkpoint_keeps_what_follows(tmp_path):
-    """Later ones are there already; those just written must not be taken for the oldest."""
+    """Files of later steps exist; the files just written must not be removed as the oldest."""
     for step in (20, 30, 40):
         (tmp_path / f"model_{step:07d}.pth").write_text("later")
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
@@ -151,7 +151,7 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
 
 
 def _die_at(operation):
-    """Let this process end before that operation of saving, counted from 0."""
+    """End this process before one operation of saving, counted from 0."""
     count = [0]
 
     def tick():
@@ -275,7 +275,7 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
 
 
 class _Late(Future):
-    """Of a thread that comes to a piece of work only when that is waited for."""
+    """The future of a thread that starts its work only when somebody waits for it."""
 
     def __init__(self, function, work):
         super().__init__()

@@ -215,7 +215,7 @@ def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
 
 
 def test_every_public_way_to_load_needs_no_other_before_it(tmp_path):
-    """As Detectron2's checkpointer has them: load, and resume_or_load at a start and after it."""
+    """The methods of Detectron2's checkpointer: load, and resume_or_load with and without a run."""
     source, state = _Detector(), {"trainer": nn.Linear(1, 1)}
     saved = SafeCheckpointer(source, str(tmp_path / "run"), **state)
     (tmp_path / "run").mkdir()
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_is_being_written_can_be_loaded(tmp_path):
 
 
 def test_the_pointer_follows_what_was_resumed(tmp_path, monkeypatch):
-    """A damaged file that it named would be called the last good one else."""
+    """Otherwise the pointer would call a damaged file the last good one."""
     monkeypatch.chdir(tmp_path)
     model, trainer = _Detector(), {"trainer": nn.Linear(1, 1)}
     checkpointer = SafeCheckpointer(model, "./", **trainer)

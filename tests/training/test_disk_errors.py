@@ -163,7 +163,7 @@ def test_files_that_may_not_become_large_enough(tmp_path):
 
 
 def _mount() -> list[str]:
-    """A command that runs another with a disk of 5 MB at the folder that it names third to last."""
+    """The start of a command that mounts a disk of 5 MB at a folder and runs another command."""
     script = 'mount -t tmpfs -o size=5m tmpfs "$1" && shift && exec "$@"'
     return ["unshare", "-rm", "sh", "-c", script, "sh"]
 

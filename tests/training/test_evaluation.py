@@ -18,7 +18,7 @@ METRICS = ("segm/AP", "bbox/AP", "sem_seg/mIoU", "val/ema_top1", "val/raw_top1")
 
 
 class _Trainer:
-    """As far as the hook knows one: step n has the loss n."""
+    """The parts of a trainer that the hook uses; step n has the loss n."""
 
     def __init__(self, folder, results, *, steps, period=1, metric="", patience=0, start=0):
         self.answers = iter(results)

@@ -49,7 +49,7 @@ def test_accumulation_is_one_large_batch():
 
 
 def test_each_batch_draws_numbers_of_its_own():
-    """Not those of another batch or step, and whatever was drawn before."""
+    """The numbers do not depend on other batches, other steps or earlier draws."""
 
     def draws(seed, drawn_before):
         drawn, model = [], ToyModel()

@@ -38,7 +38,7 @@ def as_process(monkeypatch, rank, world_size):
 
 
 def sampler_of(name, seed):
-    """As Detectron2 would make it with the seeds that are the run's."""
+    """The sampler that Detectron2 builds with the seeds of the run."""
     order, subset = generator(Purpose.SAMPLERS, seed).integers(2**31, size=2).tolist()
     extra = {"subset": subset} if name == "subset" else {}
     return SAMPLERS[name](seed=order, **extra)
@@ -72,7 +72,7 @@ def make(name, images, *, grouped=False, **options):
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_order_is_detectron2s(name, grouped):
-    """Over several epochs, whatever seeds the sampler drew where it was made."""
+    """Over several epochs, and for any seed that the sampler drew when it was made."""
     found = batches(make(name, 4, grouped=grouped), 100)
     indices = [index for batch in found for _, _, index in batch]
     assert indices == reference(name, 5, 400, group=4 if grouped else 1)
@@ -159,7 +159,7 @@ def test_another_seed_is_another_order_and_another_subset():
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_of_the_user_keeps_its_seeds(name):
-    """Those that it drew itself too, over a resume."""
+    """Also seeds that the sampler drew itself, over a resume."""
     extra = {"subset": 8} if name == "subset" else {}
     stream = Stream(SAMPLERS[name](seed=7, **extra), 6, own_seeds=True)
     own = iter(SAMPLERS[name](seed=7, **extra))
@@ -172,7 +172,7 @@ def test_a_sampler_of_the_user_keeps_its_seeds(name):
 
 
 class Countdown(Sampler):
-    """Of one process, and finite."""
+    """The indices of one process, which end."""
 
     def __init__(self, count):
         self._count = count

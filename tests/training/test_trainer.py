@@ -194,7 +194,7 @@ def test_statistics_depend_on_seed_and_iteration_alone(folder):
 
 @pytest.mark.parametrize("work", [_make_a_mistake, _ask_to_stop])
 def test_what_led_to_the_end_is_on_record(folder, work):
-    """Long before the twentieth step, after which a record would be due."""
+    """Before step 20, after which the first record is due."""
     with pytest.raises((ZeroDivisionError, Preempted)):
         Trainer(ToyTask(folder, work)).train()
     assert list(metrics(folder)) == [1 if work is _make_a_mistake else 2]
@@ -213,7 +213,7 @@ def _full_disk(*_):
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_step(folder, monkeypatch):
-    """And not with the next checkpoint, which may be thousands of steps later."""
+    """Not only with the next checkpoint, which may be thousands of steps later."""
     monkeypatch.setattr(checkpointer, "write_torch", _full_disk)
     task = ToyTask(folder, lambda trainer: trainer.checkpointer._writer._jobs[0].exception())
     trainer = Trainer(task)

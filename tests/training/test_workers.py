@@ -163,7 +163,7 @@ def test_a_file_name_of_any_length_and_letters():
 
 
 class Unusual(Exception):
-    """An error that cannot be made of a text alone."""
+    """An error whose constructor needs more than a text."""
 
     def __init__(self, one, two):
         super().__init__(one, two)
@@ -172,7 +172,7 @@ class Unusual(Exception):
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_fault_of_the_program_keeps_its_type_and_stack(workers, slow):
-    """Also when it comes after several polls, as torch's own errors do."""
+    """Also after several polls, as for torch's own errors."""
 
     def faulty():
         time.sleep(0.35 * slow)
@@ -225,7 +225,7 @@ def new_process(monkeypatch):
 
 
 def test_a_worker_that_is_killed_breaks_nothing_but_the_loader(new_process):
-    """With a batch that it was to load, and not in what the main process does until then."""
+    """With the batch that the worker had to load, and not earlier in the main process."""
     before = children()
     batches = iter(train(dict, num_workers=1))
     next(batches)
@@ -238,7 +238,7 @@ def test_a_worker_that_is_killed_breaks_nothing_but_the_loader(new_process):
 
 
 def test_the_workers_end_with_the_iterator():
-    """In the middle of the stream, and by themselves: none has to be waited for or killed."""
+    """In the middle of the stream; no worker has to be killed."""
     before = children()
     batches = iter(train(dict))
     next(batches)
@@ -250,7 +250,7 @@ def test_the_workers_end_with_the_iterator():
 
 
 def test_the_workers_end_with_an_error_that_is_kept():
-    """Whoever keeps the error keeps its frames, and so the iterator."""
+    """An error that is kept keeps its frames, and they keep the iterator."""
 
     def broken():
         raise DataError("broken")
@@ -322,7 +322,7 @@ def test_workers_leave_the_scheduler_s_signals_to_the_main_process(number):
 
 
 def test_a_signal_to_all_while_the_workers_start():
-    """They begin as copies of the main process, with its handlers; none of them is called."""
+    """Workers start as copies of the main process with its handlers; no handler is called."""
     main, called = os.getpid(), []
 
     def handler(number, frame):

@@ -16,7 +16,7 @@ _MADE = []  # the recorders, in the order of time
 
 
 class Recorder(EventWriter):
-    """Names the folder, and keeps what it is told to write."""
+    """Records its folder and everything that is written to it."""
 
     def __init__(self, folder):
         self.folder, self.steps = folder, []
@@ -30,7 +30,7 @@ RECORDER = f"{__name__}.Recorder"
 
 
 class _Wandb(ModuleType):
-    """As much of wandb as is used."""
+    """The part of wandb that is used here."""
 
     def __init__(self, logged_in=True):
         super().__init__("wandb")

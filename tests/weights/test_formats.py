@@ -118,7 +118,7 @@ def test_the_form_of_before_pytorch_1_6_is_read(state, tmp_path, read):
 
 @READERS
 def test_a_tar_archive_is_refused(tmp_path, monkeypatch, read):
-    """The form of before PyTorch 0.1.10; up to 2.5, weights_only did not help against it."""
+    """The format before PyTorch 0.1.10. Up to 2.5, weights_only did not protect against it."""
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("left to PyTorch"))
     with tarfile.open(tmp_path / "a.pth", "w") as archive:
         for name in ("pickle", "storages", "tensors", "sys_info"):

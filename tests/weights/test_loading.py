@@ -37,7 +37,7 @@ def _arrays(state):
 
 
 def _compiled_within(state):
-    """As of a model whose stage alone was compiled."""
+    """Names of a model of which one stage was compiled."""
     return {name.replace("res2.", "res2._orig_mod."): tensor for name, tensor in state.items()}
 
 

@@ -62,7 +62,7 @@ class Truth:
         return cls(content, folder)
 
     def repeated(self, times: int) -> dict[str, Any]:
-        """The annotations several times: among a hundred, a single bad box is borne."""
+        """The annotations several times: one bad box in a hundred is allowed."""
         content = copy.deepcopy(self.content)
         number = max((a["id"] for a in content["annotations"]), default=0)
         for entry in content["annotations"] * (times - 1):
@@ -196,7 +196,7 @@ def _mutate(content: Any, rng: random.Random) -> None:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """The parent and key of each value, short ways as often as long lists of numbers."""
+    """The parent and key of each value; a long list of numbers counts no more than one value."""
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in items:
         yield node, key
@@ -211,7 +211,7 @@ STRANGE_NAMES = (
 
 
 def maker(kind: str, good: bytes, rng: random.Random) -> Callable[[Path], None]:
-    """What writes one image of a kind of ``BROKEN_FILES`` or ``STRANGE_FILES``."""
+    """A function that writes one image of a kind of ``BROKEN_FILES`` or ``STRANGE_FILES``."""
     if kind in STRANGE_FILES:
         return STRANGE_FILES[kind]
     content = BROKEN_FILES[kind](good, rng)

@@ -63,7 +63,7 @@ class Trial:
         self._number = 0
 
     def take(self, case: Case) -> str:
-        """How the case ended: "used", or the name of the error that refused it.
+        """How the case ended: "used", or the name of the error.
 
         Raises:
             AssertionError: it ended in another way than a user may expect, with the whole story.
@@ -218,7 +218,7 @@ def _assert_clear(sentence: str, json_file: Path, images: Path) -> None:
 
 
 class _Once(logging.Handler):
-    """Sees that nothing is said twice, and that all of it can be written to a log."""
+    """Checks that no message is repeated and that a log can hold each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class _Once(logging.Handler):
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-    """A case that hangs or takes all memory shall fail and not stall the rest."""
+    """Let a case fail that hangs or takes all memory, without stopping the others."""
 
     def hang(*_) -> None:
         raise Hang(f"longer than {SECONDS} seconds")

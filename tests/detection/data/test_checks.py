@@ -431,7 +431,7 @@ def test_severities_are_known():
 
 @pytest.mark.parametrize("flag", ["", None, [], "0"])
 def test_an_ignore_flag_that_is_not_0_is_found(content, write, flag):
-    """Detectron2 asserts that it equals 0, which these do not, true or not."""
+    """Detectron2 asserts that it equals 0; these values do not."""
     content["annotations"][4]["ignore"] = flag
     assert "annotation 5" in check_coco(*write(content), files="none").refusal()
 

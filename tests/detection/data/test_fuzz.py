@@ -200,7 +200,7 @@ def test_files_that_are_not_in_cocos_format(trial, content):
 
 @pytest.mark.parametrize("kind", [*BROKEN_FILES, *STRANGE_FILES])
 def test_each_kind_of_broken_image_alone(trial, kind):
-    """What is no file is seen before; one that is broken is borne in training alone."""
+    """A missing file is refused at the start; a broken one is skipped in training only."""
     if kind == "forbidden" and os.geteuid() == 0:
         pytest.skip("root may read all")
     content = copy.deepcopy(trial.truth.content)
@@ -230,7 +230,7 @@ def test_each_strange_name_of_an_image(trial, name, there):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_images_are_skipped_up_to_the_limit_and_each_is_named(trial, tmp_path, workers):
-    """Each of the four may be met by any worker, which know of each other's."""
+    """Any worker may meet each of the four; workers share the count."""
     folder = tmp_path / "images"
     folder.mkdir()
     names = [image["file_name"] for image in trial.truth.content["images"]]
@@ -267,7 +267,7 @@ def test_images_are_skipped_up_to_the_limit_and_each_is_named(trial, tmp_path, w
 
 
 def test_a_hang_would_be_noticed(tmp_path, monkeypatch):
-    """The safety of these tests: a pipe that is opened ends after its time, not never."""
+    """These tests end: opening a pipe stops after a time limit."""
     monkeypatch.setattr(fuzz_trial, "SECONDS", 1)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(fuzz_trial.Hang), fuzz_trial.limits():

@@ -102,7 +102,7 @@ def test_batches_have_the_size_and_cover_the_data(four):
 
 @pytest.mark.parametrize(("workers", "jitter"), [(0, False), (1, True), (3, False)])
 def test_workers_and_the_place_change_nothing(eleven, workers, jitter):
-    """Not a bit: with jitter, or with other augmentations and in groups by orientation."""
+    """Nothing changes: with jitter, or with other augmentations and grouped by orientation."""
     eleven.INPUT.LSJ.ENABLED = jitter
     expected = batches(build_train_loader(eleven, 2), 16)
     eleven.DATALOADER.NUM_WORKERS = workers
