@@ -20,18 +20,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from detectron2.modeling import build_backbone
 from tabulate import tabulate
-from torch import nn
+from torch import Tensor, nn
 
 from lambda_det.detection import load_config
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
 from lambda_det.doctor.parts import version
 from lambda_det.errors import ConfigError, reason
-from lambda_det.layers.functional import grid_size
-from lambda_det.layers.lambdas import RelativePosition
+from lambda_det.layers import local
 from lambda_det.layers.local import IMPLEMENTATIONS, unsupported, verdict
 from lambda_det.modeling import create_backbone
 
@@ -63,29 +63,21 @@ def cases_of_network(
     """
     found: list[Case] = []
 
-    def note(position: RelativePosition, args: tuple) -> None:
-        queries, values, _, _, dilation = args[:5]
-        batch, rows, columns, heads, k = queries.shape
-        rows, columns = grid_size(rows, columns, dilation)
-        scope_y, scope_x = position.offsets(rows, columns).shape[-2:]
+    def note(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
         case = Case(
-            *(batch * dilation**2, rows, columns, heads, k, *values.shape[3:], scope_y, scope_x),
+            *queries.shape,
+            *values.shape[3:],
+            *embedding.shape[2:],
             dtype=dtype,
-            channels_last=channels_last or dilation > 1,
+            channels_last=channels_last or queries.stride(-1) == 1,
         )
         found.append(case)
+        return verdict.FALLBACK
 
-    hooks = [
-        module.register_forward_pre_hook(note)
-        for module in network.modules()
-        if isinstance(module, RelativePosition)
-    ]
     network.eval()
-    with torch.no_grad():
+    with torch.no_grad(), mock.patch.object(local, "choose", note):
         for batch in batches:
             network(torch.empty(batch, 3, height, width, device="meta"))
-    for hook in hooks:
-        hook.remove()
     largest: dict[str, Case] = {}
     for case in sorted(found, key=lambda case: case.batch * case.height * case.width):
         largest[case.shape_class()] = case

@@ -175,9 +175,11 @@ def dense_embedding(
         reach = embedding.shape[2 + dim] // 2
         before = max(stride * (queries - 1) - reach, 0)
         pads = [before, max(values - 1 - reach, 0), *pads]  # F.pad takes the last dimension first
-        offset = torch.arange(values) - stride * torch.arange(queries)[:, None] + reach + before
+        # Made where they are used: a copy from the host would be waited for
+        to, of = (torch.arange(n, device=embedding.device) for n in (values, queries))
+        offset = to - stride * of[:, None] + reach + before
         shape = [1] * 2 * dims  # of all queries' and then all values' sides
         shape[dim], shape[dims + dim] = queries, values
-        offsets.append(offset.view(shape).to(embedding.device))
+        offsets.append(offset.view(shape))
     pairs = F.pad(embedding, pads)[(slice(None), slice(None), *offsets)]
     return pairs.flatten(2 + dims).flatten(2, 1 + dims).permute(2, 3, 0, 1)

@@ -10,7 +10,6 @@ from lambda_det import create_backbone
 from lambda_det.doctor import __main__ as doctor
 from lambda_det.doctor import gpu, gpu_checks
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
-from lambda_det.layers import local
 from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, verdict
 from tests.doctor.kernels import WRONG
 
@@ -79,23 +78,16 @@ def test_few_images_are_compared_where_there_are_many(monkeypatch):
 # For which sizes
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet50_c4", "lambda_resnet26t", "mobilenet_v2_lambda"])
-def test_the_sizes_are_those_of_the_network(name, monkeypatch):
+@pytest.mark.parametrize("name", ["lambda_resnet26_c4", "lambda_resnet26t"])
+def test_the_sizes_are_those_that_a_run_takes(name, monkeypatch):
     with torch.device("meta"):
-        network = create_backbone(name)
-    found = gpu.cases_of_network(network, 96, 64, [1, 2], "float32", False)
-    classes = {case.shape_class() for case in found}
-    called = set()
-
-    def note(*inputs):
-        called.add(verdict.shape_class(*inputs))
-        return "query_first"
-
-    monkeypatch.setattr(local, "choose", note)
+        found = gpu.cases_of_network(create_backbone(name), 96, 64, [1, 2], "float32", False)
+    monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
+    network = create_backbone(name).eval()
     for batch in (1, 2):
         with torch.no_grad():
-            network(torch.empty(batch, 3, 96, 64, device="meta"))
-    assert classes == called and len(found) == len(classes)
+            network(torch.randn(batch, 3, 96, 64))
+    assert {case.shape_class() for case in found} == set(verdict.taken()["classes"])
 
 
 def test_the_sizes_of_a_configuration(tmp_path):
@@ -203,7 +195,8 @@ def test_nothing_to_go_by():
 @pytest.mark.slow
 def test_from_the_proof_to_the_choice(monkeypatch, capfd):
     """With the interpreter's kernel, a kernel that is wrong, and one that ends its process."""
-    names = ("query_first",) + (() if fused.unsupported(*CASE.inputs("cpu")) else ("fused",))
+    case = Case(1, 2, 3, 2, 8, 4, 1, 3, 3, "float32", True)
+    names = ("query_first",) + (() if fused.unsupported(*case.inputs("cpu")) else ("fused",))
     for name in set(IMPLEMENTATIONS) - set(names):
         monkeypatch.delitem(IMPLEMENTATIONS, name)
     monkeypatch.setitem(IMPLEMENTATIONS, "slightly_wrong", None)
@@ -211,21 +204,21 @@ def test_from_the_proof_to_the_choice(monkeypatch, capfd):
     monkeypatch.setattr(gpu, "CHECKS", (sys.executable, "-m", "tests.doctor.kernels"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(gpu, "LARGE", 500)
-    monkeypatch.setattr(gpu, "cases_of_options", lambda args: [CASE])
+    monkeypatch.setattr(gpu, "cases_of_options", lambda args: [case])
     monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
     gpu.main(_args(), CPU)
     text = capfd.readouterr().out
     assert "slightly_wrong is refused: the output has an error" in text
     assert "crash is refused: the process was ended by SIGSEGV" in text
-    assert CASE.shape_class() in text and f"PyTorch: {torch.__version__}" in text
-    entry = verdict.read(CPU).classes[CASE.shape_class()]
+    assert case.shape_class() in text and f"PyTorch: {torch.__version__}" in text
+    entry = verdict.read(CPU).classes[case.shape_class()]
     assert set(entry["right"]) == set(names) and set(entry["seconds"]) == {CONVOLUTION, *names}
-    assert choose(*CASE.inputs("cpu")) == entry["take"]
+    assert choose(*case.inputs("cpu")) == entry["take"]
     # The driver is updated
     key = verdict.key_of(CPU)
     monkeypatch.setattr(verdict, "key_of", lambda device: {**key, "driver": "999"})
     verdict._in_use.clear(), verdict._taken.clear()
-    assert choose(*CASE.inputs("cpu")) == "query_first"
+    assert choose(*case.inputs("cpu")) == "query_first"
 
 
 def test_a_check_that_hangs(monkeypatch):
@@ -239,3 +232,25 @@ def test_a_process_that_cannot_start(monkeypatch):
     monkeypatch.setattr(gpu, "CHECKS", (sys.executable, "-c", "raise SystemExit('no CUDA')"))
     (outcome,) = gpu._do([gpu._job("check", ["conv"], CASE)], CPU)
     assert "status 1: no CUDA" in outcome["refused"]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu(capfd):
+    words = ("--gpu", "--model", "lambda_resnet26", "--image-size", "160", "--channels-last")
+    assert doctor.main([*words, "--batch", "2"]) == 0
+    found = verdict.read(torch.device("cuda", torch.cuda.current_device()))
+    print(capfd.readouterr().out)
+    assert found.classes
+    for entry in found.classes.values():
+        assert "query_first" in entry["right"], entry["refused"]
+        assert entry["take"] in entry["right"] and entry["seconds"]
+    network = create_backbone("lambda_resnet26").cuda().to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 160, 160, device="cuda").to(memory_format=torch.channels_last)
+    with torch.autocast("cuda", torch.bfloat16):
+        network(images)
+    taken = verdict.taken()["classes"]
+    assert {shape: entry["take"] for shape, entry in taken.items()} == {
+        shape: entry["take"] for shape, entry in found.classes.items()
+    }

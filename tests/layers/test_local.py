@@ -291,3 +291,49 @@ def test_an_empty_batch(name):
     output = local_position_output(*inputs, name)
     assert output.shape == (0, 4, 5, 2, 3)
     assert all((g == 0).all() for g in torch.autograd.grad(output.sum(), inputs))
+
+
+def _on_gpu():
+    inputs = _inputs((2, (20, 21), 4, 16, 32, 1, (23, 23)))
+    return [x.detach().to("cuda", torch.bfloat16).requires_grad_() for x in inputs]
+
+
+def _with_gradients(inputs):
+    output = local_position_output(*inputs, "query_first")
+    return [output, *torch.autograd.grad(output, inputs, torch.ones_like(output))]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_query_first_waits_for_nothing_on_a_gpu():
+    """So that a CUDA graph can hold it, which gives the same bits for other numbers, too."""
+    inputs, others = _on_gpu(), _on_gpu()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        _with_gradients(inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _with_gradients(inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = _with_gradients(inputs)
+    with torch.no_grad():
+        for x, other in zip(inputs, others, strict=True):
+            x.copy_(other)
+    graph.replay()
+    for a, b in zip(captured, _with_gradients(others), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_chunk_is_a_share_of_the_memory_of_a_gpu():
+    module = sys.modules["lambda_det.layers.local.query_first"]
+    total = torch.cuda.get_device_properties(0).total_memory
+    taken = module._chunk_bytes(0)
+    assert taken.bit_count() == 1 and 2**20 <= taken <= total / 32
+    numel = module.chunk_numel(torch.device("cuda", 0), torch.bfloat16)
+    assert numel == module._chunk_bytes(0) // 2

@@ -98,11 +98,12 @@ class _Plan(NamedTuple):
 
     @classmethod
     def of(cls, queries: Tensor, values: Tensor, embedding: Tensor) -> _Plan:
-        """Choose by what the compiler reports for sm_80, sm_86 and sm_90; not measured on a GPU.
+        """Choose by what the compiler reports for k=16, h=4, r=23 and v of 64 and 128.
 
-        For k=16, h=4, r=23 and v of 64 and 128 a thread spills at most 64 bytes, mostly none, and a
-        program takes at most 97 KB of shared memory. The smallest GPUs have 99. Products of float32
-        numbers run outside the matrix units and need small tiles.
+        This was not measured on a GPU. In channels_last a thread spills at most 76 bytes, mostly
+        none. Other layouts need more addresses, and a thread spills up to 780 bytes
+        (tests/layers/test_fused.py). A program takes at most 97 KB of shared memory where GPUs have
+        99. Products of float32 numbers run outside the matrix units and need small tiles.
         """
         batch, height, width, heads, _ = queries.shape
         scope_x = embedding.shape[3]
