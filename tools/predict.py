@@ -86,6 +86,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     from lambda_det.detection import load_config
     from lambda_det.detection.inference import find_weights
+    from lambda_det.distributed.memory import keep_memory
     from lambda_det.errors import ConfigError
     from lambda_det.prediction import Predictor
     from lambda_det.prediction.annotations import Annotations, check_target
@@ -111,6 +112,7 @@ def run(args: argparse.Namespace) -> None:
     weights = args.weights or typed.get("MODEL.WEIGHTS")
     if not exported:
         weights = find_weights(cfg, args.config_file, weights)
+    keep_memory()
     predictor = Predictor(
         args.model if exported else cfg,
         weights=weights,

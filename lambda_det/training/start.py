@@ -22,6 +22,7 @@ from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
 from lambda_det.distributed.launch import launch, on_main_process
+from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, UserError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
@@ -70,6 +71,8 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         task = kind.for_run(kind.read(args), train=not args.eval_only)
         settings = task.settings
         Precision.of(settings)
+        if torch.device(settings.device).type == "cpu":
+            keep_memory()
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
         logger.info("Environment:\n" + collect_env_info())
         logger.info(f"Command line: {args}")
