@@ -108,6 +108,10 @@ def trained(tool, flags, tmp_path_factory) -> Path:
     return folder
 
 
+def _no_connection(*_, **__):
+    raise ConnectionError("no route to host")
+
+
 def _iterations(folder: Path) -> list[int]:
     lines = (folder / "metrics.json").read_text().splitlines()
     return [json.loads(line)["iteration"] for line in lines]
@@ -206,11 +210,18 @@ def test_evaluation_alone(tool, flags, trained, tmp_path, capsys):
         (["--num-gpus", "0"], "--num-gpus is 0"),
         (["--num-machines", "2", "--num-gpus", "1"], "--dist-url"),
         (["MODEL.DEVICE", "gpu"], "'gpu' is no device"),
+        (["MODEL.WEIGHTS", "timm://resnetrs10l"], "timm://resnetrs101"),
+        (["MODEL.WEIGHTS", "timm://resnetrs50.tf_in1k"], "timm/resnetrs50.tf_in1k.safetensors"),
+        (["EVENT_WRITERS", "['no.such.Writer']"], "EVENT_WRITERS names 'no.such.Writer'"),
+        (["--val-share", "0.5"], "--test-json"),
+        (["--epochs", "-1"], "RECIPE.EPOCHS"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
-    tool, flags, tmp_path, capsys, arguments, words
+    tool, flags, tmp_path, capsys, monkeypatch, arguments, words
 ):
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", _no_connection)
     folder, other = tmp_path / "run", tmp_path / "other.pth"
     torch.save({"model": {"a.weight": torch.zeros(1)}}, other)
     arguments = [a.replace("{other}", str(other)) for a in arguments]
