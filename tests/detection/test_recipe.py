@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from lambda_det.config import add_lambda_config
 from lambda_det.detection import recipe
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import FITTED_KEYS, load_config
+from lambda_det.detection.model import build_on_meta
 from lambda_det.detection.recipe import (
     Derived,
     Statistics,
@@ -20,6 +22,8 @@ from lambda_det.detection.recipe import (
     input_scale,
 )
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.public import fetch
 
 
 @pytest.fixture
@@ -215,3 +219,24 @@ def test_bad_input(cfg):
     cfg.RECIPE.EPOCHS = -1.0
     with pytest.raises(ConfigError, match=r"RECIPE\.EPOCHS"):
         apply_recipe(cfg, make_records(60))
+
+
+@pytest.mark.parametrize(
+    "file", sorted(Path("configs/finetune").glob("*.yaml")), ids=lambda f: f.stem
+)
+def test_the_recipes_files(file):
+    """Each is a detector, with the weights of its own network if any."""
+    cfg = load_config(parser().parse_args(["--config-file", str(file)]))
+    assert cfg.RECIPE.ENABLED and cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
+    model = build_on_meta(cfg)
+    assert hasattr(model.roi_heads, "mask_head") == (not file.stem.startswith("faster"))
+    on_gpu = cfg.MODEL.DEVICE == "cuda"
+    if not cfg.MODEL.WEIGHTS:
+        assert not on_gpu or file.stem == "base"
+        return
+    public = fetch(cfg.MODEL.WEIGHTS)
+    assert public.model == cfg.MODEL.LAMBDA_RESNET.NAME
+    assert public.pixels.can_fold_to(PixelSettings.from_config(cfg))
+    assert bool(cfg.RECIPE.MEMORY) == on_gpu
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert any(".stem." in name for name in frozen) and not any(".res4." in n for n in frozen)
