@@ -13,13 +13,13 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lambda_det.errors import UserError, exit_status, listed
-from lambda_det.training.run_folder import changed_keys
-from lambda_det.weights.formats import read_checkpoint
+
+# PyTorch is imported where it is needed, and not for --help
+if TYPE_CHECKING:
+    import torch
 
 _TIMES = ("time", "seconds", "per_second")  # how their names end
 _STATUS = """
@@ -96,6 +96,8 @@ def compare_metrics(
 
 def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a nested state in their order, by name."""
+    import torch
+
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -108,6 +110,8 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 def tensor_difference(first: torch.Tensor, second: torch.Tensor) -> float:
     """The largest difference by the larger magnitude of the two tensors; 0 if they are equal."""
+    import torch
+
     if first.shape != second.shape or first.dtype != second.dtype:
         return math.inf
     if torch.equal(first, second):
@@ -153,6 +157,9 @@ def compare(first: Path, second: Path, tolerance: float) -> Iterator[str]:
     Raises:
         UserError: a folder holds no run, or a checkpoint cannot be read.
     """
+    from lambda_det.training.run_folder import changed_keys
+    from lambda_det.weights.formats import read_checkpoint
+
     metrics = [read_metrics(folder) for folder in (first, second)]
     if (first / "config.yaml").is_file():
         text = (first / "config.yaml").read_text("utf-8")
