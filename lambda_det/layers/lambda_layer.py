@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lambda_det.layers.functional import KeyNorm
 from lambda_det.layers.grids import as_map, given_position_output, split, strided
@@ -164,9 +163,9 @@ class LambdaLayer(nn.Module):
             context = x
             queries, keys, values = self.qkv(as_map(x)).split(self.rows, dim=1)
         else:
-            of_queries, of_context = self.qkv.weight.tensor_split([self.rows[0]])
-            queries = F.conv2d(as_map(x), of_queries)
-            keys, values = F.conv2d(as_map(context), of_context).split(self.rows[1:], dim=1)
+            # All rows of both, for norms that are folded into the projection, and for its hooks
+            queries = self.qkv(as_map(x)).split(self.rows, dim=1)[0]
+            keys, values = self.qkv(as_map(context)).split(self.rows, dim=1)[1:]
         queries = split(self.query_norm(queries), self.query_depth, x.shape[2:])
         keys = split(keys, self.intra_depth, context.shape[2:])
         values = split(self.value_norm(values), self.intra_depth, context.shape[2:])

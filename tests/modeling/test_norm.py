@@ -13,6 +13,7 @@ from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 
 import lambda_det
+from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
 
@@ -223,3 +224,12 @@ def test_a_folded_network_computes_the_same(name, options, left):
     kinds = nn.modules.batchnorm._BatchNorm | FrozenBatchNorm2d | nn.GroupNorm
     norms = [name for name, module in folded.named_modules() if isinstance(module, kinds)]
     assert {n.rpartition(".")[2] for n in norms} == left
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", [{"stride": 2}, {}])
+def test_a_folded_lambda_layer_takes_another_context(sizes):
+    layer = _with_statistics(LambdaLayer(8, query_depth=3, heads=2, scope=5, **sizes)).double()
+    x, context = (torch.randn(2, 8, *size, dtype=torch.float64) for size in ((4, 5), (6, 3)))
+    expected = layer.eval()(x, context=context)
+    torch.testing.assert_close(fold_norms(layer)(x, context=context), expected)

@@ -90,7 +90,7 @@ def test_parts_of_a_lambda_layer_that_are_modules(net, parameter, beginning):
 
 @pytest.mark.parametrize("bad", ["content", "position"])
 def test_the_lambda_that_breaks_is_named_with_queries_keys_and_values(net, bad, monkeypatch):
-    function = {"content": "content_lambda", "position": "local_position_output"}[bad]
+    function = {"content": "content_lambda", "position": "grid_position_output"}[bad]
     original = getattr(lambdas, function)
     monkeypatch.setattr(lambdas, function, lambda *a, **k: original(*a, **k) * torch.inf)
     name = next(n for n, m in net.named_modules() if isinstance(m, LambdaLayer))
