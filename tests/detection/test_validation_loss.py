@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from detectron2.data import DatasetCatalog
@@ -47,12 +48,13 @@ def test_means_over_the_images_without_a_trace():
     model.head[2].eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
-    numbers = torch.default_generator.get_state()
+    numbers, others = torch.default_generator.get_state(), np.random.get_state()[1].copy()
     batches = [images[:3], images[3:]]
     with EventStorage() as storage:
         first = mean_losses(model, batches, Precision("cpu", None))
         assert "drawn" not in storage.histories()
     assert torch.equal(torch.default_generator.get_state(), numbers)
+    assert (np.random.get_state()[1] == others).all()
     torch.rand(7)
     assert mean_losses(model, batches, Precision("cpu", None)) == first
     assert [module.training for module in model.modules()] == modes
