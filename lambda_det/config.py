@@ -84,8 +84,9 @@ def add_lambda_config(cfg: CN) -> None:
     # The paper trains on images of one size and has no such mask.
     _C.MODEL.LAMBDA_RESNET.MASK_PADDING = False
 
-    # Keep the maps of the whole detector channels last in memory, which is faster on CPUs, and on
-    # GPUs in 16 bits. Results differ by rounding, and files of weights not at all.
+    # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and newer CPUs
+    # want them. A CPU without AVX-512 may train faster without. Results differ by rounding, and
+    # files of weights not at all.
     _C.MODEL.CHANNELS_LAST = True
 
     # ---------------------------------------------------------------------------------------------

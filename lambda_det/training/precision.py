@@ -55,6 +55,14 @@ class Precision:
             )
         return cls(device, _DTYPES[name])
 
+    def is_emulated(self) -> bool:
+        """Whether the processor has no instructions for bfloat16, which then takes many times as
+        long as float32."""
+        if self.device != "cpu" or self.dtype != torch.bfloat16:
+            return False
+        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+        return supported is not None and not supported()
+
     def autocast(self) -> AbstractContextManager:
         return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
 

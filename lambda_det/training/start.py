@@ -70,7 +70,11 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
     with buffered_log() as log:
         task = kind.for_run(kind.read(args), train=not args.eval_only)
         settings = task.settings
-        Precision.of(settings)
+        if Precision.of(settings).is_emulated():
+            logger.warning(
+                "This processor has no instructions for bfloat16, which takes many times as long "
+                f"as float32 here; {settings.option('amp', False)} trains in float32"
+            )
         if torch.device(settings.device).type == "cpu":
             keep_memory()
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")

@@ -49,3 +49,11 @@ def test_pooling_does_not_round_boxes():
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.float(), exact, rtol=0.01, atol=0.01)
     assert (rounded.float() - exact).abs().max() > 0.1  # or there was nothing to mend
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_bfloat16_is_emulated_where_the_processor_lacks_it(monkeypatch, supported):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    assert Precision("cpu", torch.bfloat16).is_emulated() == (not supported)
+    assert not Precision("cpu", None).is_emulated()
+    assert not Precision("cuda", torch.bfloat16).is_emulated()
