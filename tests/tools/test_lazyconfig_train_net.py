@@ -138,7 +138,7 @@ def _iterations(folder: Path) -> list[int]:
 
 
 def _losses(folder: Path) -> dict[str, float]:
-    """The records of the third step."""
+    """The losses of the third step."""
     lines = map(json.loads, (folder / "metrics.json").read_text().splitlines())
     [record] = [line for line in lines if line["iteration"] == 2 and "total_loss" in line]
     return {name: value for name, value in record.items() if "loss" in name}

@@ -172,7 +172,7 @@ def test_a_sampler_of_the_user_keeps_its_seeds(name):
 
 
 class Countdown(Sampler):
-    """The indices of one process, which end."""
+    """A sampler of one process whose indices end."""
 
     def __init__(self, count):
         self._count = count

@@ -196,7 +196,7 @@ def _mutate(content: Any, rng: random.Random) -> None:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """The parent and key of each value; a long list of numbers counts no more than one value."""
+    """The parent and key of each value, at any depth."""
     items = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in items:
         yield node, key
