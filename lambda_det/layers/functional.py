@@ -136,7 +136,7 @@ def grid_size(size: Sequence[int], dilation: int) -> tuple[int, ...]:
 def crop_offsets(embedding: Tensor, *size: int) -> Tensor:
     """Cut [.., r_y, r_x] down to the offsets that occur on a map of this size."""
     for dim, side in zip(range(-len(size), 0), size, strict=True):
-        cut = max(embedding.shape[dim] // 2 - (side - 1), 0)
+        cut = max(embedding.shape[dim] // 2 - max(side - 1, 0), 0)  # a map may have no columns
         if cut:
             embedding = embedding.narrow(dim, cut, embedding.shape[dim] - 2 * cut)
     return embedding
