@@ -24,13 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.query_first import (
-    empty_like_queries,
-    empty_like_values,
-    gradients_like,
-    output_like,
-    save_inputs,
-)
+from lambda_det.layers.local.query_first import connect, empty_like_queries, empty_like_values
 
 _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("compiled.cpp")
@@ -228,9 +222,6 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     return output.to(queries.dtype)
 
 
-compiled_output.register_fake(output_like)
-
-
 @torch.library.custom_op(
     "lambda_det::compiled_backward",
     mutates_args=(),
@@ -279,11 +270,4 @@ def _compiled_backward(
     )
 
 
-_compiled_backward.register_fake(gradients_like)
-
-
-def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _compiled_backward(grad, *ctx.saved_tensors)
-
-
-compiled_output.register_autograd(_backward, setup_context=save_inputs)
+connect(compiled_output, _compiled_backward)

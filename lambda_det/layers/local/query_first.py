@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef
 from torch.nn import functional as F
 
 from lambda_det.layers.functional import without_autocast
@@ -247,6 +248,20 @@ def save_inputs(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
+def connect(output: CustomOpDef, gradients: CustomOpDef) -> None:
+    """Give an operator its backward pass, and torch.compile the form of the results of both.
+
+    Args:
+        output: maps queries, values and embedding to the output.
+        gradients: maps the output's gradient, queries, values and embedding to their gradients.
+    """
+    output.register_fake(output_like)
+    gradients.register_fake(gradients_like)
+    output.register_autograd(
+        lambda ctx, grad: gradients(grad, *ctx.saved_tensors), setup_context=save_inputs
+    )
+
+
 # The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
 @torch.library.custom_op(
     "lambda_det::query_first",
@@ -269,9 +284,6 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
             result = scores.fill(tiles) @ window
             output[chunk] = result.view_as(output[chunk])
         return _untile(output, empty_like_queries(queries, values.shape[3]))
-
-
-query_first_output.register_fake(output_like)
 
 
 @torch.library.custom_op(
@@ -325,11 +337,4 @@ def _query_first_backward(
         )
 
 
-_query_first_backward.register_fake(gradients_like)
-
-
-def _backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _query_first_backward(grad, *ctx.saved_tensors)
-
-
-query_first_output.register_autograd(_backward, setup_context=save_inputs)
+connect(query_first_output, _query_first_backward)
