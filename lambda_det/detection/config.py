@@ -11,7 +11,7 @@ from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
 
-from lambda_det.config import add_lambda_config
+from lambda_det.config import add_lambda_config, leaves
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import read_config
 
@@ -68,18 +68,17 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     typed = sorted(FITTED_KEYS.intersection(typed))
     cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *typed})
     if typed:
-        cfg.RECIPE.WRITTEN = [[key, _value(args.config_file, key)] for key in typed]
+        cfg.RECIPE.WRITTEN = _in_file(args.config_file, typed)
     return cfg
 
 
-def _value(file: str | None, key: str) -> Any:
-    """What a file says, without the command line."""
+def _in_file(file: str | None, keys: Iterable[str]) -> list[list[Any]]:
+    """[key, value] as a file says, without the command line."""
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, file, [], add_projects)
-    for name in key.split("."):
-        cfg = cfg[name]
-    return cfg
+    values = dict(leaves(cfg))
+    return [[key, values[key]] for key in keys]
 
 
 def _refuse_unread_keys(cfg: CfgNode) -> None:
