@@ -156,6 +156,8 @@ def run_pair(pair: Pair, args: argparse.Namespace) -> str | None:
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
+    if args.tests:
+        result += f" (of {' '.join(args.tests)})"
     system = f"{platform.system()} {platform.machine()}"
     cells = [pair.python, pair.torch, pair.numpy, detectron2, system, result]
     return "| " + " | ".join(cells) + " |"
