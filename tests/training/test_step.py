@@ -135,6 +135,7 @@ def _worker(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
     mp.start_processes(_worker, args=(str(tmp_path),), nprocs=2, start_method="spawn")
     results = [torch.load(tmp_path / f"{rank}.pth", weights_only=True) for rank in range(2)]
