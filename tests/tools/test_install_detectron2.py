@@ -1,3 +1,4 @@
+import contextlib
 import importlib.metadata
 import os
 import sys
@@ -7,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.tool import load_tool
+
+# The tool looks for pip; setuptools cannot be imported in a process after that
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401
 
 tool = load_tool("install_detectron2")
 NotInstalled = tool.NotInstalled
