@@ -92,6 +92,7 @@ def cases_of_options(args: argparse.Namespace) -> list[Case]:
     """
     height = width = args.image_size or 224
     dtype = args.dtype or "bfloat16"
+    channels_last = args.channels_last
     if args.config_file:
         cfg = load_config(argparse.Namespace(config_file=args.config_file, opts=[]))
         if args.image_size is None:
@@ -100,6 +101,7 @@ def cases_of_options(args: argparse.Namespace) -> list[Case]:
                 height = width = cfg.INPUT.LSJ.SIZE
         if args.dtype is None:
             dtype = cfg.SOLVER.AMP.DTYPE if cfg.SOLVER.AMP.ENABLED else "float32"
+        channels_last |= cfg.MODEL.CHANNELS_LAST
         with torch.device("meta"):
             network = build_backbone(cfg)
         stride = max(network.size_divisibility, 32)
@@ -107,7 +109,7 @@ def cases_of_options(args: argparse.Namespace) -> list[Case]:
     else:
         with torch.device("meta"):
             network = create_backbone(args.model)
-    cases = cases_of_network(network, height, width, args.batch, dtype, args.channels_last)
+    cases = cases_of_network(network, height, width, args.batch, dtype, channels_last)
     if not cases:
         raise ConfigError(
             f"{args.config_file or args.model} has no lambda layer with positions, so there is "

@@ -99,6 +99,7 @@ def test_the_sizes_of_a_configuration(tmp_path):
     )
     cases = gpu.cases_of_options(_args("--config-file", str(file), "--batch", "3"))
     assert {case.dtype for case in cases} == {"float16"}
+    assert all(case.channels_last for case in cases)  # as detectors are trained
     assert {case.batch for case in cases} == {3} and max(case.height for case in cases) <= 64
     assert {(case.height, case.width) for case in cases} <= {(s, s) for s in (4, 8, 16, 32)}
     wide = _args("--config-file", str(file), "--image-size", "64", "--dtype", "float32")
