@@ -63,6 +63,12 @@ def test_nothing_imports_tools():
     assert [path for path in SOURCES if "tools" in _imports(path)] == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such mode")
+def test_every_command_can_be_executed():
+    commands = [path for path in TOOLS if path.read_bytes().startswith(b"#!")]
+    assert commands and [path for path in commands if not os.access(path, os.X_OK)] == []
+
+
 @pytest.mark.slow
 def test_every_command_starts(beside_foreign_tools):
     assert beside_foreign_tools("-c", HELP, *TOOLS).count("usage: ") == len(TOOLS)
