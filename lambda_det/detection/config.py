@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -56,7 +57,7 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     _refuse_unread_keys(cfg)
     for flag in DATA_FLAGS:
         if getattr(args, flag, None):
-            cfg.DATASETS[flag.upper()] = getattr(args, flag)
+            cfg.DATASETS[flag.upper()] = _absolute(getattr(args, flag))
     if getattr(args, "val_share", None) is not None:
         cfg.DATASETS.VAL_SHARE = args.val_share
     typed = list(args.opts or [])[::2]
@@ -70,6 +71,11 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     if typed:
         cfg.RECIPE.WRITTEN = _in_file(args.config_file, typed)
     return cfg
+
+
+def _absolute(path: str) -> str:
+    """The path, so that the run's config.yaml serves in any folder; a URL as it is."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def _in_file(file: str | None, keys: Iterable[str]) -> list[list[Any]]:

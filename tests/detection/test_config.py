@@ -15,7 +15,8 @@ def _load(*argv: str):
     return load_config(parser().parse_args([str(a) for a in argv]))
 
 
-def test_file_pairs_and_flags(tmp_path):
+def test_file_pairs_and_flags(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text("SOLVER: {BASE_LR: 1, MAX_ITER: 7}\nSEED: 3\n")
     file = tmp_path / "child.yaml"
     file.write_text("_BASE_: base.yaml\nSOLVER:\n  MAX_ITER: 8\n  STEPS: [5]\n")
@@ -23,7 +24,10 @@ def test_file_pairs_and_flags(tmp_path):
     cfg = _load("--config-file", file, "--train-json", "a.json", *pairs)
     assert (cfg.SOLVER.BASE_LR, cfg.SOLVER.MAX_ITER, cfg.SOLVER.STEPS) == (1.0, 8, (5,))
     assert (cfg.SEED, cfg.SOLVER.GAMMA, cfg.OUTPUT_DIR) == (3, 1.0, "2024")
-    assert cfg.DATASETS.TRAIN_JSON == "a.json" and cfg.DATASETS.TEST_JSON == ""
+    # The run's config.yaml can be used from another folder
+    files = [cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TEST_JSON]
+    assert files == [str(tmp_path / "a.json"), ""]
+    assert _load("--test-json", "s3://a/b.json").DATASETS.TEST_JSON == "s3://a/b.json"
 
 
 @pytest.mark.parametrize(
