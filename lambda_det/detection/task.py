@@ -155,6 +155,7 @@ class DetectionTask(Task):
         """
         self.cfg = cfg
         self.settings = read_settings(cfg)
+        self._is_trained = True
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
@@ -168,6 +169,7 @@ class DetectionTask(Task):
     @classmethod
     def for_run(cls, config: CfgNode, *, train: bool) -> DetectionTask:
         task = cls(config)
+        task._is_trained = train
         task.register_data()
         if train and config.RECIPE.ENABLED:
             fit_to_data(config)
@@ -256,7 +258,7 @@ class DetectionTask(Task):
             ending = "_EMA" if weights == EMA else ""
             model = for_inference(model, self.cfg.TEST.PRECISION)
             self._evaluate_on_all(model, f"inference{ending}", ending, results)
-        if self.cfg.TEST.LOSS and RAW in models:
+        if self.cfg.TEST.LOSS and self._is_trained and RAW in models:
             self._add_losses(models[RAW], results)
         if final and self.cfg.TEST.AUG.ENABLED:
             # As Detectron2's train_net.py does: once, when training is over

@@ -18,6 +18,8 @@ from lambda_det.training.randomness import Purpose, seed_all, seeded
 
 __all__ = ["validation_loss"]
 
+_CHANGED = ("vis_period", "loss_normalizer")  # attributes that the losses need or leave changed
+
 
 @torch.no_grad()
 def validation_loss(
@@ -70,8 +72,18 @@ def mean_losses(
 
 @contextmanager
 def _losses_of(model: nn.Module) -> Iterator[None]:
-    """Let a detector give losses while its backbone and its norms are as in a test."""
+    """Let a detector give losses while its backbone and its norms are as in a test.
+
+    It draws no pictures, and what a RetinaNet divides its losses by stays as the training has it.
+    """
     before = {module: module.training for module in model.modules()}
+    attributes = {
+        module: {name: vars(module)[name] for name in _CHANGED if name in vars(module)}
+        for module in before
+    }
+    for module, values in attributes.items():
+        if "vis_period" in values:
+            module.vis_period = 0
     model.train()
     for module in model.modules():
         # Norms, dropout and whatever else has no part of its own differ between training and test
@@ -84,3 +96,6 @@ def _losses_of(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before.items():
             module.training = training
+            for name in _CHANGED:
+                vars(module).pop(name, None)
+            vars(module).update(attributes[module])

@@ -67,6 +67,39 @@ def test_means_over_the_images_without_a_trace():
     assert mean_losses(model, [], Precision("cpu", None)) == {}
 
 
+class _Dense(nn.Module):
+    """Draws at steps of a period, and has a mean over its steps, as Detectron2's RetinaNet."""
+
+    def __init__(self):
+        super().__init__()
+        self.vis_period, self.drawn = 5, 0
+
+    def forward(self, batch):
+        self.drawn += self.vis_period > 0 and get_event_storage().iter % self.vis_period == 0
+        self.loss_normalizer = 0.9 * getattr(self, "loss_normalizer", 100.0) + 0.1
+        return {"loss": torch.tensor(1.0 / self.loss_normalizer)}
+
+
+@pytest.mark.parametrize("normalizer", [None, 7.0])
+def test_nothing_is_drawn_and_the_normalizer_of_the_training_stays(normalizer):
+    model = _Dense()
+    if normalizer:
+        model.loss_normalizer = normalizer
+    mean_losses(model, [[0], [1]], Precision("cpu", None))
+    assert model.drawn == 0 and model.vis_period == 5
+    assert getattr(model, "loss_normalizer", None) == normalizer
+
+
+def test_an_evaluation_alone_has_no_losses(monkeypatch):
+    cfg, asked = tiny_config(), []
+    cfg.TEST.LOSS = True
+    monkeypatch.setattr(DetectionTask, "_add_losses", lambda *args: asked.append(args))
+    DetectionTask(cfg).evaluate({RAW: build_model(cfg)}, final=True)
+    assert len(asked) == 1
+    DetectionTask.for_run(cfg, train=False).evaluate({RAW: build_model(cfg)}, final=True)
+    assert len(asked) == 1
+
+
 @pytest.mark.slow
 def test_the_losses_are_among_the_results(tmp_path):
     make_shapes(tmp_path, num_train=1, num_val=3, size=64)

@@ -31,11 +31,15 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
         train: check ``DATASETS.TRAIN``.
         test: check ``DATASETS.TEST``.
     """
+    detector = Detector.from_config(cfg)
     check_detector_data(
-        Detector.from_config(cfg),
+        detector,
         train=cfg.DATASETS.TRAIN if train else None,
         test=cfg.DATASETS.TEST if test else None,
     )
+    if train and test and cfg.TEST.LOSS:
+        for name in cfg.DATASETS.TEST:
+            _check_training(detector, name, f"{detector.keys['test']}, or set TEST.LOSS False")
 
 
 def check_detector_data(
@@ -176,7 +180,7 @@ def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[
         ConfigError: a switch or a number in the config does not fit the data.
     """
     for name in train:
-        _check_training(detector, name)
+        _check_training(detector, name, detector.keys["train"])
     for name in test:
         evaluated(detector, name)
     for name in dict.fromkeys((*train, *test)):
@@ -186,7 +190,7 @@ def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[
             _check_keypoints(detector, name, is_test=name in test)
 
 
-def _check_training(detector: Detector, name: str) -> None:
+def _check_training(detector: Detector, name: str, where: str) -> None:
     kind = MetadataCatalog.get(name).get("evaluator_type")
     needed = predictions(detector.architecture)
     lacking = None
@@ -197,7 +201,7 @@ def _check_training(detector: Detector, name: str) -> None:
     if lacking:
         raise ConfigError(
             f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
-            f"{name} has none; name another data set in {detector.keys['train']}."
+            f"{name} has none; name another data set in {where}."
         )
 
 

@@ -79,6 +79,15 @@ def test_a_data_set_without_ground_truth_is_refused(cfg, architecture, train, te
         _check(cfg)
 
 
+def test_losses_on_a_test_set_need_its_ground_truth(cfg):
+    _configure(cfg, "PanopticFPN", "shapes_panoptic_train", "shapes_val")
+    _check(cfg)
+    cfg.TEST.LOSS = True
+    with pytest.raises(ConfigError, match=r"shapes_val has none.*TEST\.LOSS False"):
+        _check(cfg)
+    check_datasets(cfg, train=False, test=True)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
