@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from detectron2.utils.events import (
     CommonMetricPrinter,
     EventWriter,
     JSONWriter,
+    get_event_storage,
 )
 
 from lambda_det.training.run_folder import cut_metrics
@@ -32,6 +33,7 @@ __all__ = [
     "Averaging",
     "Checkpoints",
     "Histories",
+    "LossNormalizers",
     "PeakMemory",
     "RunWriter",
     "Throughput",
@@ -139,7 +141,10 @@ class RunWriter(HookBase):
         cut_metrics(self._folder, written + 1)
         self._json = JSONWriter(os.path.join(self._folder, "metrics.json"))
         self._json._last_write = written  # what is older is in the file already
-        files = [self._json, *make_writers(self._writers, self._key, self._folder, written)]
+        files = [
+            self._json,
+            *make_writers(self._writers, self._key, self._folder, written, resumed=start > 0),
+        ]
         printer = self._printer or CommonMetricPrinter(self.trainer.max_iter)
         self._hook = PeriodicWriter([printer, *files], self._period)
         self._hook.trainer = self.trainer
@@ -150,6 +155,9 @@ class RunWriter(HookBase):
     def after_step(self) -> None:
         if self._hook:
             self._hook.after_step()
+        # Of the writers TensorBoard's alone lets go of the pictures, and it may not be named
+        if (self.trainer.iter + 1) % self._period == 0:
+            get_event_storage().clear_images()
 
     def after_train(self) -> None:
         if self._hook:
@@ -212,6 +220,27 @@ class Histories(HookBase):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = state
+
+
+class LossNormalizers(HookBase):
+    """Keeps over a resume what a RetinaNet divides its losses by, a mean over the steps so far."""
+
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        for name, module in self.trainer.model.named_modules():
+            if hasattr(module, "_ema_update"):  # Detectron2's dense detectors
+                yield name, module
+
+    def state_dict(self) -> dict[str, float]:
+        return {
+            name: float(module.loss_normalizer)
+            for name, module in self._modules()
+            if hasattr(module, "loss_normalizer")
+        }
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        for name, module in self._modules():
+            if name in state:
+                module.loss_normalizer = state[name]
 
 
 def _is_since(first: int, value: tuple[float, int]) -> bool:

@@ -25,15 +25,17 @@ class WandbWriter(EventWriter):
     The project is WANDB_PROJECT, else "lambda_det". WANDB_MODE=offline keeps all on the disk.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, resumed: bool) -> None:
         """
         Args:
             folder: of the run; it holds the id of the run there.
+            resumed: continue the run of that id, if there is one; otherwise a new one begins.
         """
         import wandb
 
         note = Path(folder, _RUN)
-        number = note.read_text().strip() if note.is_file() else uuid.uuid4().hex[:12]
+        known = resumed and note.is_file()
+        number = note.read_text().strip() if known else uuid.uuid4().hex[:12]
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "lambda_det"),
             name=os.path.basename(os.path.abspath(folder)),
@@ -104,7 +106,7 @@ def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{key} names {name!r}, which is not there ({reason(error)}); it can be tensorboard, "
             "wandb, or the path of a class such as package.module.Writer."
@@ -114,7 +116,9 @@ def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
     return found
 
 
-def make_writers(names: Iterable[str], key: str, folder: str, last_step: int) -> list[EventWriter]:
+def make_writers(
+    names: Iterable[str], key: str, folder: str, last_step: int, *, resumed: bool
+) -> list[EventWriter]:
     """The event writers of a run; see :func:`check_writers`.
 
     Args:
@@ -122,13 +126,16 @@ def make_writers(names: Iterable[str], key: str, folder: str, last_step: int) ->
         key: the user's key for them.
         folder: of the run.
         last_step: that was written before a resume; -1 at a start.
+        resumed: whether this run continues that of the folder.
     """
     writers: list[EventWriter] = []
     for name in names:
         if name == "tensorboard":
             writers.append(_tensorboard(folder, last_step + 1))
+        elif name == "wandb":
+            writers.append(WandbWriter(folder, resumed=resumed))
         else:
-            writers.append(WandbWriter(folder) if name == "wandb" else _class_of(name, key)(folder))
+            writers.append(_class_of(name, key)(folder))
     for writer in writers:
         writer._last_write = last_step  # what is older was written before
     return writers

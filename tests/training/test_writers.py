@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 from detectron2.utils.events import EventStorage, EventWriter, TensorboardXWriter
 
@@ -58,7 +59,8 @@ def wandb(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["tensorbord", "no.such.Writer", f"{__name__}.RECORDER", "detectron2.utils.events.X"]
+    "name",
+    ["tensorbord", "no.such.Writer", f"{__name__}.RECORDER", "detectron2.utils.events.X", ".a.B"],
 )
 def test_names_of_nothing(name):
     with pytest.raises(ConfigError, match=f"EVENT_WRITERS.*{name}"):
@@ -68,10 +70,10 @@ def test_names_of_nothing(name):
 def test_names_that_are_there(tmp_path):
     names = ["tensorboard", RECORDER]
     check_writers(names, "EVENT_WRITERS")
-    tensorboard, recorder = make_writers(names, "EVENT_WRITERS", str(tmp_path), 7)
+    tensorboard, recorder = make_writers(names, "EVENT_WRITERS", str(tmp_path), 7, resumed=True)
     assert isinstance(tensorboard, TensorboardXWriter) and recorder.folder == str(tmp_path)
     assert tensorboard._last_write == recorder._last_write == 7
-    assert make_writers([], "EVENT_WRITERS", str(tmp_path), -1) == []
+    assert make_writers([], "EVENT_WRITERS", str(tmp_path), -1, resumed=False) == []
 
 
 @pytest.mark.parametrize("state", [False, RuntimeError("no route\nto host")])
@@ -92,29 +94,37 @@ def test_wandb_that_is_not_installed(monkeypatch):
 
 
 def test_a_resumed_run_is_the_same_run_of_wandb(wandb, tmp_path):
-    for start, end in ((0, 3), (3, 5)):
+    for start, end in ((0, 3), (3, 5), (0, 1)):
         with EventStorage(start) as storage:
-            (writer,) = make_writers(["wandb"], "EVENT_WRITERS", str(tmp_path), start - 1)
+            (writer,) = make_writers(
+                ["wandb"], "EVENT_WRITERS", str(tmp_path), start - 1, resumed=start > 0
+            )
             for step in range(start, end):
                 storage.iter = step
                 storage.put_scalar("loss", 10.0 + step)
                 writer.write()
             writer.close()
-    first, second = wandb.runs
-    assert first.options["id"] == second.options["id"] and second.options["resume"] == "allow"
-    assert [step for run in wandb.runs for step, _ in run.logged] == [0, 1, 2, 3, 4]
+    first, second, other = wandb.runs
+    assert (
+        other.options["id"] != first.options["id"] == second.options["id"]
+        and second.options["resume"] == "allow"
+    )
+    assert [step for run in (first, second) for step, _ in run.logged] == [0, 1, 2, 3, 4]
     assert first.logged[0] == (0, {"loss": 10.0})
 
 
 def test_a_run_writes_to_those_that_are_named(tmp_path):
     hook = RunWriter(str(tmp_path), writers=[RECORDER], period=2)
-    hook.trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4)
+    hook.trainer, pictures = SimpleNamespace(start_iter=0, iter=0, max_iter=4), []
     with EventStorage(0) as storage:
         storage.put_scalars(total_loss=1.0, lr=0.1, time=0.1)
         hook.before_train()
         for hook.trainer.iter in range(4):
             storage.iter = hook.trainer.iter
+            storage.put_image("drawn", np.zeros((3, 1, 1)))
             hook.after_step()
+            pictures.append(len(storage._vis_data))
         hook.after_train()
+    assert pictures == [1, 0, 1, 0]
     assert len(_MADE[-1].steps) == 3  # twice in the run, once at its end
     assert not list(tmp_path.glob("events*")) and (tmp_path / "metrics.json").exists()
