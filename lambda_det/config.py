@@ -168,7 +168,8 @@ def add_lambda_config(cfg: CN) -> None:
     _C.TEST.BEST_METRIC = ""
     # Also compute the losses of training on DATASETS.TEST, with every evaluation in a training
     _C.TEST.LOSS = False
-    # In which evaluation and prediction compute: "float32" or "bfloat16"
+    # In which evaluation and prediction compute: "float32" or "bfloat16". TEST.AUG computes in
+    # float32 with either.
     _C.TEST.PRECISION = "float32"
     # Images of one size that each process evaluates together, at most. Images of other sizes are
     # never padded to them, so the results are those of single images, up to rounding.

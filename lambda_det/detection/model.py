@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from detectron2 import modeling
@@ -114,8 +114,9 @@ def _use_channels_last(model: nn.Module) -> None:
 def for_inference(model: nn.Module, precision: str = "float32") -> nn.Module:
     """A copy of a detector that finds the same in less time, for evaluation and prediction.
 
-    Its batch norms are folded into convolutions. In bfloat16, boxes are pooled and masks are pasted
-    in float32 nevertheless: bfloat16 knows only every fourth whole number between 512 and 1024.
+    Its batch norms are folded into convolutions. In bfloat16, boxes are pooled, masks are pasted
+    and keypoints are placed in float32 nevertheless: bfloat16 knows only every fourth whole number
+    between 512 and 1024.
 
     Args:
         model: is left as it is.
@@ -131,6 +132,10 @@ def for_inference(model: nn.Module, precision: str = "float32") -> nn.Module:
     pool_in_float32(model)
     if hasattr(model, "roi_heads"):
         model.roi_heads.register_forward_hook(_found_in_float32)
+    for head in model.modules():
+        if isinstance(head, BaseKeypointRCNNHead):
+            # Detectron2 computes the places of keypoints in the precision of their heatmaps
+            head.layers = _in_float32(head.layers)
     return _InBfloat16(model)
 
 
@@ -150,6 +155,10 @@ class _InBfloat16(nn.Module):
     def forward(self, batch: list[dict]) -> list[dict]:
         with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16):
             return self.model(batch)
+
+
+def _in_float32(layers: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: layers(x).float()
 
 
 def _found_in_float32(
