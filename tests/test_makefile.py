@@ -1,5 +1,6 @@
 """`make setup` with stand-ins for Python, so that nothing is downloaded."""
 
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -128,3 +129,23 @@ def test_ci_runs_the_linter_and_the_tests_and_nothing_else(project):
     (project / "Makefile").write_text("lint:\n\t@exit 1\n%:\n\t@echo target $@\n")
     result = run()
     assert result.returncode != 0 and "target test" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("row", "only", "status"),
+    [
+        (None, ["--only", "3.10:2.4.1"], 1),
+        (None, [], 0),
+        ("| 9 passed, 1 xfailed |", ["--only", "3.10:2.4.1"], 0),
+        ("| 9 passed, 1 failed |", ["--only", "3.10:2.4.1"], 1),
+        ("| 9 passed, 2 errors |", ["--only", "3.10:2.4.1"], 1),
+    ],
+)
+def test_the_matrix_fails_with_its_tests_or_without_the_python_asked_for(
+    monkeypatch, row, only, status
+):
+    matrix = runpy.run_path(str(ROOT / ".ci" / "matrix.py"))
+    own = matrix["main"].__globals__
+    monkeypatch.setitem(own, "run_pair", lambda pair, args: row)
+    monkeypatch.setitem(own, "write_page", lambda rows: None)
+    assert matrix["main"](only) == status
