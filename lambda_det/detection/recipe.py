@@ -306,9 +306,12 @@ def apply_recipe(
     statistics = Statistics.of(records, input_scale(cfg))
     rules = derive(cfg, statistics)
     if statistics.images < LEAST_IMAGES:
+        only = "only the schedule follows, from --epochs, and the rest of " * bool(
+            cfg.RECIPE.EPOCHS
+        )
         logger.warning(
             f"{statistics.images} training images are too few for a recipe, which wants "
-            f"{LEAST_IMAGES}: only --epochs counts, the rest of the configuration stays as it is"
+            f"{LEAST_IMAGES}: {only}the configuration stays as it is"
         )
         batch = cfg.SOLVER.IMS_PER_BATCH
         rules = _schedule(cfg, statistics, batch) if cfg.RECIPE.EPOCHS else []

@@ -252,6 +252,14 @@ class DetectionTask(Task):
         data.check_datasets(self.cfg, train=train, test=test)
         check_evaluators(self.cfg)
 
+    def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
+        before = {key: value for key, value, _ in changes}
+        follows = key in ("SOLVER.BASE_LR", "SOLVER.IMS_PER_BATCH") and self.cfg.RECIPE.ENABLED
+        if follows and "SOLVER.IMS_PER_BATCH" in before:
+            # The learning rate follows the batch, and the batch the memory of the GPUs
+            return f"Add --batch {before['SOLVER.IMS_PER_BATCH']}, the batch of that run"
+        return super().set_back(key, changes)
+
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         results: Results = {}
         for weights, model in models.items():

@@ -114,7 +114,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         if changed in task.fixed_keys:
             raise ConfigError(
                 f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
-                f"is {now!r}. Set it back, or give another {key}."
+                f"is {now!r}. {task.set_back(changed, changes)}, or give another {key}."
             )
     return changes
 

@@ -150,6 +150,15 @@ class Task(ABC):
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:  # noqa: B027
         """Refuse a checkpoint that fits the network by its shapes alone; nothing by default."""
 
+    def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
+        """How a resumed run keeps a fixed key, as the beginning of a sentence.
+
+        Args:
+            key: that has changed.
+            changes: keys, with their saved values and those of now.
+        """
+        return "Set it back"
+
     # ---------------------------------------------------------------------------------- evaluation
     @abstractmethod
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:

@@ -206,8 +206,10 @@ def test_too_few_images_change_nothing(cfg, caplog):
     before = cfg.dump()
     assert apply_recipe(cfg, make_records(9)) == []
     assert cfg.dump() == before and "9 training images" in caplog.text
+    assert "only the schedule follows" not in caplog.text
     cfg.RECIPE.EPOCHS = 4.0  # which is asked for
     apply_recipe(cfg, make_records(9, [(20, 20)] * 9))
+    assert "only the schedule follows, from --epochs" in caplog.text
     assert cfg.SOLVER.MAX_ITER == 9 and cfg.MODEL.ANCHOR_GENERATOR.SIZES == [
         [32, 64, 128, 256, 512]
     ]

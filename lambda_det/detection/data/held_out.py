@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from iopath.common.file_io import get_cache_dir
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError, listed, printable
+from lambda_det.files import DRAFT
 
 __all__ = ["hold_out", "is_held_out"]
 
@@ -75,7 +76,7 @@ def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]
     )
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(get_cache_dir(), "lambda_det", "held_out", digest)
-    stem = f"{Path(json_file).stem}_{share:g}"
+    stem = f"{Path(json_file).stem}_{share!r}"
     return _write(train, folder / f"{stem}_train.json"), _write(val, folder / f"{stem}_val.json")
 
 
@@ -102,9 +103,11 @@ def _write(content: Mapping[str, Any], path: Path) -> str:
     if not path.is_file():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            # Not of tempfile, whose files other users of the cache cannot read
+            draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
+            with draft.open("x") as file:
                 json.dump(content, file)
-            os.replace(file.name, path)
+            os.replace(draft, path)
         except OSError as error:
             raise DataError(
                 f"{path} cannot be written ({error.strerror}): FVCORE_CACHE names the folder of "

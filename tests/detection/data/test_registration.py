@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data import check_datasets, class_names, register_json_datasets
+from lambda_det.detection.data.held_out import hold_out
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -146,6 +148,18 @@ def test_a_share_of_the_images_is_held_out_by_their_names(cfg, many, content, wr
     some, others = share_out(cfg, write(fewer, "fewer"), 0.2)
     assert some < train and others < test
     assert share_out(cfg, many, 0.5)[1] > test
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
+def test_files_of_a_share_are_its_own_and_others_can_read_them(many):
+    before = os.umask(0o022)
+    try:
+        files = [file for share in (0.2, 0.20000001) for file in hold_out(*many, share)]
+    finally:
+        os.umask(before)
+    assert len(set(files)) == 4
+    assert {os.stat(file).st_mode & 0o777 for file in files} == {0o644}
+    assert set(Path(files[0]).parent.iterdir()) >= set(map(Path, files))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 10.0, float("nan")])
