@@ -68,8 +68,12 @@ def evaluate_detections(
         kind: "bbox" or "segm".
         score: predictions of a lower score are left out of the confusion matrix.
     """
-    # loadRes changes what it is given
-    predictions = ground_truth.loadRes([dict(entry) for entry in results])
+    # loadRes changes what it is given. It takes the areas of boxes where there are boxes, so those
+    # of masks need entries without, as in Detectron2's evaluation.
+    left_out = "bbox" if kind == "segm" else ""
+    predictions = ground_truth.loadRes(
+        [{key: value for key, value in entry.items() if key != left_out} for entry in results]
+    )
     evaluation = COCOeval(ground_truth, predictions, kind)
     evaluation.evaluate()
     evaluation.accumulate()

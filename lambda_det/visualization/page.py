@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import html
 import io
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from string import Template
 from typing import Any
 
 import cv2
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 __all__ = ["Page", "new_axes", "to_svg"]
 
@@ -27,7 +30,12 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 def to_svg(figure: Figure, label: str) -> str:
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    for part in figure.findobj(Text):
+        part.set_parse_math(False)  # names may have a $ in them
+    # As text, which a browser has all letters for. Matplotlib's own font may lack some, and warns.
+    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     picture = text.getvalue()
     picture = picture[picture.index("<svg") :]
     return f'<div class="figure" role="img" aria-label="{html.escape(label)}">{picture}</div>'

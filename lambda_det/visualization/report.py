@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import yaml
+from detectron2.config import CfgNode
 from matplotlib.axes import Axes
+from pycocotools.coco import COCO
 
 from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
@@ -141,7 +143,7 @@ def draw_confusion(detections: Detections) -> str:
     side = 1.6 + 0.42 * len(index)
     figure, axes = new_axes(side + 0.8, side)
     axes.grid(False)
-    share = part / np.maximum(part.sum(1, keepdims=True), 1)
+    share = part / np.maximum(matrix[index].sum(1, keepdims=True), 1)
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for (row, column), count in np.ndenumerate(part):
         if count:
@@ -357,12 +359,20 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     kinds = ["bbox"] + ["segm"] * all("segmentation" in entry for entry in entries)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = read_ground_truth(json_file)
+        entries, note = _of_data(entries, ground_truth, results, dataset)
         evaluated = [evaluate_detections(ground_truth, entries, kind, score) for kind in kinds]
-    _add_classes(page, evaluated, f"The {weights} on {dataset}.")
+    _add_classes(page, evaluated, f"The {weights} on {dataset}.{note}")
+    classes = len(evaluated[0].classes)
+    shown = ""
+    if classes > _CLASSES_CONFUSED:
+        shown = (
+            f" Of {classes} classes the {_CLASSES_CONFUSED} with most mistakes are shown; the "
+            "others count in the colour, which is the share of the whole row."
+        )
     page.section(
         "What is taken for what",
         f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
-        "the last column counts missed objects, the last row false predictions.",
+        f"the last column counts missed objects, the last row false predictions.{shown}",
     )
     page.single_figure(draw_confusion(evaluated[0]))
     collector = _Collector()
@@ -377,6 +387,29 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
         page.picture(picture, name)
 
 
+def _of_data(
+    entries: list[dict[str, Any]], ground_truth: COCO, results: Path, dataset: str
+) -> tuple[list[dict[str, Any]], str]:
+    """The predictions on images that the data set still has, and a note on the others.
+
+    Raises:
+        DataError: the data set lacks a category of the predictions, or all of their images.
+    """
+    advice = "evaluate the run again, because the data have changed since."
+    unknown = {entry["category_id"] for entry in entries} - set(ground_truth.cats)
+    if unknown:
+        raise DataError(
+            f"{results} has predictions of category {listed(map(str, sorted(unknown)))}, which "
+            f"{dataset} does not have; {advice}"
+        )
+    kept = [entry for entry in entries if entry["image_id"] in ground_truth.imgs]
+    if not kept:
+        raise DataError(f"None of the images in {results} is in {dataset}; {advice}")
+    lost = len(entries) - len(kept)
+    note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
+    return kept, note if lost else ""
+
+
 def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None:
     file = config_origin(run)
     if is_lazy(config):
@@ -386,17 +419,25 @@ def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None
     if not os.path.isfile(file):
         base = ""
         note = f" {file}, which it was read from, is not there any more." if file else ""
+    try:
+        before = _read_base(base, config)
+    except UserError as error:
+        if not base:
+            raise
+        base, note = "", f" {file}, which it was read from, cannot be read any more: {error}"
+        before = _read_base(base, config)
     name = os.path.basename(base) or "the defaults"
-    flags = {"config_file": base or None, "opts": []}
-    if "DATA" in config:
-        before = load_recipe(
-            argparse.Namespace(**flags, synthetic_data=False, debug_numerics=False)
-        )
-    else:
-        before = load_config(argparse.Namespace(**flags))
     changes = list(changed_keys(before.dump(), run / "config.yaml"))
     page.section("Configuration", f"What differs from {base or name}.{note}")
     page.table(("key", name, "this run"), [(k, old, new) for k, new, old in changes], text=True)
+
+
+def _read_base(file: str, config: Mapping[str, Any]) -> CfgNode:
+    """The configuration of a file, or with "" the defaults, of the kind of ``config``."""
+    flags = {"config_file": file or None, "opts": []}
+    if "DATA" in config:
+        return load_recipe(argparse.Namespace(**flags, synthetic_data=False, debug_numerics=False))
+    return load_config(argparse.Namespace(**flags))
 
 
 def _add_classes(page: Page, found: list[Detections], which: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import re
@@ -8,6 +9,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -18,7 +20,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.run_folder import save_config
 from lambda_det.visualization import report
 from lambda_det.visualization.class_results import evaluate_detections
-from lambda_det.visualization.page import Page
+from lambda_det.visualization.page import Page, new_axes, to_svg
 from lambda_det.visualization.report import read_metrics, write_report
 from tests.tool import load_tool
 from tests.training.tiny_detector import CONFIG, tiny_config
@@ -146,6 +148,47 @@ def test_confusion_counts_every_object_and_prediction_once():
     assert (found == expected).all()
 
 
+def test_sizes_of_masks_are_those_of_the_masks(ground_truth):
+    """A mask smaller than 32² in a box larger than that is a small one."""
+    for annotation in ground_truth.dataset["annotations"]:
+        x, y, side, _ = annotation["bbox"]
+        annotation["segmentation"] = [[x, y, x + side, y, x + side, y + 2, x + 2, y + side]]
+        annotation["area"] = 100
+    results = []
+    for annotation in ground_truth.dataset["annotations"]:
+        runs = ground_truth.annToRLE(annotation)
+        keys = ("image_id", "category_id", "bbox")
+        entry = {key: annotation[key] for key in keys}
+        results.append({**entry, "segmentation": runs, "score": 0.9})
+    # Of the wrong image: false where the sizes of masks count, and ignored where those of boxes do
+    results = [{**r, "image_id": 0, "bbox": [0, 0, 150, 150]} for r in results] + results
+    without = [{k: v for k, v in r.items() if k != "bbox"} for r in results]
+    found, expected = (
+        evaluate_detections(ground_truth, r, "segm", 0.5).classes for r in (results, without)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert one.small == other.small < 100
+
+
+def test_shares_are_of_all_classes(ground_truth, monkeypatch):
+    detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
+    confusion = np.array([[4, 0, 4, 2], [0, 6, 0, 0], [5, 1, 2, 0], [3, 1, 0, 0]])
+    drawn = []
+    monkeypatch.setattr(Axes, "imshow", lambda axes, share, **options: drawn.append(share))
+    monkeypatch.setattr(report, "_CLASSES_CONFUSED", 1)
+    report.draw_confusion(dataclasses.replace(detections, confusion=confusion))
+    np.testing.assert_allclose(drawn, [[[0.4, 0.2], [0.75, 0]]])
+
+
+def test_names_of_classes_stay_words():
+    figure, axes = new_axes(3, 2)
+    axes.plot([0, 1], label="螺栓 $5 to $9")
+    axes.legend()
+    axes.set_xticks([0], ["_$a$"])
+    text = to_svg(figure, "names")
+    assert "螺栓 $5 to $9" in text and "_$a$" in text
+
+
 class _Check(HTMLParser):
     """Tags that are open, and what the page would fetch."""
 
@@ -262,6 +305,32 @@ def test_the_base_is_not_there_any_more(run, tmp_path):
     assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
 
 
+def test_the_base_is_no_configuration_any_more(run, tmp_path):
+    (tmp_path / "base.yaml").write_text("MODEL: [")
+    text = _page(run)
+    assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
+
+
+def test_images_that_left_the_data_are_counted(run, shapes):
+    path = run / "inference" / report._RESULTS
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries, {**entries[0], "image_id": 999}]))
+    text = _page(run)
+    assert f"1 of the {len(entries) + 1} predictions" in text and "<h2>What is missing" not in text
+
+
+def _without_a_category(run, shapes):
+    path = run / "inference" / report._RESULTS
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries, {**entries[0], "category_id": 77}]))
+
+
+def _of_other_images(run, shapes):
+    path = run / "inference" / report._RESULTS
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([{**entry, "image_id": 999} for entry in entries]))
+
+
 def _without_results(run, shapes):
     (run / "inference" / report._RESULTS).unlink()
 
@@ -287,6 +356,8 @@ def _moved_data(run, shapes):
         (_found_nothing, report._RESULTS),
         (_cut_short, report._RESULTS),
         (_moved_data, "moved.json"),
+        (_without_a_category, "category 77"),
+        (_of_other_images, report._RESULTS),
     ],
 )
 def test_what_a_run_lacks_stands_on_its_page(run, shapes, spoil, named, caplog):
