@@ -51,7 +51,8 @@ class Annotations:
                 annotation["area"] = int(masks[index].sum())
                 annotation["segmentation"] = polygons(masks[index])
             if keypoints is not None:
-                points = [[x, y, 2] for x, y, _ in keypoints[index].tolist()]
+                # COCO counts from the centre of the first pixel, Detectron2 from its corner
+                points = [[x - 0.5, y - 0.5, 2] for x, y, _ in keypoints[index].tolist()]
                 annotation["keypoints"] = _rounded(np.ravel(points).tolist())
                 annotation["num_keypoints"] = len(points)
             self._annotations.append(annotation)
@@ -97,13 +98,29 @@ def check_target(path: Path, overwrite: bool) -> None:
 def polygons(mask: np.ndarray) -> list[list[float]]:
     """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
 
-    They run through the centres of the outer pixels. Holes are lost, and parts of less than three
-    corners are left out.
+    They run through the centres of the outer pixels. Holes are lost, and parts of one pixel's
+    thickness are left out. Of a mask that would lose most of its area by that, the polygons run
+    near the outer edges of its pixels.
     """
+    outlines = _outlines(mask)
+    if 4 * sum(map(cv2.contourArea, outlines)) >= mask.sum():
+        return [(outline.reshape(-1) + 0.5).tolist() for outline in outlines]
+    rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    finer = _outlines(part.repeat(_FINER, 0).repeat(_FINER, 1))
+    corner = (columns[0], rows[0])
+    return [((o.reshape(-1, 2) + 0.5) / _FINER + corner).ravel().tolist() for o in finer]
+
+
+_FINER = 4  # parts of a pixel's side that thin masks are outlined in
+
+
+def _outlines(mask: np.ndarray) -> list[np.ndarray]:
+    """Contours [N, 1, 2] of the parts of a mask that have an area."""
     outlines, _ = cv2.findContours(
         np.ascontiguousarray(mask, np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
     )
-    return [(outline.reshape(-1) + 0.5).tolist() for outline in outlines if len(outline) >= 3]
+    return [outline for outline in outlines if cv2.contourArea(outline) > 0]
 
 
 def _rounded(values: list[float]) -> list[float]:

@@ -127,11 +127,11 @@ def plan_dataset(
         name = names[0]
     json_file, images = registered_files(name)
     check_coco(json_file, images, files="none")
-    records = DatasetCatalog.get(name)[:limit]
+    records = DatasetCatalog.get(name)
     if not records:
         raise DataError(f"The data set {name} holds no image.")
     true_names = MetadataCatalog.get(name).get("thing_classes")
-    names = [Path(os.path.relpath(record["file_name"], images)) for record in records]
+    names = [Path(os.path.relpath(record["file_name"], images)) for record in records[:limit]]
     pictures = [
         Picture(
             Path(record["file_name"]),
@@ -140,9 +140,9 @@ def plan_dataset(
             record.get("annotations", []),
             true_names,
         )
-        for record, name in zip(records, names, strict=True)
+        for record, name in zip(records[:limit], names, strict=True)
     ]
-    _check_targets(pictures, overwrite)
+    _check_targets(pictures, overwrite, (Path(record["file_name"]) for record in records))
     return pictures
 
 
@@ -155,6 +155,8 @@ def _images_in(folder: Path, output: Path) -> Iterator[Path]:
 
 
 def _target(output: Path, relative: Path) -> Path:
+    # A data set may have images outside its folder; their pictures stay inside the output folder
+    relative = Path(*(part for part in relative.parts if part not in ("..", relative.anchor)))
     suffix = relative.suffix.lower()
     if suffix in VIDEO_SUFFIXES:
         return output / relative.with_suffix(".mp4")
@@ -163,9 +165,12 @@ def _target(output: Path, relative: Path) -> Path:
     return output / relative.with_name(relative.name + ".png")
 
 
-def _check_targets(pictures: Sequence[Picture], overwrite: bool) -> None:
+def _check_targets(
+    pictures: Sequence[Picture], overwrite: bool, others: Iterable[Path] = ()
+) -> None:
+    """Refuse targets that coincide, exist, or are an input or one of the ``others``."""
     sources: dict[Path, Path] = {}
-    inputs = {picture.source.resolve() for picture in pictures}
+    inputs = {path.resolve() for path in (*(picture.source for picture in pictures), *others)}
     for picture in pictures:
         other = sources.setdefault(picture.target, picture.source)
         if other != picture.source:

@@ -24,6 +24,7 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
 from lambda_det.detection.lazy import is_lazy_file
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, WeightsError, reason
 from lambda_det.export import FORMATS, format_of
 
@@ -165,12 +166,14 @@ class Predictor:
         try:
             described = json.loads(sidecar.read_text("utf-8"))
             wanted = [described[key] for key in ("input_format", "min_size_test", "max_size_test")]
-            names, where = described["outputs"], torch.device(device or described["device"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            names, where = described["outputs"], torch.device(described["device"])
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise DataError(
                 f"{sidecar}, which tools/export_model.py writes beside a detector, is missing or "
                 f"is something else ({reason(error)}); give a detector with it."
             ) from error
+        if device:
+            where = check_device(device, 1, "--device")
         if "pred_boxes" not in names:
             raise ConfigError(f"{path} is no detector: its outputs are {', '.join(names)}.")
         try:

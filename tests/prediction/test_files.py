@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shutil
 import subprocess
 
@@ -234,6 +235,29 @@ def test_a_dataset_of_the_configuration_is_named_by_its_use(annotated, tmp_path)
         plan_dataset("train", cfg, tmp_path / "out", False)
 
 
+def test_pictures_of_a_dataset_stay_inside_the_output_folder(annotated, tmp_path):
+    json_file, images = annotated
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = str(json_file), str(images / "below")
+    content = json.loads(json_file.read_text())
+    content["images"][0]["file_name"] = "../a.png"
+    content["images"][1]["file_name"] = str(images / "b.jpg")
+    json_file.write_text(json.dumps(content))
+    pictures = plan_dataset("test", cfg, tmp_path / "out", False)
+    assert [p.target for p in pictures] == [tmp_path / "out/a.png", tmp_path / "out/b.jpg"]
+
+
+def test_images_beyond_the_limit_are_not_overwritten(annotated, tmp_path):
+    json_file, images = annotated
+    content = json.loads(json_file.read_text())
+    for image, name in zip(content["images"], ("b.jpg", "below/b.jpg"), strict=True):
+        image["file_name"] = name
+    shutil.copy(images / "b.jpg", images / "below")
+    json_file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"b\.jpg.*input"):
+        plan_dataset("tiny_annotated", tiny_config(), images / "below", True, 1)
+
+
 @pytest.mark.parametrize("name", ["tiny_anotated", "no_such_thing"])
 def test_an_unknown_dataset_is_named(annotated, tmp_path, name):
     with pytest.raises(ConfigError, match=name):
@@ -412,6 +436,25 @@ def test_polygons_cover_their_mask():
     assert polygons(np.zeros((5, 5), bool)) == []
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        (slice(5, 6), slice(5, 6)),
+        (slice(5, 6), slice(3, 9)),
+        (slice(3, 9), slice(5, 6)),
+        (np.arange(2, 8), np.arange(2, 8)),
+        ([2, 3, 4, 5, 5, 5], [2, 2, 2, 2, 3, 4]),
+    ],
+    ids=["pixel", "row", "column", "diagonal", "corner"],
+)
+def test_masks_of_one_pixels_thickness_have_polygons(where):
+    mask = np.zeros((10, 12), bool)
+    mask[where] = True
+    found = polygons(mask)
+    drawn = mask_util.decode(mask_util.merge(mask_util.frPyObjects(found, *mask.shape)))
+    assert (drawn.astype(bool) & mask).sum() / (drawn.astype(bool) | mask).sum() > 0.6
+
+
 def test_annotations_of_boxes_keypoints_and_unknown_names():
     found = instances([[5, 5, 50.5, 40]], masks=False)
     found.pred_classes = torch.tensor([2])
@@ -422,5 +465,7 @@ def test_annotations_of_boxes_keypoints_and_unknown_names():
     assert [c["name"] for c in content["categories"]] == ["0", "1", "2"]
     (annotation,) = content["annotations"]
     assert annotation["bbox"] == [5, 5, 45.5, 35] and annotation["area"] == 1592.5
-    assert annotation["keypoints"] == [6, 7, 2, 8, 9, 2] and annotation["num_keypoints"] == 2
+    assert (
+        annotation["keypoints"] == [5.5, 6.5, 2, 7.5, 8.5, 2] and annotation["num_keypoints"] == 2
+    )
     assert annotation["segmentation"] == []

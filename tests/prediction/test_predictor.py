@@ -209,6 +209,24 @@ def test_options_that_cannot_be(run):
         Predictor("detector.ts", weights="x.pth")
 
 
+def test_an_exported_detector_names_a_device_that_is_none(tmp_path):
+    described = {
+        "input_format": "BGR",
+        "min_size_test": 64,
+        "max_size_test": 85,
+        "outputs": ["pred_boxes"],
+        "device": "cpu",
+    }
+    (tmp_path / "detector.ts").touch()
+    sidecar = tmp_path / "detector.ts.json"
+    sidecar.write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match="--device 'foo'"):
+        Predictor(tmp_path / "detector.ts", device="foo")
+    sidecar.write_text(json.dumps({**described, "device": "foo"}))
+    with pytest.raises(DataError, match=r"detector\.ts\.json"):
+        Predictor(tmp_path / "detector.ts")
+
+
 @pytest.mark.slow
 def test_an_exported_detector_finds_the_same(run, predictor, picture, tmp_path):
     import argparse
