@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Compare the metrics and checkpoints of two runs, and name the first step and tensor that differ.
 
-Times and speeds are not compared. Values and tensors are equal if they are so to the bit, or with
---tolerance T if they differ by less than T times the larger magnitude of the two.
+Times, speeds and memory are not compared, nor which implementations computed. Values and tensors
+are equal if they are so to the bit, or with --tolerance T if they differ by less than T times the
+larger magnitude of the two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from lambda_det.errors import UserError, exit_status, listed
 if TYPE_CHECKING:
     import torch
 
-_TIMES = ("time", "seconds", "per_second")  # how their names end
+_MEASURED = ("time", "seconds", "per_second", "peak_memory")  # how their names end
+# Parts of a checkpoint: what the machine chose, and a text that config.yaml is compared instead of
+_LEFT_OUT = ("implementations", "config")
 _STATUS = """
 Exit status: 0 if nothing differs, 1 if something does, 2 after an error, which is one sentence.
 """
@@ -42,7 +45,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
-    """The values of metrics.json by iteration, without times."""
+    """The values of metrics.json by iteration, without times and memory."""
     path = folder / "metrics.json"
     if not path.is_file():
         raise NoRun(f"There is no {path}; name the folder of a run.")
@@ -53,7 +56,7 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
             iteration = int(values.pop("iteration"))
         except (ValueError, KeyError, AttributeError):
             continue  # a line that a kill cut off
-        result[iteration] = {k: v for k, v in values.items() if not k.endswith(_TIMES)}
+        result[iteration] = {k: v for k, v in values.items() if not k.endswith(_MEASURED)}
     return result
 
 
@@ -94,18 +97,28 @@ def compare_metrics(
         yield f"metrics: {name} differs most at iteration {-step}, by {by:.2g} of its value"
 
 
-def tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a nested state in their order, by name."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors, numbers and words of a nested state in their order, by name."""
+    if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from tensors(item, f"{name}.{key}" if name else str(key))
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from tensors(item, f"{name}.{index}")
+            yield from leaves(item, f"{name}.{index}")
+    else:
+        yield name, value
+
+
+def is_compared(name: str) -> bool:
+    """Whether a value of a checkpoint follows from the training alone."""
+    return not any(p in _LEFT_OUT or p.endswith(_MEASURED) for p in name.split("."))
+
+
+def is_same(first: Any, second: Any, tolerance: float) -> bool:
+    """Whether two values that are no tensors are equal, numbers within the tolerance."""
+    if isinstance(first, (int, float)) and isinstance(second, (int, float)):
+        return relative(first, second) <= tolerance
+    return type(first) is type(second) and first == second
 
 
 def tensor_difference(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -128,8 +141,34 @@ def tensor_difference(first: torch.Tensor, second: torch.Tensor) -> float:
 def compare_checkpoints(
     name: str, first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float
 ) -> Iterator[str]:
-    """Yield what differs in two checkpoints of one name: the first tensor, and the worst."""
-    one, other = dict(tensors(first)), dict(tensors(second))
+    """Yield what differs in two checkpoints of one name: the first tensor, the worst, and values.
+
+    Values are the numbers and words beside the tensors, as of the schedule and the best results.
+    """
+    import torch
+
+    states = [dict(leaves(state)) for state in (first, second)]
+    one, other = (
+        {
+            key: value
+            for key, value in state.items()
+            if is_compared(key) and not isinstance(value, torch.Tensor)
+        }
+        for state in states
+    )
+    if only := [key for key in [*one, *other] if (key in one) != (key in other)]:
+        yield f"{name}: {len(only)} value(s) are in one run alone: {listed(only)}"
+    changed = [k for k in one if k in other and not is_same(one[k], other[k], tolerance)]
+    if changed:
+        key = changed[0]
+        yield (
+            f"{name}: {len(changed)} of {len(one)} values differ, the first is {key}: "
+            f"{one[key]!r} and {other[key]!r}"
+        )
+    one, other = (
+        {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+        for state in states
+    )
     if only := [key for key in [*one, *other] if (key in one) != (key in other)]:
         yield f"{name}: {len(only)} tensor(s) are in one run alone: {listed(only)}"
     found = {key: tensor_difference(one[key], other[key]) for key in one if key in other}

@@ -20,7 +20,13 @@ def runs(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         lines = [
-            {"iteration": i, "total_loss": 3.0 - i / 100, "lr": 0.1, "time": len(name) + i}
+            {
+                "iteration": i,
+                "total_loss": 3.0 - i / 100,
+                "lr": 0.1,
+                "time": len(name) + i,
+                "peak_memory": len(name) + i,
+            }
             for i in (9, 19, 29, 39)
         ]
         states = {
@@ -64,6 +70,25 @@ def test_the_first_step_and_tensor_are_named(runs, capsys):
     said = capsys.readouterr().out
     assert "iteration 29 is the first" in said and "iteration 19" not in said
     assert tool.main([first, second, "--tolerance", "0.8"]) == 0
+
+
+def test_values_beside_the_tensors_are_compared(runs, capsys):
+    def add(**values):
+        def change(lines, states):
+            states["model_final.pth"]["trainer"] = {"seconds": 1.0, "best": 40.0, **values}
+
+        return change
+
+    first = runs("first", add())
+    left_out = {"seconds": 2.0, "implementations": {"a": "b"}, "config": "OUTPUT_DIR: same"}
+    assert tool.main([runs("zeroth", add(config="")), runs("same", add(**left_out))]) == 0
+    capsys.readouterr()
+    second = runs("second", add(best=41.0, last="b"))
+    assert tool.main([first, second]) == 1
+    said = capsys.readouterr().out
+    assert "trainer.best: 40.0 and 41.0" in said and "alone: trainer.last" in said
+    assert "tensors" not in said and "seconds" not in said
+    assert tool.main([first, runs("third", add(best=41.0)), "--tolerance", "0.1"]) == 0
 
 
 def test_what_one_run_alone_has(runs, capsys):
