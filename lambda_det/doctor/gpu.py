@@ -104,6 +104,11 @@ def cases_of_options(args: argparse.Namespace) -> list[Case]:
         channels_last |= cfg.MODEL.CHANNELS_LAST
         with torch.device("meta"):
             network = build_backbone(cfg)
+        if cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads":
+            print(
+                "The lambda layers of LambdaRes5ROIHeads, on the regions, are not proved; "
+                f"auto takes {verdict.FALLBACK} for them"
+            )
         stride = max(network.size_divisibility, 32)
         height, width = (-(-side // stride) * stride for side in (height, width))
     else:
