@@ -10,6 +10,7 @@ from lambda_det import create_backbone
 from lambda_det.doctor import __main__ as doctor
 from lambda_det.doctor import gpu, gpu_checks
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
+from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, verdict
 from tests.doctor.kernels import WRONG
 
@@ -83,6 +84,7 @@ def test_the_sizes_are_those_that_a_run_takes(name, monkeypatch):
     with torch.device("meta"):
         found = gpu.cases_of_network(create_backbone(name), 96, 64, [1, 2], "float32", False)
     monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
+    verdict.use(CPU, verdict.Verdict({}, {"other sizes": {}}))
     network = create_backbone(name).eval()
     for batch in (1, 2):
         with torch.no_grad():
@@ -104,6 +106,23 @@ def test_the_sizes_of_a_configuration(tmp_path):
     assert {(case.height, case.width) for case in cases} <= {(s, s) for s in (4, 8, 16, 32)}
     wide = _args("--config-file", str(file), "--image-size", "64", "--dtype", "float32")
     assert {case.dtype for case in gpu.cases_of_options(wide)} == {"float32"}
+
+
+def test_each_tiling_of_the_kernels_is_proved():
+    """Of maps with as many positions, but for the power of 4, that need other kernels."""
+    with torch.device("meta"):
+        layer = LambdaLayer(64, query_depth=16, heads=4, scope=23)
+        network = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 1), layer)
+    found = gpu.cases_of_network(network, 34, 34, [1, 3], "bfloat16", True)
+    assert {(case.batch, case.height) for case in found} == {(1, 34), (3, 34)}
+
+
+@pytest.mark.parametrize("name", ["mask_rcnn_lambdaresnet50", "mask_rcnn_c4_lambdaresnet50"])
+def test_says_that_the_layers_on_regions_are_not_proved(name, capfd):
+    file = str(ROOT / f"configs/{name}.yaml")
+    assert gpu.cases_of_options(_args("--config-file", file, "--image-size", "64"))
+    out = capfd.readouterr().out
+    assert ("LambdaRes5ROIHeads, on the regions, are not proved" in out) == ("c4" in name)
 
 
 # Where it cannot work

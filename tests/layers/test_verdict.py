@@ -5,8 +5,9 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
-from lambda_det.layers.local import IMPLEMENTATIONS, choose, local_position_output, verdict
+from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, local_position_output, verdict
 from lambda_det.layers.local.verdict import Verdict
 
 CPU = torch.device("cpu")
@@ -65,8 +66,52 @@ def test_the_layout_is_part_of_the_class():
     assert verdict.shape_class(maps, values, embedding) != verdict.shape_class(*_inputs())
 
 
-def test_none_yet():
+def test_the_tiles_of_the_kernels_are_part_of_the_class():
+    def of(batch, side):
+        queries = torch.empty(batch, side, side, 4, 16, dtype=torch.bfloat16)
+        embedding = torch.empty(16, 1, 23, 23)
+        inputs = queries, torch.empty(batch, side, side, 64, 1), embedding
+        return str(fused._Plan.of(*inputs)), verdict.shape_class(*inputs)
+
+    (few, small), (many, large) = of(1, 32), of(3, 36)  # both of 1024 positions or more
+    assert few != many and small != large
+    assert of(1, 33)[1] == small
+
+
+def test_the_class_is_a_constant_for_torch_compile():
+    queries, embedding = torch.randn(1, 6, 6, 2, 8), torch.randn(8, 1, 3, 3)
+    inputs = queries, torch.randn(1, 6, 6, 3, 1), embedding
+    whole = torch.compile(verdict.shape_class, backend="eager", fullgraph=True, dynamic=True)
+    assert whole(*inputs) == verdict.shape_class(*inputs)
+    assert "plan" in whole(*inputs)
+
+
+def test_none_yet(monkeypatch, caplog):
+    caplog.set_level("INFO")
     assert "doctor --gpu" in _sentence()
+    choose(*_inputs(side=20))
+    assert set(verdict.taken()["classes"]) == {verdict.EVERY}
+    assert sum("nothing was proved" in line for line in caplog.messages) == 1
+
+
+def test_without_a_verdict_no_size_is_specialised():
+    counter = CompileCounter()
+    whole = torch.compile(local_position_output, backend=counter, fullgraph=True, dynamic=True)
+    for side in (6, 20, 33):
+        whole(*_inputs(side))
+    assert counter.frame_count == 1
+
+
+def test_every_device_has_its_own():
+    shape = verdict.shape_class(*_inputs())
+    entry = {"take": "conv", "why": "", "right": ["conv"]}
+    verdict.use("cuda:0", Verdict({}, {shape: entry}))
+    verdict.use("cuda:1", Verdict({}, {"other sizes": entry}))
+    assert [verdict.decided(f"cuda:{i}", shape) for i in (0, 1)] == ["conv", "query_first"]
+    verdict.use("cuda:1", Verdict({}, {shape: entry}))
+    verdict.refuse("cuda:0", shape, "it failed")
+    assert [verdict.decided(f"cuda:{i}", shape) for i in (0, 1)] == ["query_first", "conv"]
+    assert list(verdict.taken()["classes"]) == [shape]
 
 
 def test_what_is_added_stays():
@@ -177,6 +222,13 @@ def test_a_resumed_run_keeps_what_is_still_proved():
         assert [f"{before} -> {after}" in change for change in changes] == [True] * (
             before != after
         )
+    # Begun without a verdict
+    verdict.use(CPU, verdict.read(CPU))
+    record = {verdict.EVERY: {"take": "query_first", "why": ""}}
+    for _ in range(2):
+        assert verdict.keep(CPU, {"classes": record}) == []
+        assert choose(*_inputs()) == "query_first"
+        record = verdict.taken()["classes"]
     # On a device without a verdict
     verdict.use(CPU, Verdict({}, about="a test has none"))
     (change,) = verdict.keep(CPU, {"classes": {shape: {"take": "conv", "why": ""}}})

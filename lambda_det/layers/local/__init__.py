@@ -76,12 +76,15 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
 
 
 def _proved(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
+    device = str(queries.device)
+    if not verdict.proved_any(device):
+        return verdict.FALLBACK  # before a size is looked at: torch.compile would specialise on it
     shape = verdict.shape_class(queries, values, embedding)
-    name = verdict.decided(str(queries.device), shape)
+    name = verdict.decided(device, shape)
     why = unsupported(name, queries, values, embedding)
     if why is None:
         return name
-    verdict.refuse(shape, f"{name} cannot be used: {why}")
+    verdict.refuse(device, shape, f"{name} cannot be used: {why}")
     return verdict.FALLBACK
 
 
@@ -149,7 +152,7 @@ def _chosen_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor
         if name == verdict.FALLBACK or queries.device.type not in verdict.DEVICES:
             raise
         shape = verdict.shape_class(queries, values, embedding)
-        verdict.refuse(shape, f"{name} failed ({reason(error)})")
+        verdict.refuse(str(queries.device), shape, f"{name} failed ({reason(error)})")
         return IMPLEMENTATIONS[verdict.FALLBACK](queries, values, embedding)
 
 

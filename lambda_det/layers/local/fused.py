@@ -106,10 +106,16 @@ class _Plan(NamedTuple):
         99. Products of float32 numbers run outside the matrix units and need small tiles.
         """
         batch, height, width, heads, _ = queries.shape
-        scope_x = embedding.shape[3]
         wide = queries.dtype == torch.float32
+        return cls.of_sizes(batch, height, width, heads, values.shape[3], embedding.shape[3], wide)
+
+    @classmethod
+    def of_sizes(
+        cls, batch: int, height: int, width: int, heads: int, v: int, scope_x: int, wide: bool
+    ) -> _Plan:
+        """As :meth:`of`, by the sizes alone; ``wide`` is for float32."""
         span = 16 if scope_x <= 16 else 32
-        depth = min(max(_power_of_2(values.shape[3]), 16), 64 if wide else 128)
+        depth = min(max(_power_of_2(v), 16), 64 if wide else 128)
 
         rows, most = 16, 32 if wide else 128
         while (
@@ -135,6 +141,15 @@ class _Plan(NamedTuple):
             value_rows=value_rows,
             value_height=value_height,
         )
+
+
+@torch.compiler.assume_constant_result
+def plan_text(sizes: str, wide: bool) -> str:
+    """The plan for the sizes that :meth:`_Plan.of_sizes` names, in short.
+
+    The sizes are text, which torch.compile takes for a constant, as it does not take numbers.
+    """
+    return "-".join(map(str, _Plan.of_sizes(*map(int, sizes.split()), wide)))
 
 
 def _power_of_2(number: int) -> int:

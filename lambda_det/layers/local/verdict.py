@@ -25,9 +25,10 @@ from torch import Tensor
 from lambda_det.errors import reason
 from lambda_det.files import replace_text
 from lambda_det.layers.local.compiled import cache_folder
-from lambda_det.layers.local.fused import allows_tf32
+from lambda_det.layers.local.fused import DTYPES, QUERY_DEPTHS, allows_tf32, plan_text
 
 __all__ = [
+    "EVERY",
     "FALLBACK",
     "SWITCH",
     "Verdict",
@@ -35,6 +36,7 @@ __all__ = [
     "describe",
     "keep",
     "key_of",
+    "proved_any",
     "read",
     "refuse",
     "shape_class",
@@ -45,6 +47,7 @@ __all__ = [
 
 SWITCH = "LAMBDA_DET_GPU_VERDICT"  # an environment variable; 0: no verdict is read
 FALLBACK = "query_first"
+EVERY = "all sizes"  # noted in the place of a class on a device where nothing was proved
 DEVICES = {"cuda"}  # types of devices that verdicts are for
 
 _FORMAT = 1
@@ -114,25 +117,29 @@ def _hash_of_sources() -> str:
 def shape_class(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The class of calls that one proof is for.
 
-    All that the kernels are compiled for is the same in it, and the number of positions of the
-    batch within a factor of 4.
+    The dtype, the layout, all sizes but the map's and the batch's, and the tiles of the fused
+    kernels are the same in it, and the number of positions of the batch is within a factor of 4.
 
     Args:
         queries: [b, H, W, h, k].
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
-    batch, height, width, heads, k = queries.shape
-    v, u = values.shape[3:]
+    batch, height, width, heads, k = map(int, queries.shape)
+    v, u = map(int, values.shape[3:])
+    scope_y, scope_x = map(int, embedding.shape[2:])
+    plan = ""
+    if u == 1 and k in QUERY_DEPTHS and queries.dtype in DTYPES:  # as fused.unsupported says
+        sizes = f"{batch} {height} {width} {heads} {v} {scope_x}"
+        plan = f" plan {plan_text(sizes, queries.dtype == torch.float32)}"
     dtype = str(queries.dtype).removeprefix("torch.")
     if dtype == "float32" and allows_tf32():
         dtype = "tf32"
     layout = "channels_last" if queries.stride(-1) == 1 else "contiguous"
-    power = (int(batch * height * width).bit_length() - 1) // 2
+    power = ((batch * height * width).bit_length() - 1) // 2
     return (
-        f"{dtype} {layout} h{int(heads)} k{int(k)} v{int(v)} u{int(u)} "
-        f"scope {int(embedding.shape[2])}x{int(embedding.shape[3])} "
-        f"positions {4 ** max(power, 0)}+"
+        f"{dtype} {layout} h{heads} k{k} v{v} u{u} scope {scope_y}x{scope_x} "
+        f"positions {4 ** max(power, 0)}+{plan}"
     )
 
 
@@ -218,13 +225,14 @@ def _read_file(path: Path, key: Mapping[str, str] | None) -> Verdict:
 # What this process takes --------------------------------------------------------------------------
 
 _in_use: dict[str, Verdict] = {}  # by device
-_taken: dict[str, dict[str, str]] = {}  # by class: "take" and "why"
+_taken: dict[tuple[str, str], dict[str, str]] = {}  # by device and class: "take" and "why"
 
 
 def use(device: torch.device | str, verdict: Verdict) -> None:
-    """Take what a verdict says from now on, on a device; forget what was taken so far."""
+    """Take what a verdict says from now on, on a device; forget what was taken there so far."""
     _in_use[str(device)] = verdict
-    _taken.clear()
+    for place in [place for place in _taken if place[0] == str(device)]:
+        del _taken[place]
 
 
 def _verdict(device: str) -> Verdict:
@@ -242,26 +250,35 @@ def describe(verdict: Verdict) -> str:
 
 
 @torch.compiler.assume_constant_result  # torch.compile has no look at files and the log
+def proved_any(device: str) -> bool:
+    """Whether anything was proved on a device; if not, that is noted, and logged once."""
+    found = _verdict(device)
+    if not found.classes and (device, EVERY) not in _taken:
+        _take(device, EVERY, FALLBACK, f"nothing was proved: {found.about}")
+    return bool(found.classes)
+
+
+@torch.compiler.assume_constant_result
 def decided(device: str, shape: str) -> str:
     """The implementation for a class of shapes on a device; noted, and logged once."""
-    entry = _taken.get(shape)
+    entry = _taken.get((device, shape))
     if entry is None:
         entry = _verdict(device).classes.get(shape)
         if entry is None:
             entry = {"take": FALLBACK, "why": "no verdict is about these sizes"}
-        _take(shape, entry["take"], entry["why"])
+        _take(device, shape, entry["take"], entry["why"])
     return entry["take"]
 
 
 @torch.compiler.assume_constant_result
-def refuse(shape: str, why: str) -> None:
-    """Take the safe implementation for a class of shapes, in this process, from now on."""
-    _take(shape, FALLBACK, why)
+def refuse(device: str, shape: str, why: str) -> None:
+    """Take the safe implementation for a class on a device, in this process, from now on."""
+    _take(device, shape, FALLBACK, why)
 
 
-def _take(shape: str, name: str, why: str) -> None:
-    _taken[shape] = {"take": name, "why": why}
-    _logger.info(f"Local position output, {shape}: {name}; {why}")
+def _take(device: str, shape: str, name: str, why: str) -> None:
+    _taken[device, shape] = {"take": name, "why": why}
+    _logger.info(f"Local position output on {device}, {shape}: {name}; {why}")
 
 
 def keep(device: torch.device | str, recorded: Mapping[str, Any]) -> list[str]:
@@ -275,8 +292,11 @@ def keep(device: torch.device | str, recorded: Mapping[str, Any]) -> list[str]:
         What changes, a line for each class of shapes.
     """
     verdict, changes = _verdict(str(device)), []
-    classes = dict(verdict.classes)
-    for shape, entry in recorded.get("classes", {}).items():
+    classes, before_all = dict(verdict.classes), recorded.get("classes", {})
+    if classes and EVERY in before_all:  # nothing was proved then
+        classes = {shape: entry for shape, entry in classes.items() if shape in before_all}
+        verdict = replace(verdict, about=f"this run began with it; there is a {verdict.about}")
+    for shape, entry in before_all.items():
         before, known = entry["take"], classes.get(shape, {"take": FALLBACK, "right": []})
         if before == known["take"]:
             continue
@@ -289,6 +309,12 @@ def keep(device: torch.device | str, recorded: Mapping[str, Any]) -> list[str]:
 
 
 def taken() -> dict[str, Any]:
-    """What was taken in this process and why, by class, with the keys of the verdicts behind it."""
+    """What was taken in this process and why, by class, with the keys of the verdicts behind it.
+
+    Of several devices the first one that took something for a class counts.
+    """
     keys = {device: dict(verdict.key) for device, verdict in _in_use.items()}
-    return {"keys": keys, "classes": {shape: dict(entry) for shape, entry in _taken.items()}}
+    classes: dict[str, dict[str, str]] = {}
+    for (_, shape), entry in _taken.items():
+        classes.setdefault(shape, dict(entry))
+    return {"keys": keys, "classes": classes}
