@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
@@ -98,16 +99,13 @@ def check_inputs(
             f"A lambda layer got an input of the shape {list(x.shape)}; it takes sequences "
             "[B, C, N], maps [B, C, H, W] and volumes [B, C, D, H, W]."
         )
-    if mask is not None and mask.dim() not in (2, rank + 2):
-        raise ConfigError(
-            f"The mask of a lambda layer has the shape {list(mask.shape)}, but must be [B, 1, "
-            "H, W] for padding or [n, m] for a context per query."
-        )
     if context is not None and (context.shape[:2] != x.shape[:2] or context.dim() != x.dim()):
         raise ConfigError(
             f"The context of a lambda layer has the shape {list(context.shape)}; it must be that "
             f"of the input, {list(x.shape)}, but for the sizes of the map."
         )
+    if mask is not None:
+        _check_mask(layer, x, mask, x if context is None else context)
     if embeddings is None:
         return
     if layer.position is not None:
@@ -123,4 +121,17 @@ def check_inputs(
             f"The embeddings given to a lambda layer have the shape {list(embeddings.shape)}; for "
             f"this input they must have {list(expected)}, or one such for each of {x.shape[0]} "
             "examples."
+        )
+
+
+def _check_mask(layer: LambdaLayer, x: Tensor, mask: Tensor, context: Tensor) -> None:
+    if mask.dim() in (2, x.dim()) and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        return  # a comparison of sizes would tie a graph to those it is made with
+    queries = math.prod(-(-side // layer.stride) for side in x.shape[2:])
+    padding, pairs = [x.shape[0], 1, *context.shape[2:]], [queries, math.prod(context.shape[2:])]
+    # A padding mask of one example serves for all
+    if list(mask.shape) not in (padding, [1, *padding[1:]], pairs):
+        raise ConfigError(
+            f"The mask of a lambda layer has the shape {list(mask.shape)}, but for this input must "
+            f"be {padding} for padding or {pairs} for a context per query."
         )

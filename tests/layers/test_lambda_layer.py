@@ -1,5 +1,7 @@
 """Every variant of the layer against the paper's definition; initialisation; properties."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -451,6 +453,31 @@ def test_bad_inputs_are_named(options, arguments, named):
 def test_bad_mask_is_named():
     with pytest.raises(ConfigError, match=r"\[1, 4, 4\]"):
         LambdaLayer(8, heads=2, scope=3)(torch.randn(1, 8, 4, 4), torch.ones(1, 4, 4).bool())
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        ((4, 6), (2, 1, 6, 4)),  # transposed
+        ((4, 6), (4, 1, 2, 6)),  # as many entries for another batch
+        ((4, 6), (2, 2, 4, 6)),
+        ((4, 6), (12, 24)),
+        ((4, 6), (24, 48)),
+        ((6,), (2, 1, 5)),
+    ],
+)
+@pytest.mark.parametrize("content", [True, False])
+def test_a_mask_of_other_sizes_is_refused(content, size, shape):
+    layer = LambdaLayer(8, heads=2, scope=3, content=content)
+    with pytest.raises(ConfigError, match=re.escape(f"{list(shape)}, but for this input must be")):
+        layer(torch.randn(2, 8, *size), torch.ones(shape).bool())
+
+
+def test_a_mask_of_one_example_serves_for_all():
+    layer = _layer().eval()
+    x = torch.randn(2, 8, 3, 4, dtype=torch.float64)
+    mask = torch.rand(1, 1, 3, 4) < 0.7
+    torch.testing.assert_close(layer(x, mask), layer(x, mask.expand(2, -1, -1, -1)))
 
 
 def test_global_embedding_on_a_smaller_map_is_its_middle():
