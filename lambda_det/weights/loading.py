@@ -25,6 +25,7 @@ from lambda_det.weights.names import (
     Fit,
     backbone_prefixes,
     bare_name,
+    check_shared,
     compare,
     fitting,
     is_counter,
@@ -119,6 +120,7 @@ def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str 
             f"{path} does not hold this model and no other: {listed(fit.sentences())}; is it of "
             "the same configuration?"
         )
+    check_shared(model, state, path)
     _load(model, state, f"the weights of {path}")
 
 
@@ -158,6 +160,7 @@ def load_initial_weights(
     about = about if isinstance(about, Mapping) else {}
     _check_start(_own_tensors(model), state, prefixes, path, about)
     check_layers(model, content, path)
+    check_shared(model, state, path)
     if pixels is not None:
         wanted = wanted_pixels(content)
         if "imported" in about and pixels.differences(wanted):

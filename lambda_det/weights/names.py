@@ -19,6 +19,7 @@ __all__ = [
     "Fit",
     "backbone_prefixes",
     "bare_name",
+    "check_shared",
     "compare",
     "fitting",
     "is_counter",
@@ -227,3 +228,29 @@ def fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str,
         OrderedDict((name, tensor) for name, tensor in both if tensor.shape == own[name].shape),
         state,
     )
+
+
+def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
+    """Refuse weights that differ where the model has one tensor: the last would overwrite others.
+
+    Args:
+        model: whose parameters may be shared, each then with several names.
+        state: by the names of the model.
+        path: of the file, for the message.
+
+    Raises:
+        WeightsError: names two tensors that differ.
+    """
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name not in state or state[name].shape != parameter.shape:
+            continue
+        other = first.setdefault(id(parameter), name)
+        if other != name and not torch.allclose(
+            state[name].double(), state[other].double(), rtol=0, atol=0, equal_nan=True
+        ):
+            raise WeightsError(
+                f"{path} holds different tensors {other} and {name}, which are one and the same in "
+                "the model: share in it only what the file shares (share_positions of lambda "
+                "layers)."
+            )

@@ -22,6 +22,7 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.backbone_file import load_backbone_weights
+from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
 from tests.export.toy import Detector, Model, Network
@@ -363,6 +364,26 @@ def test_lambda_layers_of_an_earlier_version_are_named(tmp_path):
     torch.save({"model": state}, tmp_path / "old.pth")
     with pytest.raises(WeightsError, match=r"old\.pth.*res4\.1\.conv2\.query_proj.*qkv"):
         lambda_det.create_backbone("lambda_resnet26", weights=tmp_path / "old.pth", scope=3)
+
+
+@pytest.mark.parametrize("way", ["backbone", "initial", "complete"])
+def test_different_weights_for_one_shared_tensor_are_refused(tmp_path, way):
+    path = tmp_path / "own.pth"
+    own = lambda_det.create_backbone("lambda_resnet26", scope=3)
+    torch.save({"model": own.state_dict()}, path)
+    model = lambda_det.create_backbone("lambda_resnet26", scope=3, share_positions="stage")
+    before = model.res5[0].conv2.position.embedding.clone()
+    content = read_weights(str(path))
+    with pytest.raises(WeightsError, match=r"own\.pth.*res\d\.0\S+embedding.*share_positions"):
+        if way == "backbone":
+            load_backbone_weights(model, path)
+        elif way == "initial":
+            load_initial_weights(model, content, path)
+        else:
+            load_complete_model(model, content, path)
+    assert torch.equal(model.res5[0].conv2.position.embedding, before)
+    torch.save({"model": model.state_dict()}, path)
+    load_backbone_weights(model, path)
 
 
 # ------------------------------------------------------ files with the names of timm, torchvision
