@@ -7,15 +7,24 @@ import itertools
 from typing import TypeVar
 
 import torch
-from detectron2.layers import FrozenBatchNorm2d
+from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.norm import SyncBatchNorm2d
 
 __all__ = ["fold_norms"]
 
 Model = TypeVar("Model", bound=nn.Module)
+
+# Exactly these: a derived norm may do more, such as timm's with an activation
+_NORMS = (
+    nn.BatchNorm2d,
+    nn.SyncBatchNorm,
+    NaiveSyncBatchNorm,
+    SyncBatchNorm2d,
+    FrozenBatchNorm2d,
+)
 
 
 def fold_norms(model: Model) -> Model:
@@ -38,7 +47,7 @@ def fold_norms(model: Model) -> Model:
 
 
 def _is_foldable(norm: nn.Module | None) -> bool:
-    return isinstance(norm, _BatchNorm | FrozenBatchNorm2d) and norm.running_mean is not None
+    return type(norm) in _NORMS and norm.running_mean is not None
 
 
 def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -76,6 +85,8 @@ def _fold_projection(layer: LambdaLayer) -> None:
 
 def _fold_sequence(sequence: nn.Sequential) -> None:
     for conv, (name, norm) in itertools.pairwise(sequence.named_children()):
-        if isinstance(conv[1], nn.Conv2d) and _is_foldable(norm):
+        # In a convolution of Detectron2 its own norm and activation come before
+        plain = all(getattr(conv[1], part, None) is None for part in ("norm", "activation"))
+        if isinstance(conv[1], nn.Conv2d) and plain and _is_foldable(norm):
             _fold(conv[1], _scale_and_shift(norm))
             setattr(sequence, name, nn.Identity())

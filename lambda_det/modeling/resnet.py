@@ -350,10 +350,11 @@ class LambdaResNet(ResNet):
             stem = BasicStem(in_channels, 64, norm)
         dilations = check_dilation(spec, dilation, multi_grid)
         if (spec.attention or spec.double_attention) and (
-            mask_padding or max(dilations.values()) > 1
+            mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1
         ):
             raise ConfigError(
-                "The networks with attention take no MASK_PADDING and no dilation; leave these out."
+                "The networks with attention take no MASK_PADDING, no dilation and no "
+                "RES5_MULTI_GRID above 1; leave these out."
             )
         stages = []
         channels, in_stride = stem.out_channels, stem.stride

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm, get_norm
+from detectron2.layers import Conv2d, FrozenBatchNorm2d, NaiveSyncBatchNorm, get_norm
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 
@@ -233,3 +233,27 @@ def test_a_folded_lambda_layer_takes_another_context(sizes):
     x, context = (torch.randn(2, 8, *size, dtype=torch.float64) for size in ((4, 5), (6, 3)))
     expected = layer.eval()(x, context=context)
     torch.testing.assert_close(fold_norms(layer)(x, context=context), expected)
+
+
+class _ActiveNorm(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda: (Conv2d(5, 5, 1, norm=nn.BatchNorm2d(5)), nn.BatchNorm2d(5)),
+        lambda: (Conv2d(5, 5, 1, activation=torch.relu), nn.BatchNorm2d(5)),
+        lambda: (nn.Conv2d(5, 5, 1), _ActiveNorm(5)),
+        lambda: (Conv2d(5, 5, 1, norm=_ActiveNorm(5)),),
+    ],
+    ids=["norm before norm", "activation before norm", "active norm", "active norm within"],
+)
+def test_a_norm_that_does_not_follow_its_convolution_stays(parts):
+    network = _with_statistics(nn.Sequential(*parts())).double().eval()
+    x = _images(0, 2, dtype=torch.float64)
+    torch.testing.assert_close(fold_norms(network)(x), network(x))
