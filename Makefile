@@ -2,7 +2,7 @@
 # make demo    set-up, then train, evaluate and look at a small model on the shapes data set
 # make test    set-up, then the quick tests, which touch every module
 # make test-all   set-up, then all tests, with the larger number of random cases
-# make test-rest  what `make test` leaves out of `make test-all`
+# make test-rest  what `make test` leaves out of `make test-all`; TESTS=tests/training of some rooms
 # make matrix  the quick tests under other versions of Python and PyTorch; writes docs/versions.md
 # make lint    set-up, then ruff (rules and formatting)
 #
@@ -27,6 +27,7 @@ demo: setup
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 LONG := slow or fuzz or benchmark or gpu
+TESTS ?= tests
 
 test: setup
 	$(PYTEST) -m "not ($(LONG))"
@@ -35,7 +36,7 @@ test-all: setup
 	LAMBDA_DET_FUZZ=large $(PYTEST)
 
 test-rest: setup
-	LAMBDA_DET_FUZZ=large $(PYTEST) -m "$(LONG)"
+	LAMBDA_DET_FUZZ=large $(PYTEST) -m "$(LONG)" $(TESTS)
 
 matrix: setup
 	$(BIN)/python .ci/matrix.py
