@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from detectron2 import modeling
 from detectron2.config import CfgNode
+from detectron2.engine import HookBase
+from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
 from detectron2.modeling.roi_heads import BaseKeypointRCNNHead
 from detectron2.structures import Instances
@@ -21,7 +23,14 @@ from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.training.precision import pool_in_float32
 
-__all__ = ["build_model", "build_on_meta", "check_precision", "for_inference", "prepare_model"]
+__all__ = [
+    "LossNormalizers",
+    "build_model",
+    "build_on_meta",
+    "check_precision",
+    "for_inference",
+    "prepare_model",
+]
 
 # fmt: off
 _REGISTRIES = {
@@ -168,6 +177,27 @@ def _found_in_float32(
         for name, value in instances.get_fields().items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 instances.set(name, value.float())
+
+
+class LossNormalizers(HookBase):
+    """Keeps over a resume what a RetinaNet divides its losses by, a mean over the steps so far."""
+
+    def _detectors(self) -> Iterator[tuple[str, DenseDetector]]:
+        for name, module in self.trainer.model.named_modules():
+            if isinstance(module, DenseDetector):
+                yield name, module
+
+    def state_dict(self) -> dict[str, float]:
+        return {
+            name: float(detector.loss_normalizer)
+            for name, detector in self._detectors()
+            if hasattr(detector, "loss_normalizer")  # from the first step on
+        }
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        for name, detector in self._detectors():
+            if name in state:
+                detector.loss_normalizer = state[name]
 
 
 def patch_point_rend(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.engine import HookBase
 from detectron2.evaluation import (
     DatasetEvaluator,
     inference_on_dataset,
@@ -24,7 +25,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection import data
 from lambda_det.detection.config import load_config
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
-from lambda_det.detection.model import build_model, check_precision, for_inference
+from lambda_det.detection.model import (
+    LossNormalizers,
+    build_model,
+    check_precision,
+    for_inference,
+)
 from lambda_det.detection.recipe import fit_to_data
 from lambda_det.detection.schedule import (
     DetectionSettings,
@@ -239,6 +245,9 @@ class DetectionTask(Task):
         # Workers for the statistics would idle between two evaluations
         cfg.DATALOADER.NUM_WORKERS = 0 if for_statistics else self.settings.num_workers
         return data.build_train_loader(cfg, self.settings.images_per_batch)
+
+    def build_hooks(self) -> list[HookBase]:
+        return [LossNormalizers()]
 
     def build_test_loader(self, dataset_name: str) -> Iterable:
         return data.build_test_loader(self.cfg, dataset_name)

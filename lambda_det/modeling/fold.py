@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import torch
 from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import SyncBatchNorm2d
@@ -37,7 +38,7 @@ def fold_norms(model: Model) -> Model:
     model = copy.deepcopy(model).eval()
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and _is_foldable(getattr(module, "norm", None)):
-            _fold(module, _scale_and_shift(module.norm))
+            _fold(module, module.norm)
             module.norm = None
         elif isinstance(module, LambdaLayer):
             _fold_projection(module)
@@ -50,43 +51,37 @@ def _is_foldable(norm: nn.Module | None) -> bool:
     return type(norm) in _NORMS and norm.running_mean is not None
 
 
-def _scale_and_shift(norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """The norm as y = scale * x + shift, per channel in float64."""
-    mean, var = norm.running_mean.double(), norm.running_var.double()
-    weight = torch.ones_like(mean) if norm.weight is None else norm.weight.double()
-    bias = torch.zeros_like(mean) if norm.bias is None else norm.bias.double()
-    scale = weight * (var + norm.eps).rsqrt()
-    return scale, bias - scale * mean
-
-
 @torch.no_grad()
-def _fold(conv: nn.Conv2d, scale_and_shift: tuple[Tensor, Tensor]) -> None:
-    scale, shift = scale_and_shift
-    if conv.bias is not None:
-        shift = shift + scale * conv.bias
-    else:
-        conv.bias = nn.Parameter(torch.empty_like(conv.weight[:, 0, 0, 0]))
+def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> None:
+    """Fold the norm of these output channels into the convolution."""
+    if conv.bias is None:
+        conv.bias = nn.Parameter(conv.weight.new_zeros(conv.out_channels))
+    weight, bias = fuse_conv_bn_weights(
+        conv.weight[rows],
+        conv.bias[rows],
+        norm.running_mean,
+        norm.running_var,
+        norm.eps,
+        norm.weight,
+        norm.bias,
+    )
     # In place, so that the layout in memory stays
-    conv.weight.copy_(conv.weight * scale[:, None, None, None])
-    conv.bias.copy_(shift)
+    conv.weight[rows], conv.bias[rows] = weight, bias
 
 
 def _fold_projection(layer: LambdaLayer) -> None:
     """Fold the norms of queries and values into their rows of the projection."""
     queries, keys, _ = layer.rows
-    ones = torch.ones(sum(layer.rows), dtype=torch.float64, device=layer.qkv.weight.device)
-    scale, shift = ones, torch.zeros_like(ones)
     for name, rows in (("query_norm", slice(queries)), ("value_norm", slice(queries + keys, None))):
         if _is_foldable(getattr(layer, name)):
-            scale[rows], shift[rows] = _scale_and_shift(getattr(layer, name))
+            _fold(layer.qkv, getattr(layer, name), rows)
             setattr(layer, name, nn.Identity())
-    _fold(layer.qkv, (scale, shift))
 
 
 def _fold_sequence(sequence: nn.Sequential) -> None:
-    for conv, (name, norm) in itertools.pairwise(sequence.named_children()):
+    for (_, conv), (name, norm) in itertools.pairwise(sequence.named_children()):
         # In a convolution of Detectron2 its own norm and activation come before
-        plain = all(getattr(conv[1], part, None) is None for part in ("norm", "activation"))
-        if isinstance(conv[1], nn.Conv2d) and plain and _is_foldable(norm):
-            _fold(conv[1], _scale_and_shift(norm))
+        plain = all(getattr(conv, part, None) is None for part in ("norm", "activation"))
+        if isinstance(conv, nn.Conv2d) and plain and _is_foldable(norm):
+            _fold(conv, norm)
             setattr(sequence, name, nn.Identity())

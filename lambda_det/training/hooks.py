@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,6 @@ __all__ = [
     "Averaging",
     "Checkpoints",
     "Histories",
-    "LossNormalizers",
     "PeakMemory",
     "RunWriter",
     "Throughput",
@@ -220,27 +219,6 @@ class Histories(HookBase):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = state
-
-
-class LossNormalizers(HookBase):
-    """Keeps over a resume what a RetinaNet divides its losses by, a mean over the steps so far."""
-
-    def _modules(self) -> Iterator[tuple[str, Any]]:
-        for name, module in self.trainer.model.named_modules():
-            if hasattr(module, "_ema_update"):  # Detectron2's dense detectors
-                yield name, module
-
-    def state_dict(self) -> dict[str, float]:
-        return {
-            name: float(module.loss_normalizer)
-            for name, module in self._modules()
-            if hasattr(module, "loss_normalizer")
-        }
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        for name, module in self._modules():
-            if name in state:
-                module.loss_normalizer = state[name]
 
 
 def _is_since(first: int, value: tuple[float, int]) -> bool:

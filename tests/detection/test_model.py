@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from detectron2.modeling import META_ARCH_REGISTRY
+from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from torch import Tensor, nn
 
-from lambda_det.detection.model import build_model, build_on_meta, for_inference
+from lambda_det.detection.model import (
+    LossNormalizers,
+    build_model,
+    build_on_meta,
+    for_inference,
+)
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from tests.training.tiny_detector import tiny_config
@@ -20,6 +28,30 @@ def test_it_has_the_names_and_shapes_of_the_model_and_no_values():
     assert {k: v.shape for k, v in trial.items()} == {k: v.shape for k, v in real.items()}
     assert all(tensor.is_meta for tensor in trial.values())
     assert cfg.MODEL.DEVICE == "cpu"
+
+
+class Dense(DenseDetector):
+    """Detectron2's, without its parts."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+
+
+def test_a_resumed_retinanet_divides_its_losses_as_before():
+    model = nn.Sequential(nn.Linear(1, 1), Dense())
+    hook = LossNormalizers()
+    hook.trainer = SimpleNamespace(model=model)
+    assert hook.state_dict() == {}  # before the first step
+    model[1]._ema_update("loss_normalizer", 7.5, 100.0)
+    state = hook.state_dict()
+    resumed = nn.Sequential(nn.Linear(1, 1), Dense())
+    hook.trainer = SimpleNamespace(model=resumed)
+    hook.load_state_dict(state)
+    for detector in (model[1], resumed[1]):
+        detector._ema_update("loss_normalizer", 20.0, 100.0)
+    assert resumed[1].loss_normalizer == model[1].loss_normalizer != 100.0
+    cfg = tiny_config()
+    assert any(isinstance(hook, LossNormalizers) for hook in DetectionTask(cfg).build_hooks())
 
 
 @pytest.mark.parametrize(

@@ -43,19 +43,6 @@ from tests.reliability.runs import content, differences, metrics
 from tests.training.toy import ToyModel, items, settings
 
 
-def test_a_resumed_retinanet_divides_its_losses_as_before():
-    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
-    model[1]._ema_update = None
-    hook = our_hooks.LossNormalizers()
-    hook.trainer = SimpleNamespace(model=model)
-    assert hook.state_dict() == {}  # before the first step
-    model[0].loss_normalizer, model[1].loss_normalizer = "visible", 7.5
-    state = hook.state_dict()
-    model[1].loss_normalizer = 100.0
-    hook.load_state_dict(state)
-    assert state == {"1": 7.5} and model[1].loss_normalizer == 7.5
-
-
 class _Loader:
     def __init__(self):
         self.begun, self.ended = [], 0
