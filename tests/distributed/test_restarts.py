@@ -125,7 +125,8 @@ def test_signal_stops_all_processes_and_resume_continues(arguments, restarted, t
     processes = _descendants(run.pid)
     run.send_signal(signal.SIGUSR1)
     assert run.wait(100) == PREEMPTED_STATUS, output.read_text()[-5000:]
-    assert "Stopped by SIGUSR1 after step" in output.read_text().splitlines()[-1]
+    # Python's resource tracker outlives the run, and may print a warning after the last message
+    assert "Stopped by SIGUSR1 after step" in output.read_text()
     assert not any(_trains(pid) for pid in processes)
     run = _start(argv, output)
     assert run.wait(300) == 0, output.read_text()[-5000:]
