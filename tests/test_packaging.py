@@ -96,6 +96,7 @@ def test_wheel_has_the_version_of_the_package(metadata):
     assert "detectron2" not in str(metadata.get_all("Requires-Dist"))
 
 
+@pytest.mark.slow
 def test_installed_wheel_works_from_another_folder(wheel, tmp_path):
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()

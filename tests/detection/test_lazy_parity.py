@@ -156,17 +156,10 @@ def _rate(scheduler, step: int) -> float:
     return scheduler.get_lr()[0]
 
 
-def test_the_learning_rate_is_the_same_in_all_steps():
-    (yaml, settings), (lazy, other) = _schedules(128)
-    assert settings == other
-    for step in range(settings.max_iter):
-        assert _rate(yaml, step) == _rate(lazy, step), step
-
-
 @pytest.mark.parametrize(
-    ("world_size", "accumulate"), [(1, 1), (3, 1), (8, 1), (9, 7), (131, 1), (256, 1)]
+    ("world_size", "accumulate"), [(128, 1), (1, 1), (3, 1), (8, 1), (9, 7), (131, 1), (256, 1)]
 )
-def test_the_learning_rate_is_the_same_on_other_numbers_of_workers(world_size, accumulate):
+def test_the_learning_rate_is_the_same_on_any_number_of_workers(world_size, accumulate):
     (yaml, settings), (lazy, other) = _schedules(world_size, accumulate)
     assert settings == other
     last = settings.max_iter
@@ -256,12 +249,13 @@ class _Losses(HookBase):
         self.seen.append({k: v for k, (v, _) in latest.items() if "loss" in k or k == "lr"})
 
 
+@pytest.mark.slow
 def test_the_first_losses_and_weights_are_the_same(tiny):
     """With large steps, so that a difference in the optimiser would show in the next loss."""
     losses, states, first, results = [], [], [], []
     for task in tiny:
-        # The warm-up of 128 000 steps has hardly begun
-        task.settings = dataclasses.replace(task.settings, base_lr=781.25)
+        # The warm-up of 128 000 steps has hardly begun; most CPUs have no instructions for bfloat16
+        task.settings = dataclasses.replace(task.settings, base_lr=781.25, amp_dtype=None)
         seed_all_rng(task.settings.seed)
         training = Trainer(task)
         first.append({k: v.clone() for k, v in training.model.state_dict().items()})

@@ -197,6 +197,7 @@ def test_a_file_or_configuration_that_cannot_be_used(checkpoint, file, tmp_path)
         verify_backbone(tmp_path / "x.pth", detector_config())
 
 
+@pytest.mark.slow
 def test_the_file_of_a_detector_in_another(checkpoint, tmp_path):
     source = {"model": in_fpn(checkpoint["model"])}
     save_backbone(extract_backbone(source), tmp_path / "b.pth")
@@ -214,6 +215,7 @@ MODEL:
 """
 
 
+@pytest.mark.slow
 def test_the_file_of_a_c4_detector_in_both_places(checkpoint, tmp_path):
     """Its last stage is in the heads."""
     cfg = get_cfg()
@@ -258,6 +260,7 @@ model = L(SemanticSegmentor)(
 """
 
 
+@pytest.mark.slow
 def test_a_lazy_target(checkpoint, file, tmp_path):
     (tmp_path / "lazy.py").write_text(LAZY)
     report = verify_backbone(file, load_target(tmp_path / "lazy.py"), checkpoint=checkpoint)

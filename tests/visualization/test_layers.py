@@ -84,11 +84,12 @@ def test_each_kind_of_layer_has_the_pictures_of_its_parts(name, options, expecte
     assert chosen == list(dict.fromkeys(n.rsplit(".", 1)[0] for n in expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"global_context": 64}, marks=pytest.mark.slow),
-        pytest.param({"multi_head": True, "scope": 3}, marks=pytest.mark.slow),
+        {"global_context": 64},
+        {"multi_head": True, "scope": 3},
         {"dilation": {"res5": 2}, "key_norm": "l2", "scope": 3},
     ],
 )
