@@ -9,6 +9,7 @@ from torch import nn
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
 from lambda_det.layers.functional import content_lambda, normalize_keys
+from tests.pairs import pairs
 
 from . import reference
 
@@ -243,9 +244,10 @@ def test_strided_layer_is_every_second_output_of_the_layer():
     torch.testing.assert_close(layer(x), whole[:, :, ::2, ::2])
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("per_example", [False, True])
-@pytest.mark.parametrize("options", [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}])
+@pytest.mark.parametrize(
+    ("mask", "per_example", "options"),
+    pairs(MASKS, [False, True], [{}, {"intra_depth": 2, "multi_head": True}, {"stride": 2}]),
+)
 def test_relations_given_with_a_call(options, per_example, mask):
     layer = _layer(scope=None, **options).eval()
     x, context = (torch.randn(2, 8, n, dtype=torch.float64, requires_grad=True) for n in (5, 4))

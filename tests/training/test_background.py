@@ -25,6 +25,7 @@ from lambda_det.training.background import BackgroundWriter, host_copy, tensor_b
 from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.formats import write_torch
+from tests.pairs import pairs
 
 
 def _model(value):
@@ -231,9 +232,14 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
     assert not list(folder.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
-@pytest.mark.parametrize("operation", ["write", "fsync", "replace", "pointer"])
-@pytest.mark.parametrize("told_by", ["save", "check", "wait"])
+@pytest.mark.parametrize(
+    ("number", "operation", "told_by"),
+    pairs(
+        [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS],
+        ["write", "fsync", "replace", "pointer"],
+        ["save", "check", "wait"],
+    ),
+)
 def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told_by):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
     checkpointer.save("model_0000001")

@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 
 from lambda_det.training.randomness import Purpose, generator
 from lambda_det.training.stream import Stream, orientations
+from tests.pairs import pairs
 
 SIZE = 37
 # Two in five are higher than wide
@@ -80,9 +81,9 @@ def test_the_order_is_detectron2s(name, grouped):
     assert all(type(number) is int for key in found[0] for number in key)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("first", [1, 15, 16, 17, 64, 200])
+@pytest.mark.parametrize(
+    ("grouped", "name", "first"), pairs([False, True], SAMPLERS, [1, 15, 16, 17, 64, 200])
+)
 def test_it_can_be_begun_anywhere(name, grouped, first):
     stream = make(name, 6, grouped=grouped)
     assert batches(stream, 20, first=first) == batches(stream, first + 20)[first:]
