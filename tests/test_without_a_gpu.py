@@ -178,10 +178,9 @@ def test_backward_operators(module, dtype, channels_last):
             grad = torch.empty(2, 9, 10, 4, 8, dtype=dtype)
         with Trace() as trace:
             if module is fused:
-                of_queries, of_embedding = fused._grad_queries(grad, *inputs)
-                found = (of_queries, fused._grad_values(grad, *inputs), of_embedding)
+                found = fused.fused_gradients(grad, *inputs)
             else:
-                found = query_first._query_first_backward(grad, *inputs)
+                found = query_first.query_first_gradients(grad, *inputs)
     for gradient, x in zip(found, inputs, strict=True):
         assert gradient.is_cuda and gradient.dtype == dtype and gradient.shape == x.shape
         assert gradient.stride() == x.stride()

@@ -250,7 +250,7 @@ class _Mode(TorchDispatchMode):
 
 _TAKEN_APART: dict[Any, Callable] = {
     operator._opoverload: operator._init_fn
-    for operator in (query_first.query_first_output, query_first._query_first_backward)
+    for operator in (query_first.query_first_output, query_first.query_first_gradients)
 }
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+from lambda_det.layers import local
 from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, local_position_output, verdict
+from lambda_det.layers.local.query_first import query_first_gradients, query_first_output
 from lambda_det.layers.local.verdict import Verdict
 
 CPU = torch.device("cpu")
@@ -200,6 +202,74 @@ def test_a_kernel_that_is_refused_or_fails_is_not_fatal(monkeypatch, caplog):
     verdict._in_use.clear(), verdict._taken.clear()
     assert choose(*inputs) == "query_first"  # whose query depth is 4
     assert "query depth" in caplog.messages[-1]
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Stand-ins of the kernels: their calls, and in which direction they fail."""
+    calls, failing = [], set()
+
+    def kernel(direction, function):
+        def call(*inputs):
+            calls.append(direction)
+            if direction in failing:
+                raise RuntimeError("out of resources: registers")
+            return function(*inputs)
+
+        return call
+
+    gradients = kernel("backward", query_first_gradients)
+    monkeypatch.setitem(IMPLEMENTATIONS, "fused", kernel("forward", query_first_output))
+    monkeypatch.setattr(local, "_UNSUPPORTED", {})
+    monkeypatch.setattr(fused, "fused_gradients", gradients)
+    return calls, failing
+
+
+def _with_gradients(function, inputs):
+    output = function(*inputs)
+    return [output, *torch.autograd.grad(output.square().sum(), inputs)]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_kernel_that_fails_in_either_direction_is_not_fatal(direction, compiled, kernels, caplog):
+    caplog.set_level("INFO")
+    calls, failing = kernels
+    _write("fused", ["fused", "query_first"])
+    inputs = [x.requires_grad_() for x in _inputs()]
+    expected = _with_gradients(IMPLEMENTATIONS["query_first"], inputs)
+    function = local_position_output
+    if compiled:
+        function = torch.compile(function, backend="aot_eager", fullgraph=True)
+
+    def step():
+        for a, b in zip(_with_gradients(function, inputs), expected, strict=True):
+            assert torch.equal(a, b)
+
+    step()
+    assert calls == ["forward", "backward"]
+    failing.add(direction)
+    output = function(*inputs)  # of another layer, which has its backward pass after the failure
+    step()
+    torch.autograd.grad(output.sum(), inputs)
+    step()
+    asked = {"forward": ["forward"], "backward": ["forward", "forward", "backward"]}
+    assert calls[2:] == asked[direction]  # and no more after it has failed
+    assert sum("fused failed (out of resources" in line for line in caplog.messages) == 1
+    (entry,) = verdict.taken()["classes"].values()
+    assert entry["take"] == "query_first" and "registers" in entry["why"]
+
+
+def test_too_little_memory_is_an_error(kernels, monkeypatch):
+    """By no fault of the kernel, and what takes its place needs as much."""
+
+    def full(*inputs):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    _write("fused", ["fused", "query_first"])
+    monkeypatch.setattr(fused, "fused_gradients", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        _with_gradients(local_position_output, [x.requires_grad_() for x in _inputs()])
 
 
 def test_a_failure_of_the_safe_one_is_an_error(monkeypatch):

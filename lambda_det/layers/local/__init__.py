@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,11 @@ from lambda_det.errors import ConfigError, reason
 from lambda_det.layers.functional import crop_offsets, grid_size, without_autocast
 from lambda_det.layers.local import compiled, fused, verdict
 from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
-from lambda_det.layers.local.query_first import query_first_output
+from lambda_det.layers.local.query_first import (
+    connect,
+    query_first_gradients,
+    query_first_output,
+)
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -144,16 +149,57 @@ def local_position_output(
 
 def _chosen_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     name = choose(queries, values, embedding)
-    try:
-        return IMPLEMENTATIONS[name](queries, values, embedding)
-    except torch.cuda.OutOfMemoryError:
-        raise  # by no fault of the kernel
-    except Exception as error:  # Triton raises its own
-        if name == verdict.FALLBACK or queries.device.type not in verdict.DEVICES:
-            raise
-        shape = verdict.shape_class(queries, values, embedding)
-        verdict.refuse(str(queries.device), shape, f"{name} failed ({reason(error)})")
-        return IMPLEMENTATIONS[verdict.FALLBACK](queries, values, embedding)
+    inputs = queries, values, embedding
+    if name == verdict.FALLBACK or queries.device.type not in verdict.DEVICES:
+        return IMPLEMENTATIONS[name](*inputs)
+    if name == "fused":
+        return _proved_fused(*inputs)
+    return _or_fallback(name, IMPLEMENTATIONS[name], query_first_output, *inputs)
+
+
+def _or_fallback(
+    name: str, proved: Callable[..., Any], fallback: Callable[..., Any], *arguments: Tensor
+) -> Any:
+    """What a proved implementation computes; what the safe one does from its first failure on.
+
+    A kernel can fail after its proof, as another size of the same class may need other resources.
+    """
+    device, shape = str(arguments[-3].device), verdict.shape_class(*arguments[-3:])
+    if not verdict.is_refused(device, shape):
+        try:
+            return proved(*arguments)
+        except torch.cuda.OutOfMemoryError:
+            raise  # by no fault of the kernel
+        except Exception as error:  # Triton raises its own
+            verdict.refuse(device, shape, f"{name} failed ({reason(error)})")
+    return fallback(*arguments)
+
+
+# Operators, so that a failure in the backward pass or in a compiled graph is seen, too
+@torch.library.custom_op(
+    "lambda_det::proved_fused",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
+)
+def _proved_fused(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    inputs = queries, values, embedding
+    return _or_fallback("fused", IMPLEMENTATIONS["fused"], query_first_output, *inputs)
+
+
+@torch.library.custom_op(
+    "lambda_det::proved_fused_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _proved_fused_backward(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    inputs = grad, queries, values, embedding
+    return _or_fallback("fused", fused.fused_gradients, query_first_gradients, *inputs)
+
+
+connect(_proved_fused, _proved_fused_backward)
 
 
 def dilated(

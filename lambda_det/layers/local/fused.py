@@ -320,6 +320,15 @@ def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
     return empty_like_values(values)
 
 
+def fused_gradients(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
+    inputs = queries, values, embedding
+    grad_queries, grad_embedding = _grad_queries(grad, *inputs)
+    return grad_queries, _grad_values(grad, *inputs), grad_embedding
+
+
 def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     need_queries, need_values, need_embedding = ctx.needs_input_grad
     grad_queries = grad_values = grad_embedding = None

@@ -292,7 +292,7 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
     schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
     " -> (Tensor, Tensor, Tensor)",
 )
-def _query_first_backward(
+def query_first_gradients(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
@@ -337,4 +337,4 @@ def _query_first_backward(
         )
 
 
-connect(query_first_output, _query_first_backward)
+connect(query_first_output, query_first_gradients)

@@ -34,6 +34,7 @@ __all__ = [
     "Verdict",
     "decided",
     "describe",
+    "is_refused",
     "keep",
     "key_of",
     "proved_any",
@@ -274,6 +275,12 @@ def decided(device: str, shape: str) -> str:
 def refuse(device: str, shape: str, why: str) -> None:
     """Take the safe implementation for a class on a device, in this process, from now on."""
     _take(device, shape, FALLBACK, why)
+
+
+@torch.compiler.assume_constant_result
+def is_refused(device: str, shape: str) -> bool:
+    """Whether the safe implementation is what a class has on a device."""
+    return _taken.get((device, shape), {}).get("take") == FALLBACK
 
 
 def _take(device: str, shape: str, name: str, why: str) -> None:
