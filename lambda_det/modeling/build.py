@@ -17,7 +17,7 @@ from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.replacements import Replacements
-from lambda_det.modeling.resnet import LambdaResNet, make_stage, stage_channels
+from lambda_det.modeling.resnet import LambdaResNet, make_stage
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
 from lambda_det.weights.backbone_file import load_backbone_weights
 
@@ -282,11 +282,11 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
         blocks = make_stage(
             spec,
             "res5",
-            stage_channels("res4"),
+            spec.channels("res4"),
             stride=2,
             norm=options.NORM,
             in_stride=16,
             layers=layers,
             stochastic_depth=options.STOCHASTIC_DEPTH,
         )
-        return nn.Sequential(*blocks), stage_channels("res5")
+        return nn.Sequential(*blocks), spec.channels("res5")

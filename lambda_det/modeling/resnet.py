@@ -57,15 +57,15 @@ def conv_norm(
 class ResNetRSStem(CNNBlockBase):
     """The stem of ResNet-RS: three 3x3 convolutions, and a strided fourth for the max pooling."""
 
-    def __init__(self, in_channels: int, *, norm: Norm) -> None:
-        super().__init__(in_channels, 64, 4)
-        self.conv1 = conv_norm(in_channels, 32, 3, norm=norm, stride=2)
-        self.conv2 = conv_norm(32, 32, 3, norm=norm)
-        self.conv3 = conv_norm(32, 64, 3, norm=norm)
-        self.conv4 = conv_norm(64, 64, 3, norm=norm, stride=2)
+    def __init__(self, in_channels: int, width: int, *, norm: Norm) -> None:
+        super().__init__(in_channels, width, 4)
+        self.conv1 = conv_norm(in_channels, width // 2, 3, norm=norm, stride=2)
+        self.conv2 = conv_norm(width // 2, width // 2, 3, norm=norm)
+        self.conv3 = conv_norm(width // 2, width, 3, norm=norm)
+        self.conv4 = conv_norm(width, width, 3, norm=norm, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]."""
+        """Map [B, C, H, W] to [B, width, ceil(H / 4), ceil(W / 4)]."""
         return self.conv4(self.conv3(self.conv2(self.conv1(x))))
 
 
@@ -235,11 +235,6 @@ class Bottleneck(CNNBlockBase):
         return out if self.attention is None else self.attention(out)
 
 
-def stage_channels(name: str) -> int:
-    """Output channels of a stage: 256 of res2 to 2048 of res5."""
-    return 256 * 2 ** STAGES.index(name)
-
-
 def make_stage(
     spec: ResNetSpec,
     name: str,
@@ -265,18 +260,18 @@ def make_stage(
         dilation: of each block; 1 by default.
         stochastic_depth: as in :class:`Bottleneck`.
     """
-    index, width = STAGES.index(name), stage_channels(name) // 4
+    channels = spec.channels(name)
     blocks: list[Bottleneck] = []
-    for number in range(1, spec.blocks[index] + 1):
+    for number in range(1, spec.blocks[STAGES.index(name)] + 1):
         spacing = 1 if dilation is None else dilation[number - 1]
         layer = None
         if spec.has_lambda(name, number):
             before = in_stride if number == 1 else in_stride * stride
-            layer = layers.make(name, width, stride=before, dilation=spacing)
+            layer = layers.make(name, channels // 4, stride=before, dilation=spacing)
         block = Bottleneck(
             in_channels,
-            stage_channels(name),
-            bottleneck_channels=width,
+            channels,
+            bottleneck_channels=channels // 4,
             stride=stride if number == 1 else 1,
             dilation=spacing,
             norm=norm,
@@ -289,7 +284,7 @@ def make_stage(
             double_attention=number in spec.double_attention.get(name, ()),
         )
         blocks.append(block)
-        in_channels = stage_channels(name)
+        in_channels = channels
     return blocks
 
 
@@ -343,11 +338,11 @@ class LambdaResNet(ResNet):
         check_probability("DROPOUT", dropout)
         layers = Replacements(spec, norm, **lambda_options)
         if spec.design == "rs":
-            stem = ResNetRSStem(in_channels, norm=norm)
+            stem = ResNetRSStem(in_channels, spec.width, norm=norm)
         elif spec.design == "timm":
             stem = TimmStem(in_channels, norm=norm, activation=_ACTIVATIONS[spec.activation])
         else:
-            stem = BasicStem(in_channels, 64, norm)
+            stem = BasicStem(in_channels, spec.width, norm)
         dilations = check_dilation(spec, dilation, multi_grid)
         if (spec.attention or spec.double_attention) and (
             mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1
@@ -375,7 +370,7 @@ class LambdaResNet(ResNet):
                 dilation=[widest * step for step in grid],
                 stochastic_depth=stochastic_depth * (index + 2) / 5,
             )
-            channels, in_stride = stage_channels(name), in_stride * stride
+            channels, in_stride = spec.channels(name), in_stride * stride
             stages.append(blocks)
         out_features = check_out_features(
             out_features, ("stem", *STAGES, *(["linear"] if num_classes is not None else []))

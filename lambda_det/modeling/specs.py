@@ -53,6 +53,7 @@ class ResNetSpec:
         layer: options of the lambda layers that differ from the paper's default.
         global_context: side of the largest image if the position lambdas span the whole map.
         activation: "relu" or "silu".
+        width: channels that the stem gives; the stages give 4, 8, 16 and 32 times as many.
         image_size: side of the input that the figures are for.
         paper: what the paper prints.
     """
@@ -67,8 +68,13 @@ class ResNetSpec:
     layer: Mapping[str, Any] = field(default_factory=dict)
     global_context: int | None = None
     activation: Literal["relu", "silu"] = "relu"
+    width: int = 64
     image_size: int = 224
     paper: PaperFigures = PaperFigures()
+
+    def channels(self, stage: str) -> int:
+        """Output channels of a stage: 256 of res2 to 2048 of res5 at the usual width."""
+        return self.width * 4 * 2 ** STAGES.index(stage)
 
     def has_lambda(self, stage: str, block: int) -> bool:
         """Whether the block, counted from 1, has a lambda layer."""
@@ -170,6 +176,7 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         base = ResNetSpec(blocks, se_stages=("res2", "res3"))
         specs[f"lambda_resnet{depth}"] = replace(base, lambda_blocks={"res4": in_c4, "res5": ALL})
         specs[f"lambda_resnet{depth}_c4"] = replace(base, lambda_blocks={"res4": ALL, "res5": ALL})
+    specs["lambda_resnet26_slim"] = replace(specs["lambda_resnet26"], width=16)
     # ResNet-RS has these depths, too (Bello et al. 2021, Revisiting ResNets)
     for depth in (50, 101, 152, 200, 270, 350, 420):
         plain = ResNetSpec(_LAMBDA_RESNETS[depth][0])
