@@ -21,7 +21,7 @@ OURS = {
     "MODEL.BACKBONE.NAME": "build_lambda_resnet_fpn_backbone",
     "MODEL.BACKBONE.FREEZE_AT": "0",
     "MODEL.ROI_HEADS.SCORE_THRESH_TEST": "0.0",
-    "MODEL.LAMBDA_RESNET.NAME": "lambda_resnet26",
+    "MODEL.LAMBDA_RESNET.NAME": "lambda_resnet26_slim",
     "MODEL.LAMBDA_RESNET.SCOPE": "7",
     "DATASETS.TRAIN": "('shapes_train',)",
     "DATASETS.TEST": "('shapes_val',)",

@@ -129,7 +129,9 @@ def test_networks(run, monkeypatch):
 
     def smaller(name, **options):
         made.append(options)
-        return create_backbone("lambda_resnet26" if "lambda" in name else "resnet50", **options)
+        return create_backbone(
+            "lambda_resnet26_slim" if "lambda" in name else "resnet50", **options
+        )
 
     monkeypatch.setattr(presets, "create_backbone", smaller)
     options = ("--preset", "networks", "--small", "--image-size", "32", "--batch", "2")
@@ -216,17 +218,17 @@ def test_placement(run, monkeypatch):
 
 @pytest.mark.benchmark
 def test_families(run, monkeypatch):
-    ours, theirs = ("lambda_resnet26", 32, 79.0), ("tf_efficientnet_b0", 32, 77.0)
+    ours, theirs = ("lambda_resnet26_slim", 32, 79.0), ("tf_efficientnet_b0", 32, 77.0)
     few = {"Figure 4": [ours, theirs, ("resnet_rs50_se", 32, None)], "Table 5": [ours]}
     monkeypatch.setattr(presets, "LATENCY", {ours[:2]: 0.5})
     monkeypatch.setattr(presets, "SMALL_FAMILIES", few)
     captured, content, _ = run("--preset", "families", "--small", "--batch", "2")
     first, second = content["groups"]
-    cases = ["lambda_resnet26, 32x32", "tf_efficientnet_b0, 32x32", "resnet_rs50_se, 32x32"]
+    cases = ["lambda_resnet26_slim, 32x32", "tf_efficientnet_b0, 32x32", "resnet_rs50_se, 32x32"]
     for case in first["cases"].values():
         step = case["training step"]["images_per_second"][1]
         assert case["seconds for 1024 images"] == pytest.approx(1024 / step)
-    assert len(re.findall(r"\| lambda_resnet26, 32x32 +\| 2 .* 0.5 ", captured.out)) == 2
+    assert len(re.findall(r"\| lambda_resnet26_slim, 32x32 +\| 2 .* 0.5 ", captured.out)) == 2
     check({**content, "groups": [first]}, modes=FORWARD_AND_STEP, cases=cases)
     assert first["cases"]["tf_efficientnet_b0, 32x32"][plot.ACCURACY] == "77"
     assert list(second["cases"]) == cases[:1]
@@ -244,7 +246,7 @@ def test_hybrid(run):
 
 @pytest.mark.benchmark
 def test_size(run, monkeypatch):
-    networks = ("resnet50", "lambda_resnet26")
+    networks = ("resnet50", "lambda_resnet26_slim")
     monkeypatch.setattr(presets, "SMALL_LAYER_SIZES", (64, 96))
     monkeypatch.setattr(presets, "SMALL_NETWORK_SIZES", (64,))
     monkeypatch.setattr(presets, "SIZE_NETWORKS", networks)
@@ -256,7 +258,7 @@ def test_size(run, monkeypatch):
     assert [group["image_size"] for group in content["groups"]] == [64, 96, 64]
     kept = content["kept_bytes"]
     assert list(kept) == list(networks)
-    blocks = kept["lambda_resnet26"]["64"]
+    blocks = kept["lambda_resnet26_slim"]["64"]
     assert [name for name in blocks if "lambda" in name] == [
         "res4, lambda blocks",
         "res5, lambda blocks",
@@ -279,7 +281,7 @@ def test_kept_memory_that_does_not_fit(monkeypatch):
 
     monkeypatch.setattr(presets, "kept_for_backward", fail)
     setting = measure.Setting(torch.device("cpu"))
-    kept = {side: presets.kept_by_stage("lambda_resnet26", side, setting) for side in (32, 64)}
+    kept = {side: presets.kept_by_stage("lambda_resnet26_slim", side, setting) for side in (32, 64)}
     assert kept == {32: "out of memory", 64: "out of memory"}
     assert "- 64x64: out of memory" in presets.kept_table(kept)
 

@@ -43,10 +43,10 @@ def trained(pictures):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A checkpoint like that of a training, of random weights."""
-    network = lambda_det.create_classifier("lambda_resnet26", 3)
-    average = lambda_det.create_classifier("lambda_resnet26", 3)
+    network = lambda_det.create_classifier("lambda_resnet26_slim", 3)
+    average = lambda_det.create_classifier("lambda_resnet26_slim", 3)
     recipe = {
-        "model": "lambda_resnet26",
+        "model": "lambda_resnet26_slim",
         "options": {},
         "num_classes": 3,
         "classes": sorted(COLOURS),
@@ -102,7 +102,7 @@ def test_predictions_are_those_of_the_averaged_network(teacher, checkpoint, unla
     """By hand: Pillow's resizing, the network alone, softmax."""
     content = torch.load(checkpoint, weights_only=True)
     options = content["recipe"]["options"]
-    network = lambda_det.create_classifier("lambda_resnet26", 3, **options).eval()
+    network = lambda_det.create_classifier("lambda_resnet26_slim", 3, **options).eval()
     network.load_state_dict(content["ema"]["model"])
     predictions = tmp_path / "p"
     predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)

@@ -135,7 +135,7 @@ def test_what_a_run_leaves(finished):
     checkpoint = _load(finished / "model_final.pth")
     assert checkpoint["iteration"] == 3
     assert checkpoint["recipe"]["classes"] == ["blue", "green", "red"]
-    assert checkpoint["recipe"]["model"] == "lambda_resnet26"
+    assert checkpoint["recipe"]["model"] == "lambda_resnet26_slim"
     assert checkpoint["ema"]["updates"] == 4
     assert checkpoint["ema"]["model"].keys() == checkpoint["model"].keys()
     assert set(checkpoint["results"]) == {"held_out", "val"}

@@ -7,7 +7,7 @@ import numpy as np
 
 COLOURS = {"blue": (220, 60, 40), "green": (40, 210, 60), "red": (50, 40, 220)}  # in BGR
 RECIPE = """
-MODEL: {DEVICE: cpu, NAME: lambda_resnet26, DROPOUT: 0.3, STOCHASTIC_DEPTH: 0.1}
+MODEL: {DEVICE: cpu, NAME: lambda_resnet26_slim, DROPOUT: 0.3, STOCHASTIC_DEPTH: 0.1}
 INPUT: {SIZE: 32, RANDAUGMENT: {LAYERS: 1, MAGNITUDE: 5}}
 DATALOADER: {NUM_WORKERS: 0}
 SOLVER: {EPOCHS: 2, IMS_PER_BATCH: 8, BASE_LR: 0.05, LR_BATCH: 8, WARMUP_EPOCHS: 0.5,

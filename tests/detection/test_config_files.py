@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_a_node_is_fresh_each_time():
     node = lambda_det.get_config("common/backbone.py").lambda_resnet
-    node.name = "lambda_resnet26"
+    node.name = "lambda_resnet26_slim"
     node.norm = "BN"
     assert isinstance(instantiate(node), lambda_det.LambdaResNet)
     assert lambda_det.get_config("common/backbone.py").lambda_resnet.name == "lambda_resnet50"

@@ -38,7 +38,7 @@ from tests.detection.test_lazy_parity import _network, _settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = """
-MODEL.DEVICE cpu  MODEL.LAMBDA_RESNET.NAME lambda_resnet26  MODEL.ROI_HEADS.NUM_CLASSES 3
+MODEL.DEVICE cpu  MODEL.LAMBDA_RESNET.NAME lambda_resnet26_slim  MODEL.ROI_HEADS.NUM_CLASSES 3
 DATALOADER.NUM_WORKERS 0  SOLVER.IMS_PER_BATCH 2  SOLVER.REFERENCE_WORLD_SIZE 0
 DATASETS.TRAIN ('gaps',)  DATASETS.TEST ('shapes_val',)
 """

@@ -132,7 +132,7 @@ def _lambda_detector() -> nn.Module:
     torch.manual_seed(0)
     cfg = tiny_config()
     cfg.MODEL.BACKBONE.NAME = "build_lambda_resnet_fpn_backbone"
-    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
     model = build_model(cfg)
     with torch.no_grad():

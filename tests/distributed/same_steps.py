@@ -28,7 +28,7 @@ MODEL:
   DEVICE: cpu
   MASK_ON: True
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone, FREEZE_AT: 0}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 7, NORM: GN}
+  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 7, NORM: LN}
   FPN: {IN_FEATURES: [res2, res3, res4, res5], OUT_CHANNELS: 32, NORM: GN}
   ANCHOR_GENERATOR: {SIZES: [[8], [16], [32], [64], [128]]}
   RPN: {IN_FEATURES: [p2, p3, p4, p5, p6], BATCH_SIZE_PER_IMAGE: 32, PRE_NMS_TOPK_TRAIN: 50,
@@ -105,7 +105,9 @@ class _Mean(nn.Module):
     def __init__(self, norm: str) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.backbone = create_backbone("lambda_resnet26", ("res4",), norm=norm, scope=7).double()
+        self.backbone = create_backbone(
+            "lambda_resnet26_slim", ("res4",), norm=norm, scope=7
+        ).double()
 
     def forward(self, batch: list[dict]) -> dict[str, Tensor]:
         features = self.backbone(torch.stack([item["pixels"] for item in batch]))["res4"]

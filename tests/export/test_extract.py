@@ -43,7 +43,7 @@ def test_all_tensors_of_the_backbone_and_nothing_else(checkpoint, weights):
 
 def test_meta_says_what_a_user_must_know(checkpoint):
     meta = extract_backbone(checkpoint)["meta"]
-    assert meta["model"] == "lambda_resnet26" and meta["options"] == {"norm": "BN", "scope": 3}
+    assert meta["model"] == "lambda_resnet26_slim" and meta["options"] == {"norm": "BN", "scope": 3}
     assert meta["input_format"] == "BGR" and meta["folded"] is True
     assert meta["pixel_mean"] == [103.53, 116.28, 123.675] and meta["pixel_std"] == [1.0] * 3
     assert meta["recipe"] == "SEED: 3\n" and meta["lambda_det"] == lambda_det.__version__
@@ -139,7 +139,7 @@ def test_shared_embeddings_are_kept_under_each_name():
     checkpoint = classifier_checkpoint(share_positions="stage", **OPTIONS)
     names = [n for n in extract_backbone(checkpoint)["model"] if n.endswith("embedding")]
     assert len(names) > 1
-    model = lambda_det.create_classifier("lambda_resnet26", share_positions="stage", **OPTIONS)
+    model = lambda_det.create_classifier("lambda_resnet26_slim", share_positions="stage", **OPTIONS)
     assert len(names) == sum(n.endswith("embedding") for n in scramble(model).state_dict())
 
 
@@ -171,7 +171,7 @@ def test_the_backbone_of_whatever_holds_it(checkpoint, holder):
     assert content["model"].keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
     meta = content["meta"]
-    assert meta["model"] == "lambda_resnet26" and meta["options"]["scope"] == 3
+    assert meta["model"] == "lambda_resnet26_slim" and meta["options"]["scope"] == 3
     assert meta["known_from"] == "tensors" and not meta["folded"]
     assert meta["stages"] == ["stem", "res2", "res3", "res4", "res5"]
     assert meta["input_format"] is None and meta["pixel_mean"] is None

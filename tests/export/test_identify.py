@@ -28,7 +28,7 @@ def _shapes(name, **options):
         ("lambda_resnet50_c4", {}, {"norm": "BN"}),
         ("lambda_resnet101", {"norm": "FrozenBN"}, {"norm": "BN"}),
         (
-            "lambda_resnet26",
+            "lambda_resnet26_slim",
             {"scope": 5, "heads": 8, "query_depth": 4},
             {"norm": "BN", "scope": 5, "heads": 8, "query_depth": 4, "intra_depth": 1},
         ),
@@ -65,8 +65,11 @@ def _detectron2_resnet(depth):
         (lambda: _detectron2_resnet(101), r"stem\.conv1\.weight"),
         (lambda: _detectron2_resnet(50), "Detectron2.*resnet50.*--config"),
         (lambda: _shapes("resnet50"), "Detectron2.*resnet50.*--config"),
-        (lambda: _shapes("lambda_resnet26", norm="GN"), "lambda_resnet26.*GN.*LN.*--config"),
-        (lambda: _shapes("lambda_resnet26", multi_head=True), "--config"),
+        (
+            lambda: _shapes("lambda_resnet26_slim", norm="GN"),
+            "lambda_resnet26_slim.*GN.*LN.*--config",
+        ),
+        (lambda: _shapes("lambda_resnet26_slim", multi_head=True), "--config"),
     ],
 )
 def test_tensors_that_leave_it_open_are_refused(state, words):
@@ -78,7 +81,7 @@ def test_a_run_s_configuration_says_it(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(detector_config(MODEL__PIXEL_MEAN=[1.0, 2.0, 3.5]).dump())
     network = network_of_config(file)
-    assert network.model == "lambda_resnet26" and network.known_from == "configuration"
+    assert network.model == "lambda_resnet26_slim" and network.known_from == "configuration"
     assert network.options == {"scope": 3, "norm": "SyncBN"}
     assert network.pixels.by_key() == {
         "INPUT.FORMAT": "BGR",
@@ -91,7 +94,7 @@ def test_a_run_s_configuration_says_it(tmp_path):
     meta = extract_backbone({"model": model}, network=network)["meta"]
     assert meta["pixel_mean"] == [1.0, 2.0, 3.5] and meta["options"]["norm"] == "SyncBN"
     model = in_fpn(classifier_checkpoint(scope=5, ema=False)["model"])
-    words = "w.pth.*lambda_resnet26.*norm SyncBN, scope 3"
+    words = "w.pth.*lambda_resnet26_slim.*norm SyncBN, scope 3"
     with pytest.raises(WeightsError, match=words):
         extract_backbone({"model": model}, network=network, source="w.pth")
 
@@ -118,7 +121,7 @@ def test_layouts_without_fpn(tmp_path, changes, options):
     text = f"""
 MODEL:
   BACKBONE: {{NAME: {changes["BACKBONE"]}, FREEZE_AT: 2}}
-  LAMBDA_RESNET: {{NAME: lambda_resnet26, OUT_FEATURES: [res4], STOCHASTIC_DEPTH: 0.2}}
+  LAMBDA_RESNET: {{NAME: lambda_resnet26_slim, OUT_FEATURES: [res4], STOCHASTIC_DEPTH: 0.2}}
   RESNETS: {changes.get("RESNETS", "{DEPTH: 50}")}
   A_SECTION_OF_ANOTHER_PROJECT: {{KEY: 3}}
 """
@@ -139,7 +142,7 @@ def test_a_lazy_run_s_configuration_says_it(tmp_path):
         "model = L(GeneralizedRCNN)(\n"
         "    backbone=L(FPN)(\n"
         "        bottom_up=L(lambda_det.create_backbone)(\n"
-        "            name='lambda_resnet26', scope=3, norm='${train.norm}', freeze_at=1,\n"
+        "            name='lambda_resnet26_slim', scope=3, norm='${train.norm}', freeze_at=1,\n"
         "            out_features=['res4', 'res5']),\n"
         "        in_features='${.bottom_up.out_features}', out_channels=8),\n"
         "    proposal_generator=None, roi_heads=None,\n"
@@ -150,7 +153,7 @@ def test_a_lazy_run_s_configuration_says_it(tmp_path):
     LazyConfig.save(LazyConfig.load(str(config)), str(tmp_path / "config.yaml"))
     assert "!!python/object" in (tmp_path / "config.yaml").read_text()
     network = network_of_config(tmp_path / "config.yaml")
-    assert (network.model, network.options) == ("lambda_resnet26", {"scope": 3, "norm": "BN"})
+    assert (network.model, network.options) == ("lambda_resnet26_slim", {"scope": 3, "norm": "BN"})
     assert network.pixels.by_key() == {
         "INPUT.FORMAT": "RGB",
         "MODEL.PIXEL_MEAN": [1.0, 2.0, 3.0],
@@ -191,7 +194,7 @@ def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
     (tmp_path / "config.yaml").write_text(dump_lazy(LazyConfig.load(str(tmp_path / "lazy.py"))))
     network = network_of_config(tmp_path / "lazy.py")
     assert network == network_of_config(tmp_path / "config.yaml")
-    assert (network.model, network.options) == ("lambda_resnet26", {"scope": 3, "norm": "BN"})
+    assert (network.model, network.options) == ("lambda_resnet26_slim", {"scope": 3, "norm": "BN"})
     assert network.pixels.mean == [103.53, 116.28, 123.675]
     (tmp_path / "lazy.py").write_text("model = 1 / 0")
     with pytest.raises(ConfigError, match=r"lazy\.py.*ZeroDivisionError"):
@@ -201,7 +204,7 @@ def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
 def test_configurations_that_leave_it_open(tmp_path):
     for text in (
         "MODEL: {BACKBONE: {NAME: my_own_builder}}",
-        "MODEL: {NAME: lambda_resnet26}",  # a recipe
+        "MODEL: {NAME: lambda_resnet26_slim}",  # a recipe
         "model: {a: 1}",
         "a: {b: 1}",
     ):

@@ -25,7 +25,7 @@ MODEL:
   META_ARCHITECTURE: RetinaNet
   DEVICE: cuda  # which the verification does without
   BACKBONE: {NAME: build_retinanet_lambda_resnet_fpn_backbone, FREEZE_AT: 1}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 3, NORM: SyncBN}
+  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 3, NORM: SyncBN}
   FPN: {IN_FEATURES: [res3, res4, res5], OUT_CHANNELS: 8}
   RETINANET: {NUM_CLASSES: 2, NUM_CONVS: 1}
 """
@@ -111,7 +111,7 @@ def _section(layers: str) -> CfgNode:
 def test_what_is_pretrained_can_be_detected_with_by_the_same_section(layers, tmp_path):
     recipe = get_classification_config()
     recipe.merge_from_other_cfg(_section(layers))
-    recipe.MODEL.NAME, recipe.INPUT.SIZE = "lambda_resnet26", 96
+    recipe.MODEL.NAME, recipe.INPUT.SIZE = "lambda_resnet26_slim", 96
     given = classifier_checkpoint(**model_options(recipe))
     save_backbone(extract_backbone(given), tmp_path / "b.pth")
     cfg = detector_config(MODEL__LAMBDA_RESNET__SCOPE=0)
@@ -128,7 +128,7 @@ def test_layers_that_differ_without_a_trace_in_the_tensors(layers, file, checkpo
     name, value = layers.lower().split(": ")
     options = {name: {"true": True}.get(value, value), "scope": 3}
     with pytest.raises(WeightsError, match=name):
-        lambda_det.create_backbone("lambda_resnet26", weights=file, **options)
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=file, **options)
 
 
 def test_features_of_other_weights_differ(checkpoint, file):
@@ -210,7 +210,7 @@ def test_the_file_of_a_detector_in_another(checkpoint, tmp_path):
 C4 = """
 MODEL:
   BACKBONE: {NAME: build_lambda_resnet_backbone}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 3, OUT_FEATURES: [res4]}
+  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 3, OUT_FEATURES: [res4]}
   ROI_HEADS: {NAME: LambdaRes5ROIHeads, IN_FEATURES: [res4], NUM_CLASSES: 2}
 """
 
@@ -250,7 +250,7 @@ from detectron2.modeling import SemanticSegmentor
 from detectron2.modeling.meta_arch.semantic_seg import SemSegFPNHead
 import lambda_det
 
-bottom_up = L(lambda_det.create_backbone)(name="lambda_resnet26", scope=3, norm="BN")
+bottom_up = L(lambda_det.create_backbone)(name="lambda_resnet26_slim", scope=3, norm="BN")
 model = L(SemanticSegmentor)(
     backbone=bottom_up,
     sem_seg_head=L(SemSegFPNHead)(

@@ -12,7 +12,7 @@ from tests.training.tiny_detector import tiny_config
 OPTIONS = """\
 MODEL:
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 7}
+  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 7}
   RPN: {PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
   ROI_HEADS: {SCORE_THRESH_TEST: 0.3}
 """

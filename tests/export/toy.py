@@ -65,7 +65,7 @@ def scramble(model: nn.Module) -> nn.Module:
 
 
 def classifier_checkpoint(
-    name: str = "lambda_resnet26", *, ema: bool = True, mean=MEAN, norm: str = "BN", **options
+    name: str = "lambda_resnet26_slim", *, ema: bool = True, mean=MEAN, norm: str = "BN", **options
 ) -> dict:
     """Random weights in the format of the trainer; those of the average are others."""
     options = {"norm": norm, **options}

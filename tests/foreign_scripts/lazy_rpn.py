@@ -24,7 +24,7 @@ def lambda_backbone():
     from detectron2.config import get_cfg
 
     cfg = get_cfg()
-    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
     cfg.MODEL.LAMBDA_RESNET.SCOPE = 7
     cfg.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res4"]
     cfg.MODEL.BACKBONE.FREEZE_AT = 0

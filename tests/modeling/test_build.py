@@ -19,7 +19,7 @@ def _cfg(name="build_lambda_resnet_fpn_backbone"):
     cfg.MODEL.DEVICE = "cpu"
     cfg.MODEL.BACKBONE.NAME = name
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
-    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
     cfg.MODEL.LAMBDA_RESNET.SCOPE = 7
     cfg.MODEL.FPN.IN_FEATURES = ["res2", "res3", "res4", "res5"]
     cfg.MODEL.FPN.OUT_CHANNELS = 16
@@ -115,12 +115,12 @@ def test_a_detector_runs_on_images_of_different_sizes():
 
 
 def test_weights_come_from_backbones_classifiers_and_detectors(tmp_path):
-    source = lambda_det.create_classifier("lambda_resnet26", num_classes=3, scope=7)
+    source = lambda_det.create_classifier("lambda_resnet26_slim", num_classes=3, scope=7)
     for prefix in ("", "backbone.", "backbone.bottom_up."):
         state = {prefix + name: value for name, value in source.backbone.state_dict().items()}
         path = tmp_path / "weights.pth"
         torch.save({"model": state, "iteration": 3}, path)
-        target = lambda_det.create_backbone("lambda_resnet26", weights=path, scope=7)
+        target = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, scope=7)
         for name, tensor in target.state_dict().items():
             assert name.endswith("num_batches_tracked") or torch.equal(
                 tensor, source.backbone.state_dict()[name]
@@ -129,16 +129,16 @@ def test_weights_come_from_backbones_classifiers_and_detectors(tmp_path):
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
     path = tmp_path / "weights.pth"
-    state = lambda_det.create_backbone("lambda_resnet26", scope=7).state_dict()
+    state = lambda_det.create_backbone("lambda_resnet26_slim", scope=7).state_dict()
     torch.save(state, path)
     with pytest.raises(WeightsError, match=r"weights\.pth.*position\.embedding.*7, 7.*9, 9"):
-        lambda_det.create_backbone("lambda_resnet26", weights=path, scope=9)
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=path, scope=9)
     del state["res4.1.norm2.running_mean"]
     torch.save(state, path)
     with pytest.raises(WeightsError, match=r"res4\.1\.norm2\.running_mean"):
-        lambda_det.create_backbone("lambda_resnet26", weights=path, scope=7)
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=path, scope=7)
     with pytest.raises(WeightsError, match=r"nothing\.pth"):
-        lambda_det.create_backbone("lambda_resnet26", weights=tmp_path / "nothing.pth")
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=tmp_path / "nothing.pth")
 
 
 class _Evil:
@@ -150,7 +150,7 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
     path = tmp_path / "evil.pth"
     torch.save({"model": {"stem": torch.zeros(1)}, "extra": _Evil()}, path)
     with pytest.raises(WeightsError, match=r"evil\.pth"):
-        lambda_det.create_backbone("lambda_resnet26", weights=path)
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=path)
     assert "never" not in capsys.readouterr().out
 
 
@@ -163,7 +163,7 @@ def _c4_cfg():
     cfg.MODEL.DEVICE = "cpu"
     cfg.MODEL.BACKBONE.NAME = "build_lambda_resnet_backbone"
     cfg.MODEL.BACKBONE.FREEZE_AT = 0
-    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
     cfg.MODEL.LAMBDA_RESNET.SCOPE = 7
     cfg.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res4"]
     cfg.MODEL.ROI_HEADS.NAME = "LambdaRes5ROIHeads"
@@ -173,7 +173,7 @@ def _c4_cfg():
 
 def test_the_res5_of_the_c4_heads_is_that_of_the_network():
     model = build_model(_c4_cfg())
-    whole = lambda_det.create_backbone("lambda_resnet26", scope=7)
+    whole = lambda_det.create_backbone("lambda_resnet26_slim", scope=7)
     assert not hasattr(model.backbone, "res5")
     shapes = {name: tensor.shape for name, tensor in whole.res5.state_dict().items()}
     found = {name: tensor.shape for name, tensor in model.roi_heads.res5.state_dict().items()}
@@ -190,7 +190,7 @@ def test_the_res5_of_the_c4_heads_is_that_of_the_network():
 
 @pytest.mark.parametrize("prefix", ["", "backbone.", "module.backbone.bottom_up."])
 def test_the_weights_of_a_classifier_land_in_both_places(tmp_path, prefix):
-    source = lambda_det.create_classifier("lambda_resnet26", num_classes=3, scope=7).backbone
+    source = lambda_det.create_classifier("lambda_resnet26_slim", num_classes=3, scope=7).backbone
     path = tmp_path / "weights.pth"
     torch.save({"model": {prefix + n: t for n, t in source.state_dict().items()}}, path)
     model = build_model(_c4_cfg())
@@ -259,7 +259,7 @@ def _dilated_cfg(name="build_lambda_resnet_backbone", deeplab=False):
         add_deeplab_config(cfg)
         cfg.MODEL.RESNETS.RES5_MULTI_GRID = [1, 2]
     cfg.MODEL.BACKBONE.NAME = name
-    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26"
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
     cfg.MODEL.LAMBDA_RESNET.SCOPE = 7
     cfg.MODEL.FPN.IN_FEATURES = ["res2", "res3", "res4", "res5"]
     cfg.MODEL.FPN.OUT_CHANNELS = 16
@@ -340,4 +340,4 @@ def test_other_refusals():
         build_backbone(cfg)
     for dilation in ({"res4": 2}, {"res5": 0}, {"res2": 2}):
         with pytest.raises(ConfigError, match=r"res[245]"):
-            lambda_det.create_backbone("lambda_resnet26", dilation=dilation)
+            lambda_det.create_backbone("lambda_resnet26_slim", dilation=dilation)

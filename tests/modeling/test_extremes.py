@@ -21,7 +21,7 @@ LARGE = {
 }
 # Name, options
 NETWORKS = {
-    "lambda_resnet26": {"mask_padding": True},
+    "lambda_resnet26_slim": {"mask_padding": True},
     "global context": {"global_context": 64},
     "lambda_resnet50": {"out_features": ["res4", "res5"]},
     "resnet_rs101_se": {"out_features": ["res2", "res3"]},
@@ -33,7 +33,7 @@ def _network(name, options):
     """As after some training: no branch is multiplied by 0, and statistics are those of images."""
     torch.manual_seed(0)
     net = lambda_det.create_backbone(
-        name if name in lambda_det.list_models() else "lambda_resnet26", **options
+        name if name in lambda_det.list_models() else "lambda_resnet26_slim", **options
     )
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -67,7 +67,7 @@ def test_features_are_finite(name, options):
     "size", [(1, 1), (500, 7), pytest.param((8000, 50), marks=pytest.mark.slow)], ids=str
 )
 def test_odd_sizes(size):
-    net = _network("lambda_resnet26", {}).eval()
+    net = _network("lambda_resnet26_slim", {}).eval()
     for dtype in DTYPES:
         features = net.to(dtype)(torch.randn(1, 3, *size).to(dtype))
         assert all(x.isfinite().all() for x in features.values())
@@ -76,7 +76,7 @@ def test_odd_sizes(size):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_finite(dtype):
-    net = _network("lambda_resnet26", {}).to(dtype)
+    net = _network("lambda_resnet26_slim", {}).to(dtype)
     for image in (IMAGES | LARGE).values():
         net.zero_grad()
         sum(x.float().square().mean() for x in net(image.to(dtype)).values()).backward()

@@ -200,8 +200,8 @@ def _with_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
     [
         # What remains are the norms behind the pooling of strided lambda layers, and in their place
         # those of the other lambda layers
-        ("lambda_resnet26", {"norm": "SyncBN"}, {"norm2"}),
-        ("lambda_resnet26", {"norm": "FrozenBN"}, {"norm2"}),
+        ("lambda_resnet26_slim", {"norm": "SyncBN"}, {"norm2"}),
+        ("lambda_resnet26_slim", {"norm": "FrozenBN"}, {"norm2"}),
         ("lambda_resnet26t", {"mask_padding": True}, {"norm2"}),
         ("resnet_rs50_se", {}, set()),
         ("mobilenet_v2_lambda", {}, {"norm2"}),

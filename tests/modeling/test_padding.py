@@ -22,7 +22,7 @@ def _awake(model):
     return model
 
 
-def _network(name="lambda_resnet26", **options):
+def _network(name="lambda_resnet26_slim", **options):
     """In float64, in evaluation mode."""
     torch.manual_seed(0)
     options = {"scope": 7, "mask_padding": True, **options}
@@ -72,8 +72,8 @@ def _reach(alone, inside, stride, height=97, width=75):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("lambda_resnet26", {}),
-        ("lambda_resnet26", {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}),
+        ("lambda_resnet26_slim", {}),
+        ("lambda_resnet26_slim", {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}),
         ("resnet50_lambda_c45", {}),
         ("lambda_resnet26t", {}),
         ("lambda_resnet50ts", {}),

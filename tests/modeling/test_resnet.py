@@ -18,7 +18,7 @@ STAGES = ("res2", "res3", "res4", "res5")
 
 def _small(**options):
     torch.manual_seed(0)
-    return lambda_det.create_backbone("lambda_resnet26", **{"scope": 7, **options})
+    return lambda_det.create_backbone("lambda_resnet26_slim", **{"scope": 7, **options})
 
 
 def _awake(model):
@@ -30,7 +30,9 @@ def _awake(model):
     return model
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet26", "resnet50_lambda_c5", "mobilenet_v2_lambda"])
+@pytest.mark.parametrize(
+    "name", ["lambda_resnet26_slim", "resnet50_lambda_c5", "mobilenet_v2_lambda"]
+)
 @pytest.mark.parametrize("size", [(64, 96), (65, 33), (1, 1), (40, 127)])
 def test_features_have_the_announced_shapes(name, size):
     backbone = lambda_det.create_backbone(name).eval()
@@ -52,11 +54,11 @@ def test_out_features_are_those_asked_for_and_later_stages_are_left_out():
 
 def test_classifier_and_features_together():
     model = LambdaResNet(
-        get_spec("lambda_resnet26"), out_features=["res4", "linear"], num_classes=7, scope=7
+        get_spec("lambda_resnet26_slim"), out_features=["res4", "linear"], num_classes=7, scope=7
     ).eval()
     outputs = model(torch.randn(2, 3, 32, 32))
     assert outputs["linear"].shape == (2, 7) and outputs["res4"].shape[1] == 1024
-    classifier = lambda_det.create_classifier("lambda_resnet26", num_classes=5, scope=7).eval()
+    classifier = lambda_det.create_classifier("lambda_resnet26_slim", num_classes=5, scope=7).eval()
     assert classifier(torch.randn(2, 3, 33, 32)).shape == (2, 5)
 
 
@@ -124,7 +126,7 @@ def test_freeze_of_mobilenet():
     "norm", ["BN", "SyncBN", "FrozenBN", "GN", "", lambda c: nn.GroupNorm(4, c)]
 )
 def test_norm_by_name(norm):
-    model = _small(norm=norm).eval()
+    model = lambda_det.create_backbone("lambda_resnet26", scope=7, norm=norm).eval()
     assert model(torch.randn(1, 3, 40, 40))["res5"].isfinite().all()
     layer = model.res5[0].conv2
     if norm == "GN":
@@ -136,7 +138,7 @@ def test_norm_by_name(norm):
 
 
 def test_initialisation_of_the_layer_survives_that_of_the_network():
-    model = lambda_det.create_backbone("lambda_resnet26")
+    model = lambda_det.create_backbone("lambda_resnet26_slim")
     layers = [m for m in model.modules() if isinstance(m, LambdaLayer)]
     assert len(layers) == 3
     for layer in layers:
@@ -199,7 +201,7 @@ def test_sharing_as_files_of_earlier_versions_name_it(old, new):
         [
             name
             for name, _ in lambda_det.create_backbone(
-                "lambda_resnet26", share_positions=value, scope=3
+                "lambda_resnet26_slim", share_positions=value, scope=3
             ).named_parameters()
         ]
         for value in (old, new)
@@ -243,8 +245,8 @@ def test_global_context_spans_the_map_of_each_stage_and_is_shared_where_asked():
 
 def test_global_context_is_the_local_scope_that_reaches_everywhere():
     torch.manual_seed(0)
-    wide = _awake(lambda_det.create_backbone("lambda_resnet26", scope=9)).double().eval()
-    whole = lambda_det.create_backbone("lambda_resnet26", global_context=70).double().eval()
+    wide = _awake(lambda_det.create_backbone("lambda_resnet26_slim", scope=9)).double().eval()
+    whole = lambda_det.create_backbone("lambda_resnet26_slim", global_context=70).double().eval()
     state = wide.state_dict()
     for name, tensor in whole.state_dict().items():  # 5x5 positions, then 3x3
         if name.endswith("embedding"):
@@ -256,7 +258,7 @@ def test_global_context_is_the_local_scope_that_reaches_everywhere():
         torch.testing.assert_close(whole(images)[name], expected)
 
 
-@pytest.mark.parametrize("name", ["lambda_resnet26", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["lambda_resnet26_slim", "mobilenet_v2"])
 def test_dropout_stands_before_the_last_layer(name):
     model = lambda_det.create_classifier(name, 3, dropout=0.75)
     seen = []
@@ -360,8 +362,8 @@ def test_a_dilated_stage_holds_the_strided_stage_in_between():
     ],
 )
 def test_strides_sizes_and_weights(dilation, strides, sizes):
-    plain = lambda_det.create_backbone("lambda_resnet26", scope=7)
-    net = lambda_det.create_backbone("lambda_resnet26", scope=7, dilation=dilation)
+    plain = lambda_det.create_backbone("lambda_resnet26_slim", scope=7)
+    net = lambda_det.create_backbone("lambda_resnet26_slim", scope=7, dilation=dilation)
     assert [shape.stride for shape in net.output_shape().values()] == strides
     with torch.no_grad():
         features = net.eval()(torch.randn(1, 3, 97, 130))

@@ -22,7 +22,7 @@ MODEL:
   MASK_ON: True
   WEIGHTS: ""
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone, FREEZE_AT: 0}
-  LAMBDA_RESNET: {NAME: lambda_resnet26, SCOPE: 3, OUT_FEATURES: [res4, res5],
+  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 3, OUT_FEATURES: [res4, res5],
                   STOCHASTIC_DEPTH: 0.3}
   FPN: {IN_FEATURES: [res4, res5], OUT_CHANNELS: 8}
   ANCHOR_GENERATOR: {SIZES: [[16], [24], [32]], ASPECT_RATIOS: [[1.0]]}

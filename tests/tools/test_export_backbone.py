@@ -36,7 +36,7 @@ def test_a_file_that_fits(checkpoint, config, tmp_path, capsys):
     content = read_backbone(path)
     count = len(content["model"])
     for words in (
-        "lambda_resnet26 (norm BN, scope 3)",
+        "lambda_resnet26_slim (norm BN, scope 3)",
         "EMA",
         "held_out top1 2.00, top5 6.00",
         f"{count} of ",
@@ -120,13 +120,13 @@ def test_each_form_of_a_detector_s_run(checkpoint, config, tmp_path, capsys, for
     out = capsys.readouterr().out
     for words in (
         str(run / "model_3.pth"),
-        "lambda_resnet26 (norm SyncBN, mask_padding True, scope 3)",
+        "lambda_resnet26_slim (norm SyncBN, mask_padding True, scope 3)",
         "INPUT.FORMAT BGR, MODEL.PIXEL_MEAN [103.53, 116.28, 123.675]",
         ": 203 of 203",
     ):
         assert words in out
     assert tool.main([str(run), path, "--overwrite", "--verify-config", config]) == 0
-    backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, scope=3)
+    backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, scope=3)
     assert torch.equal(backbone.stem.conv1.weight, model["backbone.stem.conv1.weight"])
 
 

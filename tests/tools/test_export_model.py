@@ -58,7 +58,7 @@ def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatc
     [
         (["b.txt", "--model", "mobilenet_v2_lambda", "--weights", "{w}"], "b.txt"),
         (["b.ts", "--model", "mobilenet", "--weights", "{w}"], "'mobilenet'"),
-        (["b.ts", "--model", "lambda_resnet26", "--weights", "no.pth"], "no.pth"),
+        (["b.ts", "--model", "lambda_resnet26_slim", "--weights", "no.pth"], "no.pth"),
         (["b.ts", "--config-file", "no.yaml"], "no.yaml"),
         (
             ["b.ts", "--model", "mobilenet_v2", "--weights", "{w}", "--images", "no.jpg"],

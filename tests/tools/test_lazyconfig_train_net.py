@@ -34,7 +34,7 @@ model, dataloader, optimizer, lr_multiplier = (
 train = base.train
 del base
 
-model.backbone.bottom_up.name = "lambda_resnet26"
+model.backbone.bottom_up.name = "lambda_resnet26_slim"
 model.backbone.bottom_up.scope = 7
 model.backbone.bottom_up.out_features = ["res4", "res5"]
 model.backbone.out_channels = 8

@@ -156,7 +156,7 @@ def test_a_checkpoint_to_export(tmp_path, capsys, mark, ending):
     evil = _write(tmp_path / f"evil{ending}", mark)
     words = [evil, tmp_path / "backbone.pth"]
     _refused(export_backbone.main, words, capsys, mark, str(evil), "refused")
-    words = [tmp_path / "model.ts", "--model", "lambda_resnet26", "--weights", evil]
+    words = [tmp_path / "model.ts", "--model", "lambda_resnet26_slim", "--weights", evil]
     _refused(export_model.main, words, capsys, mark, str(evil), "refused")
     assert not (tmp_path / "model.ts").exists()
     assert not (tmp_path / "backbone.pth").exists()
@@ -167,7 +167,7 @@ def test_weights_to_look_at_and_of_a_teacher(tmp_path, capsys, mark, ending):
     photo = tmp_path / "photo.png"
     cv2.imwrite(str(photo), np.zeros((64, 64, 3), np.uint8))
     evil = _write(tmp_path / f"evil{ending}", mark)
-    words = ["layers", "--model", "lambda_resnet26", "--weights", evil, "--image", photo]
+    words = ["layers", "--model", "lambda_resnet26_slim", "--weights", evil, "--image", photo]
     words += ["--output", tmp_path / "out"]
     _refused(visualize.main, words, capsys, mark, str(evil), "refused")
     make_pictures(tmp_path)

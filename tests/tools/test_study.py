@@ -52,7 +52,7 @@ def test_a_small_study_and_its_second_start(tmp_path, monkeypatch, capsys):
             for number in range(4):
                 grey = random.randrange(256)
                 Image.new("RGB", (32, 32), (grey, 80 * label, 9)).save(folder / f"{number}.png")
-    rows = {"small": (50.0, ("MODEL.NAME", "lambda_resnet26"))}
+    rows = {"small": (50.0, ("MODEL.NAME", "lambda_resnet26_slim"))}
     monkeypatch.setattr(tool, "STUDIES", {"placement": rows})
     arguments = ["placement", "--data", tmp_path, "--output", tmp_path / "out", "--seeds", "1"]
     keys = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.EPOCHS", 1, "SOLVER.WARMUP_EPOCHS", 0]

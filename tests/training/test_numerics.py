@@ -19,7 +19,7 @@ FLOAT32 = Precision("cpu", None)
 
 @pytest.fixture
 def net():
-    return lambda_det.create_backbone("lambda_resnet26", scope=5, stochastic_depth=0.5)
+    return lambda_det.create_backbone("lambda_resnet26_slim", scope=5, stochastic_depth=0.5)
 
 
 def _run(net, debugger, x=None, **options):

@@ -21,7 +21,7 @@ from lambda_det.visualization.layers import (
 from lambda_det.weights.provenance import PixelSettings
 
 
-def backbone_config(name: str = "lambda_resnet26", **options) -> CfgNode:
+def backbone_config(name: str = "lambda_resnet26_slim", **options) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     cfg.MODEL.DEVICE = "cpu"
@@ -53,7 +53,7 @@ def drawn(album):
     ("name", "options", "expected"),
     [
         (
-            "lambda_resnet26",
+            "lambda_resnet26_slim",
             {"SCOPE": 7},
             [
                 f"{n}.{k}"
@@ -94,7 +94,7 @@ def test_each_kind_of_layer_has_the_pictures_of_its_parts(name, options, expecte
     ],
 )
 def test_global_positions_heads_of_their_own_and_dilation(options, tmp_path):
-    network = create_backbone("lambda_resnet26", **options).eval()
+    network = create_backbone("lambda_resnet26_slim", **options).eval()
     given = Input(torch.randn(1, 3, 64, 64), np.zeros((64, 64, 3), np.uint8), (64, 64), (1, 1))
     album = Album(tmp_path)
     draw_network(network, given, (20.0, 50.0), album, ["res5.1.conv2"], state="", draws=1)
@@ -116,7 +116,7 @@ def test_layers_are_chosen_by_name_and_pattern():
 
 
 def test_what_is_watched_is_what_the_layer_is_given_and_gives():
-    network = create_backbone("lambda_resnet26", scope=5).eval()
+    network = create_backbone("lambda_resnet26_slim", scope=5).eval()
     image = torch.randn(1, 3, 64, 64)
     expected = network(image)
     with watch(network, ["res5.0.conv2"]) as seen:
@@ -155,7 +155,7 @@ def test_images_come_as_a_detector_gets_them(image):
 def test_weights_are_those_of_the_file(tmp_path):
     cfg = backbone_config(SCOPE=5)
     torch.manual_seed(5)
-    trained = create_backbone("lambda_resnet26", scope=5)
+    trained = create_backbone("lambda_resnet26_slim", scope=5)
     path = tmp_path / "detector.pth"
     state = {f"backbone.bottom_up.{k}": v for k, v in trained.state_dict().items()}
     torch.save({"model": state}, path)

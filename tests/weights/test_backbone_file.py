@@ -57,7 +57,7 @@ def written(checkpoint, form, tmp_path_factory):
 @pytest.fixture(scope="module")
 def backbone():
     """A network to load files into, made once."""
-    return lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
+    return lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
 
 
 def test_what_is_written_is_read_and_the_same(checkpoint, tmp_path, form):
@@ -103,7 +103,7 @@ def test_detectron2_s_own_checkpointer_loads_all_of_it(checkpoint, tmp_path, nor
     content = extract_backbone(checkpoint)
     save_backbone(content, path)
     for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
-        network = lambda_det.create_backbone("lambda_resnet26", norm=norm, **OPTIONS)
+        network = lambda_det.create_backbone("lambda_resnet26_slim", norm=norm, **OPTIONS)
         DetectionCheckpointer(nn.ModuleDict({"backbone": wrap(network)})).load(str(path))
         _assert_whole(network, content)
 
@@ -119,7 +119,7 @@ def test_our_checkpointer_loads_all_of_it(written, form):
     path, content = written
     pixels = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
     for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
-        network = lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
+        network = lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
         checkpointer = SafeCheckpointer(nn.ModuleDict({"backbone": wrap(network)}))
         checkpointer.load_initial_weights(str(path), pixels)
         _assert_whole(network, content)
@@ -130,7 +130,7 @@ def test_our_checkpointer_loads_all_of_it(written, form):
 def test_it_is_loaded_without_a_configuration(written, form, caplog):
     path, content = written
     with caplog.at_level("INFO"):
-        backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
+        backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
     _assert_whole(backbone, content)
     assert backbone.pixel_settings.by_key() == {
         "INPUT.FORMAT": "BGR",
@@ -138,7 +138,7 @@ def test_it_is_loaded_without_a_configuration(written, form, caplog):
         "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
     }
     assert str(path) in caplog.text and "INPUT.FORMAT BGR" in caplog.text
-    reference = lambda_det.create_backbone("lambda_resnet26", **OPTIONS)
+    reference = lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
     reference.load_state_dict(content["model"], strict=False)
     images = torch.randn(2, 3, 33, 47)
     expected, found = reference.eval()(images), backbone.eval()(images)
@@ -147,20 +147,20 @@ def test_it_is_loaded_without_a_configuration(written, form, caplog):
 
 def test_a_file_of_another_model_or_options(written, form):
     path, _ = written
-    words = rf"b\{form}.*lambda_resnet26 \(norm BN, scope 3\).*resnet50"
+    words = rf"b\{form}.*lambda_resnet26_slim \(norm BN, scope 3\).*resnet50"
     with pytest.raises(WeightsError, match=words), torch.device("meta"):
         lambda_det.create_backbone("resnet50", weights=path)
-    with pytest.raises(WeightsError, match=r"position\.embedding.*lambda_resnet26.*scope 3"):
-        lambda_det.create_backbone("lambda_resnet26", weights=path)
+    with pytest.raises(WeightsError, match=r"position\.embedding.*lambda_resnet26_slim.*scope 3"):
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=path)
 
 
 def test_tensors_of_another_author_in_safetensors(tmp_path):
     """As timm and others write them: no metadata, or some of their own."""
-    source = scramble(lambda_det.create_backbone("lambda_resnet26", **OPTIONS)).state_dict()
+    source = scramble(lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)).state_dict()
     for metadata in (None, {"format": "pt", "model": "resnet50"}):
         save_file(source, tmp_path / "b.safetensors", metadata=metadata)
         path = str(tmp_path / "b.safetensors")
-        backbone = lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
+        backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
         assert backbone.pixel_settings is None
         assert all(torch.equal(t, source[name]) for name, t in backbone.state_dict().items())
     with pytest.raises(WeightsError, match=r"b\.safetensors.*export_backbone"):
@@ -201,14 +201,16 @@ def test_a_file_of_the_format_before(checkpoint, tmp_path):
     content["meta"] |= {"format": 1, "sha256": checksum(content["model"])}
     path = tmp_path / "b.pth"
     torch.save(content, path)
-    _assert_whole(lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS), content)
+    _assert_whole(
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS), content
+    )
     for read in (read_backbone, lambda path: extract_backbone(content, source=str(path))):
         with pytest.raises(WeightsError, match=r"b\.pth.*older"):
             read(path)
     content["model"]["res2.0.conv1.weight"][0] += 1
     torch.save(content, path)
     with pytest.raises(WeightsError, match="checksum"):
-        lambda_det.create_backbone("lambda_resnet26", weights=path, **OPTIONS)
+        lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1])
@@ -262,7 +264,7 @@ def test_a_program_in_a_file_is_not_run(checkpoint, backbone, tmp_path, form, pl
 
 @pytest.mark.skipif(torch.__version__ < (2, 6), reason="such files are refused there")
 def test_arrays_and_numbers_of_numpy_in_a_checkpoint_of_others(tmp_path):
-    source = scramble(lambda_det.create_backbone("lambda_resnet26", **OPTIONS)).state_dict()
+    source = scramble(lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)).state_dict()
     metrics = {"bbox/AP": np.float64(3.5), "seen": np.int64(7), "lrs": np.ones(3, np.float32)}
     torch.save({"model": OrderedDict(source), "scheduler": metrics}, tmp_path / "m.pth")
     read = read_checkpoint(tmp_path / "m.pth")
@@ -315,7 +317,7 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, f
 MEAN, STD = [125.3, 122.9, 113.8], [20.0, 57.0, 90.0]  # far apart, so that their order matters
 RGB_PIXELS = PixelSettings("RGB", MEAN, STD)
 NETWORKS = {
-    "lambda_resnet26": {"scope": 3},  # ResNet-RS' stem
+    "lambda_resnet26_slim": {"scope": 3},  # ResNet-RS' stem
     "resnet50_lambda_c5": {"scope": 3},  # the vanilla stem
     "mobilenet_v2": {},
 }
@@ -356,7 +358,7 @@ def test_the_features_are_the_same(name, norm):
 
 
 def test_one_convolution_and_its_norm_are_changed_and_nothing_else():
-    backbone = scramble(lambda_det.create_backbone("lambda_resnet26", scope=3))
+    backbone = scramble(lambda_det.create_backbone("lambda_resnet26_slim", scope=3))
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     given = backbone.state_dict()
     state, _ = fold_normalisation(backbone, given, RGB_PIXELS)

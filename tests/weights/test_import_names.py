@@ -69,7 +69,7 @@ def test_a_plain_file_is_loaded_into_a_backbone(mobilenet, tmp_path, wrap):
 
 def test_another_network_is_refused_and_changes_nothing(mobilenet, tmp_path):
     torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
-    backbone = lambda_det.create_backbone("lambda_resnet26", scope=3)
+    backbone = lambda_det.create_backbone("lambda_resnet26_slim", scope=3)
     before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
     with pytest.raises(WeightsError, match=r"w\.pth"):
         load_backbone_weights(backbone, tmp_path / "w.pth")
@@ -77,7 +77,7 @@ def test_another_network_is_refused_and_changes_nothing(mobilenet, tmp_path):
 
 
 def test_other_files_stay_as_they_are():
-    for model in (nn.Linear(2, 2), lambda_det.create_backbone("lambda_resnet26", scope=3)):
+    for model in (nn.Linear(2, 2), lambda_det.create_backbone("lambda_resnet26_slim", scope=3)):
         content = {"model": model.state_dict(), "iteration": 3}
         assert import_weights(content, "w.pth") == content
     assert import_weights({"state_dict": 3}, "w.pth") == {"state_dict": 3}
