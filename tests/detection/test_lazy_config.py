@@ -87,7 +87,7 @@ def test_a_node_goes_into_a_foreign_model(tmp_path):
         "import lambda_det\n"
         'model = lambda_det.detectron2_config("common/models/retinanet.py").model\n'
         'model.backbone.bottom_up = lambda_det.get_config("common/backbone.py").lambda_resnet\n'
-        'model.backbone.bottom_up.name = "lambda_resnet26_slim"\n'
+        'model.backbone.bottom_up.name = "lambda_resnet26"\n'
         'model.backbone.bottom_up.norm = "BN"\n'
         'model.backbone.bottom_up.out_features = ["res3", "res4", "res5"]\n'
         'model.backbone.in_features = "${.bottom_up.out_features}"\n'

@@ -78,7 +78,7 @@ def _fresh(state):
 
 
 def _nan(state):
-    return {**state, "backbone.res5.0.conv3.weight": torch.full((2048, 512, 1, 1), torch.nan)}
+    return {**state, "backbone.res5.0.conv3.weight": torch.full((512, 128, 1, 1), torch.nan)}
 
 
 # fmt: off
@@ -123,7 +123,7 @@ def test_types_and_layouts_of_training_are_not_those_of_the_file(checkpoint):
     model = dict(checkpoint["model"])
     layout = {"memory_format": torch.channels_last}
     model[f"backbone.{name}"] = model[f"backbone.{name}"].bfloat16().to(**layout)
-    model[f"backbone.{norm}.running_var"] = torch.ones(64)  # beside means that are not 0: trained
+    model[f"backbone.{norm}.running_var"] = torch.ones(16)  # beside means that are not 0: trained
     content = extract_backbone({**checkpoint, "model": model}, weights="model")["model"]
     assert content[name].dtype == torch.float32 and content[name].is_contiguous()
     assert torch.equal(content[name], model[f"backbone.{name}"].float())
@@ -199,7 +199,7 @@ def test_mobilenet():
 def test_stages_that_a_detector_has_not(checkpoint):
     """As with MODEL.LAMBDA_RESNET.OUT_FEATURES [res4], and beside heads of convolutions."""
     short = {n: t for n, t in checkpoint["model"].items() if "res5" not in n}
-    foreign = {"roi_heads.res5.0.conv1.weight": torch.ones(512, 1024, 1, 1)}
+    foreign = {"roi_heads.res5.0.conv1.weight": torch.ones(128, 256, 1, 1)}
     for model in (short, {**short, **foreign}):
         content = extract_backbone({"model": model})
         assert content["meta"]["stages"] == ["stem", "res2", "res3", "res4"]

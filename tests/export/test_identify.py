@@ -66,8 +66,8 @@ def _detectron2_resnet(depth):
         (lambda: _detectron2_resnet(50), "Detectron2.*resnet50.*--config"),
         (lambda: _shapes("resnet50"), "Detectron2.*resnet50.*--config"),
         (
-            lambda: _shapes("lambda_resnet26_slim", norm="GN"),
-            "lambda_resnet26_slim.*GN.*LN.*--config",
+            lambda: _shapes("lambda_resnet26", norm="GN"),
+            "lambda_resnet26.*GN.*LN.*--config",
         ),
         (lambda: _shapes("lambda_resnet26_slim", multi_head=True), "--config"),
     ],

@@ -69,7 +69,8 @@ def test_retinanet_fpn():
 def test_options_reach_the_layers():
     cfg = _cfg("build_lambda_resnet_backbone")
     options = cfg.MODEL.LAMBDA_RESNET
-    options.NORM, options.QUERY_DEPTH, options.HEADS, options.INTRA_DEPTH = "GN", 32, 8, 2
+    options.NAME, options.NORM = "lambda_resnet26", "GN"
+    options.QUERY_DEPTH, options.HEADS, options.INTRA_DEPTH = 32, 8, 2
     options.IMPLEMENTATION, options.MASK_PADDING, options.STOCHASTIC_DEPTH = "conv", True, 0.1
     options.CHECKPOINT_ACTIVATIONS, cfg.MODEL.BACKBONE.FREEZE_AT = True, 1
     backbone = build_backbone(cfg)
@@ -180,12 +181,12 @@ def test_the_res5_of_the_c4_heads_is_that_of_the_network():
     assert found == shapes
     assert any(isinstance(m, LambdaLayer) for m in model.roi_heads.res5.modules())
     whole.res5.load_state_dict(model.roi_heads.res5.state_dict())
-    regions = torch.randn(3, 1024, 6, 6)
+    regions = torch.randn(3, 256, 6, 6)
     model.eval(), whole.eval()
     with torch.no_grad():
         expected = whole.res5[1](whole.res5[0](regions))
         assert torch.equal(model.roi_heads.res5(regions), expected)
-    assert expected.shape == (3, 2048, 3, 3)
+    assert expected.shape == (3, 512, 3, 3)
 
 
 @pytest.mark.parametrize("prefix", ["", "backbone.", "module.backbone.bottom_up."])
@@ -215,7 +216,7 @@ def test_images_without_a_region(found):
     proposals = Instances((64, 64))
     proposals.proposal_boxes = Boxes(torch.tensor([[0.0, 0, 30, 30]]).repeat(found, 1))
     proposals.objectness_logits = torch.zeros(found)
-    features = {"res4": torch.randn(1, 1024, 4, 4)}
+    features = {"res4": torch.randn(1, 256, 4, 4)}
     images = ImageList(torch.zeros(1, 3, 64, 64), [(64, 64)])
     with torch.no_grad():
         (result,), _ = model.roi_heads(images, features, [proposals])

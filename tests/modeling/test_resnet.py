@@ -57,7 +57,7 @@ def test_classifier_and_features_together():
         get_spec("lambda_resnet26_slim"), out_features=["res4", "linear"], num_classes=7, scope=7
     ).eval()
     outputs = model(torch.randn(2, 3, 32, 32))
-    assert outputs["linear"].shape == (2, 7) and outputs["res4"].shape[1] == 1024
+    assert outputs["linear"].shape == (2, 7) and outputs["res4"].shape[1] == 256
     classifier = lambda_det.create_classifier("lambda_resnet26_slim", num_classes=5, scope=7).eval()
     assert classifier(torch.randn(2, 3, 33, 32)).shape == (2, 5)
 
@@ -153,7 +153,7 @@ def test_initialisation_of_the_layer_survives_that_of_the_network():
 def test_residual_branches_start_at_zero():
     model = _small().eval()
     block = model.res2[1]
-    x = torch.rand(1, 256, 8, 8)
+    x = torch.rand(1, 64, 8, 8)
     torch.testing.assert_close(block(x), x)
 
 

@@ -59,7 +59,7 @@ def test_quick_sizes_fit_the_shipped_file(name):
     head = tool.HEADS[name]
     file = str(tool.CONFIGS / f"{head.config}.yaml")
     cfg = load_config(argparse.Namespace(config_file=file, opts=head.opts()))
-    assert cfg.MODEL.LAMBDA_RESNET.NAME == "lambda_resnet26_slim" and not cfg.INPUT.LSJ.ENABLED
+    assert cfg.MODEL.LAMBDA_RESNET.NAME == "lambda_resnet26" and not cfg.INPUT.LSJ.ENABLED
     assert (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) == (f"{head.data}_train", f"{head.data}_val")
 
 

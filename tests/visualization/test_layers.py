@@ -124,7 +124,7 @@ def test_what_is_watched_is_what_the_layer_is_given_and_gives():
         network(2 * image)  # only the first call is kept
     layer, record = network.get_submodule("res5.0.conv2"), seen["res5.0.conv2"]
     torch.testing.assert_close(layer(*record.inputs), record.output)
-    assert record.output.shape == (1, 512, 4, 4)
+    assert record.output.shape == (1, 128, 4, 4)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name])
     assert not layer._forward_hooks

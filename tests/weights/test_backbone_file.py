@@ -317,7 +317,7 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, f
 MEAN, STD = [125.3, 122.9, 113.8], [20.0, 57.0, 90.0]  # far apart, so that their order matters
 RGB_PIXELS = PixelSettings("RGB", MEAN, STD)
 NETWORKS = {
-    "lambda_resnet26_slim": {"scope": 3},  # ResNet-RS' stem
+    "lambda_resnet26": {"scope": 3},  # ResNet-RS' stem
     "resnet50_lambda_c5": {"scope": 3},  # the vanilla stem
     "mobilenet_v2": {},
 }

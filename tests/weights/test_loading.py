@@ -358,7 +358,7 @@ def test_meta_of_another_project_is_left_alone(tmp_path):
 
 def test_lambda_layers_of_an_earlier_version_are_named(tmp_path):
     state = lambda_det.create_backbone("lambda_resnet26_slim", scope=3).state_dict()
-    rows = state.pop("res4.1.conv2.qkv.weight").split([64, 16, 64])
+    rows = state.pop("res4.1.conv2.qkv.weight").split([64, 16, 16])
     for name, weight in zip(("query", "key", "value"), rows, strict=True):
         state[f"res4.1.conv2.{name}_proj.weight"] = weight
     torch.save({"model": state}, tmp_path / "old.pth")
