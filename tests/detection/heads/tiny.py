@@ -14,6 +14,7 @@ __all__ = ["CONFIGS", "HEADS", "Head"]
 
 # Sizes of the images, the network and the schedule; with the jitter that is shipped
 _SMALLER = """
+MODEL.LAMBDA_RESNET.NAME lambda_resnet26_slim
 MODEL.LAMBDA_RESNET.SCOPE 7
 MODEL.FPN.OUT_CHANNELS 16
 MODEL.RPN.PRE_NMS_TOPK_TRAIN 100
