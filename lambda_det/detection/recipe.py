@@ -20,7 +20,6 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
 from detectron2.utils import comm
-from scipy.cluster.vq import kmeans
 
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.schedule import log_table
@@ -233,6 +232,8 @@ def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
     """
     centres = np.unique(np.quantile(logarithms, (np.arange(count) + 0.5) / count))
     if len(centres) > 1:  # scipy takes a single one for a number of clusters
+        from scipy.cluster.vq import kmeans  # half a second that few trainings need
+
         centres, _ = kmeans(logarithms, centres)
     return np.exp(np.sort(centres)).tolist()
 
