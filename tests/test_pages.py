@@ -16,9 +16,10 @@ pytestmark = pytest.mark.slow  # trains
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-# The pages have steps enough to learn something; here it is enough that they are taken.
+# The pages have networks and steps enough to learn something; here it is enough that they run.
 _SHORTER = {
     "use_in_your_project": {
+        "lambda_resnet26": "lambda_resnet26_slim",
         'make_shapes("datasets")': 'make_shapes("datasets", num_train=12, num_val=4)',
         "MAX_ITER: 300": "MAX_ITER: 2",
         "MAX_ITER 20": "MAX_ITER 1",
