@@ -120,8 +120,9 @@ def add_lambda_config(cfg: CN) -> None:
     # ---------------------------------------------------------------------------------------------
     # Solver. SOLVER.AMP.ENABLED is Detectron2's own.
     # ---------------------------------------------------------------------------------------------
-    # "float16" (with loss scaling, CUDA only) or "bfloat16"
-    _C.SOLVER.AMP.DTYPE = "bfloat16"
+    # "bfloat16", "float16" (with loss scaling, CUDA only), or "auto": bfloat16 where the device has
+    # instructions for it, and else float32
+    _C.SOLVER.AMP.DTYPE = "auto"
     # Optimise once in so many batches. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1

@@ -13,7 +13,9 @@ import os
 import sys
 from pathlib import Path
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26_slim.yaml"
+CONFIG = (
+    Path(__file__).resolve().parents[1] / "configs" / "quick" / "shapes_lambdaresnet26_slim.yaml"
+)
 EXPECTED_BOX_AP = 40.0  # well below what was measured; less means that something is broken
 
 

@@ -5,7 +5,7 @@ train = {
     "init_checkpoint": "",
     "max_iter": 130000,
     # "bfloat16", or "float16" with loss scaling. Detectron2's own tool always uses float16.
-    "amp": {"enabled": True, "dtype": "bfloat16"},
+    "amp": {"enabled": True, "dtype": "auto"},
     "ddp": {
         "broadcast_buffers": False,
         "find_unused_parameters": False,

@@ -143,8 +143,9 @@ def get_classification_config() -> CN:
     _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
     _C.SOLVER.AMP = CN()
     _C.SOLVER.AMP.ENABLED = True
-    # "bfloat16", or "float16" (with loss scaling, CUDA only)
-    _C.SOLVER.AMP.DTYPE = "bfloat16"
+    # "bfloat16", "float16" (with loss scaling, CUDA only), or "auto": bfloat16 where the device has
+    # instructions for it, and else float32
+    _C.SOLVER.AMP.DTYPE = "auto"
     # Steps between checkpoints; there is also one after each evaluation
     _C.SOLVER.CHECKPOINT_PERIOD = 1000
     # So many of the newest are kept, besides the best

@@ -22,6 +22,7 @@ from lambda_det.config import PYTHON_TAG, read_plain
 from lambda_det.detection.config import DATA_FLAGS
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError, UserError, reason
+from lambda_det.training.precision import AUTO
 from lambda_det.training.settings import Clipping
 
 __all__ = [
@@ -227,7 +228,7 @@ def read_settings(lazy: DictConfig) -> DetectionSettings:
     clipping = Clipping(
         read("clipping.kind", "value"), read("clipping.limit", 1.0), read("clipping.norm_type", 2.0)
     )
-    amp_dtype = read("amp_dtype", "bfloat16")
+    amp_dtype = read("amp_dtype", AUTO)
     batches = read("precise_bn_batches", 200)
     max_iter = read("max_iter", 1)
     steps: tuple[int, ...] = ()

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["LossScaler", "Precision", "pool_in_float32"]
+__all__ = ["AUTO", "LossScaler", "Precision", "pool_in_float32"]
 
+AUTO = "auto"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST_SKIPPED = 20  # steps that loss scaling may skip one after the other
 
@@ -35,33 +36,36 @@ class Precision:
     def of(cls, settings: Settings) -> Precision:
         """What ``device`` and ``amp_dtype`` of the settings say.
 
+        "auto" is bfloat16 where the device has instructions for it, and else float32.
+
         Raises:
             ConfigError: the dtype is unknown, or cannot be used on the device.
         """
         device = torch.device(settings.device).type
         name = settings.amp_dtype
+        if name == AUTO:
+            name = "bfloat16" if _has_bfloat16(device) else None
         if name is None:
             return cls(device, None)
         if name not in _DTYPES:
             raise ConfigError(
-                f"{settings.key('amp_dtype')} is {name!r}; it can be one of {list(_DTYPES)}."
+                f"{settings.key('amp_dtype')} is {name!r}; it can be one of {[AUTO, *_DTYPES]}."
             )
         if name == "float16" and device != "cuda":
             raise ConfigError(
                 f"{settings.option('amp_dtype', 'float16')} needs a CUDA device, and "
                 f"{settings.key('device')} is {device}: set "
-                f"{settings.option('amp_dtype', 'bfloat16')}, or "
-                f"{settings.option('amp', False)}."
+                f"{settings.option('amp_dtype', AUTO)}."
             )
         return cls(device, _DTYPES[name])
 
     def is_emulated(self) -> bool:
-        """Whether the processor has no instructions for bfloat16, which then takes many times as
+        """Whether the device has no instructions for this dtype, which then takes many times as
         long as float32."""
-        if self.device != "cpu" or self.dtype != torch.bfloat16:
-            return False
-        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-        return supported is not None and not supported()
+        return self.dtype == torch.bfloat16 and not _has_bfloat16(self.device)
+
+    def __str__(self) -> str:
+        return str(self.dtype or torch.float32).removeprefix("torch.")
 
     def autocast(self) -> AbstractContextManager:
         return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
@@ -69,6 +73,16 @@ class Precision:
     def grad_scaler(self) -> LossScaler:
         """Scales the loss in float16 alone; otherwise it does nothing."""
         return LossScaler(self.device, enabled=self.dtype == torch.float16)
+
+
+def _has_bfloat16(device: str) -> bool:
+    """Whether the processor, or the GPU of this process, has instructions for bfloat16."""
+    if device == "cpu":
+        supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+        return supported is not None and supported()
+    if device == "cuda" and torch.version.cuda and torch.cuda.is_available():
+        return torch.cuda.get_device_capability() >= (8, 0)  # Ampere
+    return True
 
 
 class LossScaler(torch.amp.GradScaler):

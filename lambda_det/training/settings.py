@@ -50,7 +50,8 @@ class Settings:
         max_iter: optimiser steps of the whole training.
         images_per_step: over all processes and accumulated batches; None where nobody knows.
         accumulate: batches per optimiser step.
-        amp_dtype: "bfloat16" or "float16", in which the forward pass computes; None for float32.
+        amp_dtype: "bfloat16", "float16" or "auto", in which the forward pass computes; None for
+            float32.
         clipping: of gradients; None for none.
         ema_decay: limit of the decay of the weights' exponential moving average; 0 for none.
         cudnn_benchmark: let cuDNN try its algorithms, for images of one size.

@@ -27,7 +27,7 @@ from lambda_det.errors import ConfigError, UserError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.disk_errors import explain_disk_errors
-from lambda_det.training.precision import Precision
+from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import (
     BufferedLog,
     Change,
@@ -70,10 +70,12 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
     with buffered_log() as log:
         task = kind.for_run(kind.read(args), train=not args.eval_only)
         settings = task.settings
-        if Precision.of(settings).is_emulated():
+        precision = Precision.of(settings)
+        logger.info(f"The forward pass of training computes in {precision}")
+        if precision.is_emulated():
             logger.warning(
-                "This processor has no instructions for bfloat16, which takes many times as long "
-                f"as float32 here; {settings.option('amp', False)} trains in float32"
+                f"This device has no instructions for {precision}, which takes many times as long "
+                f"as float32 here; {settings.option('amp_dtype', AUTO)} trains in float32 here"
             )
         if torch.device(settings.device).type == "cpu":
             keep_memory()

@@ -308,7 +308,8 @@ def test_a_file_that_is_no_configuration(tool, tmp_path, capsys, text, words):
 
 
 def test_bfloat16_accumulation_and_precise_batch_norm(tool, flags, tmp_path):
-    options = "train.amp.enabled=True train.accumulate_gradients=2 train.max_iter=2 "
+    options = "train.amp.enabled=True train.amp.dtype=bfloat16 "
+    options += "train.accumulate_gradients=2 train.max_iter=2 "
     options += "dataloader.train.total_batch_size=4 train.precise_bn.enabled=True "
     options += "train.precise_bn.num_iter=2"
     assert tool([*flags, f"train.output_dir={tmp_path / 'run'}", *options.split()]) == 0

@@ -241,7 +241,8 @@ def test_cuda_asked_for_and_not_there(tool, flags, tmp_path, capsys):
 
 
 def test_bfloat16_accumulation_and_precise_batch_norm(tool, flags, tmp_path):
-    options = "SOLVER.AMP.ENABLED True SOLVER.ACCUMULATE_GRADIENTS 2 SOLVER.IMS_PER_BATCH 4 "
+    options = "SOLVER.AMP.ENABLED True SOLVER.AMP.DTYPE bfloat16 SOLVER.IMS_PER_BATCH 4 "
+    options += "SOLVER.ACCUMULATE_GRADIENTS 2 "
     options += "TEST.PRECISE_BN.ENABLED True TEST.PRECISE_BN.NUM_ITER 2 SOLVER.MAX_ITER 2"
     assert tool([*flags, "OUTPUT_DIR", str(tmp_path / "run"), *options.split()]) == 0
 

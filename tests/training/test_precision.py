@@ -21,7 +21,7 @@ def test_of_settings():
     assert _precision("cuda:0", "float16") == Precision("cuda", torch.float16)
     assert _precision("cpu", "bfloat16") == Precision("cpu", torch.bfloat16)
     assert _precision("cpu", None) == Precision("cpu", None)
-    with pytest.raises(ConfigError, match=r"train\.amp\.dtype=float16 .*train\.amp\.enabled=False"):
+    with pytest.raises(ConfigError, match=r"train\.amp\.dtype=float16 .*train\.amp\.dtype=auto"):
         _precision("cpu", "float16")
     with pytest.raises(ConfigError, match=r"train\.amp\.dtype is 'half'"):
         _precision("cpu", "half")
@@ -56,4 +56,23 @@ def test_bfloat16_is_emulated_where_the_processor_lacks_it(monkeypatch, supporte
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
     assert Precision("cpu", torch.bfloat16).is_emulated() == (not supported)
     assert not Precision("cpu", None).is_emulated()
-    assert not Precision("cuda", torch.bfloat16).is_emulated()
+    assert _precision("cpu", "auto").dtype == (torch.bfloat16 if supported else None)
+    assert str(_precision("cpu", "auto")) == ("bfloat16" if supported else "float32")
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_it"), [((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_bfloat16_is_emulated_on_gpus_before_ampere(monkeypatch, capability, has_it):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert Precision("cuda", torch.bfloat16).is_emulated() == (not has_it)
+    assert not Precision("cuda", torch.float16).is_emulated()
+    assert _precision("cuda:1", "auto").dtype == (torch.bfloat16 if has_it else None)
+
+
+def test_auto_is_bfloat16_for_a_gpu_that_is_not_here(monkeypatch):
+    """As tools/plan.py counts for one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _precision("cuda", "auto").dtype == torch.bfloat16
