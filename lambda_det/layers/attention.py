@@ -99,19 +99,21 @@ class GlobalAttention(SelfAttention):
 class AxialAttention(nn.Module):
     """First along the column of a position, then along its row (Wang et al., 2020).
 
-    As there, queries and keys have half the depth of values. Their batch norms within the layer are
-    left out.
+    As there, queries and keys have half the depth of values.
 
     Args:
         dim: channels in and out.
         heads: that divide them.
         map_size: (H, W) of the largest map.
+        norm: makes the norms within, of a number of channels.
     """
 
-    def __init__(self, dim: int, heads: int, map_size: tuple[int, int]) -> None:
+    def __init__(
+        self, dim: int, heads: int, map_size: tuple[int, int], norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
-        self.along_column = RowAttention(dim, heads, map_size[0])
-        self.along_row = RowAttention(dim, heads, map_size[1])
+        self.along_column = RowAttention(dim, heads, map_size[0], norm)
+        self.along_row = RowAttention(dim, heads, map_size[1], norm)
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
         x = self.along_column(x.transpose(2, 3)).transpose(2, 3)
@@ -121,19 +123,26 @@ class AxialAttention(nn.Module):
 class RowAttention(SelfAttention):
     """Each position looks at its own row, with embeddings for queries, keys and values.
 
-    The logit is q.k + q.r_q[X - x] + k.r_k[X - x], and what is summed v + r_v[X - x].
+    The logit is N(q.k) + N(q.r_q[X - x]) + N(k.r_k[X - x]), and the output N(sum of v) +
+    N(sum of r_v[X - x]). N are norms, with weights of their own for each term and head of the
+    logits and for each channel of the output; queries, keys and values have norms, too.
 
     Args:
         dim: channels in and out.
         heads: that divide them.
         width: of the largest map.
+        norm: makes a norm of so many channels.
     """
 
-    def __init__(self, dim: int, heads: int, width: int) -> None:
+    def __init__(self, dim: int, heads: int, width: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__(dim, heads, key_dim=dim // 2)
+        nn.init.normal_(self.projection.weight, std=dim**-0.5)
+        self.projection = nn.Sequential(self.projection, norm(sum(self.rows)))
         self.query_offsets = _offsets(width, self.depth)
         self.key_offsets = _offsets(width, self.depth)
         self.value_offsets = _offsets(width, self.value_depth)
+        self.logits_norm = norm(3 * heads)
+        self.output_norm = norm(2 * dim)
 
     def pairs(self, height: int, width: int) -> int:
         return height * width**2
@@ -142,13 +151,20 @@ class RowAttention(SelfAttention):
         queries, keys, values = self.project(x)
         offsets = (self.query_offsets, self.key_offsets, self.value_offsets)
         of_queries, of_keys, of_values = (_by_pair(part, x.shape[3]) for part in offsets)
-        logits = torch.einsum("bhdyx,bhdyX->bhyxX", queries, keys)
-        logits = logits + torch.einsum("bhdyx,xXd->bhyxX", queries, of_queries)
-        logits = logits + torch.einsum("bhdyX,xXd->bhyxX", keys, of_keys)
+        terms = (
+            torch.einsum("bhdyx,bhdyX->bhyxX", queries, keys),
+            torch.einsum("bhdyx,xXd->bhyxX", queries, of_queries),
+            torch.einsum("bhdyX,xXd->bhyxX", keys, of_keys),
+        )
+        terms = self.logits_norm(torch.cat(terms, dim=1).flatten(2, 3))  # [b, (3 h), (y x), X]
+        logits = terms.unflatten(1, (3, self.heads)).sum(1).unflatten(2, x.shape[2:])
         weights = logits.softmax(dim=-1).to(values.dtype)
-        output = torch.einsum("bhyxX,bhdyX->bhdyx", weights, values)
-        output = output + torch.einsum("bhyxX,xXd->bhdyx", weights, of_values.to(values.dtype))
-        return output.flatten(1, 2)
+        sums = (
+            torch.einsum("bhyxX,bhdyX->bhdyx", weights, values),
+            torch.einsum("bhyxX,xXd->bhdyx", weights, of_values.to(values.dtype)),
+        )
+        sums = self.output_norm(torch.cat(sums, dim=1).flatten(1, 2))  # [b, (2 h d), y, x]
+        return sums.unflatten(1, (2, -1)).sum(1)
 
 
 class LocalAttention(SelfAttention):

@@ -24,13 +24,29 @@ __all__ = ["Replacements", "layer_arguments"]
 SHARING = ("", "stage", "size")
 HEADS = 8  # of attention
 _Size = tuple[int, int] | None
-# By what ResNetSpec.attention names; of channels, and the largest map
-ATTENTION: dict[str, Callable[[int, _Size], nn.Module]] = {
-    "global": lambda dim, size: GlobalAttention(dim, HEADS, size),
-    "axial": lambda dim, size: AxialAttention(dim, HEADS, size),
-    "local": lambda dim, size: LocalAttention(dim, HEADS, 7),
-    "augmented": lambda dim, size: AugmentedConvolution(dim, HEADS, size),
+_MakeNorm = Callable[[int], nn.Module]
+# By what ResNetSpec.attention names; of channels, the largest map, and what makes norms within
+ATTENTION: dict[str, Callable[[int, _Size, _MakeNorm], nn.Module]] = {
+    "global": lambda dim, size, norm: GlobalAttention(dim, HEADS, size),
+    "axial": lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm),
+    "local": lambda dim, size, norm: LocalAttention(dim, HEADS, 7),
+    "augmented": lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size),
 }
+
+
+def attention_norm(norm: str | _MakeNorm, channels: int) -> nn.Module:
+    """The network's norm for channels within attention; nothing where the network has none.
+
+    Raises:
+        ConfigError: it does not divide so many channels.
+    """
+    try:
+        return get_norm(norm, channels) or nn.Identity()
+    except ValueError as error:
+        raise ConfigError(
+            f"NORM is {norm!r}, which cannot be made for the {channels} channels within axial "
+            f"attention ({error}); take BN or SyncBN."
+        ) from error
 
 
 def layer_arguments(
@@ -119,7 +135,7 @@ class Replacements:
             global_context = spec.global_context
         self.global_context, self.share_positions = global_context, share_positions
         self.scopes = dict(zip(STAGES, stage_scopes, strict=False))
-        self.attention = spec.attention
+        self.attention, self.norm = spec.attention, norm
         self.options = layer_arguments(norm, **{**spec.layer, **options})
         self._shared: dict[Any, RelativePosition | None] = {}
 
@@ -134,7 +150,8 @@ class Replacements:
         """
         side = self.global_context and -(-self.global_context // stride)
         if self.attention:
-            return ATTENTION[self.attention](channels, side and (side, side))
+            make_norm = partial(attention_norm, self.norm)
+            return ATTENTION[self.attention](channels, side and (side, side), make_norm)
         options = dict(self.options)
         if stage in self.scopes:
             options["scope"] = self.scopes[stage]
