@@ -195,6 +195,15 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
     for (k, h, u), paper in _ABLATIONS.items():
         layer = {"query_depth": k, "heads": h, "intra_depth": u, "scope": 7 if u > 1 else 23}
         specs[f"resnet50_lambda_k{k}_h{h}_u{u}"] = replace(everywhere, layer=layer, paper=paper)
+    # Ours, to train many of them on a processor (tools/study.py)
+    for suffix in ("", *(f"_lambda_{placement}" for placement in _PLACEMENTS)):
+        specs[f"resnet14_slim{suffix}"] = replace(
+            specs[f"resnet50{suffix}"],
+            blocks=(1, 1, 1, 1),
+            width=16,
+            image_size=32,
+            paper=PaperFigures(),
+        )
     specs["resnet50_lambda_content"] = replace(
         everywhere,
         layer={"scope": None},
