@@ -1,15 +1,16 @@
 #!/usr/bin/env python
 """Train the networks of one of the paper's ablations on CIFAR-10, and compare the order of ranks.
 
-Each row of a study is trained with each seed, one after the other. A stopped study continues where
-it was. The figures are not the paper's, which are of ImageNet at 224x224: only their order is
-compared.
+Each row of a study is trained with the first seed, then each with the next. results.csv has a line
+for each training that has ended; it is not trained again. A stopped study continues where it was.
+The figures are not the paper's, which are of ImageNet at 224x224: only their order is compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import shlex
 import statistics
 import subprocess
 import sys
@@ -21,18 +22,27 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "configs/quick/cifar10_resnet50.yaml"
 ALL = ("MODEL.NAME", "resnet50_lambda_c2345")
 LAYER = "MODEL.LAMBDA_RESNET"
+LARGER = ("INPUT.SIZE", 64, "INPUT.PADDING", 8)
 
 # By study: by row the paper's top-1, None where it prints none, and what differs from the recipe
 Study = dict[str, tuple[float | None, tuple[object, ...]]]
+PAIR: Study = {
+    "ResNet-50": (84.6, ("MODEL.NAME", "resnet50")),
+    "lambda": (
+        81.4,
+        (*ALL, f"{LAYER}.GLOBAL_CONTEXT", 32, f"{LAYER}.SHARE_POSITIONS", "size"),
+    ),
+}
 STUDIES: dict[str, Study] = {
     # Table 10 has c4 and c5 at 224x224, whose maps are 2x2 and 1x1 here: so all stages, and images
-    # of twice the size, with 16x16 positions in c2. 31x31 is the whole map then.
+    # of twice the size, with 16x16 positions in c2. 31x31 is the whole map then. No positions at
+    # all are from Table 9.
     "scope": {
-        f"{side}x{side}": (
-            top1,
-            (*ALL, "INPUT.SIZE", 64, "INPUT.PADDING", 8, f"{LAYER}.SCOPE", side),
-        )
-        for side, top1 in ((3, 77.6), (7, 78.2), (15, 78.5), (31, 78.5))
+        "none": (68.8, (*ALL, *LARGER, f"{LAYER}.POSITION", False)),
+        **{
+            f"{side}x{side}": (top1, (*ALL, *LARGER, f"{LAYER}.SCOPE", side))
+            for side, top1 in ((3, 77.6), (7, 78.2), (15, 78.5), (31, 78.5))
+        },
     },
     # Table 11
     "normalisation": {
@@ -56,13 +66,12 @@ STUDIES: dict[str, Study] = {
             ("resnet50_lambda_c5", 77.3),
         )
     },
-    # Section 9.3 of the CIFAR-10 reproduction: rates of the first epoch, a fifth of the peak
+    # The CIFAR-10 reproduction
+    "pair": PAIR,
+    # Its Section 9.3: rates of the first epoch, a fifth of the peak
     "learning_rate": {
         f"{kind}, {rate:g}": (None, (*pairs, "SOLVER.BASE_LR", 5 * rate))
-        for kind, pairs in (
-            ("ResNet-50", ()),
-            ("lambda", (*ALL, f"{LAYER}.GLOBAL_CONTEXT", 32, f"{LAYER}.SHARE_POSITIONS", "size")),
-        )
+        for kind, (_, pairs) in PAIR.items()
         for rate in (0.01, 0.005, 0.001, 0.0005, 0.0001)
     },
 }
@@ -78,20 +87,52 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 (%(default)s)")
     text = "of a training (%(default)s): its keys are the size of the study"
     parser.add_argument("--config-file", type=Path, default=RECIPE, help=text)
+    text = "in place of resnet50, such as resnet14_slim (%(default)s)"
+    parser.add_argument("--network", default="resnet50", help=text)
+    text = "of the study, parted by commas; all if left out"
+    parser.add_argument("--rows", type=lambda text: text.split(","), help=text)
     text = "KEY VALUE pairs for every training, such as SOLVER.EPOCHS 90 DATA.FRACTION 1.0"
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help=text)
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    unknown = [row for row in args.rows or () if row not in STUDIES[args.study]]
+    if unknown:
+        rows = ", ".join(map(repr, STUDIES[args.study]))
+        parser.error(f"--rows: {args.study} has no {unknown[0]!r}; it has {rows}")
+    return args
 
 
-def train(args: argparse.Namespace, pairs: tuple[object, ...], seed: int, folder: Path) -> float:
-    """Train a network, or finish its training, and return its last top-1 in percent."""
+def words_of(args: argparse.Namespace, pairs: tuple[object, ...], seed: int) -> list[str]:
+    """The configuration of a training, but for where it is written."""
     where = ("DATA.TRAIN", args.data / "train", "DATA.VAL", args.data / "test")
-    keys = (*where, *pairs, "SEED", seed, "OUTPUT_DIR", folder, *args.opts)
-    tool = ROOT / "tools/train_imagenet.py"
-    command = [sys.executable, tool, "--resume", "--config-file", args.config_file, *keys]
-    subprocess.run(list(map(str, command)), check=True)
+    pairs = tuple(str(word).replace("resnet50", args.network) for word in pairs)
+    words = ("--config-file", args.config_file, *where, *pairs, "SEED", seed, *args.opts)
+    return list(map(str, words))
+
+
+def train(words: list[str], folder: Path) -> float:
+    """Train a network, or finish its training, and return its last top-1 in percent."""
+    command = [sys.executable, str(ROOT / "tools/train_imagenet.py"), "--resume", *words]
+    subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True)
     with (folder / "summary.csv").open(encoding="utf-8") as file:
         return float(list(csv.DictReader(file))[-1][METRIC])
+
+
+def read_results(path: Path) -> dict[str, float]:
+    """By configuration the top-1 of the trainings that have ended."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["configuration"]: float(row["top1"]) for row in csv.DictReader(file)}
+
+
+def add_result(path: Path, row: dict[str, object]) -> None:
+    """Append a line, below a header if it is the first."""
+    is_first = not path.exists()
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        if is_first:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def table(study: Study, found: dict[str, list[float]]) -> str:
@@ -119,15 +160,27 @@ def ranks(values: tuple[float, ...]) -> list[float]:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    study = STUDIES[args.study]
+    study = {name: STUDIES[args.study][name] for name in args.rows or STUDIES[args.study]}
+    results = args.output / "results.csv"  # of all studies, which have some trainings in common
+    ended = read_results(results)
     found: dict[str, list[float]] = {}
     try:
         for seed in range(args.seeds):
             for name, (_, pairs) in study.items():
-                folder = (
-                    args.output / args.study / f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
-                )
-                found.setdefault(name, []).append(train(args, pairs, seed, folder))
+                words = words_of(args, pairs, seed)
+                key = shlex.join(words)
+                if key not in ended:
+                    run = f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
+                    top1 = ended[key] = train(words, args.output / args.study / run)
+                    row = {
+                        "study": args.study,
+                        "row": name,
+                        "seed": seed,
+                        "top1": top1,
+                        "configuration": key,
+                    }
+                    add_result(results, row)
+                found.setdefault(name, []).append(ended[key])
     except subprocess.CalledProcessError as error:  # it has said why
         return error.returncode
     print(table(study, found))

@@ -52,12 +52,26 @@ def test_a_small_study_and_its_second_start(tmp_path, monkeypatch, capsys):
             for number in range(4):
                 grey = random.randrange(256)
                 Image.new("RGB", (32, 32), (grey, 80 * label, 9)).save(folder / f"{number}.png")
-    rows = {"small": (50.0, ("MODEL.NAME", "lambda_resnet26_slim"))}
-    monkeypatch.setattr(tool, "STUDIES", {"placement": rows})
+    same = (50.0, ("MODEL.NAME", "resnet50_lambda_c2345"))
+    monkeypatch.setattr(tool, "STUDIES", {"placement": {"small": same, "twin": same}})
+    trained = []
+    train = tool.train
+    monkeypatch.setattr(tool, "train", lambda *a: trained.append(a) or train(*a))
     arguments = ["placement", "--data", tmp_path, "--output", tmp_path / "out", "--seeds", "1"]
+    arguments += ["--network", "resnet14_slim"]
     keys = ["SOLVER.IMS_PER_BATCH", 4, "SOLVER.EPOCHS", 1, "SOLVER.WARMUP_EPOCHS", 0]
     keys += ["DATALOADER.NUM_WORKERS", 0, "DATA.FRACTION", 1.0, "TEST.PRECISE_BN_BATCHES", 0]
     for _ in range(2):
         assert tool.main(list(map(str, [*arguments, *keys]))) == 0
-        assert capsys.readouterr().out.count("| small | ") == 1
+        printed = capsys.readouterr().out
+        assert printed.count("| small | ") == printed.count("| twin | ") == 1
+    assert len(trained) == 1
     assert [folder.name for folder in (tmp_path / "out/placement").iterdir()] == ["small_0"]
+    config = (tmp_path / "out/placement/small_0/config.yaml").read_text()
+    assert "NAME: resnet14_slim_lambda_c2345" in config
+
+
+def test_unknown_rows_are_named(capsys):
+    with pytest.raises(SystemExit):
+        tool.parse_args(["scope", "--data", "d", "--rows", "3x3,5x5"])
+    assert "5x5" in capsys.readouterr().err
