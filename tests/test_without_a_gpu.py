@@ -1,14 +1,16 @@
 """What a GPU would be asked to do, on tensors without data that are on a GPU that is not there.
 
 An operator between two devices, one that reads a value, or one whose result's size depends on
-values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Each model
-has one of the six settings in turn, so that all kinds of models meet all settings.
+values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Every
+model meets all six settings of dtype and layout; in the quick tests, one of them in turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,64 +22,102 @@ from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.benchmarks.dry_run import Trace, pretend_gpu
 from lambda_det.detection import load_config
 from lambda_det.layers.local import compiled, fused, query_first
+from lambda_det.modeling.resnet import LambdaResNet
+from lambda_det.modeling.specs import ALL, STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
 
 ROOT = Path(__file__).parents[1]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LAYOUTS = (torch.channels_last, torch.contiguous_format)
-SETTINGS = list(itertools.product(DTYPES, LAYOUTS))
+SETTINGS = list(itertools.product(DTYPES, (torch.channels_last, torch.contiguous_format)))
 
 
-def in_turn(names, quick=()):
-    """Each name with a setting; those that are not quick are slow."""
-    return [
-        pytest.param(
-            *(name, *SETTINGS[index % len(SETTINGS)]),
-            marks=[] if name in quick else [pytest.mark.slow],
-            id=f"{name}-{str(SETTINGS[index % len(SETTINGS)][0])[6:]}",
-        )
-        for index, name in enumerate(names)
+def settings(names, quick):
+    """Each name with all settings, which is slow, and those that are quick with one in turn."""
+    slow = [
+        pytest.param(name, SETTINGS, marks=pytest.mark.slow, id=f"{name}-all") for name in names
     ]
+    in_turn = zip(quick, itertools.cycle(SETTINGS))
+    return [
+        pytest.param(name, [one], id=f"{name}-{str(one[0])[6:]}") for name, one in in_turn
+    ] + slow
 
 
-def run(make, shape, dtype, layout, *more, backward=False, same_layout=True):
-    """Outputs and trace of a training step's passes under autocast."""
+def run(make, shape, settings, *more, backward=False, same_layout=True):
+    """Operators of a training step's forward pass under autocast, and of all its passes."""
     with pretend_gpu():
         with torch.device("cuda"):  # and not for what follows, whose devices are looked at
             model = make().train()
-            x = torch.empty(shape).to(memory_format=layout).requires_grad_(backward)
             more = [other() for other in more]
-        trace = Trace("cuda", given=[x, *model.parameters(), *model.buffers()])
-        with trace:
-            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-                outputs = model(x, *more)
-            outputs = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
-            forward = trace.launches
-            for output in outputs:
-                assert output.is_cuda and output.dtype == dtype
-                # Convolutions without a GPU give bfloat16 maps in another layout than cuDNN does
-                if dtype != torch.bfloat16 and output.dim() == 4 and same_layout:
-                    assert output.is_contiguous(memory_format=layout)
-            if backward:
-                reached = trace.backward(outputs[:])
-                unreached = {n for n, p in model.named_parameters() if p not in reached}
-                assert not unreached
-                assert x in reached
-    assert not trace.waits
+        for dtype, layout in settings:
+            with torch.device("cuda"):
+                x = torch.empty(shape).to(memory_format=layout).requires_grad_(backward)
+            trace = Trace("cuda", given=[x, *model.parameters(), *model.buffers()])
+            with trace:
+                with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                    outputs = model(x, *more)
+                outputs = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+                forward = trace.launches
+                for output in outputs:
+                    assert output.is_cuda and output.dtype == dtype
+                    # Without a GPU convolutions give bfloat16 maps in another layout than cuDNN
+                    if dtype != torch.bfloat16 and output.dim() == 4 and same_layout:
+                        assert output.is_contiguous(memory_format=layout)
+                if backward:
+                    reached = trace.backward(outputs[:])
+                    unreached = {n for n, p in model.named_parameters() if p not in reached}
+                    assert not unreached
+                    assert x in reached
+            assert not trace.waits
     return forward, trace
 
 
-# The deeper ones repeat the blocks of 152 layers
-NETWORKS = [
-    name for name in list_models() if not any(n in name for n in ("200", "270", "350", "420"))
-]
+def shortened(spec):
+    """The network with one block of each kind in a stage: equal blocks do the same."""
+    blocks, lambda_blocks, double_attention = [], {}, {}
+    for stage, count in zip(STAGES, spec.blocks, strict=True):
+        attention = spec.double_attention.get(stage, ())
+        contents = [(spec.has_lambda(stage, n), n in attention) for n in range(1, count + 1)]
+        # What a block gets depends on the one before; the first of a stage has none there
+        kinds = list(dict.fromkeys(zip([None, *contents], contents, strict=False)))
+        blocks.append(len(kinds))
+        lambda_blocks[stage] = tuple(n for n, (_, (has, _)) in enumerate(kinds, 1) if has)
+        double_attention[stage] = tuple(n for n, (_, (_, has)) in enumerate(kinds, 1) if has)
+    parts = {"lambda_blocks": lambda_blocks, "double_attention": double_attention}
+    return replace(spec, blocks=tuple(blocks), **parts, image_size=224, paper=PaperFigures())
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "layout"), in_turn(NETWORKS, ("resnet50", "lambda_resnet26"))
-)
-def test_networks(name, dtype, layout):
+def _networks():
+    """A name for each of the networks that differ when they are shortened."""
+    specs = {name: get_spec(name) for name in list_models()}
+    short = {n: shortened(s) if isinstance(s, ResNetSpec) else s for n, s in specs.items()}
+    return list({str(spec): name for name, spec in reversed(short.items())}.values())[::-1]
+
+
+def _network(name):
+    spec = get_spec(name)
+    if isinstance(spec, MobileNetSpec):
+        return create_backbone(name)
+    return LambdaResNet(shortened(spec), out_features=STAGES)
+
+
+@pytest.mark.parametrize(("name", "settings"), settings(_networks(), ("lambda_resnet26",)))
+def test_networks(name, settings):
     attention = "attention" in name  # which does not keep the layout
-    run(lambda: create_backbone(name), (2, 3, 64, 64), dtype, layout, same_layout=not attention)
+    run(lambda: _network(name), (2, 3, 64, 64), settings, same_layout=not attention)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", range(4))
+def test_equal_blocks_take_equal_operators(stage):
+    """Which is why one of them stands for the others."""
+    spec = shortened(get_spec("lambda_resnet152_c4"))
+
+    def operators(more):
+        blocks = [count + more * (i == stage) for i, count in enumerate(spec.blocks)]
+        long = replace(spec, blocks=tuple(blocks), lambda_blocks={"res4": ALL, "res5": ALL})
+        return run(lambda: LambdaResNet(long), (2, 3, 64, 64), SETTINGS[:1])[0]
+
+    none, one, three = map(operators, (0, 1, 3))
+    assert three - none == 3 * (one - none) > 0
 
 
 @pytest.mark.slow
@@ -86,7 +126,7 @@ def test_networks(name, dtype, layout):
 )
 def test_networks_take_no_more_operators(name, most):
     """Of a forward pass in training mode under autocast; a convolution is one, and a norm."""
-    forward, _ = run(lambda: create_backbone(name), (8, 3, 224, 224), torch.bfloat16, LAYOUTS[0])
+    forward, _ = run(lambda: create_backbone(name), (8, 3, 224, 224), SETTINGS[:1])
     assert forward <= most
 
 
@@ -97,21 +137,23 @@ DETECTORS = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype", "layout"), in_turn(DETECTORS))
-def test_backbones_of_detectors(name, dtype, layout):
+@pytest.mark.parametrize(("name", "settings"), settings(DETECTORS, ()))
+def test_backbones_of_detectors(name, settings):
     file = str(ROOT / "configs" / f"{name}.yaml")
     cfg = load_config(argparse.Namespace(config_file=file, opts=[]))
     build = BACKBONE_REGISTRY.get(cfg.MODEL.BACKBONE.NAME)
-    run(lambda: build(cfg, ShapeSpec(channels=3)), (2, 3, 128, 192), dtype, layout)
+    run(lambda: build(cfg, ShapeSpec(channels=3)), (2, 3, 128, 192), settings)
+
+
+MAP = (6, 10)
 
 
 def _padding():
-    return torch.ones(2, 1, 12, 16, dtype=torch.bool)
+    return torch.ones(2, 1, *MAP, dtype=torch.bool)
 
 
 def _contexts():
-    return torch.ones(12 * 16, 12 * 16, dtype=torch.bool)
+    return torch.ones(math.prod(MAP), math.prod(MAP), dtype=torch.bool)
 
 
 VARIANTS = {
@@ -124,7 +166,7 @@ VARIANTS = {
     "multi-head": {"multi_head": True},
     "dilation": {"dilation": 2, "scope": 5},
     "stride": {"stride": 2},
-    "global": {"scope": None, "map_size": (12, 16)},
+    "global": {"scope": None, "map_size": MAP},
     "content only": {"scope": None},
     "position only": {"content": False},
     "l2 keys": {"key_norm": "l2"},
@@ -137,27 +179,27 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(("name", "dtype", "layout"), in_turn(VARIANTS, VARIANTS))
-def test_layers_forward_and_backward(name, dtype, layout, monkeypatch):
+@pytest.mark.parametrize(("name", "settings"), settings(VARIANTS, VARIANTS))
+def test_layers_forward_and_backward(name, settings, monkeypatch):
     options = {"query_depth": 8, "scope": 7} | VARIANTS[name]
     masks = [options.pop("mask")] if "mask" in options else []
     monkeypatch.setattr(fused, "unsupported", lambda *inputs: None)
     run(
-        *(lambda: LambdaLayer(32, **options), (2, 32, 12, 16), dtype, layout, *masks),
+        *(lambda: LambdaLayer(32, **options), (2, 32, *MAP), settings, *masks),
         backward=True,
-        same_layout=not masks,
+        same_layout=not masks and name not in ("multi-head", "query softmax"),
     )
 
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((2, 32, 20), {"sequence": True}), ((2, 32, 4, 6, 5), {"scope": (3, 5, 5)})],
+    [((2, 32, 9), {"sequence": True}), ((2, 32, 2, 6, 5), {"scope": (3, 5, 5)})],
 )
 def test_sequences_and_volumes(shape, options):
     def make():
         return LambdaLayer(32, query_depth=8, norm="", **options)
 
-    run(make, shape, torch.bfloat16, torch.contiguous_format, backward=True)
+    run(make, shape, [(torch.bfloat16, torch.contiguous_format)], backward=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,7 +209,7 @@ def test_backward_operators(module, dtype, channels_last):
     """Called directly; gradients have the inputs' device, dtype, shape and layout."""
     with pretend_gpu():
         with torch.device("cuda"):
-            shapes = (2, 9, 10, 4, 16), (2, 9, 10, 8, 1)
+            shapes = (2, 5, 9, 4, 16), (2, 5, 9, 8, 1)
             if channels_last:
                 queries, values = (torch.empty(shape, dtype=dtype) for shape in shapes)
             else:
@@ -175,7 +217,7 @@ def test_backward_operators(module, dtype, channels_last):
                 maps = ([shape[axis] for axis in order] for shape in shapes)
                 queries, values = (torch.empty(m, dtype=dtype).permute(order) for m in maps)
             inputs = (queries, values, torch.empty(16, 1, 5, 5, dtype=dtype))
-            grad = torch.empty(2, 9, 10, 4, 8, dtype=dtype)
+            grad = torch.empty(2, 5, 9, 4, 8, dtype=dtype)
         with Trace() as trace:
             if module is fused:
                 found = fused.fused_gradients(grad, *inputs)
