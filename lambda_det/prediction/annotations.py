@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import cv2
 import numpy as np
 
 from lambda_det.errors import ConfigError
-from lambda_det.files import replace_text
+from lambda_det.files import replace_file
 from lambda_det.prediction.predictor import Prediction
 
 __all__ = ["Annotations", "check_target", "polygons"]
@@ -21,20 +21,23 @@ class Annotations:
 
     Categories have the ids 1, 2, ... in the order of the detector's classes. Each annotation has a
     box, polygons where the detector has masks, keypoints where it has them, and its score.
+
+    Until they are written, they are kept as JSON: as Python's lists, polygons would take several
+    times the memory.
     """
 
     def __init__(self, class_names: list[str] | None) -> None:
         self._names = class_names
-        self._images: list[dict[str, Any]] = []
-        self._annotations: list[dict[str, Any]] = []
+        self._images: list[str] = []
+        self._annotations: list[str] = []
+        self._highest = 0  # category
 
     def add(self, file_name: str, found: Prediction) -> None:
         """Add the predictions of an image."""
         height, width = found.instances.image_size
         image_id = len(self._images) + 1
-        self._images.append(
-            {"id": image_id, "file_name": file_name, "width": width, "height": height}
-        )
+        image = {"id": image_id, "file_name": file_name, "width": width, "height": height}
+        self._images.append(json.dumps(image))
         masks, keypoints = found.masks, found.keypoints
         for index, (x0, y0, x1, y1) in enumerate(found.boxes.tolist()):
             annotation = {
@@ -55,18 +58,8 @@ class Annotations:
                 points = [[x - 0.5, y - 0.5, 2] for x, y, _ in keypoints[index].tolist()]
                 annotation["keypoints"] = _rounded(np.ravel(points).tolist())
                 annotation["num_keypoints"] = len(points)
-            self._annotations.append(annotation)
-
-    def content(self) -> dict[str, Any]:
-        """What is written."""
-        highest = max((entry["category_id"] for entry in self._annotations), default=0)
-        names = self._names or [str(index) for index in range(highest)]
-        return {
-            "info": {"description": "predictions of lambda_det"},
-            "images": self._images,
-            "annotations": self._annotations,
-            "categories": [{"id": i, "name": name} for i, name in enumerate(names, start=1)],
-        }
+            self._highest = max(self._highest, annotation["category_id"])
+            self._annotations.append(json.dumps(annotation))
 
     def save(self, path: Path) -> None:
         """Write the file.
@@ -76,9 +69,24 @@ class Annotations:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, json.dumps(self.content()))
+            replace_file(path, self._write)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error}.") from error
+
+    def _write(self, file: IO[bytes]) -> None:
+        names = self._names or [str(index) for index in range(self._highest)]
+        categories = [{"id": i, "name": name} for i, name in enumerate(names, start=1)]
+        file.write(b'{"info": {"description": "predictions of lambda_det"}')
+        for key, entries in (
+            ("images", self._images),
+            ("annotations", self._annotations),
+            ("categories", map(json.dumps, categories)),
+        ):
+            file.write(f', "{key}": ['.encode())
+            for index, entry in enumerate(entries):
+                file.write((", " * (index > 0) + entry).encode())
+            file.write(b"]")
+        file.write(b"}")
 
 
 def check_target(path: Path, overwrite: bool) -> None:

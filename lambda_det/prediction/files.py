@@ -262,7 +262,9 @@ def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
             predictor.class_names,
             picture.true_class_names,
         )
-    _write(picture.target, lambda path: cv2.imwrite(str(path), drawn))
+    is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
+    # Not cv2.imwrite, which does not say why a file cannot be written
+    _write(picture.target, lambda path: is_encoded and bool(path.write_bytes(content)))
     return found
 
 
@@ -297,11 +299,15 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
                 )
                 for frame in frames:
                     instances = predictor(frame).instances
-                    writer.write(draw(frame, instances))
+                    if writer.write(draw(frame, instances)) is False:  # None before OpenCV 5
+                        return False
                     counts[0] += 1
                     counts[1] += len(instances)
             finally:
                 writer.release()
+            # The end of a file is written on release, which reports no full disk
+            if _frame_count(path) < counts[0]:
+                return False
             _add_sound(path, picture.source)
             return True
 
@@ -316,6 +322,15 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
             announced,
         )
     return counts[1]
+
+
+def _frame_count(path: Path) -> int:
+    """The frames that a video says it has; 0 of a file that is none."""
+    capture = cv2.VideoCapture(str(path))
+    try:
+        return int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) if capture.isOpened() else 0
+    finally:
+        capture.release()
 
 
 def _add_sound(drawn: Path, source: Path) -> None:
@@ -359,4 +374,6 @@ def _write(target: Path, write: Callable[[Path], bool]) -> None:
         with contextlib.suppress(OSError):
             unfinished.unlink()
     if not written:
-        raise ConfigError(f"{target} cannot be written; check the output folder and its disk.")
+        raise ConfigError(
+            f"{target} cannot be written; check that the disk of {target.parent} has free space."
+        )

@@ -4,7 +4,10 @@ import contextlib
 import io
 import json
 import shutil
+import signal
 import subprocess
+import sys
+import tracemalloc
 
 import cv2
 import numpy as np
@@ -381,6 +384,69 @@ def test_a_video_keeps_its_sound(predictor, tmp_path, name):
     assert cv2.VideoCapture(str(result.written[0])).get(cv2.CAP_PROP_FRAME_COUNT) == 5
 
 
+class _FullDisk:
+    """A writer of videos that meets a full disk, at a frame or as it writes the end."""
+
+    def __init__(self, writer, frames, says_so):
+        self._writer, self._left, self._says_so = writer, frames, says_so
+        self.calls = 0
+
+    def isOpened(self):
+        return True
+
+    def write(self, frame):
+        self.calls += 1
+        self._left -= 1
+        return self._left >= 0 if self._says_so else None  # as OpenCV 5, and as 4
+
+    def release(self):
+        self._writer.release()
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_full_disk_under_a_video_is_noticed(predictor, tmp_path, monkeypatch, says_so):
+    write_video(tmp_path / "film.mp4")
+    made = []
+
+    def writer(*args, real=cv2.VideoWriter):
+        made.append(_FullDisk(real(*args), 2, says_so))
+        return made[-1]
+
+    monkeypatch.setattr(cv2, "VideoWriter", writer)
+    with pytest.raises(ConfigError, match=r"out/film\.mp4"):
+        predict(predictor, plan_files([tmp_path / "film.mp4"], tmp_path / "out", False))
+    assert made[0].calls == (3 if says_so else 6)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="needs limits of POSIX")
+@pytest.mark.parametrize("name", ["film.mp4", "photo.jpg"])
+def test_files_that_find_no_space(run, tmp_path, name):
+    """In a process that may write files of 4 kB, which meets an error as on a full disk."""
+    noise = np.random.default_rng(0).integers(0, 255, (240, 320, 3), dtype=np.uint8)
+    cv2.imwrite(str(tmp_path / "photo.jpg"), noise)
+    write_video(tmp_path / "film.mp4", sizes=(240, 320))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+            "from lambda_det.prediction import Predictor;"
+            "from lambda_det.prediction.files import plan_files, predict;"
+            "planned = plan_files([sys.argv[2]], sys.argv[3], False);"
+            "predict(Predictor(sys.argv[1], score_threshold=0.0), planned)",
+            run[0],
+            tmp_path / name,
+            tmp_path / "out",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert f"ConfigError: {tmp_path / 'out' / name}" in done.stderr
+    assert not list((tmp_path / "out").iterdir())
+
+
 @pytest.mark.parametrize("script", [None, "echo no codec >&2; exit 1"], ids=["missing", "failing"])
 def test_without_sound_a_video_is_drawn_and_a_warning_says_so(
     predictor, tmp_path, monkeypatch, caplog, script
@@ -455,13 +521,14 @@ def test_masks_of_one_pixels_thickness_have_polygons(where):
     assert (drawn.astype(bool) & mask).sum() / (drawn.astype(bool) | mask).sum() > 0.6
 
 
-def test_annotations_of_boxes_keypoints_and_unknown_names():
+def test_annotations_of_boxes_keypoints_and_unknown_names(tmp_path):
     found = instances([[5, 5, 50.5, 40]], masks=False)
     found.pred_classes = torch.tensor([2])
     found.pred_keypoints = torch.tensor([[[6.0, 7.0, 0.9], [8.0, 9.0, 0.2]]])
     annotations = Annotations(None)
     annotations.add("a.png", Prediction(found))
-    content = annotations.content()
+    annotations.save(tmp_path / "found.json")
+    content = json.loads((tmp_path / "found.json").read_text())
     assert [c["name"] for c in content["categories"]] == ["0", "1", "2"]
     (annotation,) = content["annotations"]
     assert annotation["bbox"] == [5, 5, 45.5, 35] and annotation["area"] == 1592.5
@@ -469,3 +536,24 @@ def test_annotations_of_boxes_keypoints_and_unknown_names():
         annotation["keypoints"] == [5.5, 6.5, 2, 7.5, 8.5, 2] and annotation["num_keypoints"] == 2
     )
     assert annotation["segmentation"] == []
+
+
+def test_annotations_of_nothing_are_a_file_of_coco(tmp_path):
+    Annotations(None).save(tmp_path / "found.json")
+    assert read_coco(tmp_path / "found.json").anns == {}
+
+
+def test_annotations_wait_in_little_memory():
+    """Much less than the lists that they are read back as."""
+    rng = np.random.default_rng(0)
+    found = instances([[5, 5, 50, 40]] * 20)
+    found.pred_masks = torch.from_numpy(rng.random((20, 48, 64)) > 0.3)
+    annotations = Annotations(["a", "b", "c"])
+    tracemalloc.start()
+    try:
+        annotations.add("a.png", Prediction(found))
+        kept = tracemalloc.get_traced_memory()[0]
+        lists = list(map(json.loads, annotations._annotations))
+        assert len(lists) == 20 and 3 * kept < tracemalloc.get_traced_memory()[0] - kept
+    finally:
+        tracemalloc.stop()
