@@ -23,6 +23,7 @@ from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.evaluation import read_ground_truth
 from lambda_det.detection.lazy import is_lazy
@@ -335,6 +336,12 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
         load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
     )
     task.register_data()
+    architecture = task.detector.architecture
+    if "instances" not in predictions(architecture):
+        raise ConfigError(
+            f"AP by class, errors and images: {architecture} finds no instances. The results of "
+            "its evaluations are among the numbers above and in metrics.json."
+        )
     names = task.test_names
     if not names:
         raise ConfigError("The run names no data to evaluate on, so there are no results.")

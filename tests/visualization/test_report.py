@@ -349,6 +349,12 @@ def _moved_data(run, shapes):
     path.write_text(path.read_text().replace(str(shapes[0]), "moved.json"))
 
 
+def _finds_no_instances(run, shapes):
+    path = run / "config.yaml"
+    name = "META_ARCHITECTURE: "
+    path.write_text(path.read_text().replace(f"{name}GeneralizedRCNN", f"{name}SemanticSegmentor"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "named"),
     [
@@ -358,6 +364,7 @@ def _moved_data(run, shapes):
         (_moved_data, "moved.json"),
         (_without_a_category, "category 77"),
         (_of_other_images, report._RESULTS),
+        (_finds_no_instances, "SemanticSegmentor"),
     ],
 )
 def test_what_a_run_lacks_stands_on_its_page(run, shapes, spoil, named, caplog):
@@ -365,6 +372,8 @@ def test_what_a_run_lacks_stands_on_its_page(run, shapes, spoil, named, caplog):
     text = _page(run)
     missing = text[text.index("<h2>What is missing") :]
     assert named in missing and named in caplog.text
+    # An evaluation that is advised has to write what is missing
+    assert ("--eval-only" in missing) == (spoil is _without_results)
     assert "<svg" in text and ">MODEL.FPN.OUT_CHANNELS<" in text
 
 
