@@ -73,19 +73,31 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--precision",
         choices=["float32", "bfloat16"],
-        help="in which the model computes; default: TEST.PRECISION",
+        help="in which the model computes; default: TEST.PRECISION, or float32",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    parser.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    parser.add_argument(
+        "opts",
+        nargs=argparse.REMAINDER,
+        help="configuration keys and values; of a LazyConfig key=value",
+    )
     args = parser.parse_args(argv)
     if args.limit is not None and (args.limit < 1 or not args.dataset):
         parser.error("--limit needs --dataset and must be at least 1")
     return args
 
 
+def typed_weights(opts: list[str]) -> str | None:
+    """The weights that configuration keys name, which come before those of the run."""
+    pairs = [option.partition("=")[::2] for option in opts]  # of a LazyConfig
+    typed = dict([*pairs, *zip(opts[::2], opts[1::2], strict=False)])
+    return typed.get("MODEL.WEIGHTS") or typed.get("train.init_checkpoint")
+
+
 def run(args: argparse.Namespace) -> None:
     from lambda_det.detection import load_config
     from lambda_det.detection.inference import find_weights
+    from lambda_det.detection.lazy_task import load_any_config
     from lambda_det.distributed.memory import keep_memory
     from lambda_det.errors import ConfigError
     from lambda_det.prediction import Predictor
@@ -99,25 +111,23 @@ def run(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.model} is exported; leave {given[0]} out.")
     if args.model and not exported:
         args.config_file = find_config(args.model)
-    cfg = load_config(args)
-    if args.precision:
-        cfg.TEST.PRECISION = args.precision
+    cfg = load_any_config(args) if args.config_file else load_config(args)
     if args.dataset:
         pictures = plan_dataset(args.dataset, cfg, args.output, args.overwrite, args.limit)
     else:
         pictures = plan_files(args.input, args.output, args.overwrite)
     if args.json:
         check_target(Path(args.json), args.overwrite)
-    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=True))
-    weights = args.weights or typed.get("MODEL.WEIGHTS")
+    weights = args.weights
     if not exported:
-        weights = find_weights(cfg, args.config_file, weights)
+        weights = find_weights(cfg, args.config_file, weights or typed_weights(args.opts))
     keep_memory()
     predictor = Predictor(
         args.model if exported else cfg,
         weights=weights,
         score_threshold=args.score_threshold,
         device=args.device,
+        precision=args.precision,
     )
     print(f"Weights: {predictor.weights}")
     annotations = Annotations(predictor.class_names) if args.json else None

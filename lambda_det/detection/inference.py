@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 
 from detectron2.config import CfgNode
+from omegaconf import DictConfig
 from torch import nn
 
-from lambda_det.detection.data import class_names, register_json_datasets
-from lambda_det.detection.model import build_model, for_inference
+from lambda_det.detection.data import class_names
+from lambda_det.detection.lazy_task import task_of
+from lambda_det.detection.model import for_inference
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import UserError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
@@ -20,13 +23,15 @@ __all__ = ["find_weights", "known_class_names", "trained_detector"]
 logger = logging.getLogger(__name__)
 
 
-def trained_detector(cfg: CfgNode, weights: str, precision: str | None = None) -> nn.Module:
-    """The detector of a configuration with the weights of a file, for inference on MODEL.DEVICE.
+def trained_detector(
+    cfg: CfgNode | DictConfig, weights: str, precision: str | None = None
+) -> nn.Module:
+    """The detector of a configuration with the weights of a file, for inference on its device.
 
     Args:
         cfg: the configuration that the weights were trained with.
         weights: a checkpoint of the whole model; its averaged weights are taken where it has them.
-        precision: "float32" or "bfloat16"; None for TEST.PRECISION.
+        precision: "float32" or "bfloat16"; None for TEST.PRECISION, of a LazyConfig "float32".
 
     Raises:
         ConfigError: the device is missing, or the configuration describes no model.
@@ -34,21 +39,24 @@ def trained_detector(cfg: CfgNode, weights: str, precision: str | None = None) -
     """
     if not os.path.isfile(weights):
         raise WeightsError(f"There is no weights file {weights}; correct the path.")
-    check_device(cfg.MODEL.DEVICE, 1)
-    model = build_model(cfg)
+    task = task_of(cfg)
+    check_device(task.settings.device, 1, task.settings.key("device"))
+    model = task.build_model()
     content = read_weights(weights)
     if "ema" in content:
         logger.info(f"The averaged weights of {weights} are taken")
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
-    return for_inference(model, precision or cfg.TEST.PRECISION)
+    if precision is None:
+        precision = "float32" if isinstance(cfg, DictConfig) else cfg.TEST.PRECISION
+    return for_inference(model, precision)
 
 
-def find_weights(cfg: CfgNode, config_file: str | None, weights: str | None) -> str:
-    """Choose ``weights`` if given, else the last checkpoint of the run, else MODEL.WEIGHTS.
+def find_weights(cfg: CfgNode | DictConfig, config_file: str | None, weights: str | None) -> str:
+    """Choose ``weights`` if given, else the last checkpoint of the run, else those of ``cfg``.
 
     Args:
-        cfg: in the config.yaml of a run, MODEL.WEIGHTS is what the training started from.
+        cfg: names what the training started from.
         config_file: its folder is the folder of the run; None where ``cfg`` is of no file.
         weights: given by the user.
 
@@ -56,30 +64,30 @@ def find_weights(cfg: CfgNode, config_file: str | None, weights: str | None) -> 
         WeightsError: none of the three is set.
     """
     last = last_checkpoint(os.path.dirname(config_file)) if config_file else ""
-    found = weights or last or cfg.MODEL.WEIGHTS
+    settings = task_of(cfg).settings
+    found = weights or last or settings.weights
     if not found:
-        where = f"the folder of {config_file} has no checkpoint of a run" if config_file else ""
-        raise WeightsError(
-            f"There are no weights: {where or 'MODEL.WEIGHTS is empty'}; add --weights FILE."
-        )
+        where = f"{settings.key('weights')} is empty"
+        if config_file:
+            where = f"the folder of {config_file} has no checkpoint of a run"
+        raise WeightsError(f"There are no weights: {where}; add --weights FILE.")
     return found
 
 
-def known_class_names(cfg: CfgNode) -> list[str] | None:
+def known_class_names(cfg: CfgNode | DictConfig) -> list[str] | None:
     """The names of all classes of the model; None, with a warning, if they are not known."""
-    retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
-    section = cfg.MODEL.RETINANET if retinanet else cfg.MODEL.ROI_HEADS
-    count = section.NUM_CLASSES
-    try:
-        # A copy, because registering data sets NUM_CLASSES from the annotations
-        named = cfg.clone()
+    named = copy.deepcopy(cfg)
+    if isinstance(named, CfgNode):
         named.defrost()
-        register_json_datasets(named)
-        names = class_names(named)
+    task = task_of(named)
+    count = task.detector.num_classes  # registering data changes it to that of the annotations
+    try:
+        task.register_data()
+        names = class_names((*task.train_names, *task.test_names))
     except UserError as error:
         logger.warning("Classes have numbers, because their names are unknown: %s", error)
         return None
-    if names is not None and len(names) != count:
+    if names is not None and count not in (None, len(names)):
         logger.warning(
             "Classes have numbers: the model has %d classes, the data set %d names.",
             count,

@@ -13,6 +13,7 @@ from typing import Any
 
 from detectron2.config import CfgNode, instantiate
 from detectron2.data import MetadataCatalog
+from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import DatasetEvaluator, inference_on_dataset, print_csv_format
 from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
@@ -187,6 +188,37 @@ class LazyTask(DetectionTask):
         return _make(self.lazy.model.backbone, "model.backbone")
 
     @property
+    def detector(self) -> Detector:
+        model = self.lazy.model
+        target = model.get("_target_", "")
+        classes = [key for key in _NUM_CLASSES if OmegaConf.select(self.lazy, key) is not None]
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        return Detector(
+            architecture=name.split(".")[-1],
+            num_classes=read_value(self.lazy, classes[0], 1) if classes else None,
+            masks=read_value(self.lazy, _MASKS, False),
+            semantic_classes=OmegaConf.select(self.lazy, "model.sem_seg_head.num_classes"),
+            ignored_label=OmegaConf.select(self.lazy, "model.sem_seg_head.ignore_value"),
+            keys={
+                "architecture": "model",
+                "num_classes": classes[0] if classes else "",
+                "masks": _MASKS,
+                "semantic_classes": "model.sem_seg_head.num_classes",
+                "ignored_label": "model.sem_seg_head.ignore_value",
+                "train": "dataloader.train.dataset.names",
+                "test": "dataloader.test.dataset.names",
+            },
+        )
+
+    def build_test_augmentations(self) -> AugmentationList:
+        """Those of the mapper of dataloader.test; where it has none, those of Detectron2's keys."""
+        nodes = OmegaConf.select(self.lazy, "dataloader.test.mapper.augmentations")
+        if nodes is None:
+            defaults = load_config(argparse.Namespace(config_file=None, opts=[]))
+            return DetectionTask(defaults).build_test_augmentations()
+        return AugmentationList(list(_make(nodes, "dataloader.test.mapper.augmentations")))
+
+    @property
     def pixels(self) -> PixelSettings | None:
         if "pixel_mean" not in self.lazy.model:
             return None
@@ -246,28 +278,8 @@ class LazyTask(DetectionTask):
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
-        model = self.lazy.model
-        target = model.get("_target_", "")
-        classes = [key for key in _NUM_CLASSES if OmegaConf.select(self.lazy, key) is not None]
-        name = target if isinstance(target, str) else getattr(target, "__name__", "")
-        detector = Detector(
-            architecture=name.split(".")[-1],
-            num_classes=read_value(self.lazy, classes[0], 1) if classes else None,
-            masks=read_value(self.lazy, _MASKS, False),
-            semantic_classes=OmegaConf.select(self.lazy, "model.sem_seg_head.num_classes"),
-            ignored_label=OmegaConf.select(self.lazy, "model.sem_seg_head.ignore_value"),
-            keys={
-                "architecture": "model",
-                "num_classes": classes[0] if classes else "",
-                "masks": _MASKS,
-                "semantic_classes": "model.sem_seg_head.num_classes",
-                "ignored_label": "model.sem_seg_head.ignore_value",
-                "train": "dataloader.train.dataset.names",
-                "test": "dataloader.test.dataset.names",
-            },
-        )
         data.check_detector_data(
-            detector,
+            self.detector,
             train=(self.train_names or None) if train else None,
             test=self.test_names or None if self._is_evaluated() else None,
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.data.transforms import AugmentationList
 from detectron2.engine import HookBase
 from detectron2.evaluation import (
     DatasetEvaluator,
@@ -24,6 +25,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection import data
 from lambda_det.detection.config import load_config
+from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import (
     LossNormalizers,
@@ -219,6 +222,18 @@ class DetectionTask(Task):
     def build_backbone(self) -> nn.Module:
         """Of the model alone, with an FPN if it has one."""
         return build_backbone(self.cfg)
+
+    @property
+    def detector(self) -> Detector:
+        """What the model predicts, as far as its data depend on it."""
+        return Detector.from_config(self.cfg)
+
+    def build_test_augmentations(self) -> AugmentationList:
+        """What an evaluation does to an image: it is resized."""
+        sizes = self.cfg.INPUT
+        return AugmentationList(
+            [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
+        )
 
     @property
     def pixels(self) -> PixelSettings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import shutil
@@ -15,11 +16,13 @@ import cv2
 import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from omegaconf import DictConfig
 from tqdm import tqdm
 
-from lambda_det.detection.data import check_coco, register_json_datasets
+from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
+from lambda_det.detection.lazy_task import task_of
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
@@ -102,12 +105,16 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
 
 
 def plan_dataset(
-    name: str, cfg: CfgNode, output: str | Path, overwrite: bool, limit: int | None = None
+    name: str,
+    cfg: CfgNode | DictConfig,
+    output: str | Path,
+    overwrite: bool,
+    limit: int | None = None,
 ) -> list[Picture]:
     """List the images of a registered data set, their ground truth and their targets.
 
     Args:
-        name: of the data set; "train" and "test" mean the first of ``cfg.DATASETS``.
+        name: of the data set; "train" and "test" mean the first one of ``cfg`` for that use.
         cfg: may name files in COCO's format, such as ``DATASETS.TEST_JSON``.
         output: folder of the targets.
         overwrite: replace existing targets.
@@ -118,12 +125,15 @@ def plan_dataset(
         ConfigError: there is no such data set, or a file would be overwritten.
     """
     if name in ("train", "test"):
-        cfg = cfg.clone()
-        cfg.defrost()
-        register_json_datasets(cfg)
-        names = cfg.DATASETS[name.upper()]
+        cfg = copy.deepcopy(cfg)
+        if isinstance(cfg, CfgNode):
+            cfg.defrost()
+        task = task_of(cfg)
+        task.register_data()
+        names = task.train_names if name == "train" else task.test_names
         if not names:
-            raise ConfigError(f"DATASETS.{name.upper()} is empty; give the name of a data set.")
+            key = task.detector.keys[name]
+            raise ConfigError(f"{key} is empty; give the name of a data set.")
         name = names[0]
     json_file, images = registered_files(name)
     check_coco(json_file, images, files="none")

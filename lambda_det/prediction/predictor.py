@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -15,15 +16,16 @@ import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.data.detection_utils import read_image
+from detectron2.data.transforms import AugInput, AugmentationList
 from detectron2.modeling.postprocessing import detector_postprocess
 from detectron2.structures import Boxes, Instances
+from omegaconf import DictConfig
 from torch import Tensor
 
-from lambda_det.detection.config import load_config
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
-from lambda_det.detection.lazy import is_lazy_file
+from lambda_det.detection.lazy_task import load_any_config, task_of
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, WeightsError, reason
 from lambda_det.export import FORMATS, format_of
@@ -100,23 +102,27 @@ class Predictor:
 
     def __init__(
         self,
-        source: str | os.PathLike | CfgNode,
+        source: str | os.PathLike | CfgNode | DictConfig,
         *,
         weights: str | None = None,
         score_threshold: float = 0.5,
         device: str | None = None,
+        precision: str | None = None,
         batch_size: int = 1,
     ) -> None:
         """Build or load the detector.
 
         Args:
-            source: the folder of a run, whose last checkpoint is taken; a configuration or its YAML
-                file; or a detector that tools/export_model.py wrote (.ts or .pt2), which must be
-                from people you trust, because PyTorch runs what is in it.
+            source: the folder of a run, whose last checkpoint is taken; a configuration or its
+                file; or a detector that tools/export_model.py wrote (.ts or .pt2). The run or file
+                of a LazyConfig and an exported detector must be from people you trust, because what
+                they name or hold is called.
             weights: a checkpoint instead of the run's last. Averaged weights in it are preferred.
             score_threshold: lowest score of the instances to return, from 0 to 1. An exported
                 detector leaves out what scored below the threshold that it was exported with.
-            device: such as "cpu" or "cuda"; None for MODEL.DEVICE, or where a file was exported.
+            device: such as "cpu" or "cuda"; None for that of the configuration, or where a file was
+                exported.
+            precision: "float32" or "bfloat16"; None for TEST.PRECISION, of a LazyConfig "float32".
             batch_size: images that are computed at once. Smaller ones of a batch are padded, which
                 changes their results a little.
 
@@ -130,42 +136,56 @@ class Predictor:
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
         self._threshold, self._batch_size = score_threshold, batch_size
-        if not isinstance(source, CfgNode) and is_exported(source):
-            if weights:
-                raise ConfigError(f"{source} has its weights in it; leave {weights} out.")
+        if not isinstance(source, CfgNode | DictConfig) and is_exported(source):
+            if given := weights or precision:
+                raise ConfigError(
+                    f"{source} is exported, with its weights and precision; leave {given} out."
+                )
             self._open_exported(Path(source), device)
         else:
-            self._open_config(source, weights, device)
+            self._open_config(source, weights, device, precision)
 
     def _open_config(
-        self, source: str | os.PathLike | CfgNode, weights: str | None, device: str | None
+        self,
+        source: str | os.PathLike | CfgNode | DictConfig,
+        weights: str | None,
+        device: str | None,
+        precision: str | None,
     ) -> None:
         file = None
-        if not isinstance(source, CfgNode):
+        if not isinstance(source, CfgNode | DictConfig):
             file = find_config(source)
-            source = load_config(argparse.Namespace(config_file=file, opts=[]))
-        self.cfg = cfg = source.clone()
-        cfg.defrost()
-        cfg.MODEL.DEVICE = device or cfg.MODEL.DEVICE
-        if "instances" not in predictions(cfg.MODEL.META_ARCHITECTURE):
+            source = load_any_config(argparse.Namespace(config_file=file, opts=[]))
+        self.cfg = cfg = copy.deepcopy(source)
+        if isinstance(cfg, DictConfig):
+            cfg.train.device = device or task_of(cfg).settings.device
+        else:
+            cfg.defrost()
+            cfg.MODEL.DEVICE = device or cfg.MODEL.DEVICE
+        task = task_of(cfg)
+        architecture = task.detector.architecture
+        if "instances" not in predictions(architecture):
             raise ConfigError(
-                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} finds no instances, and "
-                "only those are predicted; tools/train_net.py --eval-only evaluates it."
+                f"{task.detector.keys['architecture']} {architecture} finds no instances, and "
+                "only those are predicted; --eval-only of the training's tool evaluates it."
             )
         self.class_names = known_class_names(cfg)
         self.weights = find_weights(cfg, file, weights)
-        model = trained_detector(cfg, self.weights)
+        model = trained_detector(cfg, self.weights, precision)
         for module in model.modules():
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold
-        self._set_input(cfg.INPUT.FORMAT, cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+        channels = task.pixels.format if task.pixels else "BGR"
+        self._set_input(channels, task.build_test_augmentations())
         self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         sidecar = path.with_name(f"{path.name}.json")
         try:
             described = json.loads(sidecar.read_text("utf-8"))
-            wanted = [described[key] for key in ("input_format", "min_size_test", "max_size_test")]
+            channels, shortest, longest = (
+                described[key] for key in ("input_format", "min_size_test", "max_size_test")
+            )
             names, where = described["outputs"], torch.device(described["device"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise DataError(
@@ -181,16 +201,18 @@ class Predictor:
         except (OSError, RuntimeError, ValueError) as error:
             raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
         self.cfg, self.weights, self.class_names = None, str(path), described.get("classes")
-        self._set_input(*wanted)
+        resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
+        self._set_input(channels, AugmentationList([resize]))
         self._detect = lambda inputs: [
             _postprocessed(runner(entry["image"].to(where)), entry) for entry in inputs
         ]
 
-    def _set_input(self, channels: str, shortest: int, longest: int) -> None:
+    def _set_input(self, channels: str, augmentations: AugmentationList) -> None:
         if channels not in ("BGR", "RGB"):
-            raise ConfigError(f"INPUT.FORMAT is {channels}; only BGR and RGB can be predicted on.")
-        self._channels = channels
-        self._resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
+            raise ConfigError(
+                f"The detector's images are {channels}; only BGR and RGB can be predicted on."
+            )
+        self._channels, self._augmentations = channels, augmentations
 
     def __call__(
         self, images: Image | Iterable[Image], channels: str = "BGR"
@@ -243,8 +265,9 @@ class Predictor:
         if channels != self._channels:
             image = image[:, :, ::-1]
         height, width = image.shape[:2]
-        resized = self._resize.get_transform(image).apply_image(image)
-        tensor = torch.as_tensor(resized.astype("float32").transpose(2, 0, 1))
+        resized = AugInput(image)
+        self._augmentations(resized)
+        tensor = torch.as_tensor(resized.image.astype("float32").transpose(2, 0, 1))
         return {"image": tensor, "height": height, "width": width}
 
 
@@ -258,21 +281,18 @@ def is_exported(source: str | os.PathLike) -> bool:
 
 
 def find_config(source: str | os.PathLike) -> str:
-    """The configuration file of a run's folder; a YAML file is one already.
+    """The configuration file of a run's folder; a YAML or Python file is one already.
 
     Raises:
         DataError: it is neither.
-        ConfigError: the configuration is a LazyConfig.
     """
     path = Path(source)
     file = path / "config.yaml" if path.is_dir() else path
-    if not file.is_file() or file.suffix not in (".yaml", ".yml"):
+    if not file.is_file() or file.suffix not in (".yaml", ".yml", ".py"):
         raise DataError(
-            f"{path} is neither the folder of a run, which has a config.yaml, nor a YAML file, nor "
-            f"an exported detector ({', '.join(FORMATS)}); correct the path."
+            f"{path} is neither the folder of a run, which has a config.yaml, nor a configuration "
+            f"(.yaml, .py), nor an exported detector ({', '.join(FORMATS)}); correct the path."
         )
-    if is_lazy_file(file):
-        raise ConfigError(f"{file} is a LazyConfig; only runs of YAML files are read here.")
     return str(file)
 
 

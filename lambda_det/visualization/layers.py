@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from detectron2.config import CfgNode, get_cfg, instantiate
+from detectron2.config import CfgNode, get_cfg
 from detectron2.data.detection_utils import read_image
-from detectron2.data.transforms import AugInput, AugmentationList
+from detectron2.data.transforms import AugInput
 from detectron2.structures import ImageList
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.records import image_fault
 from lambda_det.detection.lazy_task import task_of
 from lambda_det.distributed.launch import check_device
@@ -300,7 +299,8 @@ def load_image(
         raise DataError(fault)
     original = read_image(str(path), format="RGB")
     resized = AugInput(original)
-    _resize(cfg)(resized)
+    task = task_of(cfg)
+    task.build_test_augmentations()(resized)
     rgb = resized.image
     channels = torch.from_numpy((rgb if pixels.format == "RGB" else rgb[:, :, ::-1]).copy())
     mean, std = (torch.tensor(v)[:, None, None] for v in (pixels.mean, pixels.std))
@@ -309,19 +309,7 @@ def load_image(
     picture = np.full((*tensor.shape[-2:], 3), 128, np.uint8)
     picture[: rgb.shape[0], : rgb.shape[1]] = rgb
     scale = (rgb.shape[0] / original.shape[0], rgb.shape[1] / original.shape[1])
-    return Input(tensor.to(task_of(cfg).settings.device), picture, rgb.shape[:2], scale)
-
-
-def _resize(cfg: CfgNode | DictConfig) -> AugmentationList:
-    nodes = None
-    if isinstance(cfg, DictConfig):
-        nodes = OmegaConf.select(cfg, "dataloader.test.mapper.augmentations")
-    if nodes is not None:
-        return AugmentationList(list(instantiate(nodes)))
-    sizes = (get_cfg() if isinstance(cfg, DictConfig) else cfg).INPUT
-    return AugmentationList(
-        [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
-    )
+    return Input(tensor.to(task.settings.device), picture, rgb.shape[:2], scale)
 
 
 @dataclass

@@ -77,6 +77,12 @@ def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
         assert str(other) in capsys.readouterr().out
 
 
+def test_typed_weights_are_found_in_keys_of_both_kinds():
+    assert tool.typed_weights(["MODEL.WEIGHTS", "a.pth", "MODEL.DEVICE", "cpu"]) == "a.pth"
+    assert tool.typed_weights(["train.device=cpu", "train.init_checkpoint=a.pth"]) == "a.pth"
+    assert tool.typed_weights(["MODEL.DEVICE", "cpu"]) is None
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

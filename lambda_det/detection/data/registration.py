@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import logging
 import os
+from collections.abc import Iterable
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -156,14 +157,13 @@ def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
     return {"train": (train, images), "test": (val, images)}
 
 
-def class_names(cfg: CfgNode) -> list[str] | None:
-    """The names of the classes that a model of ``cfg`` predicts, in their order.
+def class_names(datasets: Iterable[str]) -> list[str] | None:
+    """The names of the classes of the first data set that is registered and has names, in order.
 
     Returns:
-        The names of the first data set of ``DATASETS.TRAIN``, then ``.TEST``, that is registered
-        and has names; None if there is none.
+        None if no data set has any.
     """
-    for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST):
+    for name in datasets:
         if name in DatasetCatalog:
             names = MetadataCatalog.get(name).get("thing_classes")
             if names is not None:

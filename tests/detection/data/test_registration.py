@@ -27,7 +27,7 @@ def test_both_files(cfg, content, write):
     assert len(DatasetCatalog.get(train)) == 4
     assert MetadataCatalog.get(test).evaluator_type == "coco"
     assert cfg.MODEL.ROI_HEADS.NUM_CLASSES == cfg.MODEL.RETINANET.NUM_CLASSES == 3
-    assert class_names(cfg) == ["apple", "fig", "pear"]  # in the order of the ids
+    assert class_names(cfg.DATASETS.TRAIN) == ["apple", "fig", "pear"]  # in the order of the ids
     check_datasets(cfg, train=True, test=True)
 
 
@@ -98,10 +98,11 @@ def test_missing_and_broken_files(cfg, content, write, tmp_path):
 def test_class_names_of_nothing_known(cfg):
     cfg.DATASETS.TRAIN = ("not_registered",)
     cfg.DATASETS.TEST = ()
-    assert class_names(cfg) is None
+    assert class_names((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)) is None
     assert "not_registered" not in MetadataCatalog
     cfg.DATASETS.TEST = ("shapes_val",)
-    assert class_names(cfg) == ["circle", "rectangle", "triangle"]
+    names = (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
+    assert class_names(names) == ["circle", "rectangle", "triangle"]
 
 
 @pytest.mark.parametrize("_", range(2))
