@@ -63,9 +63,7 @@ def lazy_run(tmp_path_factory):
         "model.backbone.bottom_up.name=lambda_resnet26_slim",
         "model.backbone.bottom_up.norm=BN",
         "model.backbone.norm=BN",
-        "model.backbone.out_channels=16",
-        "model.roi_heads.box_head.conv_dims=[]",
-        "model.roi_heads.box_head.fc_dims=[16]",
+        "model.proposal_generator.post_nms_topk=[20,20]",
         "model.roi_heads.num_classes=3",
         "train.device=cpu",
     ]
