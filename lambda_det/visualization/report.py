@@ -92,13 +92,18 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, list[dict[str, float]]
             sum of the losses is drawn alone.
     """
     percent = "percent" in title
-    style = {"marker": "o", "ms": 3} if percent else {}
+    style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}
+    colors: dict[str, str] = {}
     for label, records in runs.items():
         for name in sorted({name for record in records for name in record if PANELS[title](name)}):
             if len(runs) > 1 and title == "losses" and name != "total_loss":
                 continue
             points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
             points = points[:: -(-len(points) // _POINTS)]
+            # A loss of the test set has the colour of the training's, and is dashed
+            trained = label + name.removeprefix("validation/")
+            style["color"] = colors.setdefault(trained, f"C{len(colors)}")
+            style["ls"] = "-" if trained == label + name else "--"
             axes.plot(*zip(*points, strict=True), label=label + name, lw=1.2, **style)
     is_drawn = bool(axes.lines)
     if is_drawn:
@@ -298,7 +303,8 @@ def _summary(records: list[dict[str, float]]) -> dict[str, str]:
         for key, value in last.items()
         if key.endswith(("/AP", "_top1", "/mIoU", "/PQ"))
     }
-    numbers["steps"] = f"{int(last['iteration']) + 1:,}"
+    # The record of an evaluation comes after those of the steps that a stop has added
+    numbers["steps"] = f"{int(max(record['iteration'] for record in records)) + 1:,}"
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
     if "time" in last:

@@ -235,6 +235,19 @@ def test_curves_of_a_run(tmp_path):
     assert read_metrics(tmp_path) == records
     assert [figure.count("<svg") for figure in report.draw_curves(records)] == [1, 1, 1]
     assert report._summary(records)["box AP"] == "40.0"
+    stopped = [{"iteration": 113}, {"iteration": 107, "bbox/AP": 40.0}]
+    assert report._summary(stopped)["steps"] == "114"
+
+
+def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
+    records = [{"iteration": i, "total_loss": 2.0, "loss_cls": 1.0} for i in (19, 39)]
+    records += [{"iteration": 39, "validation/total_loss": 3.0, "validation/loss_cls": 1.5}]
+    axes = new_axes(4, 3)[1]
+    assert report.draw_panel(axes, "losses", {"": records})
+    lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
+    for name in ("total_loss", "loss_cls"):
+        assert lines[f"validation/{name}"] == (lines[name][0], "--") and lines[name][1] == "-"
+    assert lines["total_loss"][0] != lines["loss_cls"][0]
 
 
 def test_damaged_metrics(tmp_path):
