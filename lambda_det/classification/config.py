@@ -13,7 +13,7 @@ from lambda_det.config import add_lambda_layer_keys
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import read_config
 
-__all__ = ["check_ranges", "get_classification_config", "load_recipe"]
+__all__ = ["check_ranges", "get_classification_config", "is_recipe", "load_recipe"]
 
 
 def get_classification_config() -> CN:
@@ -194,6 +194,21 @@ def load_recipe(args: argparse.Namespace) -> CN:
     if args.debug_numerics:
         cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
     return cfg
+
+
+def is_recipe(file: str) -> bool:
+    """Whether a YAML file is a recipe of a classifier, and not a configuration of a detector.
+
+    A file that is missing or no YAML is none; whoever reads it reports that.
+    """
+    try:
+        loaded = CN.load_yaml_with_base(file, allow_unsafe=False)
+    except Exception:  # of a parser and of what its tags and its _BASE_ name
+        return False
+    model = loaded.get("MODEL") if isinstance(loaded, dict) else None
+    return isinstance(loaded, dict) and (
+        "DATA" in loaded or (isinstance(model, dict) and "NAME" in model)
+    )
 
 
 def _is_number(value: Any) -> bool:

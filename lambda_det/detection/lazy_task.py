@@ -39,7 +39,7 @@ from lambda_det.detection.lazy import (
 )
 from lambda_det.detection.model import for_inference, prepare_model
 from lambda_det.detection.schedule import scale_settings
-from lambda_det.detection.task import DetectionTask
+from lambda_det.detection.task import DetectionTask, padded
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import EMA, Results
@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 # Where models have the number of their classes
 _NUM_CLASSES = ("model.roi_heads.num_classes", "model.num_classes")
 _PIXEL_KEYS = ("dataloader.train.mapper.image_format", "model.pixel_mean", "model.pixel_std")
+_AUGMENTATIONS = "dataloader.train.mapper.augmentations"
 _MASKS = "dataloader.train.mapper.use_instance_mask"
 
 
@@ -175,7 +176,7 @@ class LazyTask(DetectionTask):
             self.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
-            channels_last=read_value(self.lazy, "train.channels_last", True),
+            channels_last=self.channels_last,
         )
 
     def make_model(self) -> nn.Module:
@@ -217,6 +218,24 @@ class LazyTask(DetectionTask):
             defaults = load_config(argparse.Namespace(config_file=None, opts=[]))
             return DetectionTask(defaults).build_test_augmentations()
         return AugmentationList(list(_make(nodes, "dataloader.test.mapper.augmentations")))
+
+    @property
+    def channels_last(self) -> bool:
+        return read_value(self.lazy, "train.channels_last", True)
+
+    @property
+    def training_size(self) -> tuple[int, int] | None:
+        """As the last augmentation says that makes all images fit into one size."""
+        for node in reversed(OmegaConf.select(self.lazy, _AUGMENTATIONS) or ()):
+            if "crop_size" in node and "crop_type" not in node:  # FixedSizeCrop
+                return padded(*node.crop_size)
+            if "short_edge_length" in node and "max_size" in node:
+                shortest, longest = node.short_edge_length, node.max_size
+                if isinstance(shortest, ListConfig):
+                    shortest = max(shortest)
+                grouped = OmegaConf.select(self.lazy, "dataloader.train.aspect_ratio_grouping")
+                return padded(longest if grouped is False else min(shortest, longest), longest)
+        return None
 
     @property
     def pixels(self) -> PixelSettings | None:

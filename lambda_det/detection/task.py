@@ -17,7 +17,7 @@ from detectron2.evaluation import (
     print_csv_format,
     verify_results,
 )
-from detectron2.modeling import GeneralizedRCNNWithTTA, build_backbone
+from detectron2.modeling import META_ARCH_REGISTRY, GeneralizedRCNNWithTTA, build_backbone
 from detectron2.utils import comm
 from torch import nn
 from torch.optim import Optimizer
@@ -91,6 +91,11 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
         precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
         keys=KEYS,
     )
+
+
+def padded(height: int, width: int) -> tuple[int, int]:
+    """The sides of an image, padded to a stride of 32."""
+    return -(-height // 32) * 32, -(-width // 32) * 32
 
 
 class DetectionTask(Task):
@@ -219,6 +224,10 @@ class DetectionTask(Task):
     def build_model(self) -> nn.Module:
         return build_model(self.cfg)
 
+    def make_model(self) -> nn.Module:
+        """The model as Detectron2 builds it, where PyTorch makes its tensors."""
+        return META_ARCH_REGISTRY.get(self.cfg.MODEL.META_ARCHITECTURE)(self.cfg)
+
     def build_backbone(self) -> nn.Module:
         """Of the model alone, with an FPN if it has one."""
         return build_backbone(self.cfg)
@@ -234,6 +243,25 @@ class DetectionTask(Task):
         return AugmentationList(
             [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
         )
+
+    @property
+    def channels_last(self) -> bool:
+        """The layout in memory of all maps; otherwise they are contiguous."""
+        return self.cfg.MODEL.CHANNELS_LAST
+
+    @property
+    def training_size(self) -> tuple[int, int] | None:
+        """Height and width of the largest image of a training batch, padded to a stride of 32.
+
+        None where nobody knows.
+        """
+        inputs = self.cfg.INPUT
+        if inputs.LSJ.ENABLED:
+            return padded(inputs.LSJ.SIZE, inputs.LSJ.SIZE)
+        height = width = inputs.MAX_SIZE_TRAIN
+        if self.cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # else upright images share a batch
+            height = min(max(inputs.MIN_SIZE_TRAIN), width)
+        return padded(height, width)
 
     @property
     def pixels(self) -> PixelSettings | None:

@@ -60,7 +60,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpu", action="store_true", help="prove the kernels on this GPU")
     gpu = parser.add_argument_group("with --gpu, the network whose layers are proved")
     network = gpu.add_mutually_exclusive_group()
-    network.add_argument("--config-file", metavar="FILE", help="YAML, of a detector")
+    network.add_argument(
+        "--config-file", metavar="FILE", help="YAML or LazyConfig, of a detector or a classifier"
+    )
     network.add_argument("--model", default="lambda_resnet50", help="by name (%(default)s)")
     gpu.add_argument(
         "--image-size", type=_positive, metavar="N", help="that of the file; of a model 224"

@@ -19,21 +19,25 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from detectron2.modeling import build_backbone
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from lambda_det.detection import load_config
+from lambda_det.classification.config import is_recipe, load_recipe
+from lambda_det.classification.model import model_options
+from lambda_det.detection.lazy_task import load_any_config, task_of
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
 from lambda_det.doctor.parts import version
 from lambda_det.errors import ConfigError, reason
 from lambda_det.layers import local
 from lambda_det.layers.local import IMPLEMENTATIONS, unsupported, verdict
-from lambda_det.modeling import create_backbone
+from lambda_det.modeling import create_backbone, create_classifier
+from lambda_det.training.config_file import common_settings
+from lambda_det.training.precision import Precision
+from lambda_det.training.settings import Settings
 
 __all__ = ["cases_of_network", "main", "prove", "refusal", "report"]
 
@@ -84,41 +88,82 @@ def cases_of_network(
     return list(largest.values())
 
 
+class _Training(NamedTuple):
+    """What a file or a name says of a training.
+
+    Attributes:
+        network: on the meta device.
+        size: height and width of the largest image; None where nobody knows.
+        dtype: "bfloat16", "float16" or "float32".
+        channels_last: whether images are laid out so.
+        stride: that images are padded to.
+    """
+
+    network: nn.Module
+    size: tuple[int, int] | None
+    dtype: str
+    channels_last: bool
+    stride: int = 1
+
+
+def _of_detector(file: str) -> _Training:
+    task = task_of(load_any_config(argparse.Namespace(config_file=file, opts=[])))
+    with torch.device("meta"):
+        network = task.build_backbone()
+    if "LambdaRes5ROIHeads" in task.dump():
+        print(
+            "The lambda layers of LambdaRes5ROIHeads, on the regions, are not proved; "
+            f"auto takes {verdict.FALLBACK} for them"
+        )
+    dtype = str(Precision.of(task.settings))
+    stride = max(network.size_divisibility, 32)
+    return _Training(network, task.training_size, dtype, task.channels_last, stride)
+
+
+def _of_recipe(file: str) -> _Training:
+    words = argparse.Namespace(
+        config_file=file, opts=[], synthetic_data=False, debug_numerics=False
+    )
+    cfg = load_recipe(words)
+    with torch.device("meta"):
+        network = create_classifier(cfg.MODEL.NAME, **model_options(cfg))
+    dtype = str(Precision.of(Settings(**common_settings(cfg), max_iter=1)))
+    return _Training(network, (cfg.INPUT.SIZE, cfg.INPUT.SIZE), dtype, cfg.MODEL.CHANNELS_LAST)
+
+
+def _of_model(name: str) -> _Training:
+    with torch.device("meta"):
+        return _Training(create_backbone(name), (224, 224), "bfloat16", False)
+
+
 def cases_of_options(args: argparse.Namespace) -> list[Case]:
     """The cases of the command line.
 
     Raises:
-        ConfigError: there is no such file or model, or it has no lambda layer.
+        ConfigError: there is no such file or model, it has no lambda layer, or the size of its
+            images is not known.
     """
-    height = width = args.image_size or 224
-    dtype = args.dtype or "bfloat16"
-    channels_last = args.channels_last
-    if args.config_file:
-        cfg = load_config(argparse.Namespace(config_file=args.config_file, opts=[]))
-        if args.image_size is None:
-            height, width = max(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN
-            if cfg.INPUT.LSJ.ENABLED:
-                height = width = cfg.INPUT.LSJ.SIZE
-        if args.dtype is None:
-            dtype = cfg.SOLVER.AMP.DTYPE if cfg.SOLVER.AMP.ENABLED else "float32"
-        channels_last |= cfg.MODEL.CHANNELS_LAST
-        with torch.device("meta"):
-            network = build_backbone(cfg)
-        if cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads":
-            print(
-                "The lambda layers of LambdaRes5ROIHeads, on the regions, are not proved; "
-                f"auto takes {verdict.FALLBACK} for them"
-            )
-        stride = max(network.size_divisibility, 32)
-        height, width = (-(-side // stride) * stride for side in (height, width))
+    file = args.config_file
+    if not file:
+        training = _of_model(args.model)
     else:
-        with torch.device("meta"):
-            network = create_backbone(args.model)
-    cases = cases_of_network(network, height, width, args.batch, dtype, channels_last)
+        training = _of_recipe(file) if is_recipe(file) else _of_detector(file)
+    size = (args.image_size, args.image_size) if args.image_size else training.size
+    if size is None:
+        raise ConfigError(
+            f"{file} does not say how large the images of the training are: add --image-size N."
+        )
+    cases = cases_of_network(
+        training.network,
+        *(-(-side // training.stride) * training.stride for side in size),
+        args.batch,
+        args.dtype or training.dtype,
+        args.channels_last or training.channels_last,
+    )
     if not cases:
         raise ConfigError(
-            f"{args.config_file or args.model} has no lambda layer with positions, so there is "
-            "nothing to prove."
+            f"{file or args.model} has no lambda layer with positions, so there is nothing to "
+            "prove."
         )
     return cases
 

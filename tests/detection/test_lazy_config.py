@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from detectron2.config import LazyCall, LazyConfig, instantiate
+from detectron2.data.transforms import RandomFlip, ResizeShortestEdge
 from detectron2.layers import ShapeSpec
 from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
@@ -38,6 +39,19 @@ def test_settings_are_those_of_the_file():
     assert settings.images_per_step == 256
     assert settings.key("weights") == "train.init_checkpoint"
     assert LazyTask(lazy).train_names == ("coco_2017_train",)
+
+
+def test_the_largest_image_of_a_training():
+    lazy = loaded("dataloader.image_size=1000")
+    assert LazyTask(lazy).training_size == (1024, 1024)
+    train = lazy.dataloader.train
+    resize = LazyCall(ResizeShortestEdge)(short_edge_length=[640, 800], max_size=1333)
+    train.mapper.augmentations = [resize, LazyCall(RandomFlip)()]
+    assert LazyTask(lazy).training_size == (1344, 1344)
+    del train.aspect_ratio_grouping
+    assert LazyTask(lazy).training_size == (800, 1344)
+    train.mapper.augmentations = [LazyCall(RandomFlip)()]
+    assert LazyTask(lazy).training_size is None
 
 
 def test_what_is_saved_is_loaded_again(tmp_path):

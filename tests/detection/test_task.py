@@ -110,3 +110,17 @@ def test_an_augmented_test_sees_other_sizes_and_the_averaged_weights(tmp_path, m
     assert all(math.isfinite(result["AP"]) for result in results.values())
     for ending in endings:
         assert (tmp_path / f"run/inference{ending}/coco_instances_results.json").exists()
+
+
+def test_the_largest_image_of_a_training():
+    cfg = tiny_config()
+
+    def size(**changes):
+        cfg.INPUT.LSJ.ENABLED, cfg.INPUT.LSJ.SIZE = False, 1000
+        cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (640, 800), 1333
+        cfg.merge_from_list([word for pair in changes.items() for word in pair])
+        return DetectionTask(cfg).training_size
+
+    assert size() == (800, 1344)
+    assert size(**{"DATALOADER.ASPECT_RATIO_GROUPING": False}) == (1344, 1344)
+    assert size(**{"INPUT.LSJ.ENABLED": True}) == (1024, 1024)

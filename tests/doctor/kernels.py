@@ -58,6 +58,12 @@ def in_short(*inputs):
     return dense_output(*(x.bfloat16() for x in inputs)).to(inputs[0].dtype)
 
 
+def less_exact_on_other_maps(queries, values, embedding):
+    """By three units in the last place; plain PyTorch is right to one."""
+    y = dense_output(queries, values, embedding)
+    return y if queries.shape[1] == 4 else y * (1 + 3.6e-7)
+
+
 _calls = [0]
 
 
@@ -85,6 +91,7 @@ WRONG = {
     "wrong_gradient": wrong_gradient,
     "in_double": in_double,
     "in_short": in_short,
+    "less_exact_on_other_maps": less_exact_on_other_maps,
     "never_the_same": never_the_same,
     "across_images": across_images,
     "never_empty": never_empty,
