@@ -232,7 +232,7 @@ def test_starting_from_weights_of_other_classes(finished, arguments, folder, pic
     run(arguments(*data, "MODEL.WEIGHTS", finished / "model_best.pth", "SOLVER.BASE_LR", 0))
     before = _load(finished / "model_best.pth")
     after = _load(folder / "model_final.pth")["model"]
-    assert after["backbone.linear.weight"].shape == (2, 2048)
+    assert after["backbone.linear.weight"].shape == (2, 512)
     name = "backbone.res3.0.conv2.weight"
     assert torch.equal(after[name], before["ema"]["model"][name])
     assert not torch.equal(after[name], before["model"][name])
