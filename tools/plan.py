@@ -19,6 +19,10 @@ EXAMPLES = """examples:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet152.yaml --gpu-memory 80 --num-gpus 8
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --step-time 1.3
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml INPUT.LSJ.SIZE 640
+  %(prog)s --config-file configs/mask_rcnn_lambdaresnet152.py train.amp.enabled=false
+  %(prog)s --config-file configs/imagenet/lambda_resnet50_160.yaml --num-gpus 8
+  %(prog)s --config-file configs/finetune/mask_rcnn_resnetrs101_se.yaml \\
+      --train-json my/train.json --train-images my/images
 On a machine with a GPU, three steps of each size that should fit:
   %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --measure
 
@@ -30,7 +34,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config-file", metavar="FILE", required=True, help="YAML, of a detector")
+    parser.add_argument(
+        "--config-file",
+        metavar="FILE",
+        required=True,
+        help="YAML or LazyConfig, of a detector or a classifier",
+    )
     parser.add_argument(
         "--gpu-memory",
         type=float,
@@ -44,8 +53,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="S",
         help="measured seconds of a step, 'time' in the log of a run with these settings",
     )
+    parser.add_argument(
+        "--train-json", metavar="FILE", help="your data, for what follows from them"
+    )
+    parser.add_argument("--train-images", metavar="DIR", help="folder of their images")
     parser.add_argument("--measure", action="store_true", help="run three steps of each size")
-    parser.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    parser.add_argument(
+        "opts", nargs=argparse.REMAINDER, help="configuration keys and their values"
+    )
     return parser.parse_args(argv)
 
 
@@ -58,10 +73,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def work() -> None:
         from lambda_det.benchmarks.plan import make_plan
-        from lambda_det.detection import load_config
+        from lambda_det.benchmarks.trainings import load_training
 
         for line in make_plan(
-            load_config(args),
+            load_training(args),
             args.config_file,
             gpu_memory=args.gpu_memory,
             gpus=args.num_gpus,

@@ -1,4 +1,4 @@
-"""What a training of a detector will take: memory, operations, steps, disk and hours.
+"""What a training will take: memory, operations, steps, disk and hours.
 
 The model runs on tensors without data (:mod:`lambda_det.benchmarks.dry_run`), forward and backward,
 so its operations and activations are counted and not estimated. What depends on the images cannot
@@ -12,11 +12,10 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from detectron2.config import CfgNode
-from detectron2.modeling import META_ARCH_REGISTRY
 from detectron2.modeling.poolers import ROIPooler
 from detectron2.modeling.roi_heads import CascadeROIHeads, Res5ROIHeads, StandardROIHeads
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints
@@ -28,8 +27,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from lambda_det.benchmarks.dry_run import ELSEWHERE, Part, Trace, pretend_gpu
 from lambda_det.benchmarks.memory import peak_memory, tensor_bytes
+from lambda_det.benchmarks.trainings import Training
+from lambda_det.config import option
 from lambda_det.detection.schedule import DetectionSettings, scale_settings
-from lambda_det.detection.task import DetectionTask, read_settings
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.training.checkpoint_files import last_checkpoint, numbered
@@ -40,7 +40,7 @@ GIB = 2**30
 OBJECTS = 20  # of an image, for the matching of anchors; COCO has 7 on average
 CONTEXT = GIB  # CUDA's context, workspaces of cuDNN and cuBLAS
 FRAGMENTS = 0.08  # of all tensors, lost between them by the allocator
-MOST_IMAGES = 64  # at once on a GPU; more are not looked at
+MOST_IMAGES = {"detector": 64, "classifier": 512}  # at once on a GPU; more are not looked at
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Count:
         images: of the batch.
         parts: by name, from the first to the last.
         parameters: their number, by part.
-        fixed: bytes of parameters, gradients, momentum and buffers.
+        fixed: bytes of weights, averaged weights, gradients and the optimiser's numbers.
         peak: the most bytes of tensors at once, with ``fixed``.
         checkpoint: bytes of one checkpoint.
         missing: modules with parameters that the count did not reach.
@@ -72,40 +72,42 @@ class Count:
 
 
 def count_step(
-    cfg: CfgNode, images: int, *, checkpointing: bool, device: str = "cuda", processes: int = 1
+    training: Training,
+    images: int,
+    *,
+    checkpointing: bool,
+    device: str = "cuda",
+    processes: int = 1,
 ) -> Count:
     """Count a training step without doing it.
 
     Args:
-        cfg: of a detector.
+        training: see there.
         images: of the batch.
-        checkpointing: MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS.
+        checkpointing: of activations.
         device: "cuda", or "cpu" to compare with what its allocator says.
         processes: of the training; with several, gradients lie in a second place to be sent.
     """
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE = device
-    cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = checkpointing
-    precision = Precision.of(read_settings(cfg))
+    settings = training.settings
+    precision = Precision.of(replace(settings, device=device))
     with pretend_gpu(), torch.device(device):
         # Not build_model, which moves the model to the device that it is on
-        model = META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
+        model = training.make(device, checkpointing)
         model = convert_sync_norms(model, device).train()
         if precision.dtype is not None:
             pool_in_float32(model)
         places = _places(model)
-        height, width = training_size(cfg)
-        batch = torch.empty(images, 3, height, width)
+        batch = torch.empty(images, 3, *training.size)
+        if training.kind == "classifier":  # bytes, as the loader has them
+            batch = torch.empty(images, *training.size, 3, dtype=torch.uint8)
         trace = Trace(device, places, [batch, *model.parameters(), *model.buffers()])
         with trace:
             with precision.autocast():
                 outputs = list(_outputs(model, batch, trace))
             reached = trace.backward(outputs)
-    state = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    if cfg.SOLVER.MOMENTUM:
-        state += gradients
+    state = weights * (2 if settings.ema_decay else 1) + training.moments * gradients
     fixed = state + gradients * (2 if processes > 1 else 1)
     return Count(
         images=images,
@@ -118,24 +120,14 @@ def count_step(
     )
 
 
-def training_size(cfg: CfgNode) -> tuple[int, int]:
-    """Height and width of the largest image of a training batch, padded."""
-    if cfg.INPUT.LSJ.ENABLED:
-        return cfg.INPUT.LSJ.SIZE, cfg.INPUT.LSJ.SIZE
-    height = width = cfg.INPUT.MAX_SIZE_TRAIN
-    if cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # else upright images and others share a batch
-        height = min(max(cfg.INPUT.MIN_SIZE_TRAIN), width)
-    return math.ceil(height / 32) * 32, math.ceil(width / 32) * 32
-
-
 def _places(model: nn.Module) -> dict[nn.Module, str]:
     """The parts of the backbone, by stage; the heads are called by name below."""
-    backbone = model.backbone
-    places = {backbone: "FPN"}
-    bottom_up = getattr(backbone, "bottom_up", None)
-    if bottom_up is None:
-        places[backbone] = "backbone"
-        bottom_up = backbone
+    places: dict[nn.Module, str] = {}
+    if hasattr(model, "classifier"):
+        bottom_up = model.classifier.backbone
+    else:
+        bottom_up = getattr(model.backbone, "bottom_up", model.backbone)
+        places[model.backbone] = "backbone" if bottom_up is model.backbone else "FPN"
     for name, child in bottom_up.named_children():
         if any(True for _ in child.parameters()):
             # A stage of blocks is a list of modules that are called one by one
@@ -145,7 +137,11 @@ def _places(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _outputs(model: nn.Module, batch: Tensor, trace: Trace) -> Iterator[Tensor]:
-    """The forward pass up to what the losses take."""
+    """The forward pass up to what the losses take; of a classifier with its loss."""
+    if hasattr(model, "classifier"):
+        labels = torch.zeros(len(batch), dtype=torch.long)
+        yield model({"images": batch, "labels": labels})["loss"]
+        return
     features = model.backbone(batch)
     if hasattr(model, "proposal_generator"):
         yield from _proposals(model.proposal_generator, features, len(batch), trace)
@@ -285,18 +281,18 @@ class Schedule:
     reference: int
 
 
-def keep_batch(cfg: CfgNode, gpus: int, fits: Iterable[int]) -> Schedule | None:
-    """The largest share of SOLVER.IMS_PER_BATCH that fits, with what makes up for the rest.
+def keep_batch(settings: DetectionSettings, gpus: int, fits: Iterable[int]) -> Schedule | None:
+    """The largest share of the batch of a file that fits, with what makes up for the rest.
 
     Args:
-        cfg: as it was written, not scaled.
+        settings: as they were written, not scaled.
         gpus: of all machines.
         fits: numbers of images that a GPU has the memory for.
 
     Returns:
         None if no such number divides the batch.
     """
-    batch = cfg.SOLVER.IMS_PER_BATCH
+    batch = settings.images_per_step
     images = max((n for n in fits if batch % (n * gpus) == 0), default=None)
     if images is None:
         return None
@@ -319,18 +315,17 @@ class Measurement:
     seconds: float
 
 
-def measure_step(cfg: CfgNode, images: int) -> Measurement:
-    """Do three training steps on random images with ``OBJECTS`` objects each, on MODEL.DEVICE.
+def measure_step(training: Training, images: int) -> Measurement:
+    """Do three training steps on random images with ``OBJECTS`` objects each, on the device.
 
     Raises:
         RuntimeError: the memory is too small.
     """
-    device = torch.device(cfg.MODEL.DEVICE)
-    task = DetectionTask(cfg)
-    model = task.build_model().train()
-    optimizer = task.build_optimizer(model)
-    precision = Precision.of(read_settings(cfg))
-    batch = [_random_sample(cfg) for _ in range(images)]
+    device = torch.device(training.settings.device)
+    model, optimizer = training.build()
+    model.train()
+    precision = Precision.of(training.settings)
+    batch = _random_batch(training, images)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=False)  # as in accumulation, where gradients are there
@@ -358,9 +353,16 @@ def measure_step(cfg: CfgNode, images: int) -> Measurement:
     return Measurement(peak, memory, seconds[-1])
 
 
-def _random_sample(cfg: CfgNode) -> dict[str, object]:
+def _random_batch(training: Training, images: int) -> Any:
+    if training.kind == "classifier":
+        pixels = torch.randint(0, 256, (images, *training.size, 3), dtype=torch.uint8)
+        return {"images": pixels, "labels": torch.zeros(images, dtype=torch.long)}
+    return [_random_sample(training) for _ in range(images)]
+
+
+def _random_sample(training: Training) -> dict[str, object]:
     """An image of noise in Detectron2's format, with whatever annotations a model may want."""
-    height, width = size = training_size(cfg)
+    height, width = size = training.size
     corners = torch.rand(OBJECTS, 2) * torch.tensor([width, height]) / 2
     sides = 16 + torch.rand(OBJECTS, 2) * (torch.tensor([width, height]) / 2 - 16)
     objects = Instances(size)
@@ -370,7 +372,7 @@ def _random_sample(cfg: CfgNode) -> dict[str, object]:
     for mask, box in zip(masks, objects.gt_boxes.tensor.long().tolist(), strict=True):
         mask[box[1] : box[3], box[0] : box[2]] = True
     objects.gt_masks = BitMasks(masks)
-    points = cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS
+    points = training.keypoints
     centres = (corners + sides / 2)[:, None].repeat(1, points, 1)
     objects.gt_keypoints = Keypoints(torch.cat([centres, torch.full_like(centres[..., :1], 2)], 2))
     return {
@@ -443,7 +445,7 @@ def _measured_cells(truth: Measurement) -> list[str]:
 
 
 def make_plan(
-    cfg: CfgNode,
+    training: Training,
     title: str,
     *,
     gpu_memory: float | None = None,
@@ -454,17 +456,18 @@ def make_plan(
     """The plan of a training, line by line as it is found.
 
     Args:
-        cfg: of a detector, not scaled.
+        training: see there.
         title: what to call it.
         gpu_memory: GiB; that of the first GPU here, or 24, if None.
         gpus: of all machines.
         step_time: seconds of a step with these settings.
-        measure: also run steps on MODEL.DEVICE.
+        measure: also run steps on the device of the settings.
 
     Raises:
         ConfigError: a number cannot be, or there is no device to measure on.
     """
-    device = torch.device(cfg.MODEL.DEVICE).type
+    settings = training.settings
+    device = torch.device(settings.device).type
     if measure and device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "--measure needs a GPU that PyTorch can use; leave it out to have the counts alone."
@@ -472,29 +475,29 @@ def make_plan(
     for flag, value in (("gpu-memory", gpu_memory), ("num-gpus", gpus), ("step-time", step_time)):
         if value is not None and not value > 0:
             raise ConfigError(f"--{flag} is {value}; it must be more than 0.")
-    scaled = scale_settings(read_settings(cfg), gpus)
+    scaled = scale_settings(settings, gpus)
     limit = int((gpu_memory or _own_memory() or 24) * GIB)
-    height, width = training_size(cfg)
-    dtype = Precision.of(read_settings(cfg)).dtype or torch.float32
+    height, width = training.size
+    dtype = Precision.of(settings).dtype or torch.float32
     yield (
         f"{title}\n{height}x{width}, {str(dtype).removeprefix('torch.')}, {gpus} GPU(s) with "
         f"{limit / GIB:.1f} GiB each"
     )
 
-    counts = _count_until_full(cfg, device, gpus, limit)
-    own = cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS
-    one = counts[own][1]
-    yield f"\nA training step of one image, by part\n\n{parts_table(one)}"
+    counts = _count_until_full(training, device, gpus, limit)
+    own = training.is_checkpointed
+    one = next(iter(counts[own].values()))
+    yield f"\nA training step of {one.images} image(s), by part\n\n{parts_table(one)}"
     fits = {
         checkpointing: [n for n, count in found.items() if count.memory <= limit]
         for checkpointing, found in counts.items()
     }
-    measured = {n: measure_step(cfg, n) for n in fits[own]} if measure else {}
+    measured = {n: measure_step(training, n) for n in fits[own]} if measure else {}
     yield "\nGiB of a GPU's memory, by the number of images that it takes at once\n"
     yield memory_table(counts, measured, limit)
-    yield "\n" + "\n".join(_schedule_lines(cfg, scaled, gpus, fits))
-    yield "\n".join(_run_lines(cfg, scaled, one, step_time))
-    yield "\n" + "\n".join(_assumptions(one, measured))
+    yield "\n" + "\n".join(_schedule_lines(training, scaled, gpus, fits))
+    yield "\n".join(_run_lines(scaled, one, step_time))
+    yield "\n" + "\n".join(_assumptions(training, one, measured))
 
 
 def _own_memory() -> float | None:
@@ -504,63 +507,60 @@ def _own_memory() -> float | None:
 
 
 def _count_until_full(
-    cfg: CfgNode, device: str, gpus: int, limit: int
+    training: Training, device: str, gpus: int, limit: int
 ) -> dict[bool, dict[int, Count]]:
     """Counts for 1, 2, 4, ... images up to the first number that does not fit.
 
     Without and with activation checkpointing, where the network has it.
     """
     counts: dict[bool, dict[int, Count]] = {}
-    own = cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS
     for checkpointing in (False, True):
         try:
             for images in (2**power for power in itertools.count()):
                 count = count_step(
-                    cfg, images, checkpointing=checkpointing, device=device, processes=gpus
+                    training, images, checkpointing=checkpointing, device=device, processes=gpus
                 )
                 counts.setdefault(checkpointing, {})[images] = count
-                if count.memory > limit or images >= MOST_IMAGES:
+                if count.memory > limit or images >= MOST_IMAGES[training.kind]:
                     break
         except ConfigError:
-            if checkpointing == own:
+            if checkpointing == training.is_checkpointed:
                 raise  # not that the network has no checkpointing
     return counts
 
 
 def _schedule_lines(
-    cfg: CfgNode, scaled: DetectionSettings, gpus: int, fits: Mapping[bool, list[int]]
+    training: Training, scaled: DetectionSettings, gpus: int, fits: Mapping[bool, list[int]]
 ) -> Iterator[str]:
+    settings = training.settings
     share = scaled.images_per_batch // gpus
     yield (
         f"As the settings are: {scaled.images_per_step} images a step, {share} at a time on a GPU, "
         f"learning rate {scaled.base_lr:g}, {scaled.max_iter:,} steps."
     )
-    if share not in fits[cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS]:
-        known = f"{share} images at a time do not fit, or were not counted"
-        yield f"  {known}: see the table."
-    batch = cfg.SOLVER.IMS_PER_BATCH
+    if share > max(fits[training.is_checkpointed], default=0):
+        yield f"  {share} images at a time do not fit, or were not counted: see the table."
+    batch = settings.images_per_step
     for checkpointing, images in fits.items():
-        found = keep_batch(cfg, gpus, images)
+        found = keep_batch(settings, gpus, images)
         if found is not None:
-            switch = ""
-            if checkpointing != cfg.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS:
-                switch = f" MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS {checkpointing}"
+            options = [settings.option("accumulate", found.accumulate)]
+            if settings.reference_world_size:
+                options.append(settings.option("reference_world_size", found.reference))
+            if checkpointing != training.is_checkpointed:
+                options.append(option(training.checkpointing, checkpointing))
             yield (
-                f"The file's batch of {batch} images and its {cfg.SOLVER.MAX_ITER:,} steps, "
-                f"{found.images} images at a time on a GPU:\n"
-                f"  SOLVER.ACCUMULATE_GRADIENTS {found.accumulate} "
-                f"SOLVER.REFERENCE_WORLD_SIZE {found.reference}{switch}"
+                f"The file's batch of {batch} images and its {settings.max_iter:,} steps, "
+                f"{found.images} images at a time on a GPU:\n  {' '.join(options)}"
             )
             return
     yield (
-        f"SOLVER.IMS_PER_BATCH {batch} cannot be kept: no number of images that fits divides it "
-        f"among {gpus} GPU(s)."
+        f"{settings.option('images_per_step', batch)} cannot be kept: no number of images that "
+        f"fits divides it among {gpus} GPU(s)."
     )
 
 
-def _run_lines(
-    cfg: CfgNode, scaled: DetectionSettings, count: Count, step_time: float | None
-) -> Iterator[str]:
+def _run_lines(scaled: DetectionSettings, count: Count, step_time: float | None) -> Iterator[str]:
     yield f"Images in all: {scaled.max_iter * scaled.images_per_step / 1e6:,.2f} million."
     kept = scaled.checkpoints_kept + 2
     yield (
@@ -570,10 +570,10 @@ def _run_lines(
     )
     if step_time is None:
         return
-    done = _steps_done(cfg.OUTPUT_DIR, scaled.max_iter)
+    done = _steps_done(scaled.output_dir, scaled.max_iter)
     left = scaled.max_iter - done
     hours = left * step_time / 3600
-    begun = f" ({done:,} are done in {cfg.OUTPUT_DIR})" if done else ""
+    begun = f" ({done:,} are done in {scaled.output_dir})" if done else ""
     yield (
         f"At {step_time:g} s for a step of {scaled.images_per_step} images, {left:,} steps are "
         f"left{begun}: {hours:,.1f} hours, {hours / 24:,.1f} days, without evaluations."
@@ -588,17 +588,27 @@ def _steps_done(folder: str, steps: int) -> int:
     return min(int(found[-1].stem.removeprefix("model_")) + 1, steps) if found else 0
 
 
-def _assumptions(count: Count, measured: Mapping[int, Measurement]) -> Iterator[str]:
+def _assumptions(
+    training: Training, count: Count, measured: Mapping[int, Measurement]
+) -> Iterator[str]:
+    detector = training.kind == "detector"
+    averaged = ", the averaged weights" if training.settings.ema_decay else ""
     yield (
-        "Counted on tensors without data: parameters, gradients, momentum; operations (two for a "
-        "multiply-add)\nand activations of backbone and heads, with the largest number of regions "
-        "that the settings allow."
+        f"Counted on tensors without data: parameters, gradients, the optimiser's numbers{averaged}"
+        ";\noperations (two for a multiply-add) and activations"
+        + (
+            " of backbone and heads, with the largest number of\nregions that the settings allow."
+            if detector
+            else "."
+        )
     )
+    objects = f"{OBJECTS} objects an image; " if detector else ""
     yield (
-        f"Guessed: {OBJECTS} objects an image; {CONTEXT / GIB:.0f} GiB for CUDA's context and the "
-        f"workspaces of cuDNN and cuBLAS;\n{FRAGMENTS:.0%} of the tensors for gaps between them."
+        f"Guessed: {objects}{CONTEXT / GIB:.0f} GiB for CUDA's context and the workspaces of cuDNN "
+        f"and cuBLAS;\n{FRAGMENTS:.0%} of the tensors for gaps between them."
     )
     for name in count.missing:
         yield f"Not counted: activations and operations of {name}."
+    yield from training.notes
     if not measured:
         yield "Not measured: no figure here comes from a GPU; --measure runs steps on one."

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 import pytest
 import torch
 
 from lambda_det.benchmarks import plan
-from lambda_det.detection import load_config
+from lambda_det.benchmarks.trainings import load_training
+from lambda_det.detection.data import make_shapes
 from lambda_det.errors import ConfigError
 from tests.tool import ROOT, load_tool
 
@@ -16,8 +18,9 @@ SHAPES = str(ROOT / "configs/quick/shapes_lambdaresnet26.yaml")
 PAPER = str(ROOT / "configs/mask_rcnn_lambdaresnet50.yaml")
 
 
-def _config(file, *opts):
-    return load_config(argparse.Namespace(config_file=file, opts=list(map(str, opts))))
+def _training(file, *opts):
+    words = argparse.Namespace(config_file=str(file), opts=list(map(str, opts)))
+    return load_training(words)
 
 
 @pytest.mark.parametrize(
@@ -32,23 +35,80 @@ def _config(file, *opts):
 )
 def test_the_batch_of_the_file_is_kept(gpus, fits, expected):
     """And with the keys that the plan names, nothing is scaled."""
-    cfg = _config(PAPER)
-    found = plan.keep_batch(cfg, gpus, fits)
+    settings = _training(PAPER).settings
+    found = plan.keep_batch(settings, gpus, fits)
     assert found == expected
     if found:
-        cfg.SOLVER.ACCUMULATE_GRADIENTS = found.accumulate
-        cfg.SOLVER.REFERENCE_WORLD_SIZE = found.reference
-        scaled = plan.scale_settings(plan.read_settings(cfg), gpus)
+        keys = {"accumulate": found.accumulate, "reference_world_size": found.reference}
+        scaled = plan.scale_settings(dataclasses.replace(settings, **keys), gpus)
         assert scaled.images_per_step == 256 and scaled.max_iter == 130_000
         assert scaled.images_per_batch == found.images * gpus
 
 
-def test_the_largest_image():
-    assert plan.training_size(_config(PAPER)) == (1024, 1024)
-    keys = ("INPUT.LSJ.ENABLED", False, "INPUT.MIN_SIZE_TRAIN", (640, 800))
-    assert plan.training_size(_config(PAPER, *keys)) == (800, 1344)
-    keys += ("DATALOADER.ASPECT_RATIO_GROUPING", False)
-    assert plan.training_size(_config(PAPER, *keys)) == (1344, 1344)
+RECIPE = ROOT / "configs/imagenet/lambda_resnet50_160.yaml"
+
+
+def test_a_recipe_without_its_data():
+    training = _training(RECIPE, "DATA.TRAIN", "nowhere")
+    assert training.kind == "classifier" and training.size == (160, 160)
+    settings = training.settings
+    assert settings.max_iter == round(350 * 1_281_167 / 4096)
+    assert settings.option("accumulate", 2) == "SOLVER.ACCUMULATE_GRADIENTS 2"
+    assert any("nowhere" in note for note in training.notes)
+    assert _training(RECIPE, "SOLVER.OPTIMIZER", "adam").moments == 2
+
+
+def test_what_follows_from_the_data(tmp_path):
+    file = ROOT / "configs/finetune/light_lambdaresnet26.yaml"
+    written = _training(file)
+    assert any("--train-json" in note for note in written.notes)
+    make_shapes(tmp_path, num_train=20, num_val=1, size=32)
+    json, images = tmp_path / "shapes/annotations/instances_train.json", tmp_path / "shapes/train"
+    data = ("DATASETS.TRAIN_JSON", json, "DATASETS.TRAIN_IMAGES", images)
+    found = _training(file, *data)
+    assert not any("--train-json" in note for note in found.notes)
+    assert found.settings.max_iter < written.settings.max_iter
+
+
+@pytest.mark.slow
+def test_a_lazy_config_is_counted_as_the_yaml_file():
+    sizes = {".yaml": ("INPUT.LSJ.SIZE", 128), ".py": ("dataloader.image_size=128",)}
+    yaml, lazy = (
+        _training(ROOT / f"configs/mask_rcnn_lambdaresnet50{end}", *opts)
+        for end, opts in sizes.items()
+    )
+    assert lazy.settings.option("accumulate", 2) == "train.accumulate_gradients=2"
+    assert dataclasses.replace(lazy.settings, seed=0, keys={}) == dataclasses.replace(
+        yaml.settings, seed=0, keys={}, output_dir=lazy.settings.output_dir
+    )
+    for checkpointing in (False, True):
+        one, other = (
+            plan.count_step(training, 1, checkpointing=checkpointing) for training in (yaml, lazy)
+        )
+        assert one == other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_classifier(checkpointing):
+    """Beside a step on the CPU."""
+    training = _training(
+        ROOT / "configs/quick/cifar10_slim.yaml",
+        *("DATA.FORMAT", "synthetic", "MODEL.DEVICE", "cpu", "SOLVER.AMP.ENABLED", False),
+        *("MODEL.NAME", "lambda_resnet26_slim"),
+        *("MODEL.LAMBDA_RESNET.IMPLEMENTATION", "query_first", "SOLVER.EMA_DECAY", 0.9),
+        *("MODEL.CHECKPOINT_ACTIVATIONS", checkpointing),
+    )
+    count = plan.count_step(training, 64, checkpointing=checkpointing, device="cpu")
+    assert not count.missing and {"stem", "res5", "linear"} <= count.parts.keys()
+    settings = dataclasses.replace(training.settings, ema_decay=0.0)
+    raw = plan.count_step(
+        dataclasses.replace(training, settings=settings), 64, checkpointing=True, device="cpu"
+    )
+    weights = 4 * sum(count.parameters.values())
+    assert weights <= count.checkpoint - raw.checkpoint == count.fixed - raw.fixed < 1.1 * weights
+    truth = plan.measure_step(training, 64)
+    assert truth.peak - raw.fixed == pytest.approx(count.peak - count.fixed, rel=0.12)
 
 
 def test_steps_that_are_done(tmp_path):
@@ -62,30 +122,30 @@ def test_steps_that_are_done(tmp_path):
 
 @pytest.mark.slow
 def test_more_images_take_more_and_checkpointing_takes_less():
-    cfg = _config(SHAPES, "INPUT.MAX_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TRAIN", (64,))
-    one = plan.count_step(cfg, 1, checkpointing=False)
+    training = _training(SHAPES, "INPUT.MAX_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TRAIN", (64,))
+    one = plan.count_step(training, 1, checkpointing=False)
     assert not one.missing
     assert one.parts.keys() == one.parameters.keys()
-    two = plan.count_step(cfg, 2, checkpointing=False)
+    two = plan.count_step(training, 2, checkpointing=False)
     assert two.fixed == one.fixed
     for name, part in two.parts.items():
         assert part.forward == pytest.approx(2 * one.parts[name].forward, rel=1e-3), name
-    less = plan.count_step(cfg, 2, checkpointing=True)
+    less = plan.count_step(training, 2, checkpointing=True)
     assert less.fixed < less.peak < two.peak
-    assert plan.count_step(cfg, 1, checkpointing=False, processes=2).fixed > one.fixed
+    assert plan.count_step(training, 1, checkpointing=False, processes=2).fixed > one.fixed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_memory_is_that_of_the_allocator(checkpointing):
     """A whole step of Mask R-CNN with its losses on the CPU, whose allocator counts to the byte."""
-    cfg = _config(
+    training = _training(
         SHAPES,
         *("MODEL.DEVICE", "cpu", "MODEL.LAMBDA_RESNET.IMPLEMENTATION", "query_first"),
         *("MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS", checkpointing),
     )
-    count = plan.count_step(cfg, 2, checkpointing=checkpointing, device="cpu")
-    truth = plan.measure_step(cfg, 2)
+    count = plan.count_step(training, 2, checkpointing=checkpointing, device="cpu")
+    truth = plan.measure_step(training, 2)
     assert truth.seconds > 0 and truth.memory is None
     assert truth.peak - count.fixed == pytest.approx(count.peak - count.fixed, rel=0.12)
 
@@ -104,8 +164,8 @@ def test_memory_is_that_of_the_allocator(checkpointing):
     ],
 )
 def test_every_head_is_reached(name):
-    cfg = _config(str(ROOT / f"configs/{name}_lambdaresnet50.yaml"), "INPUT.LSJ.SIZE", 256)
-    count = plan.count_step(cfg, 1, checkpointing=False)
+    training = _training(str(ROOT / f"configs/{name}_lambdaresnet50.yaml"), "INPUT.LSJ.SIZE", 256)
+    count = plan.count_step(training, 1, checkpointing=False)
     assert not count.missing and count.parts.keys() >= count.parameters.keys()
 
 
@@ -119,7 +179,7 @@ def test_the_command(capsys, tmp_path):
     out = capsys.readouterr().out
     for word in ("res4", "mask head", "ACCUMULATE_GRADIENTS", "GiB", "hours", "Guessed", "Counted"):
         assert word in out
-    steps = _config(SHAPES).SOLVER.MAX_ITER
+    steps = _training(SHAPES).settings.max_iter
     assert f"{steps * 3.6 / 3600:,.1f} hours" in out
     assert main([*flags, "--measure", "MODEL.DEVICE", "cpu", *keys]) == 0
     assert "measured" in capsys.readouterr().out
@@ -135,4 +195,4 @@ def test_refusals(capsys):
         assert named in capsys.readouterr().err
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="--measure"):
-            next(plan.make_plan(_config(PAPER, "MODEL.DEVICE", "cuda"), "x", measure=True))
+            next(plan.make_plan(_training(PAPER, "MODEL.DEVICE", "cuda"), "x", measure=True))
