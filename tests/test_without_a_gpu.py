@@ -12,6 +12,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -233,3 +234,14 @@ def test_the_kernel_of_the_cpu_is_left_alone():
     with pretend_gpu():
         x = torch.empty(1, device="cuda")
         assert "on the CPU" in compiled.unsupported(x, x, x)
+
+
+def test_the_kernels_refuse_a_gpu_before_ampere(monkeypatch):
+    monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(INTERPRETED=False))
+    for capability, refused in (((7, 5), True), ((8, 0), False), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, c=capability: c)
+        with pretend_gpu():
+            queries = torch.empty(1, 2, 3, 2, 8, device="cuda")
+            inputs = queries, queries.new_empty(1, 2, 3, 4, 1), queries.new_empty(8, 1, 3, 3)
+            why = fused.unsupported(*inputs)
+        assert ("Ampere" in why) if refused else why is None

@@ -69,6 +69,11 @@ def load_training(args: argparse.Namespace) -> Training:
         ConfigError, DataError: the file, a key or a value cannot be, or the data that it names.
     """
     if is_recipe(args.config_file):
+        if getattr(args, "train_json", None) or getattr(args, "train_images", None):
+            raise ConfigError(
+                f"--train-json and --train-images are for detectors, and {args.config_file} is a "
+                "recipe of a classifier: DATA.TRAIN DIR names its images."
+            )
         words = argparse.Namespace(**vars(args), synthetic_data=False, debug_numerics=False)
         return _of_recipe(load_recipe(words))
     config = load_any_config(args)

@@ -190,6 +190,7 @@ def test_refusals(capsys):
     for flags, named in (
         (["--gpu-memory", "0"], "--gpu-memory"),
         (["--num-gpus", "0"], "--num-gpus"),
+        (["--config-file", str(RECIPE), "--train-json", "mine.json"], "DATA.TRAIN"),
     ):
         assert main(["--config-file", SHAPES, *flags]) == 2
         assert named in capsys.readouterr().err

@@ -12,7 +12,7 @@ from lambda_det.doctor import gpu, gpu_checks
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, verdict
-from tests.doctor.kernels import WRONG
+from tests.doctor.kernels import WRONG, wrong_beyond_a_size
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -66,6 +66,13 @@ def test_finds_the_fault(name, monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, name, WRONG[name])
     with pytest.raises(gpu_checks._WrongError, match=FAULTS[name]):
         gpu_checks._check([name], CASE, CPU, 0)
+
+
+def test_finds_the_fault_of_a_large_size(monkeypatch):
+    monkeypatch.setitem(IMPLEMENTATIONS, "wrong", wrong_beyond_a_size)
+    assert gpu_checks._check_large(["wrong"], CASE, CPU, 1000)["error"] <= 1
+    with pytest.raises(gpu_checks._WrongError, match="output has an error"):
+        gpu_checks._check_large(["wrong"], CASE, CPU, 3000)
 
 
 def test_few_images_are_compared_where_there_are_many(monkeypatch):

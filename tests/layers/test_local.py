@@ -1,5 +1,7 @@
 """All implementations of the local position output against the definition, both directions."""
 
+import functools
+import math
 import sys
 
 import pytest
@@ -326,6 +328,35 @@ def test_query_first_waits_for_nothing_on_a_gpu():
     graph.replay()
     for a, b in zip(captured, _with_gradients(others), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_chunk_is_a_share_of_the_free_memory(monkeypatch):
+    """Of a GPU that is not here: what others and this process left, when it is first asked."""
+    module = sys.modules["lambda_det.layers.local.query_first"]
+    memory = {"mem_get_info": (5 * 2**30, 24 * 2**30), "memory_reserved": 5 * 2**30}
+    memory |= {"memory_allocated": 2**30, "is_available": True}
+    for name, value in memory.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *gpu, value=value: value)
+    monkeypatch.setattr(module, "_chunk_bytes", functools.cache(module._chunk_bytes.__wrapped__))
+    gpu = torch.device("cuda", 0)
+    assert module.chunk_numel(gpu, torch.bfloat16) == 2**28 // 2  # of 9 GiB a 32nd, a power of 2
+    assert module.chunk_numel(gpu, torch.float32) == 2**28 // 4
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (0, 0))
+    assert module.chunk_numel(gpu, torch.bfloat16) == 2**28 // 2  # the same sums in all steps
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda gpu: 2**30)
+    assert module.chunk_numel(torch.device("cuda", 1), torch.bfloat16) == 0
+
+
+@pytest.mark.parametrize("numel", [0, 1, 2**20, 2**24])
+def test_chunks_take_no_more_than_the_limit(numel, monkeypatch):
+    """But one tile at least, however little is free."""
+    module = sys.modules["lambda_det.layers.local.query_first"]
+    monkeypatch.setattr(module, "chunk_numel", lambda device, dtype: numel)
+    inputs = [x.detach() for x in _inputs((3, (40, 30), 2, 4, 4, 1, (7, 7)), torch.float32)]
+    tiling, _, _, chunks, scores = module._prepare(*inputs)
+    tiles = scores.matrix.shape[0]
+    assert scores.matrix.numel() <= max(numel, scores.matrix[0].numel())
+    assert len(chunks) >= math.ceil(3 * tiling.rows * tiling.columns / tiles)
 
 
 @pytest.mark.gpu

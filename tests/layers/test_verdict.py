@@ -93,7 +93,7 @@ def test_none_yet(monkeypatch, caplog):
     assert "doctor --gpu" in _sentence()
     choose(*_inputs(side=20))
     assert set(verdict.taken()["classes"]) == {verdict.EVERY}
-    assert sum("nothing was proved" in line for line in caplog.messages) == 1
+    assert sum("there is no verdict" in line for line in caplog.messages) == 1
 
 
 def test_without_a_verdict_no_size_is_specialised():
@@ -161,6 +161,15 @@ def test_a_damaged_file(damage):
     _write()
     verdict._in_use.clear(), verdict._taken.clear()
     assert choose(*_inputs()) == "conv"
+
+
+def test_a_name_that_is_none(caplog):
+    """Of a file that was made by hand with care, or by another version."""
+    caplog.set_level("INFO")
+    _write("fastest", ["fastest"])
+    assert choose(*_inputs()) == "query_first"
+    local_position_output(*_inputs())
+    assert sum("fastest cannot be used" in line for line in caplog.messages) == 1
 
 
 def test_switched_off(monkeypatch):

@@ -9,6 +9,7 @@ import errno
 import json
 import multiprocessing
 import os
+import pickle
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -449,7 +450,10 @@ def test_all_processes_take_the_same_implementations(folder, proved, monkeypatch
     own = verdict.read(torch.device("cpu"))
 
     def agreed(*others):
-        monkeypatch.setattr(comm, "all_gather", lambda mine: [*others, mine])
+        def gather(mine):  # processes send it to each other as bytes
+            return pickle.loads(pickle.dumps([*others, mine]))
+
+        monkeypatch.setattr(comm, "all_gather", gather)
         implementations.agree("cpu")
         return verdict._in_use["cpu"]
 

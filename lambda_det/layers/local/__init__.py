@@ -86,7 +86,9 @@ def _proved(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
         return verdict.FALLBACK  # before a size is looked at: torch.compile would specialise on it
     shape = verdict.shape_class(queries, values, embedding)
     name = verdict.decided(device, shape)
-    why = unsupported(name, queries, values, embedding)
+    why = "there is none of that name"
+    if name in IMPLEMENTATIONS:
+        why = unsupported(name, queries, values, embedding)
     if why is None:
         return name
     verdict.refuse(device, shape, f"{name} cannot be used: {why}")

@@ -252,10 +252,10 @@ def describe(verdict: Verdict) -> str:
 
 @torch.compiler.assume_constant_result  # torch.compile has no look at files and the log
 def proved_any(device: str) -> bool:
-    """Whether anything was proved on a device; if not, that is noted, and logged once."""
+    """Whether anything was proved on a device; if not, that is noted. The log has it already."""
     found = _verdict(device)
-    if not found.classes and (device, EVERY) not in _taken:
-        _take(device, EVERY, FALLBACK, f"nothing was proved: {found.about}")
+    if not found.classes:
+        _taken[device, EVERY] = {"take": FALLBACK, "why": f"nothing was proved: {found.about}"}
     return bool(found.classes)
 
 
