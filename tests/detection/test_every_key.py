@@ -11,7 +11,6 @@ import dataclasses
 import json
 import pickle
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +240,25 @@ def groups(root, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
     return make
 
 
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, str], Any]:
+    return {}
+
+
+@pytest.fixture
+def base(groups, kept) -> Callable[[str, str], Any]:
+    """A part of a group, or its keys, without a key that is set; each is made once."""
+
+    def make(group: str, part: str) -> Any:
+        if (group, part) not in kept:
+            cfg = groups(group)
+            build = PARTS.get(part, lambda task: dict(leaves(cfg)))
+            kept[group, part] = build(DetectionTask.for_run(cfg.clone(), train=True))
+        return kept[group, part]
+
+    return make
+
+
 def _values(task: DetectionTask) -> Any:
     """What the tensors of a model hold when it is made: anchors, pixel means, initial weights."""
     torch.manual_seed(0)
@@ -308,7 +326,7 @@ def _first_change(key: str, make: Callable[..., CfgNode], base: Callable[..., An
     """What changes with a key, or that it is refused; "" for nothing."""
     groups = next(groups for prefix, groups in WHERE.items() if key.startswith(prefix))
     for group in groups:
-        value = dict(leaves(make(group)))[key]
+        value = base(group, "keys")[key]
         try:
             task = DetectionTask.for_run(make(group, key, _other(key, value)), train=True)
             for part, build in PARTS.items():
@@ -322,6 +340,19 @@ def _first_change(key: str, make: Callable[..., CfgNode], base: Callable[..., An
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("group", ["mask", "sizes", "proposals"])
+def test_the_same_keys_make_the_same_parts(group, groups, base, monkeypatch, tmp_path):
+    """Also in another folder; otherwise every key would seem to have an effect."""
+    expected = {part: base(group, part) for part in PARTS}
+    for file in tmp_path.glob("*.pkl"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path / "other")
+    task = DetectionTask.for_run(groups(group), train=True)
+    assert [part for part, build in PARTS.items() if build(task) != expected[part]] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "section",
     sorted({key.split(".")[0] for key in KEYS} - {"MODEL"})
@@ -330,10 +361,7 @@ def _first_change(key: str, make: Callable[..., CfgNode], base: Callable[..., An
         for part in ("A", "B", "D", "F", "K", "L", "M", "P", "RE", "RO", "RP", "S", "W")
     ],
 )
-def test_no_key_is_without_effect(section, groups):
-    @cache
-    def base(group: str, part: str) -> Any:
-        return PARTS[part](DetectionTask.for_run(groups(group), train=True))
+def test_no_key_is_without_effect(section, groups, base):
 
     silent, failed = [], {}
     for key in KEYS:
