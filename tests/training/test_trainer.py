@@ -483,10 +483,12 @@ def _resume_as(rank, folder, found):
     found.put((rank, {name: n for name, n in reads.items() if not name.endswith(DRAFT)}))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks the two processes")
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it was not tried on Windows")
 def test_each_of_two_processes_reads_the_checkpoint_once(folder):
     Trainer(ToyTask(folder)).train()
-    context = multiprocessing.get_context("fork")
+    # Not forked: after torch.compile in another test autograd would refuse to work there
+    context = multiprocessing.get_context("spawn")
     found = context.Queue()
     processes = [context.Process(target=_resume_as, args=(rank, folder, found)) for rank in (0, 1)]
     for process in processes:
