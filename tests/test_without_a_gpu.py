@@ -107,6 +107,17 @@ def test_networks(name, settings):
 
 
 @pytest.mark.slow
+def test_every_network_has_all_its_blocks():
+    """Those that are shortened above."""
+    for name in list_models():
+        with torch.device("meta"):
+            network = create_backbone(name)
+        spec = get_spec(name)
+        if isinstance(spec, ResNetSpec):
+            assert tuple(map(len, network.stages)) == spec.blocks, name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 def test_equal_blocks_take_equal_operators(stage):
     """Which is why one of them stands for the others."""
