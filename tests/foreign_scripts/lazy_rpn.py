@@ -35,7 +35,7 @@ model = L(ProposalNetwork)(
     backbone=L(lambda_backbone)(),
     proposal_generator=L(RPN)(
         in_features=["res4"],
-        head=L(StandardRPNHead)(in_channels=1024, num_anchors=3, conv_dims=[16]),
+        head=L(StandardRPNHead)(in_channels=256, num_anchors=3, conv_dims=[16]),
         anchor_generator=L(DefaultAnchorGenerator)(
             sizes=[[32]], aspect_ratios=[0.5, 1.0, 2.0], strides=[16]
         ),
