@@ -4,7 +4,8 @@ train = {
     "output_dir": "./output",
     "init_checkpoint": "",
     "max_iter": 130000,
-    # "bfloat16", or "float16" with loss scaling. Detectron2's own tool always uses float16.
+    # "auto" is bfloat16 where the device has instructions for it, and else float32; "float16" has
+    # loss scaling. Detectron2's own tool always uses float16.
     "amp": {"enabled": True, "dtype": "auto"},
     "ddp": {
         "broadcast_buffers": False,

@@ -95,19 +95,13 @@ def test_results(shapes, tmp_path, capsys):
     assert f"0 objects found, {len(entries)} missed" in capsys.readouterr().out
 
 
+SLIM = ["--model", "lambda_resnet26_slim", "--draws", 1]
+
+
 def test_layers_of_a_model_by_name(photo, tmp_path, capsys):
     weights = tmp_path / "backbone.pth"
     torch.save(create_backbone("lambda_resnet26_slim", scope=5).state_dict(), weights)
-    words = [
-        "--model",
-        "lambda_resnet26_slim",
-        "--weights",
-        weights,
-        "--image",
-        photo,
-        "--draws",
-        1,
-    ]
+    words = [*SLIM, "--weights", weights, "--image", photo]
     words += ["--position", 10, 20, "--layer", "res5.0.conv2"]
     words += ["MODEL.LAMBDA_RESNET.SCOPE", 5, "INPUT.MIN_SIZE_TEST", 64]
     # KEY VALUE pairs would be taken for layers
@@ -178,16 +172,7 @@ def test_a_backbone_by_name_gets_the_images_that_its_file_says(photo, tmp_path, 
     weights = tmp_path / "backbone.pth"
     content = extract_backbone(classifier_checkpoint(scope=3), fold_input=False)
     save_backbone(content, weights)
-    words = [
-        "--model",
-        "lambda_resnet26_slim",
-        "--weights",
-        weights,
-        "--image",
-        photo,
-        "--draws",
-        1,
-    ]
+    words = [*SLIM, "--weights", weights, "--image", photo]
     words += ["--layer", "res4.1.conv2"]
     keys = ["MODEL.LAMBDA_RESNET.SCOPE", 3, "INPUT.MIN_SIZE_TEST", 64]
     assert call("layers", tmp_path, *words, *keys) == 0
