@@ -13,12 +13,15 @@ from detectron2.utils import comm
 
 from lambda_det.errors import ConfigError, LostProcessError, reason
 
-__all__ = ["run_connected"]
+__all__ = ["AT_LENGTH", "IN_STEPS", "limit_waiting", "run_connected"]
 
-# Of a collective call. The other processes wait in one while rank 0 evaluates its results or reads
-# a large index, for minutes. The end of a process is noticed at once, because its connections
-# close; only a machine that loses its power or network is noticed after this time.
-_TIMEOUT = timedelta(minutes=30)
+# How long a collective call may take. The end of a process is noticed at once, because its
+# connections close; only a machine that loses its power or network is noticed after this time.
+# At the start rank 0 may read a large index, in the first step kernels are compiled, and in an
+# evaluation the others wait for the results of rank 0.
+AT_LENGTH = timedelta(minutes=30)
+# In the steps: longer than the ten minutes that a loader may take for a batch (DATALOADER.TIMEOUT)
+IN_STEPS = timedelta(minutes=12)
 # The messages of gloo and NCCL, under any of torch's exception classes, when a process is gone
 _LOST = re.compile(
     r"gloo/transport|connection (was )?(closed|reset|refused)|broken pipe|remote process exited"
@@ -57,7 +60,7 @@ def run_connected(
             store=_store(url, rank, world_size),
             rank=rank,
             world_size=world_size,
-            timeout=_TIMEOUT,
+            timeout=AT_LENGTH,
         )
     except (RuntimeError, ValueError) as error:  # DistNetworkError is a RuntimeError
         raise ConfigError(
@@ -80,12 +83,27 @@ def run_connected(
     dist.destroy_process_group()
 
 
+def limit_waiting(limit: timedelta) -> None:
+    """Set how long a collective call may take from now on; nothing where there is one process.
+
+    The calls of Detectron2's that gather objects keep their own limit under NCCL, where they have a
+    group of their own.
+
+    Args:
+        limit: ``AT_LENGTH`` or ``IN_STEPS``.
+    """
+    if comm.get_world_size() > 1:
+        # PyTorch 2.4 has it under another name
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(limit)
+
+
 def _store(url: str, rank: int, world_size: int) -> dist.Store:
     """The store in which the processes find each other's addresses.
 
     torchrun keeps one store over its restarts, and with PyTorch 2.15 a restarted process would read
     the address of one that was killed. So each attempt has a prefix of its own.
     """
-    store, _, _ = next(dist.rendezvous(url, rank, world_size, timeout=_TIMEOUT))
+    store, _, _ = next(dist.rendezvous(url, rank, world_size, timeout=AT_LENGTH))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt_{attempt}_of_{world_size}", store)

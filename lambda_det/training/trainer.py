@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS, limit_waiting
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
@@ -276,7 +277,9 @@ class Trainer(TrainerBase):
                 self.before_train()
                 while self.iter < self.max_iter:
                     self.before_step()
+                    limit_waiting(IN_STEPS if self.iter > self.start_iter else AT_LENGTH)
                     self.run_step()
+                    limit_waiting(AT_LENGTH)
                     self.after_step()
                     self.checkpointer.check()
                     if self.step.stop_signal and self.iter + 1 < self.max_iter:

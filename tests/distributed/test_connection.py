@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from detectron2.utils import comm
 
 from lambda_det.detection import parser
-from lambda_det.distributed import connection
+from lambda_det.distributed import connection, spawn
 from lambda_det.distributed.launch import launch
 from lambda_det.errors import LostProcessError
 
@@ -26,6 +28,22 @@ def test_lost_connection(forked):
     args = parser().parse_args(["--num-gpus", "2"])
     with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*gloo.* --resume"):
         launch(_reduce_without_rank_1, args, device="cpu")
+
+
+def _fall_silent(args) -> None:
+    dist.all_reduce(torch.ones(3))
+    if comm.get_rank() == 1:
+        time.sleep(100)  # its connections stay open
+    connection.limit_waiting(timedelta(seconds=1))
+    dist.all_reduce(torch.ones(3))
+
+
+@pytest.mark.slow
+def test_a_silent_process_is_waited_for_so_long(forked, monkeypatch):
+    monkeypatch.setattr(spawn, "GRACE", 1.0)
+    args = parser().parse_args(["--num-gpus", "2"])
+    with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*1000 ?ms.* --resume"):
+        launch(_fall_silent, args, device="cpu")
 
 
 @pytest.mark.parametrize(

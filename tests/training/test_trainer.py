@@ -24,12 +24,14 @@ from detectron2.utils.events import EventStorage
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
 from lambda_det.files import DRAFT
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import verdict
 from lambda_det.training import checkpointer, implementations, start
 from lambda_det.training import hooks as our_hooks
+from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Histories, Throughput, peak_memory
@@ -191,6 +193,16 @@ def test_statistics_depend_on_seed_and_iteration_alone(folder):
     assert found == statistics(5, 1, 1)
     assert found != statistics(6, 1, 0) and found != statistics(5, 2, 0)
     statistics(5, 1, 0, accumulate=3)
+
+
+def test_others_are_waited_for_briefly_in_the_steps_after_the_first(folder, monkeypatch):
+    """Not in an evaluation, where they may take minutes."""
+    limits, seen = [AT_LENGTH], []
+    monkeypatch.setattr(trainer_module, "limit_waiting", limits.append)
+    monkeypatch.setattr(ToyTask, "evaluate", lambda *_, **__: seen.append(limits[-1]) or {})
+    Trainer(ToyTask(folder, lambda _: seen.append(limits[-1]), eval_period=2)).train()
+    assert limits[1:] == [AT_LENGTH, AT_LENGTH] + [IN_STEPS, AT_LENGTH] * 5
+    assert set(seen) == {AT_LENGTH} and len(seen) == 4
 
 
 @pytest.mark.parametrize("work", [_make_a_mistake, _ask_to_stop])
