@@ -36,7 +36,7 @@ __all__ = [
     "read_saved",
     "read_settings",
     "read_value",
-    "unused_train_keys",
+    "refuse_unknown_train_keys",
 ]
 
 # The keys of ``train`` that are not Detectron2's own are those of configs/common/train.py
@@ -204,14 +204,31 @@ def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
             yield from _all_keys(child, f"{prefix}{name}.")
 
 
-def unused_train_keys(lazy: DictConfig) -> list[str]:
-    """Keys of ``train`` that nothing here reads, such as those of another project."""
+def refuse_unknown_train_keys(lazy: DictConfig) -> None:
+    """Refuse keys of ``train`` that nothing here reads, such as those of another project.
+
+    What is switched off may stand there: null, False, and a section whose ``enabled`` is False.
+
+    Raises:
+        ConfigError: it names the key, and a key of ours with a name like it.
+    """
     known = {*KEYS.values(), *_OTHER_KEYS}
     sections = {name.rpartition(".")[0] for name in known}
-    keys = [f"train.{name}" for name in _all_keys(lazy.train)]
-    return [
-        key for key in keys if key not in known | sections and key.rpartition(".")[0] in sections
-    ]
+    for name in _all_keys(lazy.train):
+        key = f"train.{name}"
+        if key in known | sections or key.rpartition(".")[0] not in sections:
+            continue
+        value = _select(lazy, key)
+        if value in (None, False) or (
+            isinstance(value, DictConfig) and not value.get("enabled", 1)
+        ):
+            continue
+        near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise ConfigError(
+            f"The configuration has {key}, which nothing here reads{hint} Correct its name, or set "
+            f"{key}=null to train without it."
+        )
 
 
 # ----------------------------------------------------------------------------------------- settings

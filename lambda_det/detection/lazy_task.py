@@ -35,7 +35,7 @@ from lambda_det.detection.lazy import (
     load_lazy_config,
     read_settings,
     read_value,
-    unused_train_keys,
+    refuse_unknown_train_keys,
 )
 from lambda_det.detection.model import for_inference, prepare_model
 from lambda_det.detection.schedule import scale_settings
@@ -51,7 +51,9 @@ logger = logging.getLogger(__name__)
 
 # Where models have the number of their classes
 _NUM_CLASSES = ("model.roi_heads.num_classes", "model.num_classes")
-_PIXEL_KEYS = ("dataloader.train.mapper.image_format", "model.pixel_mean", "model.pixel_std")
+# Of the channels of the images
+_ORDERS = ("dataloader.train.mapper.image_format", "dataloader.test.mapper.image_format")
+_PIXEL_KEYS = (_ORDERS[0], "model.pixel_mean", "model.pixel_std")
 _AUGMENTATIONS = "dataloader.train.mapper.augmentations"
 _MASKS = "dataloader.train.mapper.use_instance_mask"
 
@@ -137,9 +139,8 @@ class LazyTask(DetectionTask):
     def for_run(cls, config: DictConfig, *, train: bool) -> LazyTask:
         task = cls(config)
         task.register_data()
-        if unused := unused_train_keys(config):
-            logger.warning(f"Not known here, and without effect: {', '.join(unused)}")
         if train:
+            refuse_unknown_train_keys(config)
             task.settings = scale_settings(task.settings, comm.get_world_size())
         return task
 
@@ -297,6 +298,12 @@ class LazyTask(DetectionTask):
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
+        here, there = (read_value(self.lazy, key, "") for key in _ORDERS)
+        if here and there and here != there:
+            raise ConfigError(
+                f"{_ORDERS[0]} is {here} and {_ORDERS[1]} {there}: the model would be evaluated on "
+                "images with other channels than it learns from; give both the same."
+            )
         data.check_detector_data(
             self.detector,
             train=(self.train_names or None) if train else None,

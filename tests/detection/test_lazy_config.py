@@ -150,6 +150,15 @@ def test_data_of_other_classes_are_refused_by_the_key_of_a_lazyconfig(shapes):
         task.check_data(train=True)
 
 
+def test_images_of_mixed_channel_orders_are_refused(shapes):
+    task, _ = shapes
+    task.lazy.dataloader.train.mapper.image_format = "RGB"
+    task.check_data(train=True)  # the other one follows
+    task.lazy.dataloader.test.mapper.image_format = "BGR"
+    with pytest.raises(ConfigError, match=r"train\.mapper\.image_format.*test\.mapper"):
+        task.check_data(train=True)
+
+
 def test_an_unreadable_image_is_replaced_or_ends_the_run(shapes):
     task, images = shapes
     images[0].write_bytes(b"nothing")

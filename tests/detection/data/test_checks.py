@@ -346,9 +346,16 @@ def test_the_number_of_classes_of_data_that_are_not_coco_json(cfg):
         check_datasets(cfg, train=True, test=False)
 
 
-def test_other_categories_in_the_test_data(registered, content):
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_other_categories_in_the_test_data(registered, content, is_missing):
     other = json.loads(json.dumps(content))
-    other["categories"][1]["name"] = "plum"
+    if is_missing:
+        pear = other["categories"].pop()
+        other["annotations"] = [
+            entry for entry in other["annotations"] if entry["category_id"] != pear["id"]
+        ]
+    else:
+        other["categories"][1]["name"] = "plum"
     with pytest.raises(DataError, match=r"checks_train .* checks_test .*(pear|plum)"):
         check_datasets(registered(content, other), train=True, test=True)
 
