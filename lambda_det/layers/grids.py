@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,9 +21,12 @@ from lambda_det.layers.local import local_position_output
 
 __all__ = [
     "as_map",
+    "cut_heads",
+    "depth_softmax",
     "given_position_output",
     "grid_position_output",
     "hide_padding",
+    "join_heads",
     "split",
     "strided",
 ]
@@ -42,9 +46,46 @@ def split(x: Tensor, depth: int, size: Sequence[int]) -> Tensor:
     return x.unflatten(1, size[:2]) if len(size) == 3 else x
 
 
+# PyTorch's softmax and cat lay their results out by shape. In these three, results and gradients
+# stay as the parts of a projection are: dense, or a map per channel.
+
+
+def depth_softmax(queries: Tensor) -> Tensor:
+    """The softmax of queries [b, H, W, h, k] over their depth."""
+    if queries.stride(-1) == 1:
+        return queries.softmax(dim=-1)
+    return _as_last(_as_first(queries).softmax(dim=2))
+
+
+def cut_heads(x: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """[b, H, W, (heads, c), depth] as a [b, H, W, c, depth] of each head."""
+    if x.stride(-1) == 1:
+        return x.chunk(heads, dim=-2)
+    return tuple(map(_as_last, _as_first(x).chunk(heads, dim=1)))
+
+
+def join_heads(parts: Sequence[Tensor]) -> Tensor:
+    """The inverse of :func:`cut_heads`."""
+    if parts[0].stride(-1) == 1:
+        return torch.cat(parts, dim=-2)
+    return _as_last(torch.cat([_as_first(part) for part in parts], dim=1))
+
+
+def _as_first(x: Tensor) -> Tensor:
+    """View [b, H, W, c, depth] as [b, c, depth, H, W]."""
+    return x.movedim((-2, -1), (1, 2))
+
+
+def _as_last(x: Tensor) -> Tensor:
+    return x.movedim((1, 2), (-2, -1))
+
+
 def strided(x: Tensor, stride: int) -> Tensor:
     """Every ``stride``-th position of [B, C, ..] in each direction."""
-    return x if stride == 1 else x[(..., *[slice(None, None, stride)] * (x.dim() - 2))]
+    if stride == 1:
+        return x
+    # A convolution would copy the view, too, and of odd sides not see its layout
+    return x[(..., *[slice(None, None, stride)] * (x.dim() - 2))].clone()
 
 
 def hide_padding(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from lambda_det.layers.functional import KeyNorm
-from lambda_det.layers.grids import as_map, given_position_output, split, strided
+from lambda_det.layers.grids import (
+    as_map,
+    cut_heads,
+    depth_softmax,
+    given_position_output,
+    join_heads,
+    split,
+    strided,
+)
 from lambda_det.layers.lambdas import ContentLambda, RelativePosition
 from lambda_det.layers.options import check_inputs, check_lambdas, check_sizes, make_norm
 
@@ -144,9 +152,9 @@ class LambdaLayer(nn.Module):
             context = x
         parts = self.project(strided(x, self.stride), context)
         if self.multi_head:
-            of_heads = zip(*(part.tensor_split(self.heads, dim=-2) for part in parts), strict=True)
+            of_heads = zip(*(cut_heads(part, self.heads) for part in parts), strict=True)
             outputs = [self._output(p, mask, embeddings, h) for h, p in enumerate(of_heads)]
-            y = torch.cat(outputs, dim=-2)
+            y = join_heads(outputs)
         else:
             y = self._output(parts, mask, embeddings)
         y = y.flatten(-2)
@@ -170,7 +178,7 @@ class LambdaLayer(nn.Module):
         keys = split(keys, self.intra_depth, context.shape[2:])
         values = split(self.value_norm(values), self.intra_depth, context.shape[2:])
         if self.query_softmax:
-            queries = queries.softmax(dim=-1).to(values.dtype)  # autocast gives float32 on CUDA
+            queries = depth_softmax(queries).to(values.dtype)  # autocast gives float32 on CUDA
         return queries, keys, values
 
     def _output(

@@ -354,10 +354,18 @@ def test_channels_last_and_autocast(implementation):
         assert (a.float() - b).norm() < 0.05 * b.norm(), name
 
 
-def test_channels_last_goes_through_without_a_copy_at_the_ends():
-    layer = LambdaLayer(16, scope=5, norm="")
-    y = layer(torch.randn(2, 16, 8, 8).to(memory_format=torch.channels_last))
-    assert y.is_contiguous(memory_format=torch.channels_last)
+LAYOUTS = {**VARIANTS, "strided": {"stride": 2}, "query_first": {"implementation": "query_first"}}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("variant", LAYOUTS)
+def test_output_and_gradient_have_the_layout_of_the_input(variant, memory_format):
+    layer = LambdaLayer(8, **{"query_depth": 3, "heads": 2, "scope": 5, **LAYOUTS[variant]})
+    x = torch.randn(2, 8, 5, 6).to(memory_format=memory_format).requires_grad_()
+    y = layer(x)
+    assert y.is_contiguous(memory_format=memory_format)
+    grad = torch.randn_like(y)
+    assert torch.autograd.grad(y, x, grad)[0].is_contiguous(memory_format=memory_format)
 
 
 @pytest.mark.parametrize("masked", [False, True])
