@@ -44,6 +44,12 @@ arXiv.)""",
 
 Features of res2 to res5 without a detector's heads; a training step is forward, backward and SGD.
 Ratios are to ResNet-RS without squeeze-and-excitation.""",
+    "detector": """Whole Mask R-CNNs against Detectron2's own with a ResNet-FPN, at 1024x1024.
+
+Both have the heads of the paper's training, and random weights. Detectron2's is built and run as
+its train_net.py does, in float32. LambdaResNet's is in our default settings, whose precision
+depends on the device, in float32, and in float32 with contiguous maps. A training step is forward,
+backward and SGD; inference ends with the masks of 100 objects.""",
     "convert": """What convert_lambda_layers brings for timm's three lambda ResNets, at 1024x1024.
 
 Whole classifiers with random weights: timm's own layers, and the same network with ours in their
@@ -80,6 +86,7 @@ BATCHES = {
     "attention": "128 on a GPU, 8 on the CPU; --small: 1",
     "placement": "64 on a GPU, 8 on the CPU; --small: 1",
     "networks": "1",
+    "detector": "1",
     "convert": "1",
     "families": "1024 on a GPU, 4 on the CPU; --small: 1",
     "hybrid": "32 on a GPU, 1 on the CPU",
@@ -88,6 +95,7 @@ IMAGE_SIZES = {
     "attention": "224; --small: 160",
     "placement": "the paper's, 224 or 256; --small: 128",
     "networks": "1024; --small: 512",
+    "detector": "1024; --small: 256",
     "convert": "1024; --small: 256",
     "hybrid": "320; --small: LambdaResNet-50 at 160",
 }
@@ -112,11 +120,12 @@ def add_options(parser: argparse.ArgumentParser, preset: str) -> None:
         return
     add("--plot", metavar="FILE.png", help="draw the figures to a new file")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
-    text = "of the products, those other than float32 by autocast (float32)"
-    add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help=text)
+    if preset != "detector":
+        text = "of the products, those other than float32 by autocast (float32)"
+        add("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help=text)
     text = "of tensors on the CPU, beyond which a case is out of memory (what is available)"
     add("--memory-limit", type=float, metavar="GB", help=text)
-    if preset != "local":
+    if preset not in ("local", "detector"):
         text = "weights and maps in that memory format"
         add("--channels-last", action="store_true", help=text)
     if preset in BATCHES:

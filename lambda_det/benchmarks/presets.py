@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lambda_det import LambdaLayer, convert_lambda_layers, create_backbone, create_classifier
 from lambda_det.benchmarks import plot
+from lambda_det.benchmarks.detectors import default_precision, detectron2_detector, our_detector
 from lambda_det.benchmarks.measure import (
     BOTH,
     FORWARD,
@@ -316,6 +317,32 @@ def network_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     return groups
 
 
+# detector -----------------------------------------------------------------------------------------
+
+DETECTORS, SMALL_DETECTORS = (50, 101), (50,)
+IN_FLOAT32 = ["SOLVER.AMP.ENABLED", False]
+
+
+def detector_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
+    side, batch, groups = image_side(args, 1024, 256), args.batch or 1, []
+    device = str(setting.device)
+    default = default_precision(50, device)
+    settings = {f"default settings ({default})": []}
+    if default.dtype is not None:
+        settings["float32"] = IN_FLOAT32
+    settings["float32, contiguous"] = [*IN_FLOAT32, "MODEL.CHANNELS_LAST", False]
+    for depth in SMALL_DETECTORS if args.small else DETECTORS:
+        make = partial(detectron2_detector, depth, batch, side, device)
+        cases = [Case(f"Detectron2's ResNet-{depth}", make, batch)]
+        for title, changes in settings.items():
+            make = partial(our_detector, depth, changes, batch, side, device)
+            cases.append(Case(f"LambdaResNet-{depth}, {title}", make, batch))
+        title = f"Mask R-CNN, {depth} layers, batch {batch}, {side}x{side}"
+        about = {"depth": depth, "batch": batch, "image_size": side}
+        groups.append(Group(title, cases, (FORWARD, STEP), about))
+    return groups
+
+
 # convert ------------------------------------------------------------------------------------------
 
 CONVERTED = ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts")
@@ -594,6 +621,7 @@ PRESETS = {
     "attention": Preset(attention_groups),
     "placement": Preset(placement_groups),
     "networks": Preset(network_groups),
+    "detector": Preset(detector_groups, libraries=("detectron2",)),
     "convert": Preset(convert_groups, libraries=("timm",)),
     "families": Preset(
         family_groups,

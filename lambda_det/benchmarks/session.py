@@ -111,7 +111,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         limit = available_memory() if device.type == "cpu" else None
     return Setting(
         device=device,
-        dtype=getattr(torch, args.dtype),
+        dtype=getattr(torch, getattr(args, "dtype", "float32")),
         # The position output alone is computed in the dtype of its inputs
         autocast=args.preset != "local",
         channels_last=getattr(args, "channels_last", False),

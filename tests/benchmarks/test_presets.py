@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import struct
+from functools import partial
 
 import pytest
 import torch
 
-from lambda_det import create_backbone, list_models
-from lambda_det.benchmarks import measure, plot, presets, report, session
+from lambda_det import create_backbone, get_config, list_models
+from lambda_det.benchmarks import detectors, measure, plot, presets, report, session
 from lambda_det.layers import IMPLEMENTATIONS
 from tests.tool import load_tool
 
@@ -144,6 +145,36 @@ def test_networks(run, monkeypatch):
         # Gradients and momentum of all parameters count in a training step
         assert case["training step"]["peak_bytes"] > 8 * case["parameters"]
         assert case["input_bytes"] > 4 * 2 * 3 * 32 * 32
+
+
+@pytest.mark.benchmark
+def test_detector(run, monkeypatch):
+    tiny = "quick/shapes_lambdaresnet26_slim.yaml"
+    monkeypatch.setattr(detectors, "get_config", lambda name: get_config(tiny))
+    options = ("--preset", "detector", "--small", "--image-size", "64", "--batch", "2")
+    _, content, _ = run(*options)
+    cases = ["Detectron2's ResNet-50", "LambdaResNet-50, default settings (float32)"]
+    cases.append("LambdaResNet-50, float32, contiguous")
+    check(content, modes=FORWARD_AND_STEP, cases=cases)
+    plain, ours, contiguous = content["groups"][0]["cases"].values()
+    assert plain["parameters"] > 20e6 > ours["parameters"] == contiguous["parameters"] > 0
+
+
+@pytest.mark.benchmark
+def test_both_detectors_find_something_and_learn():
+    for make in (
+        partial(detectors.detectron2_detector, 50),
+        partial(detectors.our_detector, 50, []),
+    ):
+        model, pictures = make(batch=1, side=64, device="cpu")
+        # The folded copy for inference is neither trained nor counted
+        assert len(list(model.parameters())) == len(list(model.model.parameters()))
+        loss = model.train()(*pictures)
+        assert loss.requires_grad and loss.isfinite()
+        with torch.no_grad():
+            (found,) = model.eval()(*pictures)
+        masks = found["instances"].pred_masks
+        assert masks.shape[1:] == (64, 64) and len(masks) > 20  # 100 on larger pictures
 
 
 @pytest.mark.benchmark

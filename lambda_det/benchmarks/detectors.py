@@ -1,0 +1,133 @@
+"""Whole Mask R-CNNs for the preset ``detector``: ours, and one of Detectron2's parts alone.
+
+All have the heads of the paper's training (configs/base_mask_rcnn_fpn.yaml), which are those of
+Detectron2's own baselines from scratch, and random weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.modeling import build_model as build_plain_model
+from detectron2.structures import Boxes, Instances, PolygonMasks
+from detectron2.utils.events import EventStorage
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.detection.config_files import get_config
+from lambda_det.detection.data.shapes import background, image_rng, paint_shapes, place_shapes
+from lambda_det.detection.model import build_model, for_inference
+from lambda_det.detection.task import read_settings
+from lambda_det.training.precision import Precision
+
+__all__ = ["Detector", "default_precision", "detectron2_detector", "our_detector"]
+
+DRAWN = 128  # side of the pictures before they are resized
+# A logit beside 80 others of about 0. Random weights would find nothing above the threshold of the
+# scores, and so compute no masks; with this they find the first class everywhere.
+FOUND = 5.0
+
+
+class Detector(nn.Module):
+    """A detector as a function of pictures: its loss in training, and otherwise what it finds.
+
+    Args:
+        model: takes Detectron2's batches.
+        inference: the model that finds; it may share its parameters.
+        precision: of training.
+        samples: what a batch holds of each picture beside its pixels.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inference: nn.Module,
+        precision: Precision,
+        samples: list[dict[str, Any]],
+    ) -> None:
+        super().__init__()
+        self.model, self.precision, self.samples = model, precision, samples
+        self._inference = [inference.eval()]  # its parameters are not to be trained, or counted
+
+    def forward(self, *pictures: Tensor) -> Tensor | list[dict[str, Any]]:
+        batch = [
+            {**sample, "image": picture}
+            for sample, picture in zip(self.samples, pictures, strict=True)
+        ]
+        if not self.training:
+            return self._inference[0](batch)
+        with EventStorage(), self.precision.autocast():
+            return sum(self.model(batch).values())
+
+
+def our_detector(
+    depth: int, changes: list[Any], batch: int, side: int, device: str
+) -> tuple[Detector, tuple[Tensor, ...]]:
+    """Mask R-CNN on a LambdaResNet, trained and used as the configuration says.
+
+    Args:
+        depth: 50, 101 or 152.
+        changes: KEY, VALUE, ... beside configs/mask_rcnn_lambdaresnet{depth}.yaml.
+        batch: number of pictures.
+        side: of a picture.
+        device: where the model is made.
+    """
+    cfg = _config(depth, changes, device)
+    model = build_model(cfg)
+    _find_something(model)
+    inference = for_inference(model, cfg.TEST.PRECISION)
+    return _with_pictures(model, inference, Precision.of(read_settings(cfg)), batch, side)
+
+
+def default_precision(depth: int, device: str) -> Precision:
+    """In which our configuration trains on a device."""
+    return Precision.of(read_settings(_config(depth, [], device)))
+
+
+def detectron2_detector(
+    depth: int, batch: int, side: int, device: str
+) -> tuple[Detector, tuple[Tensor, ...]]:
+    """The same on Detectron2's ResNet, as its train_net.py trains and evaluates it, in float32."""
+    # One process without a synchronised norm
+    norms = [f"MODEL.{part}.NORM" for part in ("FPN", "ROI_BOX_HEAD", "ROI_MASK_HEAD", "RESNETS")]
+    changes = [word for key in norms for word in (key, "BN")]
+    changes += ["MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone", "MODEL.RESNETS.DEPTH", depth]
+    changes += ["MODEL.RESNETS.OUT_FEATURES", ["res2", "res3", "res4", "res5"]]
+    model = build_plain_model(_config(50, changes, device))
+    _find_something(model)
+    return _with_pictures(model, model, Precision(device, None), batch, side)
+
+
+def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
+    cfg = get_config(f"mask_rcnn_lambdaresnet{depth}.yaml")
+    cfg.merge_from_list([*changes, "MODEL.DEVICE", device])
+    return cfg
+
+
+@torch.no_grad()
+def _find_something(model: nn.Module) -> None:
+    model.roi_heads.box_predictor.cls_score.bias[0] = FOUND
+
+
+def _with_pictures(
+    model: nn.Module, inference: nn.Module, precision: Precision, batch: int, side: int
+) -> tuple[Detector, tuple[Tensor, ...]]:
+    pictures, samples = zip(*(_picture(side, number) for number in range(batch)), strict=True)
+    return Detector(model, inference, precision, list(samples)), pictures
+
+
+def _picture(side: int, number: int) -> tuple[Tensor, dict[str, Any]]:
+    """One of the shapes data set, resized: uint8 [3, side, side], and its annotations."""
+    rng = image_rng(0, "train", number)
+    shapes = place_shapes(rng, DRAWN)
+    drawn = torch.from_numpy(paint_shapes(rng, background(rng, DRAWN), shapes)).permute(2, 0, 1)
+    picture = F.interpolate(drawn[None], size=(side, side))[0]
+    polygons = [polygon * (side / DRAWN) for _, polygon in shapes]
+    instances = Instances((side, side))
+    instances.gt_classes = torch.tensor([category for category, _ in shapes])
+    boxes = [[*polygon.min(axis=0), *polygon.max(axis=0)] for polygon in polygons]
+    instances.gt_boxes = Boxes(torch.tensor(boxes, dtype=torch.float32))
+    instances.gt_masks = PolygonMasks([[polygon.reshape(-1)] for polygon in polygons])
+    return picture, {"instances": instances, "height": side, "width": side}
