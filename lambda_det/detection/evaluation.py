@@ -30,7 +30,7 @@ from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import FAR, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, printable, reason
 
 __all__ = ["TolerantCOCOEvaluator", "build_evaluator", "check_evaluators", "read_ground_truth"]
 
@@ -243,13 +243,34 @@ def _build_sem_seg_evaluator(dataset_name: str, folder: str) -> SemSegEvaluator:
     read = partial(
         _read_labels, classes=len(metadata.stuff_classes), ignored=metadata.get("ignore_label")
     )
-    return SemSegEvaluator(dataset_name, output_dir=folder, sem_seg_loading_fn=read)
+    return _MaskEvaluator(dataset_name, output_dir=folder, sem_seg_loading_fn=read)
+
+
+class _MaskEvaluator(SemSegEvaluator):
+    """Detectron2's, which names no file where a mask is not of the size of its image."""
+
+    def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
+        for image, output in zip(inputs, outputs, strict=True):
+            try:
+                super().process([image], [output])
+            except ValueError as error:
+                mask = self.input_file_to_gt_file[image["file_name"]]
+                raise DataError(
+                    f"The semantic mask {printable(mask)} is not of the size of its image "
+                    f"({reason(error)}); make it again."
+                ) from error
 
 
 def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:
     """A semantic mask [H, W]. Detectron2's own reader fails with numpy 2, which must copy here."""
-    with PathManager.open(path, "rb") as file:
-        labels = np.array(Image.open(file), dtype=dtype)
+    try:
+        with PathManager.open(path, "rb") as file:
+            labels = np.array(Image.open(file), dtype=dtype)
+    except Exception as error:  # Pillow may raise anything for a broken file
+        raise DataError(
+            f"The semantic mask {printable(path)} cannot be read ({reason(error)}); fetch or make "
+            "it again."
+        ) from error
     if fault := label_fault(path, labels, classes, ignored):
         raise DataError(fault)
     return labels

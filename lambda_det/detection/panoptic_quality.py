@@ -15,8 +15,8 @@ from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
-from lambda_det.detection.data.coco_format import read_entries, read_json
-from lambda_det.errors import DataError
+from lambda_det.detection.data.coco_format import read_panoptic
+from lambda_det.errors import DataError, printable, reason
 
 __all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]
 
@@ -119,6 +119,24 @@ def _numbered(
     return kept, table[inverse].reshape(ids.shape)
 
 
+def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The segment ids [H, W] that an image encodes in its colours."""
+    try:
+        with PathManager.open(path, "rb") as file:
+            colours = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
+    except Exception as error:  # Pillow may raise anything for a broken file
+        raise DataError(
+            f"The image of segments {printable(path)} cannot be read ({reason(error)}); fetch or "
+            "make it again."
+        ) from error
+    if colours.shape[:2] != shape:
+        raise DataError(
+            f"The image of segments {printable(path)} has {colours.shape[:2]} rows and columns, "
+            f"and its image {tuple(shape)}; fetch or make it again."
+        )
+    return colours @ np.array([1, 256, 256**2])
+
+
 class PanopticQualityEvaluator(DatasetEvaluator):
     """Evaluate PQ, SQ and RQ over all categories, over things and over stuff.
 
@@ -127,22 +145,17 @@ class PanopticQualityEvaluator(DatasetEvaluator):
 
     Args:
         dataset_name: a data set registered by ``register_coco_panoptic_separated``.
+
+    Raises:
+        DataError: its panoptic file is not in COCO's format; later, that an image of segments is
+            missing, broken or of another size than the predictions.
     """
 
     def __init__(self, dataset_name: str) -> None:
         metadata = MetadataCatalog.get(dataset_name)
         self._root = metadata.panoptic_root
         self._file = metadata.panoptic_json
-        content = read_json(self._file)
-        keys = ("image_id", "file_name", "segments_info")
-        self._ground_truth = {
-            entry["image_id"]: entry
-            for entry in read_entries(self._file, content, "annotations", keys)
-        }
-        self._is_thing = {
-            entry["id"]: bool(entry["isthing"])
-            for entry in read_entries(self._file, content, "categories", ("id", "isthing"))
-        }
+        self._ground_truth, self._is_thing = read_panoptic(self._file)
         self._dataset_ids = {
             isthing: {number: i for i, number in ids.items()}
             for isthing, ids in (
@@ -171,12 +184,9 @@ class PanopticQualityEvaluator(DatasetEvaluator):
                     f"{self._file} has no segments of image {image['image_id']!r}; add them, or "
                     "remove the image from the other annotations."
                 )
-            with PathManager.open(os.path.join(self._root, entry["file_name"]), "rb") as file:
-                colours = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
-            ground_truth = colours @ np.array([1, 256, 256**2])
-            found = match_segments(
-                ground_truth, entry["segments_info"], predicted.cpu().numpy(), segments
-            )
+            ids = predicted.cpu().numpy()
+            ground_truth = _read_ids(os.path.join(self._root, entry["file_name"]), ids.shape)
+            found = match_segments(ground_truth, entry["segments_info"], ids, segments)
             for category, matches in found.items():
                 self._counts[category] = self._counts.get(category, Matches()) + matches
 

@@ -108,7 +108,7 @@ def _load_yaml(file: str) -> dict[str, Any]:
             f"{file} or its _BASE_ is refused: it {error.problem}; a config holds plain values, "
             "and no Python objects."
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none; not UTF-8
         raise ConfigError(f"{file} or its _BASE_ is not valid YAML: {reason(error)}") from error
     except (TypeError, AttributeError, AssertionError):
         loaded = None

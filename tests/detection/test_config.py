@@ -44,6 +44,7 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
         ("SOLVER: {MAX_ITER: many}\n", "must be of type int"),
         ("MODEL: {MASK_ON: 1}\n", "must be of type bool"),
         ("SOLVER: {MAX_ITER: [\n", "not valid YAML"),
+        ("SEED: 2001-99-99", "not valid YAML"),  # as a date
     ],
 )
 def test_a_bad_file_is_named_with_its_fault(tmp_path, text, words):

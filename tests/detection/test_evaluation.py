@@ -21,7 +21,7 @@ from lambda_det.detection.evaluation import (
     build_evaluator,
     check_evaluators,
 )
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -236,3 +236,19 @@ def test_an_augmented_test_that_detectron2_cannot_make_is_refused(pair):
     cfg.TEST.AUG.ENABLED = True
     with pytest.raises(ConfigError, match=rf"TEST\.AUG\.ENABLED.*{pair[0]} {pair[1]}"):
         check_evaluators(cfg)
+
+
+@pytest.mark.parametrize("damage", ["cut", "size"])
+def test_a_broken_semantic_mask_is_named(tmp_path, damage):
+    image, mask = tmp_path / "image.png", tmp_path / "mask.png"
+    Image.new("L", (4, 4) if damage == "cut" else (5, 4)).save(mask)
+    if damage == "cut":
+        mask.write_bytes(mask.read_bytes()[:45])
+    record = {"file_name": str(image), "sem_seg_file_name": str(mask)}
+    DatasetCatalog.register("broken_masks", lambda: [record])
+    metadata = MetadataCatalog.get("broken_masks")
+    metadata.set(stuff_classes=["a", "b"], ignore_label=255)
+    evaluator = evaluation._build_sem_seg_evaluator("broken_masks", str(tmp_path))
+    evaluator.reset()
+    with pytest.raises(DataError, match=r"mask\.png"):
+        evaluator.process([record], [{"sem_seg": torch.zeros(2, 4, 4)}])

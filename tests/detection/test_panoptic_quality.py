@@ -153,3 +153,37 @@ def test_the_evaluator(data, predicted, segments, expected):
         assert [result[key] for key in ("PQ", "PQ_th", "PQ_st")] == pytest.approx(expected)
     with pytest.raises(DataError, match=r"image 7"):
         evaluator.process([{"image_id": 7}], [output])
+
+
+def test_a_broken_image_of_segments(data, tmp_path):
+    evaluator = PanopticQualityEvaluator(data)
+    for columns in (3, 4):
+        output = {"panoptic_seg": (torch.zeros(2, columns), [])}
+        if columns == 4:
+            (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:50])
+        with pytest.raises(DataError, match=r"1\.png"):
+            evaluator.process([{"image_id": 1}], [output])
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("image_id",), [1]),
+        (("file_name",), None),
+        (("segments_info",), {}),
+        (("segments_info", 0), 5),
+        (("segments_info", 0, "id"), "a"),
+        (("segments_info", 0, "category_id"), 8),
+        (("segments_info", 0, "iscrowd"), [1]),
+    ],
+)
+def test_a_broken_panoptic_file(data, tmp_path, place, value):
+    file = tmp_path / "panoptic.json"
+    content = json.loads(file.read_text())
+    node = content["annotations"][0]
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"panoptic\.json"):
+        PanopticQualityEvaluator(data)

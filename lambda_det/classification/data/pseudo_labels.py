@@ -28,7 +28,7 @@ from lambda_det.classification.data.sources import (
     check_same_classes,
     image_files,
 )
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, printable
 
 _FIRST_LINE = "# lambda_det pseudo-labels 2"
 # Bytes to read at a time, and of the longest line of the head that is accepted
@@ -194,7 +194,7 @@ def _check_images(path: str | Path, names: PackedNames, root: str | Path) -> Non
     there = np.fromiter((hash(os.fsencode(name)) for name in image_files(root)), dtype=np.int64)
     missing = ~np.isin(names.hashes(), there)
     if missing.any():
-        first = names[int(np.argmax(missing))]
+        first = printable(names[int(np.argmax(missing))])
         raise DataError(
             f"{missing.sum()} of the {len(names)} images that {path} names are not in {root}, the "
             f"first being {first}; set DATA.PSEUDO_IMAGES to the folder that they start from."

@@ -69,10 +69,18 @@ def _load_index(file: Path, stamp: dict[str, int]) -> ShardIndex | None:
         if any(content[key] != value for key, value in stamp.items()):
             return None
         index = ShardIndex(*(content[field.name] for field in dataclasses.fields(ShardIndex)))
-        same_length = len({len(column) for column in vars(index).values()}) == 1
-    except (OSError, ValueError, KeyError, TypeError):
+        os.fsencode("".join(index.names))  # fails for names that no file can have
+        columns = zip(index.offsets, index.sizes, index.labels, index.names, strict=True)
+        is_sound = all(
+            type(offset) is int is type(size)
+            and min(offset, size) >= 0
+            and offset + size <= stamp["size"]
+            and type(label) in (int, str)
+            for offset, size, label, _ in columns
+        )
+    except (OSError, ValueError, KeyError, TypeError):  # a damaged file is made again
         return None
-    return index if same_length else None
+    return index if is_sound else None
 
 
 def _save_index(file: Path, content: dict[str, Any]) -> None:

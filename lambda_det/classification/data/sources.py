@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
-from lambda_det.errors import DataError, listed
+from lambda_det.errors import DataError, listed, printable
 
 
 class Source(ABC):
@@ -77,7 +77,7 @@ def check_same_classes(
     only_here = sorted(set(classes) - set(others))
     only_there = sorted(set(others) - set(classes))
     differences = [
-        f"only {place} has {listed(names)}"
+        f"only {place} has {listed(map(printable, names))}"
         for place, names in ((where, only_here), (elsewhere, only_there))
         if names
     ]

@@ -11,6 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.config import option
 from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.coco_format import read_panoptic
 from lambda_det.detection.data.predictions import Detector, evaluated, predictions
 from lambda_det.detection.data.registration import (
     check_segmentation_files,
@@ -178,11 +179,13 @@ def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[
 
     Raises:
         ConfigError: a switch or a number in the config does not fit the data.
+        DataError: a panoptic file is not in COCO's format.
     """
     for name in train:
         _check_training(detector, name, detector.keys["train"])
     for name in test:
-        evaluated(detector, name)
+        if "panoptic" in evaluated(detector, name):
+            read_panoptic(MetadataCatalog.get(name).panoptic_json)
     for name in dict.fromkeys((*train, *test)):
         if "semantic" in predictions(detector.architecture):
             _check_stuff(detector, name)

@@ -78,6 +78,44 @@ def read_numbers(json_file: str, entries: list[dict[str, Any]], name: str, key: 
     return np.array(values, dtype=np.int64)
 
 
+def read_panoptic(json_file: str) -> tuple[dict[int, dict[str, Any]], dict[int, bool]]:
+    """A panoptic file of COCO's format.
+
+    Returns:
+        The annotations by the id of their image, with "file_name" and "segments_info", and whether
+        a category is of things, by its id.
+
+    Raises:
+        DataError: the file is not in that format, or a segment is of a category that it lacks.
+    """
+    content = read_json(json_file)
+    categories = read_entries(json_file, content, "categories", ("id", "isthing"))
+    ids = read_numbers(json_file, categories, "categories", "id").tolist()
+    is_thing = {i: bool(entry["isthing"]) for i, entry in zip(ids, categories, strict=True)}
+    keys = ("image_id", "file_name", "segments_info")
+    entries = read_entries(json_file, content, "annotations", keys)
+    images = read_numbers(json_file, entries, "annotations", "image_id").tolist()
+    for image, entry in zip(images, entries, strict=True):
+        where = f"{json_file} is not in COCO's panoptic format: of image {image}"
+        if not isinstance(entry["file_name"], str):
+            raise DataError(f"{where}, the file_name is {entry['file_name']!r:.80}, not a text.")
+        if not isinstance(entry["segments_info"], list):
+            raise DataError(
+                f"{where}, segments_info is {entry['segments_info']!r:.80}, not a list."
+            )
+        for segment in entry["segments_info"]:
+            numbers = segment if isinstance(segment, dict) else {}
+            number, category, crowd = (numbers.get(key) for key in ("id", "category_id", "iscrowd"))
+            if type(number) is not int or type(category) is not int or category not in is_thing:
+                raise DataError(
+                    f"{where}, the segment {segment!r:.80} has no id, or no category_id of the "
+                    f"{len(is_thing)} categories of the file; correct it."
+                )
+            if crowd not in (None, 0, 1):
+                raise DataError(f"{where}, the iscrowd of segment {number} is {crowd!r:.80}.")
+    return dict(zip(images, entries, strict=True)), is_thing
+
+
 def read_keypoint_names(json_file: str, category: dict[str, Any]) -> list[str]:
     """The names of the keypoints of a category; empty where it has none.
 

@@ -101,7 +101,7 @@ def mutated_structure(truth: Truth, seed: int) -> Case:
     rng = random.Random(seed)
     content = truth.repeated(rng.choice((1, 8, 8)))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        _mutate(content, rng)
+        mutate(content, rng)
     return Case.drawn(rng, json.dumps(content).encode())
 
 
@@ -173,7 +173,7 @@ STRANGE_VALUES = (
 _KEYS = ("iscrowd", "keypoints", "num_keypoints", "ignore", "segmentation", "bbox", "area", "id")
 
 
-def _mutate(content: Any, rng: random.Random) -> None:
+def mutate(content: Any, rng: random.Random) -> None:
     """One change at a place anywhere in ``content``."""
     places = list(_places(content))
     if not places:
