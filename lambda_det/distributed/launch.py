@@ -213,11 +213,15 @@ def _resume_if_restarted(args: argparse.Namespace) -> argparse.Namespace:
 def _run_and_note_refusal(
     main: Callable[[argparse.Namespace], None], args: argparse.Namespace
 ) -> None:
-    """Run ``main(args)``; if it refuses to start, note why, for the attempts that follow.
+    """Run ``main(args)``, with --resume on all processes if it is set on any.
+
+    A machine that has come back may be in its first attempt while the others are restarted. If
+    ``main`` refuses to start, note why, for the attempts that follow.
 
     Otherwise torchrun's restart, which resumes, might continue the run of another folder that was
     refused.
     """
+    args.resume = any(comm.all_gather(args.resume))
     try:
         main(args)
     except (ConfigError, WeightsError) as error:

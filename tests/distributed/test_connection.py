@@ -84,10 +84,13 @@ def test_each_attempt_of_torchrun_has_its_own_addresses(monkeypatch):
     shared = dist.HashStore()
     monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(shared, 0, 2)]))
 
-    def store(attempt, world_size=2):
+    def store(attempt, world_size=2, is_kept=True):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(is_kept))
         return connection._store("env://", 0, world_size)
 
     store(0).set("address", "old")
     assert store(0).check(["address"])
     assert not store(1).check(["address"]) and not store(0, 3).check(["address"])
+    # A store of this attempt alone: machines may count other numbers of attempts
+    assert store(1, is_kept=False).check(["address"])

@@ -1,0 +1,357 @@
+"""Two machines rehearsed on one: each has a network of its own, and a cable lies between them.
+
+Each machine runs torchrun with two training processes. Something happens to one of them after the
+first checkpoint. The run must then go on from its last checkpoint, at most after the same command
+was started again, and end with the weights of a run that nothing happened to. They are equal to the
+bit if no process was started again. Else they are near: the first step after a start adds the
+gradients of four processes in another order (DistributedDataParallel lays them out anew after it).
+Linux only, where a user may make namespaces (``unshare -rn``).
+
+    python -m tests.reliability.machines              # all rehearsals, a quarter of an hour
+    python -m tests.reliability.machines cut signal
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from lambda_det.distributed.connection import IN_STEPS
+from tests.reliability.runs import content, detection_words, metrics
+
+ROOT = Path(__file__).parents[2]
+STEPS = 24
+TIME_OUT = 20  # seconds in place of IN_STEPS, in the rehearsal of a lost machine
+_LIMIT = 300  # seconds that anything may take
+_NEAR = 0.05  # of distance()
+# Of torchrun, by rehearsal; PyTorch 2.4 does not have this one
+_FLAGS = {"signal": ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]}
+
+# What torchrun starts: tools/train_net.py with a time-out of its own
+_TOOL = """
+import sys
+from datetime import timedelta
+from lambda_det.detection import parser, run
+from lambda_det.errors import exit_status
+from lambda_det.training import trainer
+trainer.IN_STEPS = timedelta(seconds={seconds})
+sys.exit(exit_status(lambda: run(parser().parse_args())))
+"""
+
+
+def can_make_namespaces() -> bool:
+    """Whether a user may make networks here."""
+    command = ["unshare", "-rn", "ip", "link", "add", "name", "a0", "type", "veth"]
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that the main thread of ``pid`` started, children before grandchildren."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return []
+    result = [int(child) for child in children]
+    return result + [pid for child in result for pid in descendants(child)]
+
+
+class Machines:
+    """Two networks with a cable between them, as long as this context lasts."""
+
+    def __enter__(self) -> Machines:
+        self._holders = [self._hold(["unshare", "-rn"])]
+        self._holders.append(self._hold([*self._enter(0, "-U"), "unshare", "-n"]))
+        self._do(0, "ip link add name cable0 type veth peer name cable1")
+        self._do(0, f"ip link set cable1 netns {self._holders[1].pid}")
+        for machine in (0, 1):
+            self._do(machine, "ip link set lo up")
+            self._do(machine, f"ip addr add {self.address(machine)}/24 dev cable{machine}")
+            self._do(machine, f"ip link set cable{machine} up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for holder in self._holders:
+            holder.kill()
+            holder.wait()
+
+    @staticmethod
+    def address(machine: int) -> str:
+        return f"10.77.0.{machine + 1}"
+
+    def plug(self, state: str) -> None:
+        """Pull the cable ("down") or put it back ("up")."""
+        self._do(0, f"ip link set cable0 {state}")
+
+    def command(self, machine: int) -> list[str]:
+        """The start of a command that runs another on a machine."""
+        return self._enter(machine, "-U", "-n")
+
+    def _enter(self, machine: int, *namespaces: str) -> list[str]:
+        pid = str(self._holders[machine].pid)
+        return ["nsenter", "--preserve-credentials", "-t", pid, *namespaces]
+
+    def _do(self, machine: int, command: str) -> None:
+        subprocess.run([*self.command(machine), *command.split()], check=True)
+
+    @staticmethod
+    def _hold(command: list[str]) -> subprocess.Popen:
+        """A process that holds its namespaces; it has them when it has written a line."""
+        holder = subprocess.Popen(
+            [*command, "sh", "-c", "echo; exec sleep 86400"], stdout=subprocess.PIPE
+        )
+        holder.stdout.readline()
+        return holder
+
+
+class Run:
+    """A training under two torchruns."""
+
+    def __init__(self, machines: Machines, words: list[str], folder: Path) -> None:
+        self.machines = machines
+        self.folder = folder / "run"
+        self._words = [*words, "OUTPUT_DIR", str(self.folder)]
+        self._tool = folder / "tool.py"
+        seconds = TIME_OUT if folder.name == "lost" else IN_STEPS.total_seconds()
+        self._tool.write_text(_TOOL.format(seconds=seconds))
+        self._flags = _FLAGS.get(folder.name, [])
+        self._outputs = [folder / f"machine{machine}.txt" for machine in (0, 1)]
+        self.torchruns: list[subprocess.Popen] = []
+        for machine in (0, 1):
+            self.torchruns.append(self._start(machine))
+
+    def _start(self, machine: int) -> subprocess.Popen:
+        argv = [*self.machines.command(machine), sys.executable, "-m", "torch.distributed.run"]
+        argv += ["--nnodes", "2", "--nproc_per_node", "2", "--max-restarts", "3"]
+        argv += ["--rdzv_backend", "c10d", "--rdzv_id", "rehearsal"]
+        argv += ["--rdzv_endpoint", f"{self.machines.address(0)}:29400"]
+        argv += ["--rdzv_conf", f"is_host={machine == 0}"]
+        argv += ["--local_addr", self.machines.address(machine)]
+        argv += self._flags
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        # Else a torchrun that is started later does not find the others (PyTorch 2.15)
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        environment["GLOO_SOCKET_IFNAME"] = f"cable{machine}"
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        with self._outputs[machine].open("a") as file:
+            return subprocess.Popen(
+                [*argv, str(self._tool), *self._words], env=environment, stdout=file, stderr=file
+            )
+
+    def start_again(self, machine: int) -> None:
+        self.torchruns[machine].wait()
+        self.torchruns[machine] = self._start(machine)
+
+    def wait_until(self, condition: Callable[[], object]) -> float:
+        """Wait for something; returns the seconds that it took."""
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() < start + _LIMIT, self.said(0)[-4000:] + self.said(1)[-4000:]
+            time.sleep(0.05)
+        return time.monotonic() - start
+
+    def wait_for_a_checkpoint(self) -> None:
+        self.wait_until((self.folder / "last_checkpoint").exists)
+
+    def wait_for_start(self, number: int) -> float:
+        """Wait until a training has begun for the ``number``-th time."""
+        log = self.folder / "log.txt"
+        return self.wait_until(lambda: log.read_text().count("Training from") >= number)
+
+    def said(self, machine: int) -> str:
+        return self._outputs[machine].read_text(errors="replace")
+
+    def workers(self, machine: int) -> list[int]:
+        """The training processes of a machine."""
+        pid = self.torchruns[machine].pid
+        started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(p) for p in started if "tool.py" in Path(f"/proc/{p}/cmdline").read_text()]
+
+    def kill(self, machine: int) -> None:
+        """End a torchrun and all that it started, at once."""
+        pid = self.torchruns[machine].pid
+        for process in [pid, *descendants(pid)]:
+            os.kill(process, signal.SIGKILL)
+
+    def statuses(self) -> list[int]:
+        return [torchrun.wait(_LIMIT) for torchrun in self.torchruns]
+
+    def end(self) -> None:
+        """End what is left of it."""
+        for machine, torchrun in enumerate(self.torchruns):
+            if torchrun.poll() is None:
+                self.kill(machine)
+
+
+# -------------------------------------------------------------------------------------- rehearsals
+def nothing(run: Run) -> str:
+    return "nothing happens"
+
+
+def worker(run: Run) -> str:
+    os.kill(run.workers(1)[0], signal.SIGKILL)
+    seconds = run.wait_for_start(2)
+    assert "has lost the connection" in run.said(0)
+    return f"SIGKILL of a process of one machine: the training goes on after {seconds:.0f} s"
+
+
+def machine(run: Run) -> str:
+    run.kill(1)
+    lost = run.wait_until(lambda: "has lost the connection" in run.said(0))
+    run.start_again(1)
+    seconds = run.wait_for_start(2)
+    return (
+        f"SIGKILL of all processes of the second machine: told after {lost:.0f} s; it goes on "
+        f"{seconds:.0f} s after torchrun was started there again"
+    )
+
+
+def host(run: Run) -> str:
+    run.kill(0)
+    ended = run.wait_until(lambda: run.torchruns[1].poll() is not None)
+    assert "has lost the connection" in run.said(1)
+    for machine in (0, 1):
+        run.start_again(machine)
+    seconds = run.wait_for_start(2)
+    return (
+        f"SIGKILL of all processes of the machine with the rendezvous: the other torchrun ends "
+        f"after {ended:.0f} s; it goes on {seconds:.0f} s after both were started again"
+    )
+
+
+def cut(run: Run) -> str:
+    run.machines.plug("down")
+    time.sleep(60)
+    saved = run.folder / "last_checkpoint"
+    before = saved.read_text()
+    run.machines.plug("up")
+    seconds = run.wait_until(lambda: saved.read_text() != before)
+    starts = (run.folder / "log.txt").read_text().count("Training from")
+    how = "without a restart" if starts == 1 else f"after {starts - 1} restarts"
+    return (
+        f"network cut for 60 s: it goes on {how}, its next checkpoint {seconds:.0f} s after the "
+        "network came back"
+    )
+
+
+def lost(run: Run) -> str:
+    """No connection is closed, since the network goes first."""
+    run.machines.plug("down")
+    run.kill(1)
+    told = run.wait_until(lambda: "has lost the connection" in run.said(0))
+    run.machines.plug("up")
+    run.start_again(1)
+    seconds = run.wait_for_start(2)
+    return (
+        f"power of the second machine lost, with a time-out of {TIME_OUT} s: told after "
+        f"{told:.0f} s; it goes on {seconds:.0f} s after torchrun was started there again"
+    )
+
+
+def signalled(run: Run) -> str:
+    for torchrun in run.torchruns:
+        torchrun.send_signal(signal.SIGUSR1)
+    start = time.monotonic()
+    statuses = run.statuses()
+    ended = time.monotonic() - start
+    assert "Stopped by SIGUSR1 after step" in run.said(0) + run.said(1)
+    for machine in (0, 1):
+        run.start_again(machine)
+    seconds = run.wait_for_start(2)
+    return (
+        f"SIGUSR1 to both torchruns: saved, and both end with {statuses} after {ended:.0f} s; it "
+        f"goes on {seconds:.0f} s after both were started again"
+    )
+
+
+REHEARSALS: dict[str, Callable[[Run], str]] = {
+    "nothing": nothing,
+    "worker": worker,
+    "machine": machine,
+    "host": host,
+    "cut": cut,
+    "lost": lost,
+    "signal": signalled,
+}
+
+
+def rehearse(name: str, words: list[str], root: Path) -> tuple[str, Path]:
+    """What happened, with its figures, and the folder of the run, which is complete.
+
+    Args:
+        name: of ``REHEARSALS``.
+        words: of :func:`run_words`.
+        root: for a folder of that name.
+    """
+    folder = root / name  # the name goes with it
+    folder.mkdir()
+    with Machines() as machines:
+        run = Run(machines, words, folder)
+        try:
+            run.wait_for_a_checkpoint()
+            told = REHEARSALS[name](run)
+            statuses = run.statuses()
+            assert statuses == [0, 0], f"{statuses}\n{run.said(0)[-4000:]}{run.said(1)[-4000:]}"
+        finally:
+            run.end()
+    assert max(metrics(run.folder)) == STEPS - 1
+    return told, run.folder
+
+
+def distance(one: Path, other: Path) -> float:
+    """The norm of the difference of the final weights of two runs, as a part of the norm of one."""
+    ours, theirs = (content(folder / "model_final.pth")["model"] for folder in (one, other))
+    # Running statistics are those of the first process, which may be another one after a restart
+    names = [name for name in ours if ours[name].is_floating_point() and "running" not in name]
+    norms = [
+        torch.cat([change(name).flatten() for name in names]).norm().item()
+        for change in (lambda name: ours[name] - theirs[name], ours.get)
+    ]
+    return norms[0] / norms[1]
+
+
+def run_words(root: Path) -> list[str]:
+    """The arguments of a run of four processes, with its data below ``root``."""
+    words = detection_words(root)
+    words += ["SOLVER.MAX_ITER", str(STEPS), "SOLVER.IMS_PER_BATCH", "4"]
+    words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "DATALOADER.NUM_WORKERS", "1"]
+    return [*words, "TEST.EVAL_PERIOD", "0"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.reliability.machines",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    known = [name for name in REHEARSALS if name != "nothing"]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
+    names = parser.parse_args(argv).names or known
+    if not set(names) <= set(known):
+        parser.error(f"the rehearsals are {', '.join(known)}")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        words = run_words(root)
+        _, whole = rehearse("nothing", words, root)
+        for name in names:
+            told, other = rehearse(name, words, root)
+            found = distance(whole, other)
+            failed |= found > _NEAR
+            print(f"{name}: {told}; weights differ by {found:.1g}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
