@@ -1,7 +1,7 @@
 """Runs of the command lines in processes of their own that are killed at a chosen moment.
 
 They are forked from a process that has imported everything, so that twenty starts take the time of
-one.
+one. OMP_NUM_THREADS gives the number of threads.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["lambda_det.detection", "lambda_det.classification", __name__])
-_LIMIT = 180  # seconds, after which a run counts as hanging
+_LIMIT = 600  # seconds, after which a run counts as hanging
 _FILE_EVENTS = ("open", "os.rename", "os.remove", "os.link")
 
 
@@ -33,7 +31,8 @@ class Kill:
     Attributes:
         at: "time", so many seconds after training has begun; "operation", just before the process
             opens, renames, links or removes files of checkpoints for the n-th time; "draft", so
-            many seconds after a checkpoint that is not complete yet is seen in the folder.
+            many seconds after a checkpoint that is not complete yet is seen in the folder; "stall",
+            not at all, but the disk takes so many seconds for the first checkpoint.
         amount: those seconds, or that n; with n = 0 it is not killed, and the log ends with
             "operations N".
     """
@@ -88,11 +87,12 @@ def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    torch.set_num_threads(1)
     # As in a run that a user starts; loader workers would come from a forkserver of their own here
     multiprocessing.set_start_method("fork", force=True)
     if kill and kill.at == "time":
         threading.Thread(target=_kill_after, args=(kill.amount,), daemon=True).start()
+    if kill and kill.at == "stall":
+        _stall_once(kill.amount)
     if kill and kill.at == "operation":
         _kill_before_operation(int(kill.amount))
 
@@ -110,6 +110,19 @@ def _kill_after(seconds: float) -> None:
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stall_once(seconds: float) -> None:
+    sync = os.fsync
+
+    def stalled(file: int) -> None:
+        os.fsync = sync
+        print("stalls", flush=True)
+        time.sleep(seconds)
+        print("goes on", flush=True)
+        sync(file)
+
+    os.fsync = stalled
 
 
 def _kill_before_operation(number: int) -> None:

@@ -1,7 +1,11 @@
-"""A run killed by SIGKILL at twenty random moments is, in the end, the run that was not."""
+"""A run killed by SIGKILL at twenty random moments is, in the end, the run that was not.
+
+LAMBDA_DET_KILLS=100 kills five runs of each kind twenty times, and lets the disk stall for 30 s.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -18,6 +22,9 @@ from tests.reliability.runs import (
 
 pytestmark = pytest.mark.slow  # trains
 
+KILLS = 20  # of one run
+RUNS = int(os.environ.get("LAMBDA_DET_KILLS", KILLS)) // KILLS
+STALL = 3 if RUNS == 1 else 30  # seconds
 WORDS = {"detection": detection_words, "classification": classification_words}
 
 
@@ -31,16 +38,23 @@ def _moments(seed: int) -> list[Kill]:
     return moments
 
 
-@pytest.mark.parametrize("tool", WORDS)
-def test_twenty_kills_change_nothing(tool, tmp_path, record_property):
-    words = WORDS[tool](tmp_path)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    log = tmp_path / "whole.txt"
+@pytest.fixture(scope="module", params=WORDS)
+def uninterrupted(request, tmp_path_factory) -> tuple[str, list[str], Path]:
+    """The tool, the arguments and the folder of a run to its end."""
+    tool, root = request.param, tmp_path_factory.mktemp("whole")
+    words = WORDS[tool](root)
+    whole, log = root / "whole", root / "whole.txt"
     assert train(tool, [*words, "OUTPUT_DIR", str(whole)], log, folder=whole) == 0, log.read_text()
+    return tool, words, whole
 
-    words += ["OUTPUT_DIR", str(killed)]
-    log = tmp_path / "killed.txt"
-    statuses = [train(tool, words, log, folder=killed, kill=kill) for kill in _moments(seed=5)]
+
+@pytest.mark.parametrize("seed", range(5, 5 + RUNS))
+def test_twenty_kills_change_nothing(uninterrupted, seed, tmp_path):
+    tool, words, whole = uninterrupted
+    killed, log = tmp_path / "killed", tmp_path / "killed.txt"
+    words = [*words, "OUTPUT_DIR", str(killed)]
+    statuses = [train(tool, words, log, folder=killed, kill=kill) for kill in _moments(seed)]
+    print(f"{statuses.count(-9)} kills of {tool}")  # pytest -rP shows it
     # A late moment may come after the end of the run
     assert set(statuses) <= {-9, 0}, log.read_text()
     assert train(tool, words, log, folder=killed) == 0, log.read_text()
@@ -55,6 +69,17 @@ def test_twenty_kills_change_nothing(tool, tmp_path, record_property):
     }
     if tool == "classification":
         assert _table(whole) == _table(killed)
+
+
+def test_a_disk_that_stalls_changes_nothing(uninterrupted, tmp_path):
+    tool, words, whole = uninterrupted
+    folder, log = tmp_path / "stalled", tmp_path / "log.txt"
+    words = [*words, "OUTPUT_DIR", str(folder)]
+    assert train(tool, words, log, folder=folder, kill=Kill("stall", STALL)) == 0, log.read_text()
+    assert "stalls" in log.read_text() and "goes on" in log.read_text()
+    for name in ("model_final.pth", "model_best.pth"):
+        assert differences(content(whole / name), content(folder / name)) == []
+    assert differences(metrics(whole), metrics(folder)) == []
 
 
 @pytest.mark.parametrize("tool", WORDS)
