@@ -1,4 +1,4 @@
-"""Two machines rehearsed on one; ``machines.py`` has more rehearsals, of a minute or two each."""
+"""The two machines of ``machines.py``, whose rehearsals take too long for a test."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import sys
 
 import pytest
 
-from tests.reliability.machines import Machines, can_make_namespaces, rehearse, run_words
+from tests.reliability.machines import Machines, can_make_namespaces
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not can_make_namespaces(), reason="a user may make no networks here"),
-]
+pytestmark = pytest.mark.slow  # starts processes
 
 _LISTEN = "import socket; s = socket.create_server(('{0}', 5000)); print(flush=True); s.accept()"
 _CALL = "import socket; socket.create_connection(('{0}', 5000), timeout=1)"
 
 
+@pytest.mark.skipif(not can_make_namespaces(), reason="a user may make no networks here")
 def test_the_cable():
     with Machines() as machines:
 
@@ -32,8 +30,3 @@ def test_the_cable():
         machines.plug("up")
         assert run(1, _CALL.format(machines.address(0))).wait() == 0
         assert server.wait() == 0
-
-
-def test_a_killed_process_of_two_machines(tmp_path):
-    told, folder = rehearse("worker", run_words(tmp_path), tmp_path)
-    assert "goes on after" in told and (folder / "model_final.pth").exists()
