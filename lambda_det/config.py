@@ -98,6 +98,9 @@ def add_lambda_config(cfg: CN) -> None:
     _C.INPUT.LSJ.MIN_SCALE = 0.1
     _C.INPUT.LSJ.MAX_SCALE = 2.0
     _C.INPUT.LSJ.SIZE = 1024
+    # Training images have the pixels of Detectron2's own mapper, which takes twice the time.
+    # Without it some differ by a level of 255; docs/performance.md has the table.
+    _C.INPUT.EXACT_PIXELS = False
 
     # ---------------------------------------------------------------------------------------------
     # COCO-format data without writing code; where set, these replace DATASETS.TRAIN and .TEST

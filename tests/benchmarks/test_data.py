@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from lambda_det.benchmarks import data
+from lambda_det.detection.data import make_shapes
+from lambda_det.errors import DataError
 from tests.tool import load_tool
 
 tool = load_tool("benchmark")
@@ -43,12 +45,15 @@ def made():
     return data.make_files(8)
 
 
-def test_pipelines_are_compared_with_pillow(folder, tmp_path, capsys):
+def test_pipelines_are_compared_with_pillow(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(data, "IMAGES", 3)
+    monkeypatch.setattr(data, "JITTER_SIZE", 128)
     file = tmp_path / "figures.json"
     command = ["--preset", "data", "--runs", "2", "--images", str(folder), "--json", str(file)]
     assert tool.main(command) == 0
     assert torch.get_num_threads() == 1 and cv2.getNumThreads() == 1
-    machine, first, *rows = capsys.readouterr().out.strip().splitlines()
+    classes, detection, differences = capsys.readouterr().out.strip().split("\n\n")
+    machine, first, *rows = classes.splitlines()
     assert f"torch {torch.__version__}" in machine
     assert first.startswith("3 images")
     figures = json.loads(file.read_text())
@@ -62,6 +67,25 @@ def test_pipelines_are_compared_with_pillow(folder, tmp_path, capsys):
         assert row.startswith(f"| {name} ") and f"| {median:.0f} (" in row
         assert len(figures["pipelines"][name]["rounds"]) == 2
     assert figures["pipelines"][data.BASE]["ratio"] == [1, 1, 1]
+    figures = figures["detection"]
+    assert figures["annotations"] == "made on the spot" and figures["mean_objects"] == 7
+    assert list(figures["pipelines"]) == list(data.mappers())
+    assert figures["pipelines"][data.MAPPER_BASE]["ratio"] == [1, 1, 1]
+    assert len(detection.splitlines()) == 1 + 2 + len(figures["pipelines"])
+    assert len(differences.splitlines()) == 2 + len(data.SCALES)
+    for scale, (mean, largest) in figures["differences"].items():
+        assert mean <= largest < 50 and (mean > 0) == (float(scale) not in (1.0, 2.0))
+
+
+def test_records_of_a_file_are_spread_over_its_images(tmp_path):
+    make_shapes(tmp_path, num_train=5, num_val=1, size=64)
+    file, images = tmp_path / "shapes/annotations/instances_train.json", tmp_path / "shapes/train"
+    records = data.read_records(str(file), str(images), 3)
+    assert len(records) == 3 and all(record["annotations"] for record in records)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "annotations": []}))
+    with pytest.raises(DataError, match=r"instances_train\.json"):
+        data.read_records(str(file), str(images), 3)
 
 
 def test_image_of_each_pipeline(made):
@@ -125,9 +149,12 @@ def test_images_are_spread_over_a_folder(folder):
         (["--images", "{folder}/nothing"], "nothing"),
         (["--images", "{folder}/empty"], "empty"),
         (["--images", "{folder}/broken"], "a.jpg"),
+        (["--annotations", "a.json"], "--images"),
+        (["--images", "{folder}/class 0", "--annotations", "{folder}/no.json"], "no.json"),
     ],
 )
-def test_bad_images_are_refused(arguments, named, folder, capsys):
+def test_bad_images_are_refused(arguments, named, folder, capsys, monkeypatch):
+    monkeypatch.setattr(data, "IMAGES", 1)
     (folder / "empty").mkdir()
     (folder / "broken").mkdir()
     (folder / "broken" / "a.jpg").write_bytes(b"no image")

@@ -377,7 +377,11 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
 def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     """:func:`build_test_loader` with the ground truth, for the losses of training."""
     arguments = TolerantMapper.from_config(cfg, is_train=True)
-    arguments |= {"augmentations": build_augmentation(cfg, False), "recompute_boxes": False}
+    arguments |= {
+        "augmentations": build_augmentation(cfg, False),
+        "recompute_boxes": False,
+        "exact_pixels": True,  # those of the evaluation
+    }
     return _test_loader(cfg, dataset_name, TolerantMapper(**arguments), 1)
 
 

@@ -189,11 +189,17 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
     return segmentation
 
 
+def has_area(points: np.ndarray) -> bool:
+    """Whether a polygon [points, 2] surely has one: the lobes of some that cross sum up to 0."""
+    x, y = (points - points[0]).T
+    return abs(np.dot(x[:-1], y[1:]) - np.dot(x[1:], y[:-1])) > 1e-6 * max(abs(x).max(), 1) ** 2
+
+
 def without_crossings(points: np.ndarray) -> list[np.ndarray]:
     """Split a polygon [points, 2] that crosses or touches itself into polygons that do not.
 
     fvcore's crop would keep only one lobe of it. One in five polygons around panoptic masks is of
-    this kind, and one in fifty would lose more than a tenth of its area.
+    this kind, and one in fifty would lose more than a tenth of its area. It takes milliseconds.
     """
     outline = shapely.Polygon(points)
     if outline.is_valid:

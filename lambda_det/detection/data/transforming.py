@@ -1,0 +1,272 @@
+"""Images and polygons under transforms that are drawn before the image is read.
+
+Detectron2 reads an image, resizes all of it, and crops. Here the augmentations are drawn first, by
+the size in the head of the file. Then the file is decoded no larger than needed, and nothing is
+computed for objects that the crop leaves out.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import simplejpeg
+import torch
+from detectron2.data import transforms as T
+from detectron2.utils.file_io import PathManager
+from PIL import Image
+from torch import Tensor
+
+from lambda_det.detection.data.jitter import (
+    ResizeScaleAtLeastOnePixel,
+    ResizeShortestEdgeAtLeastOnePixel,
+)
+from lambda_det.detection.data.records import without_crossings
+
+CHANNELS = {"BGR": (2, 1, 0), "RGB": (0, 1, 2)}  # places of INPUT.FORMAT's channels in RGB
+# These draw by the size of the image and do not look at its pixels
+_BY_SIZE = {
+    T.ResizeScale,
+    T.ResizeShortestEdge,
+    T.FixedSizeCrop,
+    T.RandomFlip,
+    ResizeScaleAtLeastOnePixel,
+    ResizeShortestEdgeAtLeastOnePixel,
+}
+# The order in which a Placement applies them
+_ORDER = (
+    T.ResizeTransform,
+    T.CropTransform,
+    T.PadTransform,
+    T.HFlipTransform,
+    T.VFlipTransform,
+)
+# EXIF's tag, and what it asks for, as in Detectron2
+_ORIENTATION = 274
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SMALLEST = 64  # pixels of a side below which a file is not decoded at a reduced size
+_FINER = 2  # how many times as fine as the resized image a file is decoded at least
+
+
+def draws_by_size(augmentations: T.AugmentationList) -> bool:
+    """Whether the augmentations can be drawn on an :class:`Outline`."""
+    return all(type(augmentation) in _BY_SIZE for augmentation in augmentations.augs)
+
+
+class Outline(T.AugInput):
+    """An image of which only the size is known, for the augmentations of :func:`draws_by_size`.
+
+    Their transforms change the size by resizing, padding or cropping it.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__(_blank(height, width))
+
+    def transform(self, tfm: T.Transform) -> None:
+        for step in T.TransformList([tfm]).transforms:
+            height, width = self.image.shape[:2]
+            if isinstance(step, T.ResizeTransform):
+                self.image = _blank(step.new_h, step.new_w)
+            elif isinstance(step, T.PadTransform):
+                self.image = _blank(height + step.y0 + step.y1, width + step.x0 + step.x1)
+            elif isinstance(step, T.CropTransform):
+                self.image = step.apply_image(self.image)  # a view
+
+
+def _blank(height: int, width: int) -> np.ndarray:
+    return np.broadcast_to(np.uint8(0), (height, width, 3))  # takes no memory
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the pixels of an image go: resized, cropped, padded and flipped, in this order.
+
+    Attributes:
+        resized: height and width of the whole image.
+        rows, columns: those that the crop leaves of it.
+        size: height and width of the training image.
+        fill: value of the padding, at the right and the bottom before the flip.
+        flip: cv2.flip's code, or None.
+    """
+
+    resized: tuple[int, int]
+    rows: slice
+    columns: slice
+    size: tuple[int, int]
+    fill: int
+    flip: int | None
+
+    @classmethod
+    def of(cls, size: tuple[int, int], transforms: T.TransformList) -> Placement | None:
+        """The placement of an image of a height and width, or None if it takes other transforms."""
+        steps = [step for step in transforms.transforms if not isinstance(step, T.NoOpTransform)]
+        kinds = [type(step) for step in steps]
+        if kinds != [kind for kind in _ORDER if kind in kinds]:
+            return None
+        found = dict(zip(kinds, steps, strict=True))
+        resize, crop, pad, *flips = map(found.get, _ORDER)
+        if resize and resize.interp != Image.BILINEAR:
+            return None
+        height, width = resized = (resize.new_h, resize.new_w) if resize else size
+        top, left = (crop.y0, crop.x0) if crop else (0, 0)
+        bottom = min(top + crop.h, height) if crop else height
+        right = min(left + crop.w, width) if crop else width
+        below, beside = 0, 0
+        if pad:
+            if pad.x0 or pad.y0:
+                return None
+            below, beside = pad.y1, pad.x1
+        horizontal, vertical = flips
+        return cls(
+            resized,
+            slice(top, bottom),
+            slice(left, right),
+            (bottom - top + below, right - left + beside),
+            int(pad.pad_value) if pad else 0,
+            {(0, 0): None, (1, 0): 1, (0, 1): 0, (1, 1): -1}[bool(horizontal), bool(vertical)],
+        )
+
+
+class ImageFile:
+    """An image whose head is read, and whose pixels are when it is known which are needed.
+
+    Attributes:
+        size: height and width, after the turn that its EXIF data ask for.
+    """
+
+    def __init__(self, path: str) -> None:
+        """
+        Raises:
+            OSError: and others of Pillow, if it cannot be read.
+        """
+        with PathManager.open(path, "rb") as file:
+            self._data = file.read()
+        self._head = Image.open(io.BytesIO(self._data))
+        try:
+            orientation = self._head.getexif().get(_ORIENTATION)
+        except Exception:  # as Detectron2 has it: the pixels may be sound nevertheless
+            orientation = None
+        self._turn = _TURNS.get(orientation)
+        width, height = self._head.size
+        self.size = (width, height) if orientation in (5, 6, 7, 8) else (height, width)
+
+    def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
+        """The training image.
+
+        Args:
+            place: of an image of this size.
+            channels: of the result, as places in RGB.
+
+        Returns:
+            uint8 [3, H, W]
+        """
+        pixels, extent = self._decode(place.resized)
+        pixels = _resize(pixels, extent, place.resized)[place.rows, place.columns]
+        height, width = pixels.shape[:2]
+        image = np.empty((3, *place.size), np.uint8)
+        for plane, channel in zip(image, channels, strict=True):
+            plane[height:] = place.fill
+            plane[:height, width:] = place.fill
+            cv2.extractChannel(pixels, channel, plane[:height, :width])
+            if place.flip is not None:
+                cv2.flip(plane, place.flip, plane)
+        return torch.from_numpy(image)
+
+    def _decode(self, resized: tuple[int, int]) -> tuple[np.ndarray, tuple[float, float]]:
+        """The whole image, uint8 RGB [h, w, 3], and its height and width in those pixels.
+
+        libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column may
+        then lie outside the image by a part.
+        """
+        if self._is_plain_jpeg():
+            eighths = _eighths(self.size, resized)
+            height, width = extent = tuple(side * eighths / 8 for side in self.size)
+            least = {"min_height": math.ceil(height), "min_width": math.ceil(width)}
+            try:
+                return simplejpeg.decode_jpeg(self._data, "RGB", **least), extent
+            except ValueError:
+                pass  # Pillow reads what libjpeg warns of, and says what is wrong with the rest
+        image = self._head if self._turn is None else self._head.transpose(self._turn)
+        return np.asarray(image.convert("RGB")), self.size
+
+    def _is_plain_jpeg(self) -> bool:
+        head = self._head
+        return head.format in ("JPEG", "MPO") and head.mode in ("RGB", "L") and self._turn is None
+
+
+def _eighths(size: tuple[int, int], resized: tuple[int, int]) -> int:
+    """At how many eighths of its size an image is decoded: 1, 2, 4 or 8."""
+    if min(size) < _SMALLEST:
+        return 8
+    sides = list(zip(size, resized, strict=True))
+    fits = (n for n in (1, 2, 4) if all(old * n / 8 >= new * _FINER for old, new in sides))
+    return next(fits, 8)
+
+
+def _resize(pixels: np.ndarray, extent: tuple[float, float], size: tuple[int, int]) -> np.ndarray:
+    """An image that fills the height and width ``extent`` of ``pixels``, in another size."""
+    shape, (height, width) = pixels.shape[:2], size
+    if shape == extent and height >= shape[0] and width >= shape[1]:
+        return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
+    box = (0, 0, extent[1], extent[0])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.BILINEAR, box))
+
+
+def transform_polygons(
+    objects: Sequence[Sequence[np.ndarray]], transforms: T.TransformList
+) -> list[list[np.ndarray]]:
+    """The polygons of several objects, as ``transforms.apply_polygons`` has them one by one.
+
+    Args:
+        objects: the polygons of each object, float64 [points, 2].
+        transforms: a crop leaves polygons out, or more than one of one.
+
+    Returns:
+        The polygons that are left of each object.
+    """
+    owners = [number for number, parts in enumerate(objects) for _ in parts]
+    polygons = [polygon for parts in objects for polygon in parts]
+    for step in transforms.transforms:
+        if not polygons:
+            break
+        if type(step) is T.CropTransform:
+            found = [(n, q) for n, p in zip(owners, polygons, strict=True) for q in _crop(step, p)]
+        elif type(step).apply_polygons is T.Transform.apply_polygons:
+            ends = np.cumsum([len(polygon) for polygon in polygons])
+            moved = step.apply_coords(np.concatenate(polygons))  # a copy, which may be changed
+            polygons = np.split(moved, ends[:-1])
+            continue
+        else:
+            found = [
+                (n, q)
+                for n, p in zip(owners, polygons, strict=True)
+                for q in step.apply_polygons([p])
+            ]
+        owners, polygons = [n for n, _ in found], [q for _, q in found]
+    result: list[list[np.ndarray]] = [[] for _ in objects]
+    for number, polygon in zip(owners, polygons, strict=True):
+        result[number].append(polygon)
+    return result
+
+
+def _crop(crop: T.CropTransform, polygon: np.ndarray) -> list[np.ndarray]:
+    """What the crop leaves of a polygon [points, 2]."""
+    start, end = np.array([crop.x0, crop.y0]), np.array([crop.x0 + crop.w, crop.y0 + crop.h])
+    low, high = polygon.min(0), polygon.max(0)
+    if (high <= start).any() or (low >= end).any():
+        return []
+    if (low >= start).all() and (high <= end).all():
+        return [polygon - start]
+    return crop.apply_polygons(without_crossings(polygon))
