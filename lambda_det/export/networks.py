@@ -20,6 +20,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.export.portable import portable_copy
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.attention import GlobalAttention, RowAttention
+from lambda_det.modeling.fold import fold_norms
 
 __all__ = ["Network", "backbone_network", "detector_network", "fields"]
 
@@ -56,7 +57,8 @@ def backbone_network(backbone: Backbone, pixels: Mapping[str, Any] | None = None
         ConfigError: a part of it cannot be exported.
     """
     check_exportable(backbone)
-    return Network(portable_copy(backbone), backbone.eval(), detector=False, pixels=pixels or {})
+    module = portable_copy(fold_norms(backbone))
+    return Network(module, backbone.eval(), detector=False, pixels=pixels or {})
 
 
 def detector_network(model: nn.Module, pixels: Mapping[str, Any] | None = None) -> Network:
@@ -70,7 +72,7 @@ def detector_network(model: nn.Module, pixels: Mapping[str, Any] | None = None) 
         ConfigError: it is no detector of boxes, or a part of it cannot be exported.
     """
     check_exportable(model)
-    graph = DetectorGraph(portable_copy(model))
+    graph = DetectorGraph(portable_copy(fold_norms(model)))
     detector = DetectorGraph(model.eval())
 
     def prepared(image: Tensor) -> ImageList:

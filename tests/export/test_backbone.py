@@ -77,6 +77,19 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
         assert images.shape == ["batch", 3, "height", "width"]
 
 
+def test_norms_are_folded_in_the_graph_and_stay_in_the_original():
+    made = network()
+    graph, original = (
+        {name for name, part in module.named_modules() if isinstance(part, nn.BatchNorm2d)}
+        for module in (made.module, made.original)
+    )
+    assert graph == {"res5.0.norm2"} < original  # which follows a lambda layer
+    x = torch.randn(1, 3, 64, 96)
+    for name, expected in made.original(x).items():
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(made.module(x)[name], expected, rtol=0, atol=1e-5 * scale)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
