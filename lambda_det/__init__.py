@@ -1,12 +1,31 @@
 """LambdaNetworks (Bello, ICLR 2021) for Detectron2.
 
 Importing this package registers the backbones with Detectron2. The names in ``__all__`` are what
-other projects use; docs/use_in_your_project.md has examples.
+other projects use; docs/use_in_your_project.md has examples. Those of detectors are imported when
+they are asked for, so that the import takes no longer than Detectron2's own.
 """
 
+import importlib
 import os
 import sys
 import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lambda_det.detection.config_files import detectron2_config, get_config
+    from lambda_det.prediction import Predictor
+
+_HOMES = {
+    "Predictor": "prediction",
+    "detectron2_config": "detection.config_files",
+    "get_config": "detection.config_files",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def _must_be_light() -> bool:
@@ -17,6 +36,8 @@ def _must_be_light() -> bool:
     """
     command = getattr(sys, "orig_argv", ["-m", "lambda_det.doctor"])
     if "-m lambda_det.doctor" in " ".join(command) or "-mlambda_det.doctor" in command:
+        return True
+    if command[-3:-1] == ["-m", "lambda_det.run"] and command[-1] in ("-h", "--help"):
         return True
     tools = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools")
     is_tool = os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else "")) == tools
@@ -37,7 +58,6 @@ if not _must_be_light():
         # Detectron2 scripts some functions when it is imported, which PyTorch has deprecated.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
         from lambda_det.config import add_lambda_config
-        from lambda_det.detection.config_files import detectron2_config, get_config
         from lambda_det.export.public import register_public_weights
         from lambda_det.layers import LambdaLayer, convert_lambda_layers
         from lambda_det.modeling import (
@@ -46,7 +66,6 @@ if not _must_be_light():
             create_classifier,
             list_models,
         )
-        from lambda_det.prediction import Predictor
 
     register_public_weights()
 

@@ -1,18 +1,26 @@
-"""Trained networks as files that other runtimes load: TorchScript, torch.export and ONNX."""
+"""Trained networks as files that other runtimes load: TorchScript, torch.export and ONNX.
 
-from lambda_det.export.formats import FORMATS, Format, format_of
-from lambda_det.export.networks import Network, backbone_network, detector_network
-from lambda_det.export.portable import portable_copy
-from lambda_det.export.session import Report, export_network
+The names below are imported when they are asked for: ``import lambda_det`` needs none of them.
+"""
 
-__all__ = [
-    "FORMATS",
-    "Format",
-    "Network",
-    "Report",
-    "backbone_network",
-    "detector_network",
-    "export_network",
-    "format_of",
-    "portable_copy",
-]
+import importlib
+
+_HOMES = {
+    "FORMATS": "formats",
+    "Format": "formats",
+    "Network": "networks",
+    "Report": "session",
+    "backbone_network": "networks",
+    "detector_network": "networks",
+    "export_network": "session",
+    "format_of": "formats",
+    "portable_copy": "portable",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

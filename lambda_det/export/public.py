@@ -11,8 +11,6 @@ from iopath.common.file_io import PathHandler, get_cache_dir
 
 import lambda_det
 from lambda_det.errors import WeightsError, listed
-from lambda_det.export.backbone import export_backbone, extract_backbone
-from lambda_det.export.identify import identify
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.import_names import import_weights
@@ -55,6 +53,8 @@ def read_source(path: str) -> dict[str, Any]:
         )
     options: dict[str, Any] = {}
     if model is None:
+        from lambda_det.export.identify import identify
+
         features = {name: t for name, t in state.items() if not name.startswith("linear.")}
         network = identify(features, path, imported=True)
         model, options = network.model, dict(network.options)
@@ -85,6 +85,9 @@ class PublicWeights(PathHandler):
         target = Path(get_cache_dir(), "lambda_det", f"{name}_{lambda_det.__version__}.pth")
         if target.is_file() and not force and _is_intact(target):
             return str(target)
+        # Not with ``import lambda_det``, which registers this handler
+        from lambda_det.export.backbone import export_backbone, extract_backbone
+
         checkpoint = read_source(path)
         if "source" not in checkpoint.get("recipe", {}):
             return fetch(path).local_path()
