@@ -32,7 +32,8 @@ def _must_be_light() -> bool:
     """Whether this process must do without PyTorch and Detectron2.
 
     The doctor must run where they cannot be imported, and where Python is older than 3.10, which
-    has no orig_argv. The tools of this repository must answer --help without seconds of imports.
+    has no orig_argv. The tools of this repository must answer --help without seconds of imports,
+    and model_info.py prints figures that are counted already.
     """
     command = getattr(sys, "orig_argv", ["-m", "lambda_det.doctor"])
     if "-m lambda_det.doctor" in " ".join(command) or "-mlambda_det.doctor" in command:
@@ -40,8 +41,9 @@ def _must_be_light() -> bool:
     if command[-3:-1] == ["-m", "lambda_det.run"] and command[-1] in ("-h", "--help"):
         return True
     tools = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools")
-    is_tool = os.path.dirname(os.path.abspath(sys.argv[0] if sys.argv else "")) == tools
-    return is_tool and not {"-h", "--help"}.isdisjoint(sys.argv)
+    folder, tool = os.path.split(os.path.abspath(sys.argv[0] if sys.argv else ""))
+    asks_for_help = not {"-h", "--help"}.isdisjoint(sys.argv)
+    return folder == tools and (asks_for_help or tool == "model_info.py")
 
 
 if not _must_be_light():

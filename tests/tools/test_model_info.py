@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
+import pytest
+
 import lambda_det
-from tests.tool import load_tool
+from lambda_det.modeling.specs import get_spec
+from tests.tool import ROOT, load_tool
 
 tool = load_tool("model_info")
+KEPT = json.loads(tool.COUNTED.read_text())
+
+
+def test_every_network_is_kept_at_the_size_of_its_figures():
+    sizes = {name: get_spec(name).image_size for name in lambda_det.list_models()}
+    assert {name: counts[0] for name, counts in KEPT.items()} == sizes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name.startswith("lambda_resnet26") else pytest.mark.slow)
+        for name in KEPT
+    ],
+)
+def test_what_is_kept_is_what_is_counted(name):
+    size, *counts = KEPT[name]
+    assert counts == tool.count(name, size), "tools/model_info.py --count"
+
+
+def test_networks_are_counted_anew(tmp_path, monkeypatch):
+    names = ["lambda_resnet26", "resnet50"]
+    monkeypatch.setattr(tool, "COUNTED", tmp_path / "counts.json")
+    monkeypatch.setattr("lambda_det.modeling.specs.list_models", lambda: names)
+    assert tool.main(["--count"]) == 0
+    assert json.loads(tool.COUNTED.read_text()) == {name: KEPT[name] for name in names}
+
+
+def test_what_is_kept_is_printed_without_pytorch():
+    """Its import takes longer than all else."""
+    path = str(ROOT / "tools/model_info.py")
+    code = (
+        f"import runpy, sys\nsys.argv = [{path!r}]\n"
+        f"try:\n    runpy.run_path({path!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 1 + len(KEPT)
 
 
 def test_rows():
