@@ -5,6 +5,9 @@ import random
 # Before anything imports matplotlib: pictures are drawn without a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+# Before anything reads it: the tests make their data
+os.environ.pop("DETECTRON2_DATASETS", None)
+
 import numpy as np
 import pytest
 import torch

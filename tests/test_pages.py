@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -51,28 +54,37 @@ def _commands(page: str) -> list[str]:
     return [text.strip() for kind, text in _blocks(page) if kind == "sh"]
 
 
-def _run(command: list[str], folder: Path) -> str:
-    environment = {
-        **os.environ,
-        "LAMBDA_DET": str(ROOT),
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    environment.pop("DETECTRON2_DATASETS", None)  # the pages make their data
+def _run(commands: str, folder: Path) -> str:
+    """Run the commands of a block, and return what they print."""
+    commands = commands.replace("$LAMBDA_DET", str(ROOT)).replace("\\\n", " ")
+    printed = ""
+    for line in commands.splitlines():
+        python, *words = shlex.split(line)
+        assert python == "python"
+        # lambda_det.run decides while Detectron2 is imported
+        run = _imported if words[:2] == ["-m", "lambda_det.run"] else _forked
+        printed += run(words, folder)
+    return printed
+
+
+def _forked(words: list[str], folder: Path) -> str:
+    done = forked.run(words, folder / "printed", cwd=folder)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def _imported(words: list[str], folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command,
+        [sys.executable, *words],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
-
-
-def _shell(command: str, folder: Path) -> str:
-    return _run(["bash", "-e", "-c", command], folder)
 
 
 @pytest.fixture
@@ -94,7 +106,7 @@ def test_the_page_is_complete():
 def test_the_commands_do_what_the_page_says(folder: Path):
     """One after the other: each may use what those before it have made."""
     for command in _commands("use_in_your_project"):
-        _shell(command, folder)
+        _run(command, folder)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +114,7 @@ def own_data(tmp_path_factory) -> Path:
     """The folder in which the commands of the page on own data ran."""
     folder = tmp_path_factory.mktemp("own_data")
     for command in _commands("own_data"):
-        _shell(command, folder)
+        _run(command, folder)
     return folder
 
 
@@ -111,7 +123,8 @@ def test_from_pictures_to_a_report(own_data: Path):
     assert "The worst images" in page and "light_lambdaresnet26.yaml" in page
     assert len(list((own_data / "found").iterdir())) == 2
     (script,) = [text for kind, text in _blocks("own_data") if kind == "python"]
-    assert "%" in _run([sys.executable, "-c", script], own_data)
+    (own_data / "use.py").write_text(script, "utf-8")
+    assert "%" in _run("python use.py", own_data)
 
 
 NEIGHBOURS = {
@@ -134,7 +147,8 @@ def test_a_neighbour_takes_the_predictions(module: str, request):
         if f"import {module}" in text or f"from {module}" in text
     ]
     folder = request.getfixturevalue("own_data")
-    _run([sys.executable, "-c", script], folder)
+    (folder / f"with_{module}.py").write_text(script, "utf-8")
+    _imported([f"with_{module}.py"], folder)
     if module == "supervision":
         assert (folder / "supervision.png").is_file()
 

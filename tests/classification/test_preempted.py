@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from lambda_det.errors import PREEMPTED_STATUS, Preempted
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
 from lambda_det.weights.formats import read_checkpoint
+from tests import forked
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import content, differences, metrics
@@ -153,27 +152,23 @@ def test_a_process_that_is_told_to_stop(tmp_path):
     ]
     words += ["DATA.VAL", tmp_path / "val", "SOLVER.CHECKPOINT_PERIOD", 1, "SOLVER.EPOCHS", 4]
     folder = tmp_path / "run"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    printed = tmp_path / "printed"
 
     def start():
-        return subprocess.Popen(
-            [sys.executable, TOOL, *map(str, words), "OUTPUT_DIR", folder],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=environment,
-            text=True,
-        )
+        return forked.start([TOOL, *words, "OUTPUT_DIR", folder], printed, OMP_NUM_THREADS="1")
 
     process = start()
     while not (folder / "last_checkpoint").exists():
-        assert process.poll() is None, process.stderr.read()
+        assert process.is_alive(), printed.read_text()
         time.sleep(0.01)
-    process.send_signal(signal.SIGUSR1)
-    error = process.communicate()[1]
-    assert process.returncode == PREEMPTED_STATUS, error
-    assert "Traceback" not in error
-    assert error.strip().splitlines()[-1].startswith("Stopped by SIGUSR1 after step")
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join()
+    text = printed.read_text()
+    assert process.exitcode == PREEMPTED_STATUS, text
+    assert "Traceback" not in text
+    assert text.strip().splitlines()[-1].startswith("Stopped by SIGUSR1 after step")
     process = start()
-    assert process.communicate() and process.returncode == 0
+    process.join()
+    assert process.exitcode == 0, printed.read_text()
     assert content(folder / "model_final.pth")["iteration"] == 11
     assert set(range(1, 12, 2)) <= set(metrics(folder))

@@ -6,11 +6,10 @@ import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from lambda_det.training import run_folder, start
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.trainer import Trainer
 from lambda_det.weights import formats
+from tests import forked
 from tests.detection.tiny import TINY
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import DETECTOR, content, data_flags, differences, metrics
@@ -317,6 +317,9 @@ def _lazy_words(flags: list[str], folder: Path, *words: str) -> list[str]:
     config = ["--config-file", str(ROOT / "configs/mask_rcnn_lambdaresnet50.py")]
     words = (*words, "train.max_iter=4", "train.reference_world_size=0", "train.eval_period=2")
     words += ("dataloader.train.total_batch_size=2", "optimizer.lr=0.01", "train.log_period=1")
+    rpn, heads = "model.proposal_generator", "model.roi_heads"
+    words += (f"{rpn}.pre_nms_topk=[100,100]", f"{rpn}.post_nms_topk=[20,20]")
+    words += (f"{heads}.batch_size_per_image=8",)
     return [*config, *data, *tiny, *words, f"train.output_dir={folder}"]
 
 
@@ -354,16 +357,12 @@ def test_a_foreign_loader_is_named_where_its_order_starts_anew(
 def tool(flags, tmp_path):
     """Starts tools/train_net.py in a process of its own."""
 
-    def start(folder: Path, *words: str) -> subprocess.Popen:
-        command = [sys.executable, ROOT / "tools/train_net.py", *flags, "--resume"]
-        return subprocess.Popen(
-            [*command, "OUTPUT_DIR", folder, *words],
-            # As many as in this process: sums over other numbers of threads differ in the last bit
-            env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
+    def start(folder: Path, *words: str) -> BaseProcess:
+        words = [*flags, "--resume", "OUTPUT_DIR", folder, *words]
+        # As many as in this process: sums over other numbers of threads differ in the last bit
+        threads = str(torch.get_num_threads())
+        output = tmp_path / "printed"
+        return forked.start([ROOT / "tools/train_net.py", *words], output, OMP_NUM_THREADS=threads)
 
     return start
 
@@ -373,16 +372,18 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
     words += ("DATALOADER.NUM_WORKERS", "1")
     process = tool(tmp_path / "run", *words)
     while not (tmp_path / "run/last_checkpoint").exists():
-        assert process.poll() is None, process.stderr.read()
+        assert process.is_alive(), (tmp_path / "printed").read_text()
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    error = process.communicate()[1]
-    assert process.returncode == PREEMPTED_STATUS, error
-    assert error.strip().splitlines()[-1].startswith("Stopped by SIGTERM after step")
-    assert "Traceback" not in error
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    printed = (tmp_path / "printed").read_text()
+    assert process.exitcode == PREEMPTED_STATUS, printed
+    assert printed.strip().splitlines()[-1].startswith("Stopped by SIGTERM after step")
+    assert "Traceback" not in printed
     # The same command line again carries on
     process = tool(tmp_path / "run", *words)
-    assert process.communicate() and process.returncode == 0
+    process.join()
+    assert process.exitcode == 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(detection_task, "LOG_PERIOD", 20)
         train(tmp_path / "whole", *words)

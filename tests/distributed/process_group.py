@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from detectron2.utils import comm
+
+from tests.forked import CONTEXT
 
 MINUTES = 5
 
@@ -34,10 +35,8 @@ def in_processes(
         world_sizes: numbers of processes; all groups run at the same time.
         folder: for the results.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, work.__module__])
     processes = [
-        context.Process(target=_member, args=(work, rank, size, folder), daemon=True)
+        CONTEXT.Process(target=_member, args=(work, rank, size, folder), daemon=True)
         for size in world_sizes
         for rank in range(size)
     ]

@@ -30,7 +30,7 @@ def _note(args):
     on_main_process(check)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_processes_are_connected_and_agree_on_an_error(tmp_path):
     with pytest.raises(DataError, match=r"^seen by 0$"):
         launch(_note, _args("--num-gpus", "2", "FOLDER", str(tmp_path)), device="cpu")

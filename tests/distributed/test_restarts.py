@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lambda_det.errors import PREEMPTED_STATUS
+from tests import forked
 from tests.reliability.runs import detection_words
 
 pytestmark = [
@@ -128,8 +129,10 @@ def test_signal_stops_all_processes_and_resume_continues(arguments, restarted, t
     # Python's resource tracker outlives the run, and may print a warning after the last message
     assert "Stopped by SIGUSR1 after step" in output.read_text()
     assert not any(_trains(pid) for pid in processes)
-    run = _start(argv, output)
-    assert run.wait(300) == 0, output.read_text()[-5000:]
+    # Continued by as many processes, however they are started
+    del argv[2:4]
+    for done in forked.run_as_torchrun(argv[1:], tmp_path):
+        assert done.returncode == 0, done.stdout[-5000:]
     # Stopped and killed at different steps, and the same to the bit
     ours, theirs = _final_weights(folder), _final_weights(restarted)
     assert [name for name, value in ours.items() if not torch.equal(value, theirs[name])] == []

@@ -16,6 +16,7 @@ import lambda_det
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
+from tests.forked import START_METHOD
 
 CHANNELS = 5
 
@@ -113,7 +114,7 @@ def _worker(rank, folder):
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_processes")
-    mp.start_processes(_worker, args=(str(folder),), nprocs=2, start_method="spawn")
+    mp.start_processes(_worker, args=(str(folder),), nprocs=2, start_method=START_METHOD)
     return [torch.load(folder / f"{rank}.pth", weights_only=True) for rank in range(2)]
 
 

@@ -7,7 +7,6 @@ one. OMP_NUM_THREADS gives the number of threads.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import multiprocessing.util
 import os
 import signal
@@ -18,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["lambda_det.detection", "lambda_det.classification", __name__])
+from tests.forked import CONTEXT, as_started, print_into
+
 _LIMIT = 600  # seconds, after which a run counts as hanging
 _FILE_EVENTS = ("open", "os.rename", "os.remove", "os.link")
 
@@ -57,7 +56,7 @@ def train(
         Its exit status; -9 if it was killed.
     """
     left = _drafts(folder)  # by a run that was killed before
-    process = _CONTEXT.Process(target=_main, args=(tool, list(words), str(log), kill))
+    process = CONTEXT.Process(target=_main, args=(tool, list(words), str(log), kill))
     process.start()
     end = time.monotonic() + _LIMIT
     if kill and kill.at == "draft":
@@ -84,11 +83,8 @@ def _drafts(folder: Path) -> set[tuple[int, int]]:
 
 
 def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    # As in a run that a user starts; loader workers would come from a forkserver of their own here
-    multiprocessing.set_start_method("fork", force=True)
+    print_into(Path(log))
+    as_started()
     if kill and kill.at == "time":
         threading.Thread(target=_kill_after, args=(kill.amount,), daemon=True).start()
     if kill and kill.at == "stall":

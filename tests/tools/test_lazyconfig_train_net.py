@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +12,7 @@ import torch
 from detectron2.config import LazyConfig
 
 from lambda_det.detection.data import make_shapes
+from tests import forked
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -201,22 +198,15 @@ def test_a_killed_run_is_resumed_and_evaluated(tool, flags, tmp_path):
     """By SIGKILL once a checkpoint is there."""
     folder = tmp_path / "run"
     argv = [*flags, f"train.output_dir={folder}", "train.checkpointer.period=1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, str(TOOL), *argv, "train.max_iter=100000"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = forked.start([TOOL, *argv, "train.max_iter=100000"], tmp_path / "printed")
     try:
         until = time.monotonic() + 300
         while not (folder / "last_checkpoint").exists() and time.monotonic() < until:
-            assert process.poll() is None
+            assert process.is_alive(), (tmp_path / "printed").read_text()
             time.sleep(0.1)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     last = torch.load(folder / (folder / "last_checkpoint").read_text(), weights_only=True)
     steps = last["iteration"] + 3
     assert tool([*flags, "--resume", *argv[len(flags) :], f"train.max_iter={steps}"]) == 0
@@ -327,15 +317,10 @@ def test_divergence_names_the_last_checkpoint(tool, flags, tmp_path, capsys):
     assert str(folder / (folder / "last_checkpoint").read_text()) in last
 
 
-def test_torchrun_makes_one_run(flags, tmp_path):
+def test_processes_make_one_run(flags, tmp_path):
     folder = tmp_path / "run"
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    argv += [str(TOOL), *flags, f"train.output_dir={folder}", "train.max_iter=1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    argv = [TOOL, *flags, f"train.output_dir={folder}", "train.max_iter=1"]
+    for done in forked.run_as_torchrun(argv, tmp_path):
+        assert done.returncode == 0, done.stdout[-3000:]
     assert "Process 0 of 2" in (folder / "log.txt").read_text()
     assert _iterations(folder).count(0) == 1

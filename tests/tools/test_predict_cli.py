@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import forked
 from tests.tool import load_tool
 from tests.training.tiny_detector import save_run
 
@@ -45,15 +43,9 @@ def test_draws_with_the_last_checkpoint_of_the_run(run, image, tmp_path, capsys)
 
 @pytest.mark.slow
 def test_works_as_a_command_from_another_folder(run, image, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        [sys.executable, ROOT / "tools" / "predict.py", *arguments(run, image, tmp_path)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
+    argv = [ROOT / "tools/predict.py", *arguments(run, image, tmp_path)]
+    done = forked.run(argv, tmp_path / "printed", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
     assert (tmp_path / "out" / "photo.png").exists()
 
 

@@ -1,28 +1,17 @@
 """tools/train_imagenet.py as a user calls it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import forked
 from tests.classification.tiny import RECIPE, make_pictures
 
 pytestmark = pytest.mark.slow  # trains
 
-ROOT = Path(__file__).parents[2]
-
-
-def _call(*words, program=(sys.executable,)):
-    return subprocess.run(
-        [*program, str(ROOT / "tools/train_imagenet.py"), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+TOOL = Path(__file__).parents[2] / "tools/train_imagenet.py"
 
 
 @pytest.fixture
@@ -56,13 +45,10 @@ ALIKE += ("SOLVER.BASE_LR", 0.001, "LOG_PERIOD", 1, "TEST.PRECISE_BN_BATCHES", 9
 
 
 def test_two_processes_train_as_one(words, tmp_path):
-    for name, flags in (("one", ()), ("two", ("--num-gpus", 2))):
-        # gloo has been seen to abort a process at its end, on a loaded machine; the run goes on
-        for _ in range(3):
-            done = _call(*words(name, *ALIKE, flags=("--resume", *flags)))
-            if done.returncode != 1:
-                break
-        assert done.returncode == 0, done.stderr
+    done = forked.run([TOOL, *words("one", *ALIKE)], tmp_path / "printed")
+    assert done.returncode == 0, done.stdout
+    for done in forked.run_as_torchrun([TOOL, *words("two", *ALIKE)], tmp_path):
+        assert done.returncode == 0, done.stdout
     one, two = tmp_path / "one", tmp_path / "two"
     losses = _logged(one, "total_loss")
     assert len(losses) == 6
@@ -75,20 +61,20 @@ def test_two_processes_train_as_one(words, tmp_path):
         torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-3 * scale, msg=name)
 
 
-def test_torchrun_starts_the_processes(words, tmp_path):
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    done = _call(*words("run", *ALIKE, "SOLVER.ACCUMULATE_GRADIENTS", 2), program=torchrun)
-    assert done.returncode == 0, done.stderr
+def test_processes_share_accumulated_batches(words, tmp_path):
+    argv = [TOOL, *words("run", *ALIKE, "SOLVER.ACCUMULATE_GRADIENTS", 2)]
+    for done in forked.run_as_torchrun(argv, tmp_path):
+        assert done.returncode == 0, done.stdout
     log = (tmp_path / "run/log.txt").read_text()
     assert "8 images a step = 2 process(es) x 2 accumulated batch(es) x 2" in log
 
 
 def test_help_answers_and_a_mistake_is_one_sentence(words, tmp_path):
-    help_text = _call("--help").stdout
+    help_text = forked.run([TOOL, "--help"], tmp_path / "help").stdout
     for word in ("--synthetic-data", "--resume", "--num-gpus", "DATA.TRAIN", "export_backbone"):
         assert word in help_text
-    done = _call(*words("run", "SOLVER.EPOCH", 3))
+    done = forked.run([TOOL, *words("run", "SOLVER.EPOCH", 3)], tmp_path / "printed")
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("error: the command line sets SOLVER.EP")
-    assert "Traceback" not in done.stderr
+    assert done.stdout.strip().splitlines()[-1].startswith("error: the command line sets SOLVER.EP")
+    assert "Traceback" not in done.stdout
     assert not (tmp_path / "run").exists()

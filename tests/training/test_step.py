@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, NonFiniteLossError
 from lambda_det.training.precision import Precision
+from tests.forked import START_METHOD
 from tests.training.toy import Steps, ToyModel, batches, items
 
 FLOAT32 = Precision("cpu", None)
@@ -137,7 +138,7 @@ def _worker(rank, folder):
 
 @pytest.mark.slow
 def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
-    mp.start_processes(_worker, args=(str(tmp_path),), nprocs=2, start_method="spawn")
+    mp.start_processes(_worker, args=(str(tmp_path),), nprocs=2, start_method=START_METHOD)
     results = [torch.load(tmp_path / f"{rank}.pth", weights_only=True) for rank in range(2)]
     alone = ToyModel()
     _train(alone, batches(items(16), 8), 2)

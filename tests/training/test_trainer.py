@@ -42,6 +42,7 @@ from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from lambda_det.weights import formats
 from lambda_det.weights.formats import write_torch
+from tests.forked import CONTEXT
 from tests.reliability.runs import content, differences, metrics
 from tests.training.toy import ToyModel, items, settings
 
@@ -500,9 +501,8 @@ def _resume_as(rank, folder, found):
 def test_each_of_two_processes_reads_the_checkpoint_once(folder):
     Trainer(ToyTask(folder)).train()
     # Not forked: after torch.compile in another test autograd would refuse to work there
-    context = multiprocessing.get_context("spawn")
-    found = context.Queue()
-    processes = [context.Process(target=_resume_as, args=(rank, folder, found)) for rank in (0, 1)]
+    found = CONTEXT.Queue()
+    processes = [CONTEXT.Process(target=_resume_as, args=(rank, folder, found)) for rank in (0, 1)]
     for process in processes:
         process.start()
     reads = dict(found.get(timeout=100) for _ in processes)
