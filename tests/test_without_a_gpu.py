@@ -1,8 +1,8 @@
 """What a GPU would be asked to do, on tensors without data that are on a GPU that is not there.
 
 An operator between two devices, one that reads a value, or one whose result's size depends on
-values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Every
-model meets all six settings of dtype and layout; in the quick tests, one of them in turn.
+values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Layers and
+the backbones of detectors meet all six settings of dtype and layout, networks one of them in turn.
 """
 
 from __future__ import annotations
@@ -100,7 +100,16 @@ def _network(name):
     return LambdaResNet(shortened(spec), out_features=STAGES)
 
 
-@pytest.mark.parametrize(("name", "settings"), settings(_networks(), ("lambda_resnet26",)))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *settings((), ("lambda_resnet26",)),
+        *(
+            pytest.param(name, [one], marks=pytest.mark.slow, id=name)
+            for name, one in zip(_networks(), itertools.cycle(SETTINGS))
+        ),
+    ],
+)
 def test_networks(name, settings):
     attention = "attention" in name  # which does not keep the layout
     run(lambda: _network(name), (2, 3, 64, 64), settings, same_layout=not attention)

@@ -14,7 +14,7 @@ from lambda_det.detection.data import make_shapes
 from lambda_det.errors import ConfigError
 from tests.tool import ROOT, load_tool
 
-SHAPES = str(ROOT / "configs/quick/shapes_lambdaresnet26.yaml")
+SHAPES = str(ROOT / "configs/quick/shapes_lambdaresnet26_slim.yaml")
 PAPER = str(ROOT / "configs/mask_rcnn_lambdaresnet50.yaml")
 
 

@@ -24,7 +24,7 @@ SIZES = ((64, 64), (33, 97), (288, 130))
 
 def network(**options):
     options.setdefault("scope", None if "global_context" in options else 7)
-    spec = ResNetSpec((1, 1, 1, 1), lambda_blocks={"res5": ALL}, se_stages=("res2",))
+    spec = ResNetSpec((1, 1, 1, 1), width=16, lambda_blocks={"res5": ALL}, se_stages=("res2",))
     options = {"out_features": ("res2", "res5"), **options}
     return backbone_network(scramble(LambdaResNet(spec, **options)))
 
@@ -176,7 +176,9 @@ def test_global_positions_are_refused():
     ("kind", "words"), [("global", "16x16"), ("axial", "to 16 "), ("augmented", "16x16")]
 )
 def test_attention_with_global_positions_is_refused(kind, words):
-    spec = ResNetSpec((1, 1, 1, 1), lambda_blocks={"res5": ALL}, attention=kind, global_context=256)
+    spec = ResNetSpec(
+        (1, 1, 1, 1), width=16, lambda_blocks={"res5": ALL}, attention=kind, global_context=256
+    )
     with pytest.raises(ConfigError, match=rf"res5\.0\.conv2.*{words}"):
         backbone_network(LambdaResNet(spec))
 

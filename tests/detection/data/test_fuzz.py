@@ -1,7 +1,7 @@
 """Broken data sets: each is used, or refused by an error that names what is wrong.
 
-By default some tens of cases. With the marker ``fuzz`` and LAMBDA_DET_FUZZ=large there are two
-thousand. ``python -m tests.detection.data.fuzz`` takes any number.
+By default some tens of cases. With the marker ``fuzz`` and LAMBDA_DET_FUZZ=large there are six
+hundred. ``python -m tests.detection.data.fuzz`` takes any number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def trial(tmp_path_factory) -> Trial:
         *((kind, range(SMALL)) for kind in MUTATIONS),
         *(
             pytest.param(kind, range(first, first + LARGE), marks=pytest.mark.fuzz)
-            for kind, count in (("structure", 800), ("bytes", 300), ("images", 400))
+            for kind, count in (("structure", 200), ("bytes", 100), ("images", 100))
             for first in range(0, count, LARGE)
         ),
     ],
@@ -166,9 +166,7 @@ def coco(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
     return json.dumps(content).encode(), draw(switches)
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(n, marks=pytest.mark.fuzz) for n in range(1, 5))]
-)
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.fuzz)])
 def test_files_that_hypothesis_makes(trial, part):
     @given(coco(), st.just(part))  # another part is another test to Hypothesis
     def take(made: tuple[bytes, dict[str, Any]], _: int) -> None:
