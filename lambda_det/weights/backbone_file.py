@@ -17,7 +17,14 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.files import replace_file
 from lambda_det.weights.formats import WRITERS, read_checkpoint
 from lambda_det.weights.import_names import import_weights
-from lambda_det.weights.names import check_shared, compare, fitting, named_as_in, tensors_only
+from lambda_det.weights.names import (
+    check_shared,
+    compare,
+    fitting,
+    named_as_in,
+    note_other_classes,
+    tensors_only,
+)
 from lambda_det.weights.provenance import (
     AUTHOR,
     FORMAT,
@@ -206,6 +213,7 @@ def load_backbone_weights(
         )
     check_layers(backbone, content, path)
     check_shared(backbone, state, path)
+    note_other_classes(own, state, path)
     backbone.load_state_dict(fitting(own, state), strict=False)
     pixels = wanted_pixels(content)
     logger.info(f"Loaded {which} of {path}" + (f"; pixel settings: {pixels}" if pixels else ""))

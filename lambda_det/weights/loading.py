@@ -30,6 +30,7 @@ from lambda_det.weights.names import (
     fitting,
     is_counter,
     named_as_in,
+    note_other_classes,
     tensors_only,
 )
 from lambda_det.weights.provenance import (
@@ -242,7 +243,7 @@ def _check_start(
     path: str | Path,
     about: Mapping[str, Any],
 ) -> None:
-    _warn_of_other_classes(own, state, path)
+    note_other_classes(own, state, path)
     own = {name: tensor for name, tensor in own.items() if not _CLASS_LAYERS.match(name)}
     for prefix in prefixes:
         fit = compare(own, state, prefix)
@@ -271,22 +272,6 @@ def _which(about: Mapping[str, Any], fit: Fit) -> str:
         return f"its lambda layers have the scope {there}, those of the backbone {here}; "
     network = about.get("model") or about.get("imported")
     return f"the file is of {network}; " if network else ""
-
-
-def _warn_of_other_classes(
-    own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str | Path
-) -> None:
-    """Say of a classifier for other classes, such as ImageNet-21k's, that its end is not used."""
-    for name, tensor in own.items():
-        if (
-            bare_name(name) == "linear.weight"
-            and name in state
-            and tensor.shape != state[name].shape
-        ):
-            logger.warning(
-                f"{path} is for {len(state[name])} classes and the model for {len(tensor)}: the "
-                "last layer starts from random weights"
-            )
 
 
 def _load(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ __all__ = [
     "fitting",
     "is_counter",
     "named_as_in",
+    "note_other_classes",
     "tensors_only",
 ]
+
+logger = logging.getLogger(__name__)
 
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel and AveragedModel; torch.compile
 _OWNERS = ("backbone", "bottom_up")  # classifiers and detectors; FPN
@@ -254,3 +258,22 @@ def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path
                 "the model: share in it only what the file shares (share_positions of lambda "
                 "layers)."
             )
+
+
+def note_other_classes(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str | Path
+) -> None:
+    """Say of the weights of a classifier, such as one for ImageNet-21k, if its end is not used."""
+    ours, theirs = (
+        next((w for name, w in tensors.items() if bare_name(name) == "linear.weight"), None)
+        for tensors in (own, state)
+    )
+    if theirs is None:
+        return
+    if ours is None:
+        logger.info(f"{path} is for {len(theirs)} classes: its backbone alone is taken")
+    elif ours.shape != theirs.shape:
+        logger.warning(
+            f"{path} is for {len(theirs)} classes and the model for {len(ours)}: the last layer "
+            "starts from random weights"
+        )

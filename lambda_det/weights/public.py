@@ -223,8 +223,14 @@ def _on_hub(repository: str, file: str, place: str) -> tuple[str, Path, Callable
 
     def download() -> str:
         from huggingface_hub import hf_hub_download
+        from huggingface_hub.utils import logging
 
-        return hf_hub_download(repository, file)
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # each of its many attempts warns; the error says it once
+        try:
+            return hf_hub_download(repository, file)
+        finally:
+            logging.set_verbosity(verbosity)
 
     origin = f"https://huggingface.co/{repository}/resolve/main/{file}"
     return origin, Path(get_cache_dir(), "lambda_det", place), download

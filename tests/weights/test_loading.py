@@ -479,6 +479,10 @@ def test_weights_for_other_classes_say_so(mobilenet, tmp_path, caplog):
     SafeCheckpointer(classifier).load_initial_weights(str(tmp_path / "w.pth"))
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "w.pth is for 7 classes" in warning and "3" in warning
+    caplog.clear()
+    caplog.set_level("INFO")
+    lambda_det.create_backbone("mobilenet_v2", weights=tmp_path / "w.pth")
+    assert any("w.pth is for 7 classes" in r.getMessage() for r in caplog.records)
 
 
 @pytest.mark.parametrize(

@@ -57,23 +57,27 @@ def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]
     content = read_json(json_file)
     images = content["images"]
     held_out = {i["id"] for i in images if is_held_out(str(i["file_name"]), share)}
-    refuse = f"--val-share {share:g} (DATASETS.VAL_SHARE) of {json_file}"
+    option = f"--val-share {share:g} (DATASETS.VAL_SHARE) of {json_file}"
     if len(held_out) in (0, len(images)):
         raise DataError(
-            f"{refuse} would hold out {len(held_out)} of {len(images)} images; give another share, "
+            f"{option} would hold out {len(held_out)} of {len(images)} images; give another share, "
             "or a file with --test-json."
         )
     train, val = (_part(content, held_out, keep) for keep in (False, True))
     if gone := _classes(content) - _classes(train):
         raise DataError(
-            f"{refuse} would leave no image of {_named(gone, names)} to train on; give a smaller "
+            f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "
             "share, or a file with --test-json."
         )
-    unseen = _classes(content) - _classes(val)
     logger.info(
         f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {json_file}, by the "
-        f"hash of their names{f'; none of them shows {_named(unseen, names)}' if unseen else ''}"
+        "hash of their names"
     )
+    if unseen := _classes(content) - _classes(val):
+        logger.warning(
+            f"{option} holds out no image of {_named(unseen, names)}, whose AP remains unknown; "
+            "give a larger share, or a file with --test-json"
+        )
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     folder = Path(get_cache_dir(), "lambda_det", "held_out", digest)
     stem = f"{Path(json_file).stem}_{share!r}"

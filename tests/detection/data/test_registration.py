@@ -169,7 +169,7 @@ def test_a_share_that_is_none(cfg, many, share):
         share_out(cfg, many, share)
 
 
-def test_a_share_that_leaves_too_little(cfg, many, content, write):
+def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
     for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
         with pytest.raises(DataError, match=f"VAL_SHARE.*{words}"):
             share_out(cfg, many, share)
@@ -180,6 +180,13 @@ def test_a_share_that_leaves_too_little(cfg, many, content, write):
             annotation["category_id"] = 77
     with pytest.raises(DataError, match=r"VAL_SHARE.*quince"):
         share_out(cfg, write(content), 0.2)
+    for annotation in content["annotations"]:
+        number = annotation["image_id"]
+        is_apple = f"{number}.jpg" in held_out or number % 2
+        annotation["category_id"] = content["categories"][0]["id"] if is_apple else 77
+    share_out(cfg, write(content), 0.2)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "VAL_SHARE" in warning and "quince" in warning
 
 
 def test_a_share_and_test_data_or_no_training_data(cfg, many):
