@@ -37,7 +37,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config-file", metavar="FILE", help="of the detector")
+    source.add_argument("--config-file", metavar="FILE", help="of the detector, YAML or Python")
     source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
     parser.add_argument(
         "--weights", metavar="FILE", help="checkpoint, if not the last one of the config's run"
@@ -75,7 +75,7 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lambda_det.detection import load_config
+    from lambda_det.detection.lazy_task import load_any_config
     from lambda_det.export import export_network
     from lambda_det.export.session import SIZES
     from lambda_det.export.sources import named_backbone, network_of_config, read_images
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model:
         network = named_backbone(args.model, args.weights)
     else:
-        cfg = load_config(args)
+        cfg = load_any_config(args)
         network = network_of_config(cfg, args.config_file, args.weights, args.backbone_only)
     report = export_network(
         network, args.output, sizes=args.sizes or SIZES, images=images, overwrite=args.overwrite

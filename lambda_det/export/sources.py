@@ -9,9 +9,13 @@ import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.data.detection_utils import read_image
+from detectron2.data.transforms import ResizeShortestEdge
+from omegaconf import DictConfig
 from torch import Tensor
 
+from lambda_det.detection import DetectionTask
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
+from lambda_det.detection.lazy_task import task_of
 from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
@@ -35,7 +39,7 @@ def named_backbone(name: str, weights: str) -> Network:
 
 
 def network_of_config(
-    cfg: CfgNode, config_file: str, weights: str | None, backbone_only: bool
+    cfg: CfgNode | DictConfig, config_file: str, weights: str | None, backbone_only: bool
 ) -> Network:
     """The detector of a configuration, or its backbone with FPN, with weights.
 
@@ -50,20 +54,26 @@ def network_of_config(
     """
     weights = find_weights(cfg, config_file, weights)
     model = trained_detector(cfg, weights, "float32")
+    task = task_of(cfg)
     pixels: dict[str, Any] = {
         "config": config_file,
         "weights": weights,
-        "input_format": cfg.INPUT.FORMAT,
-        "pixel_mean": list(cfg.MODEL.PIXEL_MEAN),
-        "pixel_std": list(cfg.MODEL.PIXEL_STD),
-        "min_size_test": cfg.INPUT.MIN_SIZE_TEST,
-        "max_size_test": cfg.INPUT.MAX_SIZE_TEST,
+        **(task.pixels.as_meta() if task.pixels else {}),
+        **_test_size(task),
         "classes": known_class_names(cfg),
     }
     if backbone_only:
         pixels["size_divisibility"] = model.backbone.size_divisibility
         return backbone_network(model.backbone, pixels)
     return detector_network(model, pixels)
+
+
+def _test_size(task: DetectionTask) -> dict[str, int]:
+    """The sides that images are resized to in an evaluation; nothing where it does more to them."""
+    made = task.build_test_augmentations().augs
+    if len(made) != 1 or not isinstance(made[0], ResizeShortestEdge):
+        return {}
+    return {"min_size_test": made[0].short_edge_length[0], "max_size_test": made[0].max_size}
 
 
 def read_images(files: Iterable[str]) -> list[Tensor]:

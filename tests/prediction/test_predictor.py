@@ -13,13 +13,15 @@ from detectron2.config import instantiate
 from detectron2.engine import DefaultPredictor
 
 import lambda_det
-from lambda_det.detection import LazyTask, load_config, load_lazy_config
+from lambda_det.detection import LazyTask, load_lazy_config
 from lambda_det.detection.inference import find_weights
 from lambda_det.detection.lazy import dump_lazy
+from lambda_det.detection.lazy_task import load_any_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_of_config
 from lambda_det.prediction import Predictor
+from lambda_det.prediction.predictor import find_config
 from tests.training.tiny_detector import tiny_config
 
 LAZY_CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
@@ -280,14 +282,21 @@ def test_an_exported_detector_names_a_device_that_is_none(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exported_detector_finds_the_same(run, predictor, picture, tmp_path):
-    path = tmp_path / "detector.ts"
-    cfg = load_config(argparse.Namespace(config_file=str(run[0]), opts=[]))
-    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
-    network = network_of_config(cfg, str(run[0]), None, False)
+@pytest.mark.parametrize(
+    ("kind", "opts"),
+    [
+        ("run", ["MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.0"]),
+        ("lazy_run", ["model.roi_heads.box_predictor.test_score_thresh=0.0"]),
+    ],
+)
+def test_an_exported_detector_finds_the_same(kind, opts, picture, tmp_path, request):
+    path, made = tmp_path / "detector.ts", request.getfixturevalue(kind)
+    file = find_config(made[0])
+    cfg = load_any_config(argparse.Namespace(config_file=file, opts=opts))
+    network = network_of_config(cfg, file, None, False)
     assert export_network(network, path, sizes=[(64, 85)]).passed
     exported = lambda_det.Predictor(path, score_threshold=0.0)
-    expected, found = predictor(picture), exported(picture)
+    expected, found = Predictor(file, score_threshold=0.0)(picture), exported(picture)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
     assert (found.classes == expected.classes).all()
