@@ -174,7 +174,7 @@ def test_the_command(capsys, tmp_path):
     main = load_tool("plan").main
     keys = ["INPUT.MAX_SIZE_TRAIN", "64", "INPUT.MIN_SIZE_TRAIN", "(64,)", "OUTPUT_DIR"]
     keys.append(str(tmp_path))
-    flags = ["--config-file", SHAPES, "--gpu-memory", "1.2", "--step-time", "3.6"]
+    flags = ["--config-file", SHAPES, "--gpu-memory", "1.05", "--step-time", "3.6"]
     assert main([*flags, *keys]) == 0
     out = capsys.readouterr().out
     for word in ("res4", "mask head", "ACCUMULATE_GRADIENTS", "GiB", "hours", "Guessed", "Counted"):

@@ -71,7 +71,11 @@ def test_a_small_study_and_its_second_start(tmp_path, monkeypatch, capsys):
     assert "NAME: resnet14_slim_lambda_c2345" in config
 
 
-def test_unknown_rows_are_named(capsys):
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("scope --rows 3x3,5x5", "5x5"), ("hybrid --network resnet14_slim", "hybrid")],
+)
+def test_rows_and_networks_that_there_are_not(words, named, capsys):
     with pytest.raises(SystemExit):
-        tool.parse_args(["scope", "--data", "d", "--rows", "3x3,5x5"])
-    assert "5x5" in capsys.readouterr().err
+        tool.parse_args([*words.split(), "--data", "d"])
+    assert named in capsys.readouterr().err
