@@ -74,7 +74,7 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
 
 def reason(error: BaseException) -> str:
     """The message of another library's error in one line; its type where there is no message."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def printable(text: str | os.PathLike) -> str:

@@ -4,7 +4,7 @@ Each machine runs torchrun with two training processes. Something happens to one
 first checkpoint. The run must then go on from its last checkpoint, at most after the same command
 was started again, and end with the weights of a run that nothing happened to. They are equal to the
 bit if no process was started again. Else they are near: the first step after a start adds the
-gradients of four processes in another order (DistributedDataParallel lays them out anew after it).
+gradients of the processes in another order (DistributedDataParallel lays them out anew after it).
 Linux only, where a user may make namespaces (``unshare -rn``).
 
     python -m tests.reliability.machines              # all rehearsals, a quarter of an hour
@@ -136,7 +136,8 @@ class Run:
         argv += ["--nnodes", "2", "--nproc_per_node", "2", "--max-restarts", "3"]
         argv += ["--rdzv_backend", "c10d", "--rdzv_id", "rehearsal"]
         argv += ["--rdzv_endpoint", f"{self.machines.address(0)}:29400"]
-        argv += ["--rdzv_conf", f"is_host={machine == 0}"]
+        # By default torchrun gives up when its rendezvous does not answer for a minute
+        argv += ["--rdzv_conf", f"is_host={machine == 0},read_timeout=600"]
         argv += ["--local_addr", self.machines.address(machine)]
         argv += self._flags
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
