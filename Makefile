@@ -25,18 +25,19 @@ demo: setup
 	$(BIN)/python tools/demo.py
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+# Long tests wait for others' processes and for disks, which leaves room for a third.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 LONG := slow or fuzz or benchmark or gpu
 TESTS ?= tests
 
 test: setup
-	$(PYTEST) -m "not ($(LONG))"
+	$(PYTEST) -n 2 -m "not ($(LONG))"
 
 test-all: setup
-	LAMBDA_DET_FUZZ=large $(PYTEST)
+	LAMBDA_DET_FUZZ=large $(PYTEST) -n 3
 
 test-rest: setup
-	LAMBDA_DET_FUZZ=large $(PYTEST) -m "$(LONG)" $(TESTS)
+	LAMBDA_DET_FUZZ=large $(PYTEST) -n 3 -m "$(LONG)" $(TESTS)
 
 matrix: setup
 	$(BIN)/python .ci/matrix.py
