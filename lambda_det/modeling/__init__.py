@@ -4,25 +4,42 @@ The names below are imported when they are asked for: the table of networks need
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "Classifier": "build",
-    "LambdaRes5ROIHeads": "build",
-    "LambdaResNet": "resnet",
-    "MobileNetV2": "mobilenet",
-    "build_lambda_resnet_backbone": "build",
-    "build_lambda_resnet_deeplab_backbone": "build",
-    "build_lambda_resnet_fpn_backbone": "build",
-    "build_retinanet_lambda_resnet_fpn_backbone": "build",
-    "create_backbone": "build",
-    "create_classifier": "build",
-    "list_models": "specs",
-}
+if TYPE_CHECKING:
+    from lambda_det.modeling.build import (
+        Classifier,
+        LambdaRes5ROIHeads,
+        build_lambda_resnet_backbone,
+        build_lambda_resnet_deeplab_backbone,
+        build_lambda_resnet_fpn_backbone,
+        build_retinanet_lambda_resnet_fpn_backbone,
+        create_backbone,
+        create_classifier,
+    )
+    from lambda_det.modeling.mobilenet import MobileNetV2
+    from lambda_det.modeling.resnet import LambdaResNet
+    from lambda_det.modeling.specs import list_models
 
-__all__ = list(_HOMES)
+__all__ = [
+    "Classifier",
+    "LambdaRes5ROIHeads",
+    "LambdaResNet",
+    "MobileNetV2",
+    "build_lambda_resnet_backbone",
+    "build_lambda_resnet_deeplab_backbone",
+    "build_lambda_resnet_fpn_backbone",
+    "build_retinanet_lambda_resnet_fpn_backbone",
+    "create_backbone",
+    "create_classifier",
+    "list_models",
+]
 
 
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        for home in ("specs", "build", "resnet", "mobilenet"):
+            module = importlib.import_module(f"{__name__}.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
