@@ -11,16 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from lambda_det.layers import grids
 from lambda_det.layers.functional import KeyNorm
-from lambda_det.layers.grids import (
-    as_map,
-    cut_heads,
-    depth_softmax,
-    given_position_output,
-    join_heads,
-    split,
-    strided,
-)
 from lambda_det.layers.lambdas import ContentLambda, RelativePosition
 from lambda_det.layers.options import check_inputs, check_lambdas, check_sizes, make_norm
 
@@ -150,11 +142,11 @@ class LambdaLayer(nn.Module):
         check_inputs(self, x, mask, context, embeddings)
         if context is None and self.stride > 1:
             context = x
-        parts = self.project(strided(x, self.stride), context)
+        parts = self.project(grids.strided(x, self.stride), context)
         if self.multi_head:
-            of_heads = zip(*(cut_heads(part, self.heads) for part in parts), strict=True)
+            of_heads = zip(*(grids.cut_heads(part, self.heads) for part in parts), strict=True)
             outputs = [self._output(p, mask, embeddings, h) for h, p in enumerate(of_heads)]
-            y = join_heads(outputs)
+            y = grids.join_heads(outputs)
         else:
             y = self._output(parts, mask, embeddings)
         y = y.flatten(-2)
@@ -169,16 +161,17 @@ class LambdaLayer(nn.Module):
         """
         if context is None:
             context = x
-            queries, keys, values = self.qkv(as_map(x)).split(self.rows, dim=1)
+            queries, keys, values = self.qkv(grids.as_map(x)).split(self.rows, dim=1)
         else:
             # All rows of both, for norms that are folded into the projection, and for its hooks
-            queries = self.qkv(as_map(x)).split(self.rows, dim=1)[0]
-            keys, values = self.qkv(as_map(context)).split(self.rows, dim=1)[1:]
-        queries = split(self.query_norm(queries), self.query_depth, x.shape[2:])
-        keys = split(keys, self.intra_depth, context.shape[2:])
-        values = split(self.value_norm(values), self.intra_depth, context.shape[2:])
+            queries = self.qkv(grids.as_map(x)).split(self.rows, dim=1)[0]
+            keys, values = self.qkv(grids.as_map(context)).split(self.rows, dim=1)[1:]
+        queries = grids.split(self.query_norm(queries), self.query_depth, x.shape[2:])
+        keys = grids.split(keys, self.intra_depth, context.shape[2:])
+        values = grids.split(self.value_norm(values), self.intra_depth, context.shape[2:])
         if self.query_softmax:
-            queries = depth_softmax(queries).to(values.dtype)  # autocast gives float32 on CUDA
+            # Under autocast CUDA gives it in float32
+            queries = grids.depth_softmax(queries).to(values.dtype)
         return queries, keys, values
 
     def _output(
@@ -190,7 +183,7 @@ class LambdaLayer(nn.Module):
         if self.content is not None:
             y = self.content(queries, keys, values, mask)
         if embeddings is not None:
-            y = y + given_position_output(queries, values, embeddings, mask)
+            y = y + grids.given_position_output(queries, values, embeddings, mask)
         if self.position is not None:
             y = y + self.position(
                 queries, values, mask, head, self.dilation, self.implementation, self.stride
