@@ -77,7 +77,6 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 def run(args: argparse.Namespace) -> int:
     from lambda_det.detection.lazy_task import load_any_config
     from lambda_det.export import export_network
-    from lambda_det.export.session import SIZES
     from lambda_det.export.sources import named_backbone, network_of_config, read_images
 
     images = read_images(args.images)
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         cfg = load_any_config(args)
         network = network_of_config(cfg, args.config_file, args.weights, args.backbone_only)
     report = export_network(
-        network, args.output, sizes=args.sizes or SIZES, images=images, overwrite=args.overwrite
+        network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
     )
     print(describe(report))
     return 0 if report.passed else 1

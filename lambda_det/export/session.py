@@ -93,7 +93,7 @@ def export_network(
     network: Network,
     output: str | Path,
     *,
-    sizes: Sequence[tuple[int, int]] = SIZES,
+    sizes: Sequence[tuple[int, int]] | None = None,
     images: Sequence[Tensor] = (),
     overwrite: bool = False,
 ) -> Report:
@@ -105,7 +105,7 @@ def export_network(
     Args:
         network: what to export.
         output: its suffix says the format, see :data:`lambda_det.export.FORMATS`.
-        sizes: heights and widths to compare on.
+        sizes: heights and widths to compare on; None for ``SIZES``.
         images: pictures [3, H, W] of pixels 0 to 255 to fill these sizes with, else patterns.
         overwrite: replace files that are there.
 
@@ -115,6 +115,7 @@ def export_network(
     output, form = Path(output), format_of(output)
     sidecar = output.with_name(output.name + ".json")
     check_output(output, overwrite)
+    sizes = _sizes(network, sizes)
     reason = form.refuse(network)
     if reason is not None:
         raise ConfigError(f"{form.name} is not possible: {reason}.")
@@ -143,6 +144,20 @@ def export_network(
     finally:
         draft.unlink(missing_ok=True)
     return report
+
+
+def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
+    """Sizes to compare on, of which an FPN takes multiples of its largest stride."""
+    stride = network.pixels.get("size_divisibility") or 1
+    if sizes is None:
+        return [(height + -height % stride, width + -width % stride) for height, width in SIZES]
+    for height, width in sizes:
+        if height % stride or width % stride:
+            raise ConfigError(
+                f"The network takes sides that are multiples of {stride}; --sizes has "
+                f"{height}x{width}."
+            )
+    return sizes
 
 
 def check_output(output: Path, overwrite: bool) -> None:

@@ -1,4 +1,4 @@
-"""A run killed by SIGKILL at twenty random moments is, in the end, the run that was not.
+"""A run killed by SIGKILL at random moments is, in the end, the run that was not.
 
 LAMBDA_DET_KILLS=100 kills five runs of each kind twenty times, and lets the disk stall for 30 s.
 """
@@ -22,18 +22,19 @@ from tests.reliability.runs import (
 
 pytestmark = pytest.mark.slow  # trains
 
-KILLS = 20  # of one run
-RUNS = int(os.environ.get("LAMBDA_DET_KILLS", KILLS)) // KILLS
-STALL = 3 if RUNS == 1 else 30  # seconds
+ALL = int(os.environ.get("LAMBDA_DET_KILLS", 10))
+KILLS = min(ALL, 20)  # of one run
+STALL = 3 if ALL == KILLS else 30  # seconds
 WORDS = {"detection": detection_words, "classification": classification_words}
 
 
 def _moments(seed: int) -> list[Kill]:
-    """Eight at any time, six while a checkpoint is a draft, six between operations on files."""
+    """At any time, or while a checkpoint is a draft, or between operations on files."""
     rng = random.Random(seed)
-    moments = [Kill("time", rng.uniform(0, 3)) for _ in range(8)]
-    moments += [Kill("draft", rng.uniform(0, 0.03)) for _ in range(6)]
-    moments += [Kill("operation", rng.randint(1, 12)) for _ in range(6)]
+    rest = 3 * KILLS // 10
+    moments = [Kill("time", rng.uniform(0, 3)) for _ in range(KILLS - 2 * rest)]
+    moments += [Kill("draft", rng.uniform(0, 0.03)) for _ in range(rest)]
+    moments += [Kill("operation", rng.randint(1, 12)) for _ in range(rest)]
     rng.shuffle(moments)
     return moments
 
@@ -48,8 +49,8 @@ def uninterrupted(request, tmp_path_factory) -> tuple[str, list[str], Path]:
     return tool, words, whole
 
 
-@pytest.mark.parametrize("seed", range(5, 5 + RUNS))
-def test_twenty_kills_change_nothing(uninterrupted, seed, tmp_path):
+@pytest.mark.parametrize("seed", range(5, 5 + ALL // KILLS))
+def test_kills_change_nothing(uninterrupted, seed, tmp_path):
     tool, words, whole = uninterrupted
     killed, log = tmp_path / "killed", tmp_path / "killed.txt"
     words = [*words, "OUTPUT_DIR", str(killed)]
@@ -59,7 +60,7 @@ def test_twenty_kills_change_nothing(uninterrupted, seed, tmp_path):
     assert set(statuses) <= {-9, 0}, log.read_text()
     assert train(tool, words, log, folder=killed) == 0, log.read_text()
 
-    assert statuses.count(-9) >= 15
+    assert statuses.count(-9) >= 3 * KILLS // 4
     assert not list(killed.glob("*.tmp"))
     for name in ("model_final.pth", "model_best.pth"):
         assert differences(content(whole / name), content(killed / name)) == []

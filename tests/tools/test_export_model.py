@@ -36,13 +36,16 @@ def test_backbone_by_name(weights, tmp_path, capsys):
 @pytest.mark.slow
 def test_detector_and_its_backbone(tmp_path, capsys):
     config, _ = save_run(tmp_path / "run")
-    for name, extra in (("d.ts", []), ("b.ts", ["--backbone-only"])):
+    whole, part = ["--sizes", "64x96"], ["--backbone-only"]
+    for name, extra in (("d.ts", whole), ("b.ts", part)):
         path = str(tmp_path / name)
-        arguments = [path, "--config-file", str(config), *extra, "--sizes", "64x96"]
+        arguments = [path, "--config-file", str(config), *extra]
         assert tool.main([*arguments, "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "1.0"]) == 0
         out = capsys.readouterr().out
-        assert ("note: nothing was detected" in out) == (not extra)
+        assert ("note: nothing was detected" in out) == (extra == whole)
         assert (tmp_path / f"{name}.json").exists()
+    odd = [str(tmp_path / "odd.ts"), "--config-file", str(config), *part, "--sizes", "64x96,64x97"]
+    assert tool.main(odd) == 2 and "64x97" in capsys.readouterr().err
 
 
 def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
