@@ -47,7 +47,11 @@ def head(name: str):
 
 
 @pytest.mark.parametrize(
-    "suffix", [".ts", pytest.param(".pt2", marks=[needs_any_size, needs_time])]
+    "suffix",
+    [
+        pytest.param(".ts", marks=pytest.mark.slow),
+        pytest.param(".pt2", marks=[needs_any_size, needs_time]),
+    ],
 )
 def test_a_mask_rcnn(model, suffix, tmp_path):
     path = tmp_path / f"detector{suffix}"

@@ -74,9 +74,9 @@ def _reach(alone, inside, stride, height=97, width=75):
     [
         ("lambda_resnet26_slim", {}),
         ("lambda_resnet26_slim", {"dilation": {"res4": 2, "res5": 4}, "norm": "FrozenBN"}),
-        ("resnet50_lambda_c45", {}),
         ("lambda_resnet26t", {}),
-        ("lambda_resnet50ts", {}),
+        pytest.param("resnet50_lambda_c45", {}, marks=pytest.mark.slow),
+        pytest.param("lambda_resnet50ts", {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

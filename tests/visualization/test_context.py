@@ -150,6 +150,7 @@ def test_of_one_convolution_it_is_the_absolute_kernel():
     torch.testing.assert_close(field / field.max(), (expected / expected.max()).detach())
 
 
+@pytest.mark.slow
 def test_with_many_draws_it_tends_to_the_norm_of_the_jacobian():
     network = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 3)).double()
     image = torch.randn(1, 2, 7, 6, dtype=torch.float64, requires_grad=True)

@@ -33,7 +33,7 @@ def torchvision_box(height: int, width: int, min_area: float) -> tuple[int, int,
 def test_boxes_are_distributed_as_torchvisions(height, width, min_area):
     rng = np.random.default_rng(0)
     torch.manual_seed(0)
-    draws = 6000
+    draws = 2000
     ours = [transforms.random_box(height, width, min_area, rng) for _ in range(draws)]
     theirs = [torchvision_box(height, width, min_area) for _ in range(draws)]
 
