@@ -16,6 +16,7 @@ import torch
 
 from lambda_det.errors import PREEMPTED_STATUS
 from tests import forked
+from tests.reliability.machines import descendants
 from tests.reliability.runs import detection_words
 
 pytestmark = [
@@ -51,16 +52,6 @@ def _wait_until(condition: Callable[[], object], run: subprocess.Popen, output: 
         time.sleep(0.02)
 
 
-def _descendants(pid: int) -> list[int]:
-    """The processes that the main thread of ``pid`` started, children before grandchildren."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    result = [int(child) for child in children]
-    return result + [pid for child in result for pid in _descendants(child)]
-
-
 def _trains(pid: int) -> bool:
     """Whether the process trains; the others are helpers of multiprocessing."""
     try:
@@ -91,7 +82,7 @@ def restarted(arguments, tmp_path_factory) -> Path:
     argv = [*TORCHRUN, "--max-restarts", "2", TOOL, *arguments, "OUTPUT_DIR", str(folder)]
     run = _start(argv, output)
     _wait_until((folder / "last_checkpoint").exists, run, output)
-    workers = [pid for pid in _descendants(run.pid)[:2] if _trains(pid)]
+    workers = [pid for pid in descendants(run.pid)[:2] if _trains(pid)]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
     run.wait(300)
@@ -123,7 +114,7 @@ def test_signal_stops_all_processes_and_resume_continues(arguments, restarted, t
     ]
     run = _start(argv, output)
     _wait_until((folder / "last_checkpoint").exists, run, output)
-    processes = _descendants(run.pid)
+    processes = descendants(run.pid)
     run.send_signal(signal.SIGUSR1)
     assert run.wait(100) == PREEMPTED_STATUS, output.read_text()[-5000:]
     # Python's resource tracker outlives the run, and may print a warning after the last message

@@ -277,10 +277,9 @@ def _corners(annotation: dict[str, Any]) -> list[float] | None:
     try:
         values = [float(v) for v in annotation["bbox"]]
         if len(values) == 4 and annotation["bbox_mode"] == BoxMode.XYWH_ABS:
+            # As BoxMode has it, in a tenth of the time
             with np.errstate(over="ignore", invalid="ignore"):
-                box = np.array(
-                    values, dtype=np.float32
-                )  # as BoxMode has it, in a tenth of the time
+                box = np.array(values, dtype=np.float32)
                 box[2:] += box[:2]
             box = box.tolist()
         else:
