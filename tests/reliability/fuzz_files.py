@@ -56,12 +56,11 @@ from lambda_det.training.task import Task
 from lambda_det.weights.backbone_file import load_backbone_weights, read_backbone, save_backbone
 from tests.classification.tiny import COLOURS, make_pictures
 from tests.detection.data.fuzz_cases import mutate
-from tests.detection.data.fuzz_trial import Hang, limits
+from tests.detection.data.fuzz_trial import Failures, Hang, limits
 from tests.export.toy import classifier_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _EDGE = 2000  # bytes at the beginning and the end of a file, where formats have their tables
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -344,7 +343,7 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.enable()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    failures: dict[str, str] = {}
+    failures = Failures()
     for name in [arguments.kind] if arguments.kind else KINDS:
         outcomes: Counter[str] = Counter()
         with tempfile.TemporaryDirectory() as folder:
@@ -354,12 +353,9 @@ def main(argv: list[str] | None = None) -> int:
                     outcomes[take(KINDS[name], Path(folder), seed)] += 1
                 except AssertionError as error:
                     outcomes["FAILED"] += 1
-                    told = f"--seed {seed} --kind {name}: {error}"
-                    failures.setdefault(name + str(error).splitlines()[0][:60], told)
+                    failures.add(name, seed, str(error))
         print(f"{name}: {dict(outcomes.most_common())}", flush=True)
-    for told in list(failures.values())[:_SHOWN]:
-        print(f"\n{told}")
-    return int(bool(failures))
+    return failures.tell()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.detection.data.fuzz_cases import MUTATIONS, Truth
-from tests.detection.data.fuzz_trial import Trial
+from tests.detection.data.fuzz_trial import Failures, Trial
 
 EXAMPLES = """examples:
   python -m tests.detection.data.fuzz 5000
@@ -29,7 +29,6 @@ EXAMPLES = """examples:
 
 Ends with status 0 where every case was used or refused, and 1 where one was not.
 """
-_SHOWN = 10
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -58,7 +57,7 @@ def fuzz(arguments: argparse.Namespace, folder: Path) -> int:
     kinds = [arguments.kind] if arguments.kind else sorted(MUTATIONS)
     trial = Trial(truth, folder / "cases")
     outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
-    failures: dict[str, str] = {}
+    failures = Failures()
     for number in _until_interrupted(arguments.cases):
         seed = arguments.seed + number
         kind = kinds[seed % len(kinds)]
@@ -68,16 +67,13 @@ def fuzz(arguments: argparse.Namespace, folder: Path) -> int:
             outcome = trial.take(MUTATIONS[kind](truth, seed))
         except AssertionError as error:
             outcome = "FAILED"
-            story = str(error)
-            failures.setdefault(story.splitlines()[0][:100], f"--seed {seed} of {kind}: {story}")
+            failures.add(kind, seed, str(error))
         outcomes[kind][outcome] += 1
     for kind, counts in outcomes.items():
         print(f"\n{kind}:")
         for outcome, count in counts.most_common():
             print(f"{count:9,} {outcome}")
-    for story in list(failures.values())[:_SHOWN]:
-        print(f"\n{story}")
-    return int(bool(failures))
+    return failures.tell()
 
 
 def _until_interrupted(cases: int) -> Iterator[int]:

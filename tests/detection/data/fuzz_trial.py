@@ -35,9 +35,13 @@ from lambda_det.errors import ConfigError, UserError
 from tests.detection.data.fuzz_cases import Case, Truth
 from tests.training.tiny_detector import tiny_config
 
-SECONDS = 60  # a case that takes longer hangs; most take a twentieth of one
+# A case that takes longer hangs; most take a twentieth of a second. On a busy machine a sound case
+# may wait for long, so that the first limit is one of computing
+COMPUTING = 60  # seconds of the process's CPU time
+WAITING = 900  # seconds
 MEMORY = 3 * 2**30  # bytes that a case may take more than the process has already
 
+_SHOWN = 10  # ways to fail
 _TOOL = Path(__file__).parents[3] / "tools" / "check_dataset.py"
 _SPEC = importlib.util.spec_from_file_location("check_dataset_for_fuzzing", _TOOL)
 check_dataset = importlib.util.module_from_spec(_SPEC)
@@ -45,7 +49,30 @@ _SPEC.loader.exec_module(check_dataset)
 
 
 class Hang(BaseException):
-    """A case took longer than it may. No Exception, so that nothing takes it for a broken file."""
+    """A case took longer than it may.
+
+    It is no Exception, so that nothing takes it for a broken file.
+    """
+
+
+class Failures:
+    """The stories of failed cases, with the seeds of all that failed in the same way."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[str, list[int]] = {}
+        self._stories: dict[str, str] = {}
+
+    def add(self, kind: str, seed: int, story: str) -> None:
+        """Keep a case that failed; the first line of its story tells the way."""
+        way = f"{kind}: {story.splitlines()[0][:100]}"
+        self._stories.setdefault(way, story)
+        self._seeds.setdefault(way, []).append(seed)
+
+    def tell(self) -> int:
+        """Print the first of each way; the exit status of the program."""
+        for way, seeds in list(self._seeds.items())[:_SHOWN]:
+            print(f"\n{way}\n--seed {' or '.join(map(str, seeds))}\n{self._stories[way]}")
+        return int(bool(self._seeds))
 
 
 class Trial:
@@ -244,19 +271,23 @@ class _Once(logging.Handler):
 def limits() -> Iterator[None]:
     """Let a case fail that hangs or takes all memory, without stopping the others."""
 
-    def hang(*_) -> None:
-        raise Hang(f"longer than {SECONDS} seconds")
+    def hang(number: int, _: object) -> None:
+        computed = number == signal.SIGPROF
+        raise Hang(f"computes for over {COMPUTING} s" if computed else f"waits for {WAITING} s")
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, hang)
+    before = {number: signal.signal(number, hang) for number in (signal.SIGPROF, signal.SIGALRM)}
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, limits[1]))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, COMPUTING)
+    signal.setitimer(signal.ITIMER_REAL, WAITING)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 

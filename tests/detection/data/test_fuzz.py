@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import random
+import time
 from typing import Any
 
 import pytest
@@ -264,9 +265,18 @@ def test_images_are_skipped_up_to_the_limit_and_each_is_named(trial, tmp_path, w
         handler.close()
 
 
-def test_a_hang_would_be_noticed(tmp_path, monkeypatch):
-    """These tests end: opening a pipe stops after a time limit."""
-    monkeypatch.setattr(fuzz_trial, "SECONDS", 1)
+def test_a_case_that_waits_is_ended(tmp_path, monkeypatch):
+    """Opening a pipe waits for a writer."""
+    monkeypatch.setattr(fuzz_trial, "WAITING", 0.5)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(fuzz_trial.Hang), fuzz_trial.limits():
         (tmp_path / "pipe").read_bytes()
+
+
+def test_a_case_that_computes_for_ever_is_ended_and_one_that_only_waits_is_not(monkeypatch):
+    monkeypatch.setattr(fuzz_trial, "COMPUTING", 0.2)
+    with fuzz_trial.limits():
+        time.sleep(0.5)
+    with pytest.raises(fuzz_trial.Hang), fuzz_trial.limits():
+        while True:
+            pass
