@@ -10,6 +10,8 @@ import torch
 from detectron2.data import MetadataCatalog
 from PIL import Image
 
+from lambda_det.detection.data.checks import check_ground_truth
+from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.panoptic_quality import Matches, PanopticQualityEvaluator, match_segments
 from lambda_det.errors import DataError
 
@@ -187,3 +189,6 @@ def test_a_broken_panoptic_file(data, tmp_path, place, value):
     file.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"panoptic\.json"):
         PanopticQualityEvaluator(data)
+    MetadataCatalog.get(data).set(evaluator_type="coco_panoptic_seg")
+    with pytest.raises(DataError, match=r"panoptic\.json"):  # before a training, too
+        check_ground_truth(Detector("PanopticFPN"), [], [data])

@@ -1,4 +1,4 @@
-"""Files of torch.save: damage is noticed, and what has no checksum is read nevertheless."""
+"""Files of weights: damage is noticed, and what has no checksum is read nevertheless."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lambda_det.errors import WeightsError
-from lambda_det.weights.formats import check_torch_file, read_torch, write_torch
+from lambda_det.weights.formats import check_torch_file, read_pickle, read_torch, write_torch
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +128,10 @@ def test_a_tar_archive_is_refused(tmp_path, monkeypatch, read):
             archive.addfile(about, io.BytesIO(content))
     with pytest.raises(WeightsError, match=r"a\.pth"):
         read(tmp_path / "a.pth")
+
+
+def test_a_pickle_that_names_a_module_with_a_control_character_is_refused_in_one_line(tmp_path):
+    (tmp_path / "a.pkl").write_bytes(b"cnu\x1bmpy\nload\n.")
+    with pytest.raises(WeightsError, match=r"a\.pkl.*nu\\x1bmpy") as raised:
+        read_pickle(tmp_path / "a.pkl")
+    assert str(raised.value).isprintable()

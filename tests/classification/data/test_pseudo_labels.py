@@ -150,9 +150,10 @@ def test_images_may_lie_in_one_flat_folder(tmp_path, images):
 
 def test_images_that_are_not_there(tmp_path, images):
     path = tmp_path / "labels.txt"
-    write(path, [(f"{name}.png", [(2, 0.9)]) for name in ("b/000", "d/1", "c/1")])
-    with pytest.raises(DataError, match=r"2 of the 3 .*d/1\.png"):
+    write(path, [(f"{name}.png", [(2, 0.9)]) for name in ("b/000", "d/\udcff", "c/1")])
+    with pytest.raises(DataError, match=r"2 of the 3 .*d/\\udcff\.png") as raised:
         PseudoLabelSource(path, images, CLASSES)
+    assert str(raised.value).isprintable()
 
 
 @pytest.mark.parametrize(

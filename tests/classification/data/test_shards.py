@@ -216,6 +216,8 @@ def test_the_index_is_made_again_for_another_shard(two_shards, made):
         lambda index: json.dumps({**index, "offsets": index["offsets"][:1]}),
         lambda index: json.dumps({**index, "offsets": 3}),
         lambda index: json.dumps({**index, "offsets": [[1], *index["offsets"][1:]]}),
+        lambda index: json.dumps({**index, "offsets": [-1, *index["offsets"][1:]]}),
+        lambda index: json.dumps({**index, "sizes": [9.5, *index["sizes"][1:]]}),
         lambda index: json.dumps({**index, "sizes": [10**9, *index["sizes"][1:]]}),
         lambda index: json.dumps({**index, "labels": [None, *index["labels"][1:]]}),
         lambda index: json.dumps({**index, "names": ["\ud800", *index["names"][1:]]}),

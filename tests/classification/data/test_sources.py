@@ -143,6 +143,7 @@ def test_packed_names(monkeypatch, block):
         (["ant", "bee"], "the one has cat, dog, owl and 1 more"),
         (["ant", "bee", "cat", "dog", "owl", "pig", "rat"], "the other has rat"),
         (["ant", "Bee"], "the one has bee, cat, dog and 2 more .* the other has Bee"),
+        (["ant", "\udcff"], r"the other has \\udcff"),
         (["bee", "ant", "cat", "dog", "owl", "pig"], "order"),
     ],
 )
