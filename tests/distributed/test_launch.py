@@ -120,6 +120,13 @@ def test_restart_resumes(torchrun, tmp_path):
     assert _is_resumed() and not _is_resumed("--eval-only")
 
 
+def test_a_machine_in_its_first_attempt_resumes_beside_one_that_was_restarted(
+    monkeypatch, torchrun
+):
+    monkeypatch.setattr(launch_module.comm, "all_gather", lambda resume: [resume, True])
+    assert _is_resumed()
+
+
 def test_restart_repeats_a_refusal(monkeypatch, torchrun, tmp_path):
     """The folder of another run may have been refused, and must not be continued."""
 
