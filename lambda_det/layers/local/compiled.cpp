@@ -29,8 +29,10 @@ namespace {
 template <typename T> constexpr int kShort = 32 / sizeof(T);
 #ifdef __AVX512F__
 template <typename T> constexpr int kLong = 64 / sizeof(T);
+constexpr int kMost = 4;  // vectors in a row of a block; four rows of them fit 32 registers
 #else
 template <typename T> constexpr int kLong = kShort<T>;
+constexpr int kMost = 3;  // and of these 16 registers
 #endif
 
 template <typename T, int lanes> struct Vector {
@@ -55,7 +57,13 @@ inline __attribute__((always_inline)) void block(
       sum[i][j] = add ? *(const Vec *)(c + i * c_row + j * lanes) : Vec{};
   for (long s = 0; s < steps; ++s) {
     Vec column[N];
-    for (int j = 0; j < N; ++j) column[j] = *(const Vec *)(b + s * b_step + j * lanes);
+    for (int j = 0; j < N; ++j) {
+      column[j] = *(const Vec *)(b + s * b_step + j * lanes);
+#ifdef __x86_64__
+      // g++ would load it anew for each of the rows, and wait for the loads
+      asm("" : "+v"(column[j]));
+#endif
+    }
     for (int i = 0; i < R; ++i) {
       const T factor = a[i * a_row + s * a_step];
       for (int j = 0; j < N; ++j) sum[i][j] += factor * column[j];
@@ -80,9 +88,9 @@ template <typename T, int lanes>
 void multiply(long rows, long columns, long steps, const T *a, long a_row, long a_step, const T *b,
               long b_step, T *c, long c_row, bool add) {
   long vectors = columns / lanes;
-  for (; vectors >= 4; vectors -= 4, b += 4 * lanes, c += 4 * lanes)
-    row_blocks<T, lanes, 4>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (vectors == 3)
+  for (; vectors >= kMost; vectors -= kMost, b += kMost * lanes, c += kMost * lanes)
+    row_blocks<T, lanes, kMost>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
+  if (kMost > 3 && vectors == 3)
     row_blocks<T, lanes, 3>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
   if (vectors == 2)
     row_blocks<T, lanes, 2>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
