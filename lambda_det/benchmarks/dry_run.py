@@ -28,10 +28,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from lambda_det.errors import UserError
 from lambda_det.layers.local import query_first, verdict
 
-__all__ = ["Part", "Trace", "backward", "pretend_gpu"]
+__all__ = ["AVAILABLE", "Part", "Trace", "backward", "pretend_gpu"]
 
+# Nodes of the graph say which gradients they take. Those of PyTorch 2.4 do not.
+AVAILABLE = hasattr(Node, "_input_metadata")
 ELSEWHERE = ""  # the part of what no watched module does
 _ROUNDED_TO = {"cuda": 512}  # bytes, by PyTorch's allocators
 # Operators that neither compute nor copy, beside views
@@ -46,7 +49,15 @@ def pretend_gpu() -> Iterator[None]:
 
     An operator that reads a value (``item``) or whose result has a size that depends on values
     raises an error here: on a GPU the host would have to wait for it.
+
+    Raises:
+        UserError: this PyTorch's autograd cannot be followed.
     """
+    if not AVAILABLE:
+        raise UserError(
+            f"What a GPU would do cannot be counted with PyTorch {torch.__version__}, whose "
+            "autograd does not show its graph; PyTorch 2.8 is new enough"
+        )
     amp = torch.cuda.amp.common
     with (
         FakeTensorMode(),
