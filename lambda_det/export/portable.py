@@ -135,50 +135,49 @@ def portable_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
 
     See :func:`lambda_det.layers.local.local_position_output`. Tiles and windows are those of
     :mod:`lambda_det.layers.local.query_first`. Their sizes do not depend on the map, only their
-    number does. Offsets that lead out of the map meet values of 0. All windows are in memory at
-    once, since a graph has no loop over chunks whose number it learns when it runs: for a scope of
-    23x23 that is 3600 scores per position with 4 heads, 59 MB on a 64x64 map.
+    number does. Offsets that lead out of the map meet values of 0. A graph has no loop over chunks
+    whose number it learns when it runs, so all windows are in memory at once, and the scores of
+    one head: for a scope of 23x23 900 numbers per position, 15 MB on a 64x64 map.
     """
-    height, width, heads = queries.shape[1:4]
+    height, width = queries.shape[1:3]
     scope_y, scope_x = embedding.shape[-2:]
     tiles = F.pad(queries, (0, 0, 0, 0, 0, TILE - 1, 0, TILE - 1))
     tiles = tiles.unfold(1, TILE, TILE).unfold(2, TILE, TILE)  # [b, rows, columns, h, k, y, x]
     grid = tiles.shape[:3]
-    tiles = dense(tiles.permute(0, 1, 2, 3, 6, 5, 4)).flatten(3, 5).flatten(0, 2)
-    scores = _scores_in_windows(tiles, embedding)
+    tiles = dense(tiles.permute(3, 5, 6, 0, 1, 2, 4)).flatten(3, 5).flatten(1, 2)
+    # [h, (y, x), tiles, k]
 
     edges = (scope_x // 2, scope_x // 2 + TILE - 1, scope_y // 2, scope_y // 2 + TILE - 1)
-    windows = F.pad(values.permute(0, 3, 4, 1, 2), edges)  # [b, v, u, H', W']
-    windows = windows.unfold(3, scope_y + TILE - 1, TILE).unfold(4, scope_x + TILE - 1, TILE)
-    windows = dense(windows.permute(0, 3, 4, 2, 5, 6, 1))  # [b, rows, columns, u, wy, wx, v]
+    windows = F.pad(values, (0, 0, 0, 0, *edges))
+    windows = windows.unfold(1, scope_y + TILE - 1, TILE).unfold(2, scope_x + TILE - 1, TILE)
+    # From [b, rows, columns, v, u, wy, wx]
+    windows = dense(windows.permute(0, 1, 2, 4, 5, 6, 3)).flatten(3, 5).flatten(0, 2)
 
-    output = torch.bmm(scores, windows.flatten(3, 5).flatten(0, 2))
-    # [tiles, (h, x, y), v]
-    output = output.reshape(*grid, heads, TILE, TILE, values.shape[3]).permute(0, 1, 5, 2, 4, 3, 6)
-    output = output.flatten(3, 4).flatten(1, 2)  # [b, rows * TILE, columns * TILE, h, v]
-    return _first(output, height, width)
+    placed, outputs = _in_windows(embedding), []
+    for head in tiles.unbind(0):
+        scores = torch.bmm(head, placed)  # [(y, x), tiles, (u, window)]
+        outputs.append(torch.bmm(scores.transpose(0, 1), windows))  # [tiles, (y, x), v]
+    output = torch.stack(outputs, dim=2).unflatten(1, (TILE, TILE)).unflatten(0, grid)
+    output = dense(output.permute(0, 1, 3, 2, 4, 5, 6))  # [b, rows, y, columns, x, h, v]
+    return _first(output.flatten(3, 4).flatten(1, 2), height, width)
 
 
-def _scores_in_windows(tiles: Tensor, embedding: Tensor) -> Tensor:
-    """Scores of [tiles, (h, x, y), k], each query's in its own place in its tile's window.
+def _in_windows(embedding: Tensor) -> Tensor:
+    """The embedding for each query of a tile, in its place in the tile's window, and 0 elsewhere.
 
-    A query's place lies ``y`` rows and ``x`` numbers after that of the tile's first query. Rows of
-    scores with so many zeros between them come to lie there when they are cut anew.
+    That place is as many rows and columns from the window's corner as the query from the tile's.
+
+    Args:
+        embedding: [k, u, r_y, r_x].
 
     Returns:
-        [tiles, (h, x, y), (u, window)].
+        [(y, x), k, (u, window)].
     """
-    scope_y, scope_x = embedding.shape[-2:]
-    window_x = scope_x + TILE - 1
-    window = (scope_y + TILE - 1) * window_x
-    spaced = F.pad(embedding, (0, TILE - 1, 0, TILE)).flatten(2)  # [k, u, window + window_x]
-    outputs = []
-    for matrix in spaced.unbind(1):
-        scores = F.linear(tiles, matrix.T).unflatten(1, (-1, TILE, TILE))
-        scores = scores.flatten(3)[..., : TILE * window + 1]  # [tiles, h, x, (y, window) and a 0]
-        scores = scores.flatten(2)[..., : TILE * TILE * window]
-        outputs.append(scores.reshape(tiles.shape[0], tiles.shape[1], window))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    edge = TILE - 1
+    wide = F.pad(embedding, (edge, edge, edge, edge))
+    windows = wide.unfold(2, embedding.shape[2] + edge, 1).unfold(3, embedding.shape[3] + edge, 1)
+    windows = windows.flip(2, 3)  # [k, u, y, x, wy, wx]; without it the last query's come first
+    return dense(windows.permute(2, 3, 0, 1, 4, 5)).flatten(3, 5).flatten(0, 1)
 
 
 def _first(x: Tensor, height: int, width: int) -> Tensor:
