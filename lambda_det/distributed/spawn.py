@@ -75,12 +75,14 @@ def spawn(work: Callable[[int], None], names: list[str]) -> None:
         ProcessRaisedException: ``work`` raised another error; the message holds its stack trace.
     """
     context = mp.get_context("spawn")
+    method = multiprocessing.get_start_method()
     children: list[_Child] = []
     with _collect_signals() as received:
         try:
             for index, name in enumerate(names):
                 receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=_run, args=(work, index, sender, os.getpid()))
+                about = (work, index, sender, os.getpid(), method)
+                process = context.Process(target=_run, args=about)
                 process.start()
                 sender.close()
                 children.append(_Child(index, name, process, receiver))
@@ -204,9 +206,13 @@ def _describe_end(status: int) -> str:
     return f"was killed by {name}{hints.get(name, '')}"
 
 
-def _run(work: Callable[[int], None], index: int, errors: Connection, parent: int) -> None:
+def _run(
+    work: Callable[[int], None], index: int, errors: Connection, parent: int, method: str
+) -> None:
     """What a spawned process does."""
     end_with_parent(parent)
+    # Else its loader workers would be spawned as well, and each would import for seconds
+    multiprocessing.set_start_method(method, force=True)
     status = 0
     try:
         work(index)

@@ -83,6 +83,21 @@ def test_one_is_killed_and_the_other_hangs(tmp_path, monkeypatch, number, named)
     (tmp_path / "over").touch()
 
 
+def _note_start_method(index: int, *, folder: Path) -> None:
+    (folder / str(index)).write_text(multiprocessing.get_start_method())
+
+
+def test_loader_workers_start_as_they_do_in_one_process(tmp_path):
+    """And not as the processes do, which here are forked."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        spawn.spawn(functools.partial(_note_start_method, folder=tmp_path), NAMES)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert {(tmp_path / str(index)).read_text() for index in range(2)} == {"spawn"}
+
+
 def _raises(index: int, *, what: list[BaseException | int | None], order: list[int]) -> None:
     time.sleep(0.3 * order.index(index))
     if isinstance(what[index], int):

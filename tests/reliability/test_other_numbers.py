@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests import forked
 from tests.reliability.killing import train
 from tests.reliability.runs import content, detection_words, metrics
 
 pytestmark = pytest.mark.slow  # trains
+
+TOOL = Path(__file__).parents[2] / "tools/train_net.py"
 
 
 def test_two_processes_take_up_the_run_of_one(tmp_path):
     words = detection_words(tmp_path)
     # A schedule that does not depend on its end
     words += ["SOLVER.REFERENCE_WORLD_SIZE", "0", "SOLVER.WARMUP_ITERS", "0", "SOLVER.STEPS", "()"]
-    words += ["SOLVER.CHECKPOINT_PERIOD", "4", "TEST.EVAL_PERIOD", "0", "SOLVER.MAX_ITER"]
+    words += ["SOLVER.CHECKPOINT_PERIOD", "4", "TEST.EVAL_PERIOD", "0"]
 
-    def run(name: str, steps: int, *more: str) -> None:
-        folder, log = tmp_path / name, tmp_path / f"{name}.txt"
-        flags, pairs = (more[:2], more[2:]) if more[0].startswith("--") else ((), more)
-        argv = [*words[:2], *flags, *words[2:], str(steps), *pairs, "OUTPUT_DIR", str(folder)]
-        assert train("detection", argv, log, folder=folder) == 0, log.read_text()
+    def words_of(name: str, steps: int, batches: int, workers: int) -> list[str]:
+        numbers = ["SOLVER.MAX_ITER", steps, "SOLVER.ACCUMULATE_GRADIENTS", batches]
+        numbers += ["DATALOADER.NUM_WORKERS", workers, "OUTPUT_DIR", tmp_path / name]
+        return [*words, *map(str, numbers)]
 
-    run("one", 8, "SOLVER.ACCUMULATE_GRADIENTS", "2")
-    run("two", 4, "SOLVER.ACCUMULATE_GRADIENTS", "2", "DATALOADER.NUM_WORKERS", "0")
-    run("two", 8, "--num-gpus", "2", "SOLVER.ACCUMULATE_GRADIENTS", "1")
+    for name, *numbers in (("one", 8, 2, 2), ("two", 4, 2, 0)):
+        log = tmp_path / f"{name}.txt"
+        argv = words_of(name, *numbers)
+        assert train("detection", argv, log, folder=tmp_path / name) == 0, log.read_text()
+    for done in forked.run_as_torchrun([TOOL, *words_of("two", 8, 1, 2)], tmp_path):
+        assert done.returncode == 0, done.stdout[-5000:]
 
     for step, line in metrics(tmp_path / "one").items():
         other = metrics(tmp_path / "two")[step]
