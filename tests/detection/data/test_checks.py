@@ -405,6 +405,16 @@ def test_boxes_alone_cannot_train_masks(registered, content, train):
     check_datasets(cfg, train=train, test=not train)
 
 
+def test_one_of_two_data_sets_has_boxes_alone(registered, content):
+    boxes = json.loads(json.dumps(content))
+    for entry in boxes["annotations"]:
+        del entry["segmentation"]
+    cfg = registered(content, boxes)
+    cfg.DATASETS.TRAIN = ("checks_train", "checks_test")
+    with pytest.raises(ConfigError, match=r"MODEL\.MASK_ON.* of checks_test has a mask"):
+        check_datasets(cfg, train=True, test=False)
+
+
 def test_a_few_bad_boxes_are_warned_of(registered, content, caplog):
     for number in range(9, 201):
         content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
