@@ -137,7 +137,8 @@ def test_of_two_that_ended_the_killed_one_was_the_first():
     work = functools.partial(_raises, what=[DATA, signal.SIGKILL], order=[0, 1])
     for index, name in enumerate(NAMES):
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=spawn._run, args=(work, index, sender, os.getpid()))
+        about = (work, index, sender, os.getpid(), "fork")
+        process = context.Process(target=spawn._run, args=about)
         process.start()
         process.join()
         children.append(spawn._Child(index, name, process, receiver))
