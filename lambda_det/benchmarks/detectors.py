@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.shapes import background, image_rng, paint_shapes, place_shapes
-from lambda_det.detection.model import build_model, for_inference
-from lambda_det.detection.task import read_settings
+from lambda_det.detection.model import for_inference
+from lambda_det.detection.task import DetectionTask, read_settings
 from lambda_det.training.precision import Precision
 
 __all__ = ["Detector", "default_precision", "detectron2_detector", "our_detector"]
@@ -75,9 +75,10 @@ def our_detector(
         device: where the model is made.
     """
     cfg = _config(depth, changes, device)
-    model = build_model(cfg)
+    task = DetectionTask(cfg)
+    model = task.build_model()
     _find_something(model)
-    inference = for_inference(model, cfg.TEST.PRECISION)
+    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=task.channels_last)
     return _with_pictures(model, inference, Precision.of(read_settings(cfg)), batch, side)
 
 

@@ -49,7 +49,7 @@ def trained_detector(
     SafeCheckpointer(model).load(weights, [], content=content)
     if precision is None:
         precision = "float32" if isinstance(cfg, DictConfig) else cfg.TEST.PRECISION
-    return for_inference(model, precision)
+    return for_inference(model, precision, channels_last=task.channels_last)
 
 
 def find_weights(cfg: CfgNode | DictConfig, config_file: str | None, weights: str | None) -> str:

@@ -37,7 +37,7 @@ from lambda_det.detection.lazy import (
     read_value,
     refuse_unknown_train_keys,
 )
-from lambda_det.detection.model import for_inference, prepare_model
+from lambda_det.detection.model import faster_channels_last, for_inference, prepare_model
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.task import DetectionTask, padded
 from lambda_det.errors import ConfigError, reason
@@ -177,7 +177,8 @@ class LazyTask(DetectionTask):
             self.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
-            channels_last=self.channels_last,
+            channels_last=self.channels_last
+            and faster_channels_last(settings.device, self.training_size),
         )
 
     def make_model(self) -> nn.Module:
@@ -318,7 +319,7 @@ class LazyTask(DetectionTask):
         for weights, model in models.items() if self._is_evaluated() else ():
             ending = "_EMA" if weights == EMA else ""
             evaluator = self.build_evaluator(folder=f"inference{ending}")
-            model = for_inference(model)
+            model = for_inference(model, channels_last=self.channels_last)
             found = inference_on_dataset(model, self.build_test_loader(), evaluator) or {}
             results |= {f"{key}{ending}": value for key, value in found.items()}
         if comm.is_main_process():

@@ -32,6 +32,7 @@ from lambda_det.detection.model import (
     LossNormalizers,
     build_model,
     check_precision,
+    faster_channels_last,
     for_inference,
 )
 from lambda_det.detection.recipe import fit_to_data
@@ -222,7 +223,8 @@ class DetectionTask(Task):
 
     # --------------------------------------------------------------------------------------- parts
     def build_model(self) -> nn.Module:
-        return build_model(self.cfg)
+        faster = faster_channels_last(self.settings.device, self.training_size)
+        return build_model(self.cfg, channels_last=self.channels_last and faster)
 
     def make_model(self) -> nn.Module:
         """The model as Detectron2 builds it, where PyTorch makes its tensors."""
@@ -246,7 +248,7 @@ class DetectionTask(Task):
 
     @property
     def channels_last(self) -> bool:
-        """The layout in memory of all maps; otherwise they are contiguous."""
+        """Whether all maps are so in inference, and in training where that is faster."""
         return self.cfg.MODEL.CHANNELS_LAST
 
     @property
@@ -316,13 +318,13 @@ class DetectionTask(Task):
         results: Results = {}
         for weights, model in models.items():
             ending = "_EMA" if weights == EMA else ""
-            model = for_inference(model, self.cfg.TEST.PRECISION)
+            model = for_inference(model, self.cfg.TEST.PRECISION, channels_last=self.channels_last)
             self._evaluate_on_all(model, f"inference{ending}", ending, results)
         if self.cfg.TEST.LOSS and self._is_trained and RAW in models:
             self._add_losses(models[RAW], results)
         if final and self.cfg.TEST.AUG.ENABLED:
             # As Detectron2's train_net.py does: once, when training is over
-            model = for_inference(list(models.values())[-1])
+            model = for_inference(list(models.values())[-1], channels_last=self.channels_last)
             model = GeneralizedRCNNWithTTA(self.cfg, model)
             self._evaluate_on_all(model, "inference_TTA", "_TTA", results)
         # As Detectron2 has it: the name of a data set only where there are several

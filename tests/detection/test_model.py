@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +11,20 @@ from detectron2.modeling import META_ARCH_REGISTRY
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from torch import Tensor, nn
 
+from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config
 from lambda_det.detection.model import (
     LossNormalizers,
     build_model,
     build_on_meta,
+    faster_channels_last,
     for_inference,
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
+from tests.detection.tiny import TINY
 from tests.training.tiny_detector import tiny_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_it_has_the_names_and_shapes_of_the_model_and_no_values():
@@ -117,6 +123,35 @@ def test_the_whole_detector_computes_channels_last_and_the_same():
             here.pred_boxes.tensor, there.pred_boxes.tensor, rtol=1e-4, atol=1e-3
         )
         torch.testing.assert_close(here.scores, there.scores, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+@pytest.mark.parametrize(("smaller_side", "device"), [(64, "cpu"), (512, "cpu"), (512, "cuda")])
+def test_a_training_has_the_layout_that_is_faster_there(
+    capability, smaller_side, device, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    faster = faster_channels_last(device, (smaller_side, 1024))
+    assert faster == (capability == "AVX512" or smaller_side < 512 or device == "cuda")
+    if device == "cuda":
+        return
+    cfg = tiny_config()
+    cfg.merge_from_list(["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", smaller_side])
+    file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
+    changes = [*TINY[1].split(), f"dataloader.image_size={smaller_side}"]
+    lazy = load_lazy_config(lazy_parser().parse_args(["--config-file", file, *changes]))
+    for task in (DetectionTask(cfg), LazyTask(lazy)):
+        model = task.build_model()
+        assert _layouts(model) == {"last" if faster else "first"}
+        # Whatever it is in training
+        assert _layouts(for_inference(model)) == {"last"}
+        assert _layouts(for_inference(model, channels_last=False)) == _layouts(model)
+
+
+def _layouts(model: nn.Module) -> set[str]:
+    """Of the kernels whose size tells them apart."""
+    kernels = [p for p in model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
+    return {"first" if kernel.is_contiguous() else "last" for kernel in kernels}
 
 
 def _note_layout(seen: set[str]):
