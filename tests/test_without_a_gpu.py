@@ -20,14 +20,13 @@ from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY
 
 from lambda_det import LambdaLayer, create_backbone, list_models
-from lambda_det.benchmarks import dry_run
-from lambda_det.benchmarks.dry_run import Trace, pretend_gpu
+from lambda_det.benchmarks.dry_run import Trace, is_available, pretend_gpu
 from lambda_det.detection import load_config
 from lambda_det.layers.local import compiled, fused, query_first
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import ALL, STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
 
-pytestmark = pytest.mark.skipif(not dry_run.AVAILABLE, reason="PyTorch 2.4 shows no graph")
+pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
 ROOT = Path(__file__).parents[1]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SETTINGS = list(itertools.product(DTYPES, (torch.channels_last, torch.contiguous_format)))

@@ -11,6 +11,7 @@ kernels. ``lambda_det::query_first`` is taken apart into what it calls.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,16 +32,28 @@ from torch.utils.flop_counter import flop_registry
 from lambda_det.errors import UserError
 from lambda_det.layers.local import query_first, verdict
 
-__all__ = ["AVAILABLE", "Part", "Trace", "backward", "pretend_gpu"]
+__all__ = ["Part", "Trace", "backward", "is_available", "pretend_gpu"]
 
-# Nodes of the graph say which gradients they take. Those of PyTorch 2.4 do not.
-AVAILABLE = hasattr(Node, "_input_metadata")
 ELSEWHERE = ""  # the part of what no watched module does
 _ROUNDED_TO = {"cuda": 512}  # bytes, by PyTorch's allocators
 # Operators that neither compute nor copy, beside views
 _FREE = frozenset(
     ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
 )
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether this PyTorch's autograd shows its graph, and fake tensors can be on "cuda" here.
+
+    PyTorch 2.4 lacks the first; without a GPU, 2.8 asks the driver where it need not.
+    """
+    try:
+        with FakeTensorMode():
+            torch.zeros(1).to("cuda")
+    except RuntimeError:
+        return False
+    return hasattr(Node, "_input_metadata")
 
 
 @contextmanager
@@ -51,12 +64,12 @@ def pretend_gpu() -> Iterator[None]:
     raises an error here: on a GPU the host would have to wait for it.
 
     Raises:
-        UserError: this PyTorch's autograd cannot be followed.
+        UserError: not with this PyTorch.
     """
-    if not AVAILABLE:
+    if not is_available():
         raise UserError(
-            f"What a GPU would do cannot be counted with PyTorch {torch.__version__}, whose "
-            "autograd does not show its graph; PyTorch 2.8 is new enough"
+            f"What a GPU would do cannot be counted with PyTorch {torch.__version__} on this "
+            "machine; PyTorch 2.15 can"
         )
     amp = torch.cuda.amp.common
     with (

@@ -8,14 +8,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils.checkpoint import checkpoint
 
-from lambda_det.benchmarks import dry_run
-from lambda_det.benchmarks.dry_run import Trace, backward, pretend_gpu
+from lambda_det.benchmarks.dry_run import Trace, backward, is_available, pretend_gpu
 from lambda_det.benchmarks.memory import peak_memory
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local.query_first import query_first_output
 from lambda_det.modeling.resnet import Bottleneck
 
-pytestmark = pytest.mark.skipif(not dry_run.AVAILABLE, reason="PyTorch 2.4 shows no graph")
+pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
 
 
 class _TwoOutputs(torch.autograd.Function):
