@@ -13,6 +13,7 @@ from detectron2.config import CfgNode, defaults, get_cfg
 from lambda_det import run
 from lambda_det.config import leaves
 from lambda_det.detection.data import make_shapes
+from tests import forked
 from tests.training.tiny_detector import CONFIG
 
 SCRIPTS = Path(__file__).parent / "foreign_scripts"
@@ -66,6 +67,20 @@ def start(tmp_path, shapes):
 
 
 @pytest.fixture
+def start_forked(tmp_path, shapes):
+    """The same where Detectron2 is imported already."""
+    (tmp_path / "datasets").symlink_to(shapes)
+
+    def start(*arguments):
+        words = ["-m", "lambda_det.run", *arguments]
+        process = forked.run(words, tmp_path / "printed", cwd=tmp_path, OMP_NUM_THREADS="1")
+        assert process.returncode == 0, process.stdout
+        return process
+
+    return start
+
+
+@pytest.fixture
 def config(tmp_path):
     file = tmp_path / "tiny.yaml"
     file.write_text(CONFIG)
@@ -73,8 +88,8 @@ def config(tmp_path):
 
 
 @pytest.mark.slow
-def test_yaml_script_trains_and_evaluates(start, config, tmp_path):
-    process = start(
+def test_yaml_script_trains_and_evaluates(start_forked, config, tmp_path):
+    process = start_forked(
         *(SCRIPTS / "train_net.py", "--config-file", config, *OPTS),
         *("DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "out", "INPUT.LSJ.ENABLED", "True"),
     )
@@ -83,13 +98,13 @@ def test_yaml_script_trains_and_evaluates(start, config, tmp_path):
     assert "bbox/AP" in rows[-1] and "segm/AP" in rows[-1]
     assert "LambdaLayer(" in (tmp_path / "out" / "log.txt").read_text()
     # Detectron2's trainer has no jitter, and the user is told so once
-    warnings = [line for line in process.stderr.splitlines() if "lambda_det.run: warning" in line]
+    warnings = [line for line in process.stdout.splitlines() if "lambda_det.run: warning" in line]
     assert len(warnings) == 1 and "INPUT.LSJ.ENABLED" in warnings[0]
 
 
 @pytest.mark.slow
-def test_lazyconfig_script_trains(start, tmp_path):
-    start(
+def test_lazyconfig_script_trains(start_forked, tmp_path):
+    start_forked(
         *(SCRIPTS / "lazyconfig_train_net.py", "--config-file", SCRIPTS / "lazy_rpn.py"),
         "train.output_dir=out",
     )
@@ -127,21 +142,15 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_environment_module_of_the_user_is_called_as_well(start, tmp_path):
-    (tmp_path / "script.py").write_text(SPAWNS)
+def test_package_is_run_as_a_module_and_their_environment_module_called_as_well(start, tmp_path):
     (tmp_path / "theirs.py").write_text("def setup_environment(): pass")
     variables = {"DETECTRON2_ENV_MODULE": "theirs", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    assert start("script.py", **variables).stdout == "True True\n" * 2
-
-
-@pytest.mark.slow
-def test_package_is_run_as_a_module(start, tmp_path):
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "part.py").write_text("number = 7")
     (package / "train.py").write_text("import lambda_det\nfrom .part import number\n" + SPAWNS)
-    assert start("-m", "package.train").stdout == "True False\n" * 2
+    assert start("-m", "package.train", **variables).stdout == "True True\n" * 2
 
 
 @pytest.mark.slow

@@ -391,7 +391,7 @@ def test_a_compiled_network_trains_as_one_that_is_not(arguments, tmp_path, monke
         module._compiled_call_impl = torch.compile(module._call_impl, backend="eager")
 
     monkeypatch.setattr(torch.nn.Module, "compile", compile_eagerly)
-    words = ("MODEL.NAME", "resnet50", "SOLVER.EPOCHS", 1, "MODEL.STOCHASTIC_DEPTH", 0)
+    words = ("MODEL.NAME", "resnet14_slim", "SOLVER.EPOCHS", 1, "MODEL.STOCHASTIC_DEPTH", 0)
     states = []
     for compiled in (False, True):
         place = tmp_path / f"{compiled}"

@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import os
 import stat
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers.local import compiled, local_position_output
+from tests import forked
 
 from .test_local import NO_KERNEL
 
@@ -101,6 +101,7 @@ FENCED = """
 import ctypes, mmap, random, sys
 import torch
 from lambda_det.layers.local import compiled, local_position_output
+from tests import forked
 
 PAGE, libc = mmap.PAGESIZE, ctypes.CDLL(None)
 
@@ -326,18 +327,17 @@ def test_a_compiler_may_have_arguments(fresh, monkeypatch):
 @pytest.mark.slow
 @needs_kernel
 def test_processes_that_start_together_share_one(fresh):
-    program = (
+    (fresh / "program.py").write_text(
         "import torch; from lambda_det.layers.local import local_position_output as f;"
         "x = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)];"
         "print(f(*x, 'compiled').sum().item())"
     )
-    runs = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=os.environ)
-        for _ in range(2)
-    ]
-    printed = {run.communicate(timeout=120)[0] for run in runs}
-    assert all(run.returncode == 0 for run in runs)
-    assert len(printed) == 1
+    outputs = [fresh / "one", fresh / "two"]
+    runs = [forked.start([fresh / "program.py"], output) for output in outputs]
+    for run in runs:
+        run.join(120)
+    assert all(run.exitcode == 0 for run in runs)
+    assert len({output.read_text() for output in outputs}) == 1
     assert len(list((fresh / "cache" / "lambda_det").iterdir())) == 1
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -15,6 +12,7 @@ import pytest
 import torch
 
 from lambda_det.detection.data import make_shapes
+from tests import forked
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -261,14 +259,9 @@ def test_divergence_names_the_last_checkpoint(tool, flags, tmp_path, capsys):
 
 def test_torchrun_makes_one_run(flags, tmp_path):
     folder = tmp_path / "run"
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    argv += [str(TOOL), *flags, "OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", "1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    argv = [TOOL, *flags, "OUTPUT_DIR", folder, "SOLVER.MAX_ITER", 1]
+    for done in forked.run_as_torchrun(argv, tmp_path):
+        assert done.returncode == 0, done.stdout[-3000:]
     assert "Process 0 of 2" in (folder / "log.txt").read_text()
     assert "Process 1 of 2" in (folder / "log.txt.rank1").read_text()
     assert "2 worker(s)" in (folder / "log.txt").read_text()
@@ -278,7 +271,7 @@ def test_torchrun_makes_one_run(flags, tmp_path):
 def test_a_lambda_resnet_is_trained_evaluated_and_resumed(tool, tmp_path):
     """All that the paper's configurations switch on, at 64 pixels and on the CPU."""
     make_shapes(tmp_path, num_train=8, num_val=2, size=64)
-    flags = ["--config-file", str(ROOT / "configs" / "quick" / "shapes_lambdaresnet26.yaml")]
+    flags = ["--config-file", str(ROOT / "configs" / "quick" / "shapes_lambdaresnet26_slim.yaml")]
     for part, split in (("train", "train"), ("test", "val")):
         annotations = tmp_path / "shapes" / "annotations" / f"instances_{split}.json"
         flags += [f"--{part}-json", str(annotations)]
