@@ -7,6 +7,7 @@ image pipelines and not modules, is in its own file.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,7 +102,7 @@ def with_images(
 
 # local --------------------------------------------------------------------------------------------
 
-# batch, side of the map (height, width), value depth, side of the scope; k=16, h=4, u=1
+# batch, side of the map (height, width), value depth, side of the scope; u=1
 LOCAL_SIZES = [
     (8, (8, 8), 64, 23),
     (8, (14, 14), 64, 23),
@@ -113,6 +114,8 @@ LOCAL_SIZES = [
     (1, (64, 64), 64, 23),
 ]
 SMALL_LOCAL_SIZES = [LOCAL_SIZES[index] for index in (1, 4, 5, 7)]
+HEADS, QUERY_DEPTH = 4, 16
+PRODUCT = "matrix product of as many multiply-adds"
 
 
 def local_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
@@ -122,6 +125,7 @@ def local_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
         batch, (height, width), depth, scope = size
         title = f"batch {batch}, map {height}x{width}, value depth {depth}, scope {scope}x{scope}"
         cases = [Case(name, partial(make_local, size, name, setting.dtype)) for name in names]
+        cases.append(Case(PRODUCT, partial(make_product, size, setting.dtype)))
         groups.append(Group(title, cases, (FORWARD, BOTH), {"size": size}))
     return groups
 
@@ -132,12 +136,31 @@ def make_local(
     """The position output as a function of queries, values and embedding, with gradients of all."""
     batch, (height, width), depth, scope = size
     shapes = (
-        (batch, height, width, 4, 16),
+        (batch, height, width, HEADS, QUERY_DEPTH),
         (batch, height, width, depth, 1),
-        (16, 1, scope, scope),
+        (QUERY_DEPTH, 1, scope, scope),
     )
     inputs = tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
     return partial(local_position_output, implementation=implementation), inputs
+
+
+def make_product(
+    size: tuple, dtype: torch.dtype
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A product of two large matrices with the multiply-adds of the query-first position output.
+
+    Its ratio is the share of the device's matrix rate that the base reaches, forward and backward:
+    the gradients of both take twice the multiply-adds of the output. Offsets that lead out of the
+    map do not count.
+    """
+    batch, (height, width), depth, scope = size
+    reach, side = scope // 2, 512
+    pairs = math.prod(
+        sum(min(n, at + reach + 1) - max(0, at - reach) for at in range(n)) for n in (height, width)
+    )
+    rows = round(batch * pairs * HEADS * (QUERY_DEPTH + depth) / side**2)
+    inputs = (torch.randn(max(rows, 1), side), torch.randn(side, side))
+    return torch.mm, tuple(matrix.to(dtype).requires_grad_() for matrix in inputs)
 
 
 # layer --------------------------------------------------------------------------------------------

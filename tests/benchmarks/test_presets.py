@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from lambda_det import create_backbone, get_config, list_models
 from lambda_det.benchmarks import detectors, measure, plot, presets, report, session
@@ -76,7 +77,7 @@ def test_local(run, monkeypatch):
     for name, case in content["groups"][0]["cases"].items():
         assert "reason" not in case["forward"] or name == "compiled"  # without g++
     others = [name for name in IMPLEMENTATIONS if name != "fused"]  # which is for GPUs
-    assert list(content["groups"][0]["cases"]) == others
+    assert list(content["groups"][0]["cases"]) == [*others, presets.PRODUCT]
     lines = captured.out.splitlines()
     assert lines[0] == report.machine_line(content["machine"])
     assert "Medians of 2 rounds" in lines[1]
@@ -87,9 +88,18 @@ def test_local(run, monkeypatch):
 def test_local_in_bfloat16(run, monkeypatch):
     monkeypatch.setattr(presets, "LOCAL_SIZES", [(1, (4, 5), 8, 3)])
     _, content, _ = run("--dtype", "bfloat16", "--implementations", "conv", "query_first", "conv")
-    check(content, modes=FORWARD_AND_BOTH, cases=["conv", "query_first"])
+    check(content, modes=FORWARD_AND_BOTH, cases=["conv", "query_first", presets.PRODUCT])
     numbers = 20 * 4 * 16 + 20 * 8 + 16 * 9 + 20 * 4 * 8  # q, v, E and the output's gradient
     assert content["groups"][0]["cases"]["conv"]["input_bytes"] == 2 * numbers
+
+
+def test_the_product_has_the_multiply_adds_of_the_offsets_on_the_map():
+    batch, height, width, depth, scope = 8, 20, 9, 112, 23
+    _, (left, right) = presets.make_product((batch, (height, width), depth, scope), torch.float32)
+    ones = torch.ones(1, 1, height, width, dtype=torch.float64)
+    pairs = F.conv2d(ones, ones.new_ones(1, 1, scope, scope), padding=scope // 2).sum().item()
+    found = len(left) * right.numel()
+    assert found == pytest.approx(batch * pairs * 4 * (16 + depth), abs=right.numel() / 2)
 
 
 def test_layer(run, monkeypatch):
