@@ -19,7 +19,16 @@ from pathlib import Path
 
 import torch
 
-_PRELOADED = ("lambda_det.detection", "lambda_det.classification", "lambda_det.visualization")
+_PRELOADED = (
+    *("lambda_det.detection", "lambda_det.classification", "lambda_det.visualization"),
+    # What every run imports when it starts and opens its log
+    *(
+        "lambda_det.detection.lazy_task",
+        "lambda_det.classification.task",
+        "lambda_det.training.start",
+    ),
+    *("torch.utils.tensorboard", "torch.utils.cpp_extension"),
+)
 
 # Windows has no fork
 START_METHOD = "spawn" if sys.platform == "win32" else "forkserver"

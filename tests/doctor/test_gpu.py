@@ -1,7 +1,9 @@
 """``doctor --gpu``: the CPU stands in for a GPU, with kernels that are wrong on purpose."""
 
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from lambda_det.doctor import gpu, gpu_checks
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import IMPLEMENTATIONS, choose, fused, verdict
+from tests import forked
 from tests.doctor.kernels import WRONG, wrong_beyond_a_size
 
 ROOT = Path(__file__).parents[2]
@@ -255,8 +258,21 @@ def test_nothing_to_go_by():
 
 
 @pytest.mark.slow
-def test_from_the_proof_to_the_choice(monkeypatch, capfd):
+def test_from_the_proof_to_the_choice(monkeypatch, capfd, tmp_path):
     """With the interpreter's kernel, a kernel that is wrong, and one that ends its process."""
+    starts = []
+
+    def run(command, *, input, **options):
+        """The first process as it is, the others forked from one that has imported all."""
+        starts.append(command)
+        if len(starts) == 1:
+            return subprocess.run(command, input=input, **options)
+        (tmp_path / "request").write_text(input)
+        done = forked.run([*command[1:], tmp_path / "request"], tmp_path / "printed")
+        return subprocess.CompletedProcess(command, done.returncode, stderr=done.stdout)
+
+    processes = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(gpu, "subprocess", processes)
     case = Case(1, 2, 3, 2, 8, 4, 1, 3, 3, "float32", True)
     names = ("query_first",) + (() if fused.unsupported(*case.inputs("cpu")) else ("fused",))
     for name in set(IMPLEMENTATIONS) - set(names):
@@ -273,6 +289,8 @@ def test_from_the_proof_to_the_choice(monkeypatch, capfd):
     assert "slightly_wrong is refused: the output has an error" in text
     assert "crash is refused: the process was ended by SIGSEGV" in text
     assert case.shape_class() in text and f"PyTorch: {torch.__version__}" in text
+    # Each that was refused is the end of a process; those that are wrong are so at both sizes
+    assert len(starts) == len(names) + 2 * 2 + 1
     entry = verdict.read(CPU).classes[case.shape_class()]
     assert set(entry["right"]) == set(names) and set(entry["seconds"]) == {CONVOLUTION, *names}
     assert choose(*case.inputs("cpu")) == entry["take"]

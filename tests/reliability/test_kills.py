@@ -27,13 +27,18 @@ ALL = int(os.environ.get("LAMBDA_DET_KILLS", 10))
 KILLS = min(ALL, 20)  # of one run
 STALL = 3 if ALL == KILLS else 30  # seconds
 WORDS = {"detection": detection_words, "classification": classification_words}
+# A third of the steps of runs.py, and as many checkpoints
+SHORTER = {
+    "detection": "SOLVER.MAX_ITER 20 SOLVER.STEPS (10,) TEST.EVAL_PERIOD 10",
+    "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2",
+}
 
 
 def _moments(seed: int) -> list[Kill]:
     """At any time, or while a checkpoint is a draft, or between operations on files."""
     rng = random.Random(seed)
     rest = 3 * KILLS // 10
-    moments = [Kill("time", rng.uniform(0, 3)) for _ in range(KILLS - 2 * rest)]
+    moments = [Kill("time", rng.uniform(0, 1)) for _ in range(KILLS - 2 * rest)]
     moments += [Kill("draft", rng.uniform(0, 0.03)) for _ in range(rest)]
     moments += [Kill("operation", rng.randint(1, 12)) for _ in range(rest)]
     rng.shuffle(moments)
@@ -44,7 +49,7 @@ def _moments(seed: int) -> list[Kill]:
 def uninterrupted(request, tmp_path_factory) -> tuple[str, list[str], Path]:
     """The tool, the arguments and the folder of a run to its end."""
     tool, root = request.param, tmp_path_factory.mktemp("whole")
-    words = WORDS[tool](root)
+    words = [*WORDS[tool](root), *SHORTER[tool].split(), "SOLVER.CHECKPOINT_PERIOD", "1"]
     whole, log = root / "whole", root / "whole.txt"
     assert train(tool, [*words, "OUTPUT_DIR", str(whole)], log, folder=whole) == 0, log.read_text()
     return tool, words, whole
@@ -87,8 +92,11 @@ def test_a_disk_that_stalls_changes_nothing(uninterrupted, tmp_path):
 def test_killed_before_each_of_the_last_operations_on_files(tool, tmp_path):
     """The last checkpoint, its evaluation and the best link: no later step corrects them."""
     words = WORDS[tool](tmp_path)
-    length = {"detection": "SOLVER.MAX_ITER", "classification": "SOLVER.EPOCHS"}[tool]
-    words += [length, "1", "DATALOADER.NUM_WORKERS", "0"]
+    short = {
+        "detection": "SOLVER.MAX_ITER 1",
+        "classification": "SOLVER.EPOCHS 1 SOLVER.IMS_PER_BATCH 12",
+    }
+    words += [*short[tool].split(), "DATALOADER.NUM_WORKERS", "0"]
     whole, log = tmp_path / "whole", tmp_path / "whole.txt"
     counting = Kill("operation", 0)
     assert train(tool, [*words, "OUTPUT_DIR", str(whole)], log, folder=whole, kill=counting) == 0

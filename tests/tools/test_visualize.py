@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from detectron2.config import LazyConfig
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lambda_det import create_backbone
 from lambda_det.detection.data import make_shapes
@@ -50,6 +51,12 @@ def photo(tmp_path):
     path = tmp_path / "photo.png"
     cv2.imwrite(str(path), np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
     return path
+
+
+@pytest.fixture(autouse=True)
+def unarranged(monkeypatch):
+    """Figures whose parts stand where they are; to arrange them takes most of the drawing."""
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
 
 
 def call(command, tmp_path, *words):
