@@ -316,9 +316,10 @@ def test_only_so_many_files_stay_open(tmp_path, monkeypatch):
 def test_files_stay_open_between_reads(two_shards, monkeypatch):
     source = ShardSource(two_shards)
     opened, real = [], os.open
-    monkeypatch.setattr(os, "open", lambda *a: opened.append(a[0]) or real(*a))
-    numbers(source)
-    numbers(source)
+    with monkeypatch.context() as patch:  # pytest opens the folder that it removes
+        patch.setattr(os, "open", lambda *a: opened.append(a[0]) or real(*a))
+        numbers(source)
+        numbers(source)
     assert opened == [str(two_shards / "a.tar"), str(two_shards / "b.tar")]
 
 
