@@ -6,6 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from detectron2 import modeling
@@ -13,7 +14,7 @@ from detectron2.config import CfgNode
 from detectron2.engine import HookBase
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
-from detectron2.modeling.roi_heads import BaseKeypointRCNNHead
+from detectron2.modeling.roi_heads import BaseKeypointRCNNHead, FastRCNNOutputLayers
 from detectron2.structures import Instances
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ __all__ = [
     "for_inference",
     "prepare_model",
 ]
+
+T = TypeVar("T")
 
 # fmt: off
 _REGISTRIES = {
@@ -147,7 +150,7 @@ def for_inference(
 
     Its batch norms are folded into convolutions. In bfloat16, boxes are pooled, masks are pasted
     and keypoints are placed in float32 nevertheless: bfloat16 knows only every fourth whole number
-    between 512 and 1024.
+    between 512 and 1024. So are the scores of boxes computed, many of which would be equal.
 
     Args:
         model: is left as it is.
@@ -170,6 +173,8 @@ def for_inference(
         if isinstance(head, BaseKeypointRCNNHead):
             # Detectron2 computes the places of keypoints in the precision of their heatmaps
             head.layers = _in_float32(head.layers)
+        elif isinstance(head, FastRCNNOutputLayers):
+            head.forward = _without_autocast(head.forward)
     return _InBfloat16(model)
 
 
@@ -189,6 +194,14 @@ class _InBfloat16(nn.Module):
     def forward(self, batch: list[dict]) -> list[dict]:
         with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16):
             return self.model(batch)
+
+
+def _without_autocast(predict: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
+    def in_float32(x: Tensor) -> T:
+        with torch.autocast(x.device.type, enabled=False):
+            return predict(x.float())
+
+    return in_float32
 
 
 def _in_float32(layers: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -176,17 +176,21 @@ def _lambda_detector() -> nn.Module:
     return model.eval()
 
 
-def test_keypoints_of_bfloat16_are_not_rounded():
+def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
     torch.manual_seed(0)
     cfg = tiny_config()
     cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, True
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
     cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS = (8,)
     found = for_inference(build_model(cfg).eval(), "bfloat16")
+    scores = []
+    found.model.roi_heads.box_predictor.register_forward_hook(lambda *x: scores.append(x[-1][0]))
     with torch.no_grad():
         places = found(_images(1))[0]["instances"].pred_keypoints[..., :2]
-    assert places.dtype == torch.float32
-    assert (places != places.bfloat16()).any()
+    assert len(scores) == 1
+    for exact in (places, *scores):
+        assert exact.dtype == torch.float32
+        assert (exact != exact.bfloat16()).any()
 
 
 @pytest.mark.slow
