@@ -175,14 +175,13 @@ def test_the_command(capsys, tmp_path):
     keys = ["INPUT.MAX_SIZE_TRAIN", "64", "INPUT.MIN_SIZE_TRAIN", "(64,)", "OUTPUT_DIR"]
     keys.append(str(tmp_path))
     flags = ["--config-file", SHAPES, "--gpu-memory", "1.05", "--step-time", "3.6"]
-    assert main([*flags, *keys]) == 0
+    assert main([*flags, "--measure", "MODEL.DEVICE", "cpu", *keys]) == 0
     out = capsys.readouterr().out
-    for word in ("res4", "mask head", "ACCUMULATE_GRADIENTS", "GiB", "hours", "Guessed", "Counted"):
+    words = ("res4", "mask head", "ACCUMULATE_GRADIENTS", "GiB", "hours", "Guessed", "Counted")
+    for word in (*words, "measured"):
         assert word in out
     steps = _training(SHAPES).settings.max_iter
     assert f"{steps * 3.6 / 3600:,.1f} hours" in out
-    assert main([*flags, "--measure", "MODEL.DEVICE", "cpu", *keys]) == 0
-    assert "measured" in capsys.readouterr().out
 
 
 def test_refusals(capsys):
