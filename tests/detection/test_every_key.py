@@ -37,7 +37,7 @@ from tests.detection.test_lazy_parity import _network, _settings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = """
-MODEL.DEVICE cpu  MODEL.LAMBDA_RESNET.NAME lambda_resnet26_slim  MODEL.ROI_HEADS.NUM_CLASSES 3
+MODEL.DEVICE cpu  MODEL.LAMBDA_RESNET.NAME resnet14_slim_lambda_c5  MODEL.ROI_HEADS.NUM_CLASSES 3
 DATALOADER.NUM_WORKERS 0  SOLVER.IMS_PER_BATCH 2  SOLVER.REFERENCE_WORLD_SIZE 0
 DATASETS.TRAIN ('gaps',)  DATASETS.TEST ('shapes_val',)
 """
@@ -269,8 +269,15 @@ def _values(task: DetectionTask) -> Any:
     ]
 
 
+def _on_meta(task: DetectionTask) -> torch.nn.Module:
+    """The model without data, made once for the parts that only look at it."""
+    if not hasattr(task, "made"):
+        task.made = build_on_meta(task.cfg)
+    return task.made
+
+
 def _optimizer(task: DetectionTask) -> Any:
-    model = build_on_meta(task._scaled_config())
+    model = _on_meta(task)
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = task.build_optimizer(model)
     return [
@@ -312,8 +319,8 @@ def _evaluators(task: DetectionTask) -> Any:
 
 PARTS: dict[str, Callable[[DetectionTask], Any]] = {
     "settings": lambda task: dataclasses.asdict(task.settings),
-    "model": lambda task: _network(build_on_meta(task.cfg)),
-    "trainable": lambda task: [p.requires_grad for p in build_on_meta(task.cfg).parameters()],
+    "model": lambda task: _network(_on_meta(task)),
+    "trainable": lambda task: [p.requires_grad for p in _on_meta(task).parameters()],
     "optimizer": _optimizer,
     "rates": _rates,
     "loaders": _loaders,
