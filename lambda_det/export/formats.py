@@ -73,10 +73,12 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
 
 
 def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
-    """The graph for inputs of every height, width and number of images."""
+    """The graph for inputs of every height, width and number of images; see below of a detector."""
     dim = torch.export.Dim
     if network.detector:
-        sizes = {1: dim("height", min=1), 2: dim("width", min=1)}
+        # PyTorch chooses the convolutions of the heads for maps of more than one position, and the
+        # last one of an FPN has stride 64
+        sizes = {1: dim("height", min=65), 2: dim("width", min=65)}
     else:
         sizes = {0: dim("batch", min=1), 2: dim("height", min=1), 3: dim("width", min=1)}
     with (

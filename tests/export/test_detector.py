@@ -55,13 +55,13 @@ def head(name: str):
 )
 def test_a_mask_rcnn(model, suffix, tmp_path):
     path = tmp_path / f"detector{suffix}"
-    report = export_network(detector_network(model), path, sizes=((64, 96), (45, 70)))
+    report = export_network(detector_network(model), path, sizes=((96, 128), (70, 97)))
     assert report.passed, report.comparisons
     assert set(report.errors()) == {"pred_boxes", "pred_classes", "pred_masks", "scores"}
 
     run = FORMATS[suffix].read(path, [], torch.device("cpu"))
     counts = set()
-    for height, width in ((33, 64), (97, 130), (128, 64)):
+    for height, width in ((65, 96), (97, 130), (128, 66)):
         image = torch.rand(3, height, width) * 255
         (expected,) = model.inference([{"image": image}], do_postprocess=False)
         found = run(image)
