@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.shapes import background, image_rng, paint_shapes, place_shapes
-from lambda_det.detection.model import for_inference
+from lambda_det.detection.model import build_model, for_inference
 from lambda_det.detection.task import DetectionTask, read_settings
 from lambda_det.training.precision import Precision
 
@@ -74,9 +74,10 @@ def our_detector(
         side: of a picture.
         device: where the model is made.
     """
-    cfg = _config(depth, changes, device)
+    cfg = _config(depth, ["INPUT.LSJ.SIZE", side, *changes], device)
     task = DetectionTask(cfg)
-    model = task.build_model()
+    # By the configuration alone the layout depends on the processor, too
+    model = build_model(cfg) if changes else task.build_model()
     _find_something(model)
     inference = for_inference(model, cfg.TEST.PRECISION, channels_last=task.channels_last)
     return _with_pictures(model, inference, Precision.of(read_settings(cfg)), batch, side)

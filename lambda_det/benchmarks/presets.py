@@ -351,9 +351,8 @@ def detector_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     device = str(setting.device)
     default = default_precision(50, device)
     settings = {f"default settings ({default})": []}
-    if default.dtype is not None:
-        settings["float32"] = IN_FLOAT32
-    settings["float32, contiguous"] = [*IN_FLOAT32, "MODEL.CHANNELS_LAST", False]
+    for layout, channels_last in (("channels last", True), ("contiguous", False)):
+        settings[f"float32, {layout}"] = [*IN_FLOAT32, "MODEL.CHANNELS_LAST", channels_last]
     for depth in SMALL_DETECTORS if args.small else DETECTORS:
         make = partial(detectron2_detector, depth, batch, side, device)
         cases = [Case(f"Detectron2's ResNet-{depth}", make, batch)]

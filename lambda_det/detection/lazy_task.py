@@ -228,8 +228,12 @@ class LazyTask(DetectionTask):
     @property
     def training_size(self) -> tuple[int, int] | None:
         """As the last augmentation says that makes all images fit into one size."""
-        for node in reversed(OmegaConf.select(self.lazy, _AUGMENTATIONS) or ()):
-            if "crop_size" in node and "crop_type" not in node:  # FixedSizeCrop
+        augmentations = OmegaConf.select(self.lazy, _AUGMENTATIONS)
+        for node in reversed(augmentations if isinstance(augmentations, ListConfig) else ()):
+            if not isinstance(node, DictConfig):  # an object, or what another project takes
+                continue
+            if isinstance(node.get("crop_size"), ListConfig) and "crop_type" not in node:
+                # FixedSizeCrop
                 return padded(*node.crop_size)
             if "short_edge_length" in node and "max_size" in node:
                 shortest, longest = node.short_edge_length, node.max_size

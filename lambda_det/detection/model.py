@@ -6,7 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from detectron2 import modeling
@@ -16,6 +16,7 @@ from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
 from detectron2.modeling.roi_heads import BaseKeypointRCNNHead, FastRCNNOutputLayers
 from detectron2.structures import Instances
+from detectron2.utils import comm
 from torch import Tensor, nn
 
 from lambda_det.config import leaves
@@ -116,14 +117,15 @@ def faster_channels_last(device: str, size: tuple[int, int] | None) -> bool:
 
     On a processor with AVX2 alone oneDNN takes two to six times as long for the gradient of a 3x3
     kernel channels last, on maps from 64x64 on. All else is as fast there, or faster. Small images
-    have hardly any such maps (docs/performance.md).
+    have hardly any such maps (docs/performance.md). All processes of a training have one layout.
 
     Args:
         device: of the training.
         size: height and width of its largest images; None where nobody knows.
     """
-    slow = torch.device(device).type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    return not slow or (size is not None and min(size) <= 128)
+    if torch.device(device).type != "cpu" or (size is not None and min(size) <= 128):
+        return True
+    return "AVX2" not in comm.all_gather(torch.backends.cpu.get_cpu_capability())
 
 
 def _use_channels_last(model: nn.Module) -> None:
@@ -150,7 +152,7 @@ def for_inference(
 
     Its batch norms are folded into convolutions. In bfloat16, boxes are pooled, masks are pasted
     and keypoints are placed in float32 nevertheless: bfloat16 knows only every fourth whole number
-    between 512 and 1024. So are the scores of boxes computed, many of which would be equal.
+    between 512 and 1024. So are the scores of an R-CNN's boxes, many of which would be equal.
 
     Args:
         model: is left as it is.
@@ -196,10 +198,10 @@ class _InBfloat16(nn.Module):
             return self.model(batch)
 
 
-def _without_autocast(predict: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
-    def in_float32(x: Tensor) -> T:
+def _without_autocast(predict: Callable[..., T]) -> Callable[..., T]:
+    def in_float32(x: Tensor, *more: Any) -> T:
         with torch.autocast(x.device.type, enabled=False):
-            return predict(x.float())
+            return predict(x.float(), *more)
 
     return in_float32
 

@@ -50,8 +50,9 @@ def test_the_largest_image_of_a_training():
     assert LazyTask(lazy).training_size == (1344, 1344)
     del train.aspect_ratio_grouping
     assert LazyTask(lazy).training_size == (800, 1344)
-    train.mapper.augmentations = [LazyCall(RandomFlip)()]
-    assert LazyTask(lazy).training_size is None
+    for unknown in (LazyCall(RandomFlip)(), LazyCall(RandomFlip)(crop_size=512), RandomFlip()):
+        train.mapper.augmentations = [unknown]
+        assert LazyTask(lazy).training_size is None
 
 
 def test_what_is_saved_is_loaded_again(tmp_path):

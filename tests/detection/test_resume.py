@@ -368,7 +368,7 @@ def tool(flags, tmp_path):
 
 
 def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
-    words = ("SOLVER.MAX_ITER", "8", "SOLVER.CHECKPOINT_PERIOD", "1", "TEST.EVAL_PERIOD", "0")
+    words = ("SOLVER.MAX_ITER", "16", "SOLVER.CHECKPOINT_PERIOD", "1", "TEST.EVAL_PERIOD", "0")
     words += ("DATALOADER.NUM_WORKERS", "1")
     process = tool(tmp_path / "run", *words)
     while not (tmp_path / "run/last_checkpoint").exists():

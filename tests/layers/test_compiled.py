@@ -101,7 +101,6 @@ FENCED = """
 import ctypes, mmap, random, sys
 import torch
 from lambda_det.layers.local import compiled, local_position_output
-from tests import forked
 
 PAGE, libc = mmap.PAGESIZE, ctypes.CDLL(None)
 

@@ -59,7 +59,7 @@ inline __attribute__((always_inline)) void block(
     Vec column[N];
     for (int j = 0; j < N; ++j) {
       column[j] = *(const Vec *)(b + s * b_step + j * lanes);
-#ifdef __x86_64__
+#ifdef __AVX__
       // g++ would load it anew for each of the rows, and wait for the loads
       asm("" : "+v"(column[j]));
 #endif

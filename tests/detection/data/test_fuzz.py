@@ -274,7 +274,7 @@ def test_a_case_that_waits_is_ended(tmp_path, monkeypatch):
 
 
 def test_a_case_that_computes_for_ever_is_ended_and_one_that_only_waits_is_not(monkeypatch):
-    monkeypatch.setattr(fuzz_trial, "COMPUTING", 0.2)
+    monkeypatch.setattr(fuzz_trial, "COMPUTING", 2)
     with fuzz_trial.limits():
         time.sleep(0.5)
     with pytest.raises(fuzz_trial.Hang), fuzz_trial.limits():
