@@ -183,10 +183,23 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
             if not whole or sum(counts) != height * width:
                 return None
             segmentation = mask_util.frPyObjects(segmentation, height, width)
+        elif not _is_whole(counts):
+            return None
         mask_util.decode(segmentation)
     except Exception:  # pycocotools has no error class of its own
         return None
     return segmentation
+
+
+def _is_whole(counts: str | bytes) -> bool:
+    """Whether compressed runs end where their text does.
+
+    A character is 48 and six bits, the highest of which says that another one follows. pycocotools
+    believes it, reads on past the end, and writes more runs than it has memory for.
+    """
+    text = counts.encode() if isinstance(counts, str) else counts
+    digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # of lower characters above 63, too
+    return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
 
 
 def has_area(points: np.ndarray) -> bool:

@@ -4,6 +4,8 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
+import pycocotools.mask as mask_util
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
@@ -136,6 +138,17 @@ def test_images_of_as_many_pixels_as_pillow_reads_and_one_more(content, write, o
     assert ("image of more pixels than can be read" in report.problems) == bool(over)
     if over:  # nor is its mask unpacked
         assert usable_runs({"size": [1, pixels], "counts": [pixels]}, 1, pixels) is None
+
+
+def test_compressed_runs_that_do_not_end(monkeypatch):
+    """pycocotools would write past its memory."""
+    mask = np.asfortranarray(np.random.rand(40, 60) < 0.3)
+    sound = mask_util.encode(mask.astype(np.uint8))["counts"]
+    monkeypatch.setattr(mask_util, "decode", lambda runs: None)  # by text alone
+    for counts in (sound, sound.decode(), b"", "0"):
+        assert usable_runs({"size": [40, 60], "counts": counts}, 40, 60)
+    for counts in ("å", "P", sound[:-1] + b"o", b"\xff", "/0", " ", None, 3):
+        assert usable_runs({"size": [40, 60], "counts": counts}, 40, 60) is None
 
 
 def test_every_kind_has_a_test():
