@@ -64,7 +64,7 @@ def pretend_gpu() -> Iterator[None]:
     raises an error here: on a GPU the host would have to wait for it.
 
     Raises:
-        UserError: not with this PyTorch.
+        UserError: this PyTorch cannot, see :func:`is_available`.
     """
     if not is_available():
         raise UserError(

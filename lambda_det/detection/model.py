@@ -199,9 +199,10 @@ class _InBfloat16(nn.Module):
 
 
 def _without_autocast(predict: Callable[..., T]) -> Callable[..., T]:
-    def in_float32(x: Tensor, *more: Any) -> T:
+    # Another project's predictor may take more than features
+    def in_float32(x: Tensor, *more: Any, **named: Any) -> T:
         with torch.autocast(x.device.type, enabled=False):
-            return predict(x.float(), *more)
+            return predict(x.float(), *more, **named)
 
     return in_float32
 

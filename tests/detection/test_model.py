@@ -9,6 +9,7 @@ import pytest
 import torch
 from detectron2.modeling import META_ARCH_REGISTRY
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
+from detectron2.utils import comm
 from torch import Tensor, nn
 
 from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config
@@ -123,6 +124,11 @@ def test_the_whole_detector_computes_channels_last_and_the_same():
             here.pred_boxes.tensor, there.pred_boxes.tensor, rtol=1e-4, atol=1e-3
         )
         torch.testing.assert_close(here.scores, there.scores, rtol=1e-4, atol=1e-5)
+
+
+def test_all_processes_of_a_training_have_one_layout(monkeypatch):
+    monkeypatch.setattr(comm, "all_gather", lambda own: ["AVX512", "AVX2"])
+    assert not faster_channels_last("cpu", (512, 512))
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])

@@ -198,7 +198,7 @@ def _is_whole(counts: str | bytes) -> bool:
     believes it, reads on past the end, and writes more runs than it has memory for.
     """
     text = counts.encode() if isinstance(counts, str) else counts
-    digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # of lower characters above 63, too
+    digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
     return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
 
 
