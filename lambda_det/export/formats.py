@@ -73,7 +73,7 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
 
 
 def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
-    """The graph for any number of images of any size; a detector's for one of 65 pixels and more."""
+    """The graph for any number of images of any size; a detector's for one from 65 pixels on."""
     dim = torch.export.Dim
     if network.detector:
         # PyTorch chooses the convolutions of the heads for maps of more than one position, and the

@@ -127,6 +127,7 @@ def test_the_whole_detector_computes_channels_last_and_the_same():
 
 
 def test_all_processes_of_a_training_have_one_layout(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(comm, "all_gather", lambda own: ["AVX512", "AVX2"])
     assert not faster_channels_last("cpu", (512, 512))
 
