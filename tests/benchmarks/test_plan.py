@@ -72,10 +72,13 @@ def test_what_follows_from_the_data(tmp_path):
 
 @pytest.mark.slow
 def test_a_lazy_config_is_counted_as_the_yaml_file():
-    sizes = {".yaml": ("INPUT.LSJ.SIZE", 128), ".py": ("dataloader.image_size=128",)}
+    small = {
+        ".yaml": ("INPUT.LSJ.SIZE", 128, "MODEL.LAMBDA_RESNET.NAME", "lambda_resnet26"),
+        ".py": ("dataloader.image_size=128", "model.backbone.bottom_up.name=lambda_resnet26"),
+    }
     yaml, lazy = (
         _training(ROOT / f"configs/mask_rcnn_lambdaresnet50{end}", *opts)
-        for end, opts in sizes.items()
+        for end, opts in small.items()
     )
     assert lazy.settings.option("accumulate", 2) == "train.accumulate_gradients=2"
     assert dataclasses.replace(lazy.settings, seed=0, keys={}) == dataclasses.replace(
@@ -164,7 +167,9 @@ def test_memory_is_that_of_the_allocator(checkpointing):
     ],
 )
 def test_every_head_is_reached(name):
-    training = _training(str(ROOT / f"configs/{name}_lambdaresnet50.yaml"), "INPUT.LSJ.SIZE", 256)
+    network = "lambda_resnet50" if name == "deeplabv3plus" else "lambda_resnet26"  # blocks of res5
+    opts = ("INPUT.LSJ.SIZE", 256, "MODEL.LAMBDA_RESNET.NAME", network)
+    training = _training(ROOT / f"configs/{name}_lambdaresnet50.yaml", *opts)
     count = plan.count_step(training, 1, checkpointing=False)
     assert not count.missing and count.parts.keys() >= count.parameters.keys()
 

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,21 +29,21 @@ def _no_repeats(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """Run a preset with two rounds; returns what it printed, its JSON file and its plot's size."""
+    """Run a preset with two rounds; returns what it printed, and its JSON file."""
 
     def run_preset(*options: str):
-        figures, picture = tmp_path / "figures.json", tmp_path / "picture.png"
-        written = ["--json", str(figures), "--plot", str(picture)]
-        assert tool.main([*options, "--runs", "2", *written]) == 0
-        content = picture.read_bytes()
-        assert content.startswith(b"\x89PNG")
-        return (
-            capsys.readouterr(),
-            json.loads(figures.read_text()),
-            struct.unpack_from(">II", content, 16),
-        )
+        figures = tmp_path / "figures.json"
+        assert tool.main([*options, "--runs", "2", "--json", str(figures)]) == 0
+        return capsys.readouterr(), json.loads(figures.read_text())
 
     return run_preset
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of a PNG file."""
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    return struct.unpack_from(">II", content, 16)
 
 
 def check(content: dict, *, modes: list[str], cases: list[str]) -> None:
@@ -72,7 +73,7 @@ def check(content: dict, *, modes: list[str], cases: list[str]) -> None:
 @pytest.mark.benchmark
 def test_local(run, monkeypatch):
     monkeypatch.setattr(presets, "LOCAL_SIZES", [(1, (4, 5), 8, 3), (2, (3, 3), 8, 5)])
-    captured, content, _ = run()
+    captured, content = run()
     assert content["preset"] == "local" and len(content["groups"]) == 2
     for name, case in content["groups"][0]["cases"].items():
         assert "reason" not in case["forward"] or name == "compiled"  # without g++
@@ -87,7 +88,7 @@ def test_local(run, monkeypatch):
 
 def test_local_in_bfloat16(run, monkeypatch):
     monkeypatch.setattr(presets, "LOCAL_SIZES", [(1, (4, 5), 8, 3)])
-    _, content, _ = run("--dtype", "bfloat16", "--implementations", "conv", "query_first", "conv")
+    _, content = run("--dtype", "bfloat16", "--implementations", "conv", "query_first", "conv")
     check(content, modes=FORWARD_AND_BOTH, cases=["conv", "query_first", presets.PRODUCT])
     numbers = 20 * 4 * 16 + 20 * 8 + 16 * 9 + 20 * 4 * 8  # q, v, E and the output's gradient
     assert content["groups"][0]["cases"]["conv"]["input_bytes"] == 2 * numbers
@@ -102,9 +103,11 @@ def test_the_product_has_the_multiply_adds_of_the_offsets_on_the_map():
     assert found == pytest.approx(batch * pairs * 4 * (16 + depth), abs=right.numel() / 2)
 
 
-def test_layer(run, monkeypatch):
+def test_layer(run, monkeypatch, tmp_path):
     monkeypatch.setattr(presets, "LAYER_SIZES", [(6, 16)])
-    _, content, picture = run("--preset", "layer", "--implementations", "auto", "--peer", "timm")
+    picture = tmp_path / "picture.png"
+    options = ("--preset", "layer", "--implementations", "auto", "--peer", "timm")
+    _, content = run(*options, "--plot", str(picture))
     timm = f"timm {report.installed('timm')}"
     cases = ["3x3 convolution", "lambda layer, auto", timm]
     check(content, modes=FORWARD_AND_BOTH, cases=cases)
@@ -113,7 +116,8 @@ def test_layer(run, monkeypatch):
     q, k, v, norms = 16 * 64, 16 * 16, 16 * 4, 2 * 64 + 2 * 4
     assert found[cases[1]]["parameters"] == q + k + v + norms + 16 * 23 * 23
     assert found[timm]["parameters"] == q + k + v + norms + 16 * 23 * 23 + 16  # a bias in conv3d
-    assert 800 < picture[0] < 3000 and 150 < picture[1] < 1000
+    width, height = size_of(picture)
+    assert 800 < width < 3000 and 150 < height < 1000
 
 
 def test_peer_that_is_not_installed(monkeypatch, capsys):
@@ -125,7 +129,7 @@ def test_peer_that_is_not_installed(monkeypatch, capsys):
 def test_case_that_fails_has_its_reason(run, monkeypatch):
     """timm's layer cannot be turned to channels_last."""
     monkeypatch.setattr(presets, "LAYER_SIZES", [(6, 16)])
-    captured, content, _ = run(
+    captured, content = run(
         *("--preset", "layer", "--implementations", "query_first", "--peer", "timm"),
         "--channels-last",
     )
@@ -146,7 +150,7 @@ def test_networks(run, monkeypatch):
 
     monkeypatch.setattr(presets, "create_backbone", smaller)
     options = ("--preset", "networks", "--small", "--image-size", "32", "--batch", "2")
-    _, content, _ = run(*options, "--implementations", "conv", "--checkpoint-activations")
+    _, content = run(*options, "--implementations", "conv", "--checkpoint-activations")
     cases = ["resnet_rs101", "resnet_rs101_se", "lambda_resnet101, conv"]
     cases.append("lambda_resnet101, activation checkpointing")
     assert made.count({"checkpoint_activations": True}) == 1
@@ -162,7 +166,7 @@ def test_detector(run, monkeypatch):
     tiny = "quick/shapes_lambdaresnet26_slim.yaml"
     monkeypatch.setattr(detectors, "get_config", lambda name: get_config(tiny))
     options = ("--preset", "detector", "--small", "--image-size", "64", "--batch", "2")
-    _, content, _ = run(*options)
+    _, content = run(*options)
     cases = ["Detectron2's ResNet-50", "LambdaResNet-50, default settings (float32)"]
     cases += [f"LambdaResNet-50, float32, {layout}" for layout in ("channels last", "contiguous")]
     check(content, modes=FORWARD_AND_STEP, cases=cases)
@@ -191,7 +195,7 @@ def test_both_detectors_find_something_and_learn():
 def test_convert(run, monkeypatch):
     networks = ("lambda_resnet26t", "lambda_resnet26rpt_256")
     monkeypatch.setattr(presets, "CONVERTED", networks)
-    _, content, _ = run("--preset", "convert", "--image-size", "64")
+    _, content = run("--preset", "convert", "--image-size", "64")
     cases = ["timm's layers", "converted"]
     check(content, modes=FORWARD_AND_STEP, cases=cases)
     assert [group["network"] for group in content["groups"]] == list(networks)
@@ -213,7 +217,7 @@ def one_lambda_layer(monkeypatch):
 def test_attention(run, one_lambda_layer):
     attention = [name for name in presets.TABLE_4 if "attention" in name]
     one_lambda_layer(*attention)
-    _, content, _ = run("--preset", "attention", "--small", "--image-size", "32", "--batch", "2")
+    _, content = run("--preset", "attention", "--small", "--image-size", "32", "--batch", "2")
     check(content, modes=FORWARD_AND_BOTH, cases=["lambda layer", *attention])
 
 
@@ -221,7 +225,7 @@ def test_attention(run, one_lambda_layer):
 def test_case_that_is_out_of_memory(run, monkeypatch, one_lambda_layer):
     one_lambda_layer("global self-attention")
     options = ("--preset", "attention", "--small", "--image-size", "192", "--memory-limit", "0.4")
-    captured, content, _ = run(*options)
+    captured, content = run(*options)
     first, second = content["groups"][0]["cases"].values()
     assert "seconds" in first["forward+backward"]
     assert second["forward+backward"] == {"reason": "out of memory (limit 0.4 GB)"}
@@ -247,7 +251,7 @@ def test_placement(run, monkeypatch):
     )
     monkeypatch.setattr(presets, "SMALL_PLACEMENT", ("some",))
     options = ("--preset", "placement", "--small", "--image-size", "32", "--batch", "2")
-    captured, content, _ = run(*options)
+    captured, content = run(*options)
     cases = ["resnet50", "resnet50_lambda_c5"]
     check(content, modes=FORWARD_AND_STEP, cases=cases)
     found = content["groups"][0]["cases"]
@@ -258,12 +262,15 @@ def test_placement(run, monkeypatch):
 
 
 @pytest.mark.benchmark
-def test_families(run, monkeypatch):
+def test_families(run, monkeypatch, tmp_path):
     ours, theirs = ("lambda_resnet26_slim", 32, 79.0), ("tf_efficientnet_b0", 32, 77.0)
     few = {"Figure 4": [ours, theirs, ("resnet_rs50_se", 32, None)], "Table 5": [ours]}
     monkeypatch.setattr(presets, "LATENCY", {ours[:2]: 0.5})
     monkeypatch.setattr(presets, "SMALL_FAMILIES", few)
-    captured, content, _ = run("--preset", "families", "--small", "--batch", "2")
+    picture = tmp_path / "picture.png"
+    options = ("--preset", "families", "--small", "--batch", "2")
+    captured, content = run(*options, "--plot", str(picture))
+    assert min(size_of(picture)) > 150
     first, second = content["groups"]
     cases = ["lambda_resnet26_slim, 32x32", "tf_efficientnet_b0, 32x32", "resnet_rs50_se, 32x32"]
     for case in first["cases"].values():
@@ -278,7 +285,7 @@ def test_families(run, monkeypatch):
 @pytest.mark.benchmark
 def test_hybrid(run):
     options = ("--preset", "hybrid", "--small", "--image-size", "64", "--batch", "2")
-    captured, content, _ = run(*options)
+    captured, content = run(*options)
     cases = ["lambda layers", "lambda layers, shared embeddings", "global self-attention"]
     check(content, modes=FORWARD_AND_BOTH, cases=cases)
     # 8 layers, 16 numbers for each pair of 20x20 positions, 2 bytes each; the paper has 38.4 MB
@@ -286,12 +293,14 @@ def test_hybrid(run):
 
 
 @pytest.mark.benchmark
-def test_size(run, monkeypatch):
+def test_size(run, monkeypatch, tmp_path):
     networks = ("resnet50", "lambda_resnet26_slim")
     monkeypatch.setattr(presets, "SMALL_LAYER_SIZES", (64, 96))
     monkeypatch.setattr(presets, "SMALL_NETWORK_SIZES", (64,))
     monkeypatch.setattr(presets, "SIZE_NETWORKS", networks)
-    captured, content, _ = run("--preset", "size", "--small")
+    picture = tmp_path / "picture.png"
+    captured, content = run("--preset", "size", "--small", "--plot", str(picture))
+    assert min(size_of(picture)) > 150
     *layers, network = content["groups"]
     cases = ["3x3 convolution", "lambda layer, auto"]
     check({**content, "groups": layers}, modes=["forward+backward"], cases=cases)

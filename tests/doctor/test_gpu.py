@@ -259,7 +259,7 @@ def test_nothing_to_go_by():
 
 @pytest.mark.slow
 def test_from_the_proof_to_the_choice(monkeypatch, capfd, tmp_path):
-    """With the interpreter's kernel, a kernel that is wrong, and one that ends its process."""
+    """With two that are right, one that is wrong, and one that ends its process."""
     starts = []
 
     def run(command, *, input, **options):
@@ -274,7 +274,7 @@ def test_from_the_proof_to_the_choice(monkeypatch, capfd, tmp_path):
     processes = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr(gpu, "subprocess", processes)
     case = Case(1, 2, 3, 2, 8, 4, 1, 3, 3, "float32", True)
-    names = ("query_first",) + (() if fused.unsupported(*case.inputs("cpu")) else ("fused",))
+    names = ("query_first", "conv")
     for name in set(IMPLEMENTATIONS) - set(names):
         monkeypatch.delitem(IMPLEMENTATIONS, name)
     monkeypatch.setitem(IMPLEMENTATIONS, "slightly_wrong", None)

@@ -33,6 +33,7 @@ def test_two_processes_take_up_the_run_of_one(tmp_path):
         assert train("detection", argv, log, folder=tmp_path / name) == 0, log.read_text()
     for done in forked.run_as_torchrun([TOOL, *words_of("two", 8, 1, 2)], tmp_path):
         assert done.returncode == 0, done.stdout[-5000:]
+    assert "Process 1 of 2" in (tmp_path / "two" / "log.txt.rank1").read_text()
 
     for step, line in metrics(tmp_path / "one").items():
         other = metrics(tmp_path / "two")[step]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from lambda_det.detection.data import make_shapes
-from tests import forked
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -255,17 +254,6 @@ def test_divergence_names_the_last_checkpoint(tool, flags, tmp_path, capsys):
     assert str(named) in last
     weights = torch.load(named, weights_only=True)["model"].values()
     assert all(w.isfinite().all() for w in weights)
-
-
-def test_torchrun_makes_one_run(flags, tmp_path):
-    folder = tmp_path / "run"
-    argv = [TOOL, *flags, "OUTPUT_DIR", folder, "SOLVER.MAX_ITER", 1]
-    for done in forked.run_as_torchrun(argv, tmp_path):
-        assert done.returncode == 0, done.stdout[-3000:]
-    assert "Process 0 of 2" in (folder / "log.txt").read_text()
-    assert "Process 1 of 2" in (folder / "log.txt.rank1").read_text()
-    assert "2 worker(s)" in (folder / "log.txt").read_text()
-    assert _iterations(folder).count(0) == 1
 
 
 def test_a_lambda_resnet_is_trained_evaluated_and_resumed(tool, tmp_path):
