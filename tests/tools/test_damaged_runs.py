@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +16,6 @@ from tests.tools.test_train_net import CONFIG, _write_squares
 pytestmark = pytest.mark.slow  # trains
 
 train_net = load_tool("train_net")
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -44,23 +39,20 @@ def _pairs(folder, steps):
     return ["OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps), "DATASETS.TEST", "()"]
 
 
-def test_files_that_may_not_become_large_enough(flags, run):
+def test_files_that_may_not_become_large_enough(flags, run, capsys):
     """The run ends with one message, and continues when there is space again."""
     before = (run / "model_final.pth").read_bytes()
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tools/train_net.py"), *flags, "--resume", *_pairs(run, 7)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2,) * 2),
-    )
-    assert done.returncode == 2, done.stderr[-3000:]
-    last = done.stderr.strip().splitlines()[-1]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        assert train_net.main([*flags, "--resume", *_pairs(run, 7)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    printed = capsys.readouterr()
+    last = printed.err.strip().splitlines()[-1]
     assert last.startswith(f"error: {run / 'model_0000005.pth'} could not be written: files may")
     assert f"the last good checkpoint is {run / 'model_final.pth'}" in last and "--resume" in last
-    assert "Traceback" not in done.stderr + done.stdout
+    assert "Traceback" not in printed.err + printed.out
     assert (run / "model_final.pth").read_bytes() == before
     assert read_newest(str(run)).path == str(run / "model_final.pth")
     assert not list(run.glob("*.tmp"))
