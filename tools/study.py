@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Train the networks of one of the paper's ablations on CIFAR-10, and compare the order of ranks.
 
-Each row of a study is trained with the first seed, then each with the next. results.csv has a line
-for each training that has ended; it is not trained again. A stopped study continues where it was.
+Each row of a study is trained with the first seed, then each with the next. results.csv in the
+study's folder has a line for each training that has ended; it is not trained again. A stopped study
+continues where it was.
 The figures are not the paper's, which are of ImageNet at 224x224: only their order is compared.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import shlex
 import statistics
 import subprocess
@@ -81,7 +83,7 @@ STUDIES: dict[str, Study] = {
     "pair": PAIR,
     # Its Section 9.3: rates of the first epoch, a fifth of the peak
     "learning_rate": {
-        f"{kind}, {rate:g}": (None, (*pairs, "SOLVER.BASE_LR", 5 * rate))
+        f"{kind} at {rate:g}": (None, (*pairs, "SOLVER.BASE_LR", 5 * rate))
         for kind, (_, pairs) in PAIR.items()
         for rate in (0.01, 0.005, 0.001, 0.0005, 0.0001)
     },
@@ -107,6 +109,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_intermixed_args(argv)
     if args.study == "hybrid" and args.network != "resnet50":
         parser.error("--network: the networks of hybrid are no forms of resnet50")
+    if not args.config_file.is_file():
+        parser.error(f"--config-file: there is no file {args.config_file}")
     unknown = [row for row in args.rows or () if row not in STUDIES[args.study]]
     if unknown:
         rows = ", ".join(map(repr, STUDIES[args.study]))
@@ -128,6 +132,23 @@ def train(words: list[str], folder: Path) -> float:
     subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True)
     with (folder / "summary.csv").open(encoding="utf-8") as file:
         return float(list(csv.DictReader(file))[-1][METRIC])
+
+
+def check_size(args: argparse.Namespace, folder: Path) -> str:
+    """Note the size of a study in its folder; return what is wrong if it has another one there."""
+    from fvcore.common.config import CfgNode
+
+    recipe = CfgNode.load_yaml_with_base(str(args.config_file))
+    size = json.dumps({"recipe": recipe, "network": args.network, "opts": args.opts}, indent=1)
+    path = folder / "size.json"
+    if path.exists() and path.read_text(encoding="utf-8") != size:
+        return (
+            f"{folder} holds trainings of another --network, --config-file or other keys, see "
+            f"{path}; name another folder with --output."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(size, encoding="utf-8")
+    return ""
 
 
 def read_results(path: Path) -> dict[str, float]:
@@ -174,7 +195,11 @@ def ranks(values: tuple[float, ...]) -> list[float]:
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     study = {name: STUDIES[args.study][name] for name in args.rows or STUDIES[args.study]}
-    results = args.output / "results.csv"  # of all studies, which have some trainings in common
+    folder = args.output / args.study
+    if fault := check_size(args, folder):
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
+    results = folder / "results.csv"
     ended = read_results(results)
     found: dict[str, list[float]] = {}
     try:
@@ -183,15 +208,9 @@ def main(argv: list[str] | None = None) -> int:
                 words = words_of(args, pairs, seed)
                 key = shlex.join(words)
                 if key not in ended:
-                    run = f"{name.replace(', ', '_').replace(' ', '_')}_{seed}"
-                    top1 = ended[key] = train(words, args.output / args.study / run)
-                    row = {
-                        "study": args.study,
-                        "row": name,
-                        "seed": seed,
-                        "top1": top1,
-                        "configuration": key,
-                    }
+                    run = f"{name.replace(' ', '_')}_{seed}"
+                    top1 = ended[key] = train(words, folder / run)
+                    row = {"row": name, "seed": seed, "top1": top1, "configuration": key}
                     add_result(results, row)
                 found.setdefault(name, []).append(ended[key])
     except subprocess.CalledProcessError as error:  # it has said why

@@ -65,10 +65,20 @@ def test_a_small_study_and_its_second_start(tmp_path, monkeypatch, capsys):
         assert tool.main(list(map(str, [*arguments, *keys]))) == 0
         printed = capsys.readouterr().out
         assert printed.count("| small | ") == printed.count("| twin | ") == 1
+    # Of another size: nothing is continued, or taken for a result
+    assert tool.main(list(map(str, [*arguments, *keys, "SOLVER.BASE_LR", 0.1]))) == 2
+    assert "--output" in capsys.readouterr().err
     assert len(trained) == 1
-    assert [folder.name for folder in (tmp_path / "out/placement").iterdir()] == ["small_0"]
+    made = (tmp_path / "out/placement").iterdir()
+    assert [path.name for path in made if path.is_dir()] == ["small_0"]
     config = (tmp_path / "out/placement/small_0/config.yaml").read_text()
     assert "NAME: resnet14_slim_lambda_c2345" in config
+
+
+@pytest.mark.parametrize("study", tool.STUDIES)
+def test_rows_can_be_named(study):
+    rows = list(tool.STUDIES[study])
+    assert tool.parse_args([study, "--data", "d", "--rows", ",".join(rows)]).rows == rows
 
 
 @pytest.mark.parametrize(
