@@ -49,7 +49,9 @@ def create_classifier(name: str, num_classes: int = 1000, **overrides: Any) -> C
         ConfigError: if there is no such model, or an option cannot work.
     """
     spec = get_spec(name)
-    return Classifier(_NETWORKS[type(spec)](spec, num_classes=num_classes, **overrides))
+    backbone = _NETWORKS[type(spec)](spec, num_classes=num_classes, **overrides)
+    backbone.created_as = (name, overrides)
+    return Classifier(backbone)
 
 
 def create_backbone(
@@ -278,6 +280,11 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
                     f"MODEL.LAMBDA_RESNET.{switch} does not reach the res5 of LambdaRes5ROIHeads, "
                     "on the regions; set it to False."
                 )
+        if options.SHARE_POSITIONS == "size":
+            raise ConfigError(
+                "MODEL.LAMBDA_RESNET.SHARE_POSITIONS size would share embeddings of res4 with the "
+                "res5 of LambdaRes5ROIHeads, which is no part of the backbone; set it to stage."
+            )
         layers = Replacements(spec, options.NORM, **layer_options(options))
         blocks = make_stage(
             spec,

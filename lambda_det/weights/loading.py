@@ -121,6 +121,7 @@ def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str 
             f"{path} does not hold this model and no other: {listed(fit.sentences())}; is it of "
             "the same configuration?"
         )
+    check_layers(model, content, path)
     check_shared(model, state, path)
     _load(model, state, f"the weights of {path}")
 

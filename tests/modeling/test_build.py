@@ -242,10 +242,13 @@ def test_what_the_c4_heads_cannot_follow_is_refused(section, key, value, words):
         build_model(cfg)
 
 
-@pytest.mark.parametrize("switch", ["CHECKPOINT_ACTIVATIONS", "MASK_PADDING"])
-def test_switches_that_do_not_reach_the_regions_are_refused(switch):
+@pytest.mark.parametrize(
+    ("switch", "value"),
+    [("CHECKPOINT_ACTIVATIONS", True), ("MASK_PADDING", True), ("SHARE_POSITIONS", "size")],
+)
+def test_switches_that_do_not_reach_the_regions_are_refused(switch, value):
     cfg = _c4_cfg()
-    cfg.MODEL.LAMBDA_RESNET[switch] = True
+    cfg.MODEL.LAMBDA_RESNET[switch] = value
     with pytest.raises(ConfigError, match=switch):
         build_model(cfg)
 

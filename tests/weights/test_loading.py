@@ -25,7 +25,7 @@ from lambda_det.weights.backbone_file import load_backbone_weights
 from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
-from tests.export.toy import Detector, Model, Network
+from tests.export.toy import Detector, Model, Network, classifier_checkpoint
 from tests.weights.public_networks import make
 
 
@@ -384,6 +384,18 @@ def test_different_weights_for_one_shared_tensor_are_refused(tmp_path, way):
     assert torch.equal(model.res5[0].conv2.position.embedding, before)
     torch.save({"model": model.state_dict()}, path)
     load_backbone_weights(model, path)
+
+
+@pytest.mark.parametrize("load", [load_initial_weights, load_complete_model])
+def test_classifiers_of_other_lambda_layers_with_the_same_tensors_are_refused(load):
+    content = classifier_checkpoint(key_norm="l2", scope=3)
+    other, same = (
+        lambda_det.create_classifier("lambda_resnet26_slim", 3, scope=3, **options)
+        for options in ({}, {"key_norm": "l2"})
+    )
+    with pytest.raises(WeightsError, match=r"w\.pth.*key_norm 'l2'.*'softmax'"):
+        load(other, content, "w.pth")
+    load(same, content, "w.pth")
 
 
 # ------------------------------------------------------ files with the names of timm, torchvision
