@@ -35,7 +35,7 @@ The sizes are those of LambdaResNet at 1024x1024: c4 with 256 channels, the firs
 
 A ResNet-50 whose 3x3 convolutions are all replaced. The paper's memory is that of attention maps or
 position embeddings alone, for 128 images; here it is what a run takes in all. Heads of attention
-are 8, with which the paper's figures come out.""",
+are 8, with which the paper's figures come out, but for axial self-attention: 4.3 GB beside 4.8.""",
     "placement": """Where lambda layers stand in a ResNet, and how many: Tables 12 and 13.
 
 Classifiers of 1000 classes in inference and in a training step, without and with

@@ -99,6 +99,11 @@ def check_inputs(
             f"A lambda layer got an input of the shape {list(x.shape)}; it takes sequences "
             "[B, C, N], maps [B, C, H, W] and volumes [B, C, D, H, W]."
         )
+    if x.shape[1] != layer.qkv.in_channels:
+        raise ConfigError(
+            f"A lambda layer for {layer.qkv.in_channels} channels got an input of the shape "
+            f"{list(x.shape)}, whose second size is the number of channels."
+        )
     if context is not None and (context.shape[:2] != x.shape[:2] or context.dim() != x.dim()):
         raise ConfigError(
             f"The context of a lambda layer has the shape {list(context.shape)}; it must be that "

@@ -136,6 +136,10 @@ def test_the_cifar10_reproduction(name, size):
     assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == size
 
 
+PSEUDO = "DATA.PSEUDO_LABELS datasets/unlabelled/labels.tsv "
+PSEUDO += "DATA.PSEUDO_IMAGES datasets/unlabelled/images"
+
+
 def _commands():
     """(recipe, KEY VALUE pairs) of every training in the tables of docs/paper.md.
 
@@ -147,7 +151,7 @@ def _commands():
         before = ("resnet50", "MODEL.NAME") if names is SPECS else ()
         for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", sections[section], re.M)[2:]:
             words = []
-            for span in re.findall("`(.*?)`", cell):
+            for span in re.findall("`(.*?)`", cell.replace("PSEUDO`", f"{PSEUDO}`")):
                 first, *rest = span.split()
                 if first in names:
                     words = [first, *rest]
@@ -164,6 +168,8 @@ COMMANDS = sorted(set(_commands()))
 def test_the_page_has_a_command_for_every_trained_network():
     named = {_load(f"imagenet/{name}.yaml", *pairs).MODEL.NAME for name, *pairs in COMMANDS}
     assert {n for n, spec in SPECS.items() if spec.paper.top1 and "lambda_k" not in n} <= named
+    files = {name for name, *_ in COMMANDS} | {"base", "350_epochs", "resnet50_lambda_c2345"}
+    assert {path.stem for path in (CONFIGS / "imagenet").glob("*.yaml")} == files
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -448,6 +448,7 @@ def test_map_larger_than_a_global_embedding_is_named():
         ({}, {"x": (1, 8, 4, 4, 4)}, r"2 sides.*\[1, 8, 4, 4, 4\]"),
         ({"scope": (3, 3, 3)}, {"x": (1, 8, 4, 4)}, r"3 sides.*\[1, 8, 4, 4\]"),
         ({"scope": None}, {"x": (1, 8)}, r"\[1, 8\]"),
+        ({}, {"x": (1, 9, 4, 4)}, r"8 channels.*\[1, 9, 4, 4\]"),
         ({}, {"x": (1, 8, 4, 4), "context": (2, 8, 4, 4)}, r"context.*\[2, 8, 4, 4\]"),
         ({}, {"x": (1, 8, 4, 4), "context": (1, 8, 4)}, r"context.*\[1, 8, 4\]"),
         ({}, {"x": (1, 8, 4), "embeddings": (4, 4, 3, 1)}, "scope=None"),
