@@ -75,7 +75,9 @@ class RunLock:
         """The file, locked where the file system can."""
         dead = b""  # what an owner has written who does not go on counting
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            # As text, Windows would write another end of the line than it reads
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            file = os.open(self._path, flags, 0o666)
             try:
                 os.lseek(file, 0, os.SEEK_SET)
                 owner = os.read(file, _SIZE)

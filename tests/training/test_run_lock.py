@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,37 @@ def test_an_owner_that_ends_is_not_waited_for_to_the_end(tmp_path, monkeypatch):
     with run_lock(str(tmp_path), "OUTPUT_DIR") as lock:
         lock.acquire()
         assert lock._file is not None
+
+
+class _Windows(types.ModuleType):
+    """Its ``os``: a file that is not opened as binary is read and written with ends of lines."""
+
+    O_BINARY = 1 << 40
+    binary = False
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def open(self, path, flags, mode):
+        self.binary = bool(flags & self.O_BINARY)
+        return os.open(path, flags & ~self.O_BINARY, mode)
+
+    def read(self, file, size):
+        found = os.read(file, size)
+        return found if self.binary else found.replace(b"\r\n", b"\n")
+
+    def write(self, file, content):
+        return os.write(file, content if self.binary else content.replace(b"\n", b"\r\n"))
+
+
+def test_a_dead_run_does_not_keep_its_folder_on_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "os", _Windows("os"))
+    monkeypatch.setattr(locks, "fcntl", None)
+    with monkeypatch.context() as elsewhere, run_lock(str(tmp_path), "OUTPUT_DIR") as lock:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        lock.acquire()
+        left = (tmp_path / locks.NAME).read_bytes()
+    (tmp_path / locks.NAME).write_bytes(left)
+    with run_lock(str(tmp_path), "OUTPUT_DIR") as lock:
+        lock.acquire()
+        assert json.loads((tmp_path / locks.NAME).read_bytes())["process"] == os.getpid()
