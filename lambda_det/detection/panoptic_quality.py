@@ -16,7 +16,7 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import read_panoptic
-from lambda_det.errors import DataError, printable, reason
+from lambda_det.errors import DataError, listed, printable, reason
 
 __all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]
 
@@ -123,18 +123,42 @@ def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
     """The segment ids [H, W] that an image encodes in its colours."""
     try:
         with PathManager.open(path, "rb") as file:
-            colours = np.asarray(Image.open(file).convert("RGB"), dtype=np.int64)
+            image = Image.open(file)
+            colours = np.asarray(image.convert("RGB"), dtype=np.int64)
     except Exception as error:  # Pillow may raise anything for a broken file
         raise DataError(
             f"The image of segments {printable(path)} cannot be read ({reason(error)}); fetch or "
             "make it again."
         ) from error
+    if image.mode not in ("RGB", "RGBA"):
+        raise DataError(
+            f"The image of segments {printable(path)} is of mode {image.mode}, and ids are encoded "
+            "in the three channels of RGB; fetch it again or save it as RGB."
+        )
     if colours.shape[:2] != shape:
         raise DataError(
             f"The image of segments {printable(path)} has {colours.shape[:2]} rows and columns, "
             f"and its image {tuple(shape)}; fetch or make it again."
         )
     return colours @ np.array([1, 256, 256**2])
+
+
+def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ground truth [H, W] whose ids are not those that are described.
+
+    Both kinds of difference would change PQ in silence: nobody has to find a segment that has no
+    pixels or no description.
+    """
+    present, described = set(np.unique(ids).tolist()), {segment["id"] for segment in segments}
+    for found, what in (
+        (present - described - {VOID}, "holds the id(s) {}, which segments_info does not describe"),
+        (described - present, "has no pixel of the id(s) {}, which segments_info describes"),
+    ):
+        if found:
+            raise DataError(
+                f"The image of segments {printable(path)} "
+                f"{what.format(listed(map(str, sorted(found))))}; fetch or make both again."
+            )
 
 
 class PanopticQualityEvaluator(DatasetEvaluator):
@@ -148,7 +172,8 @@ class PanopticQualityEvaluator(DatasetEvaluator):
 
     Raises:
         DataError: its panoptic file is not in COCO's format; later, that an image of segments is
-            missing, broken or of another size than the predictions.
+            missing, broken, not RGB, of another size than the predictions, or holds other ids than
+            the file describes.
     """
 
     def __init__(self, dataset_name: str) -> None:
@@ -185,7 +210,9 @@ class PanopticQualityEvaluator(DatasetEvaluator):
                     "remove the image from the other annotations."
                 )
             ids = predicted.cpu().numpy()
-            ground_truth = _read_ids(os.path.join(self._root, entry["file_name"]), ids.shape)
+            path = os.path.join(self._root, entry["file_name"])
+            ground_truth = _read_ids(path, ids.shape)
+            _check_segments(path, ground_truth, entry["segments_info"])
             found = match_segments(ground_truth, entry["segments_info"], ids, segments)
             for category, matches in found.items():
                 self._counts[category] = self._counts.get(category, Matches()) + matches

@@ -167,6 +167,43 @@ def test_a_broken_image_of_segments(data, tmp_path):
             evaluator.process([{"image_id": 1}], [output])
 
 
+@pytest.mark.parametrize("mode", ["L", "I;16", "P", "RGBA"])
+def test_images_of_segments_are_rgb(data, tmp_path, mode):
+    """Of another mode, all segments would be void, and a prediction without any would be right."""
+    output = {"panoptic_seg": (torch.zeros(2, 4, dtype=torch.int32), [])}
+    picture = Image.open(tmp_path / "1.png")
+    if mode == "I;16":
+        picture = Image.fromarray(np.full((2, 4), 260, np.uint16))
+    picture.convert(mode).save(tmp_path / "1.png")
+    evaluator = PanopticQualityEvaluator(data)
+    if mode == "RGBA":
+        evaluator.process([{"image_id": 1}], [output])
+        assert evaluator.evaluate()["panoptic_seg"]["PQ"] == 0
+    else:
+        with pytest.raises(DataError, match=rf"1\.png .*{mode}"):
+            evaluator.process([{"image_id": 1}], [output])
+
+
+@pytest.mark.parametrize(
+    ("described", "named"),
+    [([260], r"\b3\b"), ([260, 3, 5], r"\b5\b"), ([260, 3], None), ([260, 3, 0], r"\b0\b")],
+)
+def test_ids_in_the_image_are_those_described(data, tmp_path, described, named):
+    """Pixels without a description are void; nobody has to find a segment without pixels."""
+    file = tmp_path / "panoptic.json"
+    content = json.loads(file.read_text())
+    segments = [{"id": i, "category_id": 300} for i in described]
+    content["annotations"][0]["segments_info"] = segments
+    file.write_text(json.dumps(content))
+    evaluator = PanopticQualityEvaluator(data)
+    output = {"panoptic_seg": (torch.zeros(2, 4, dtype=torch.int32), [])}
+    if named is None:
+        evaluator.process([{"image_id": 1}], [output])
+        return
+    with pytest.raises(DataError, match=rf"1\.png .*{named}"):
+        evaluator.process([{"image_id": 1}], [output])
+
+
 @pytest.mark.parametrize(
     ("place", "value"),
     [
