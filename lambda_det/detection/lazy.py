@@ -81,6 +81,8 @@ _OTHER_KEYS = (
     *(f"dataloader.{flag}" for flag in DATA_FLAGS),
 )
 _NEEDED = ("model", "dataloader", "optimizer", "lr_multiplier", "train", "train.max_iter")
+# What is read of the top of a configuration and of its dataloader
+_PARTS = (*_NEEDED, "dataloader.train", "dataloader.test", "dataloader.evaluator")
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -178,20 +180,30 @@ def _overrides(opts: list[str]) -> Iterator[tuple[str, Any]]:
 
 def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
     """Refuse a key that nothing reads; Detectron2 would silently take it."""
-    if added or key in KEYS.values() or key in _OTHER_KEYS:
+    if key in KEYS.values() or key in _OTHER_KEYS:
+        return
+    names, there = key.split("."), list(_all_keys(lazy))
+    part = ".".join(names[: 2 if names[0] == "dataloader" else 1])
+    can_be_added = part in _PARTS or part in there
+    if added and can_be_added:
         return
     node: Any = lazy
-    for name in key.split("."):
+    for name in names:
         if isinstance(node, ListConfig):
             return  # OmegaConf looks at the index
         if isinstance(node, DictConfig) and "_target_" in node and key.endswith(f".{name}"):
             return  # what it names looks at its arguments
         if not isinstance(node, DictConfig) or name not in node:
-            near = difflib.get_close_matches(key, list(_all_keys(lazy)), n=1, cutoff=0.5)
+            near = difflib.get_close_matches(key, there, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
+            how = (
+                f"+{key}=... adds it"
+                if can_be_added
+                else f"and nothing would read it: a value that other keys refer to, as "
+                f"${{{key}}}, belongs in the file"
+            )
             raise ConfigError(
-                f"The command line sets {key}, which the configuration does not have{hint} "
-                f"(+{key}=... adds it)"
+                f"The command line sets {key}, which the configuration does not have{hint} ({how})"
             )
         node = node._get_node(name)
 
@@ -210,8 +222,14 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
     What is switched off may stand there: null, False, and a section whose ``enabled`` is False.
 
     Raises:
-        ConfigError: it names the key, and a key of ours with a name like it.
+        ConfigError: it names the key, and a key of ours with a name like it; or it names
+            ``train.ddp.broadcast_buffers``, which cannot be switched on.
     """
+    if _select(lazy, "train.ddp.broadcast_buffers"):
+        raise ConfigError(
+            "train.ddp.broadcast_buffers is on, but buffers are never broadcast here: synchronised "
+            "norms have the same statistics on every process. Set it to False."
+        )
     known = {*KEYS.values(), *_OTHER_KEYS}
     sections = {name.rpartition(".")[0] for name in known}
     for name in _all_keys(lazy.train):

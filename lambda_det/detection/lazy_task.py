@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode, instantiate
 from detectron2.data import MetadataCatalog
 from detectron2.data.transforms import AugmentationList
-from detectron2.evaluation import DatasetEvaluator, inference_on_dataset, print_csv_format
+from detectron2.evaluation import (
+    CityscapesInstanceEvaluator,
+    CityscapesSemSegEvaluator,
+    COCOPanopticEvaluator,
+    DatasetEvaluator,
+    LVISEvaluator,
+    inference_on_dataset,
+    print_csv_format,
+)
 from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
 from detectron2.utils.registry import locate
@@ -56,6 +65,13 @@ _ORDERS = ("dataloader.train.mapper.image_format", "dataloader.test.mapper.image
 _PIXEL_KEYS = (_ORDERS[0], "model.pixel_mean", "model.pixel_std")
 _AUGMENTATIONS = "dataloader.train.mapper.augmentations"
 _MASKS = "dataloader.train.mapper.use_instance_mask"
+# Of Detectron2's evaluators, the packages that they import once they are made or used
+_PACKAGES = {
+    CityscapesInstanceEvaluator: "cityscapesscripts",
+    CityscapesSemSegEvaluator: "cityscapesscripts",
+    COCOPanopticEvaluator: "panopticapi",
+    LVISEvaluator: "lvis",
+}
 
 
 def task_of(config: CfgNode | DictConfig) -> DetectionTask:
@@ -295,7 +311,7 @@ class LazyTask(DetectionTask):
     ) -> DatasetEvaluator | list[DatasetEvaluator]:
         """What ``dataloader.evaluator`` says; its files go below the folder of the run."""
         node = copy.deepcopy(self.lazy).dataloader.evaluator
-        for part in node if isinstance(node, ListConfig) else [node]:
+        for part in _evaluators(node):
             if _writes_files(part) and part.get("output_dir") is None:
                 part.output_dir = str(Path(self.settings.output_dir, folder))
         made = _make(node, "dataloader.evaluator")
@@ -309,11 +325,38 @@ class LazyTask(DetectionTask):
                 f"{_ORDERS[0]} is {here} and {_ORDERS[1]} {there}: the model would be evaluated on "
                 "images with other channels than it learns from; give both the same."
             )
+        if self._is_evaluated():
+            self._check_evaluators()
         data.check_detector_data(
             self.detector,
             train=(self.train_names or None) if train else None,
             test=self.test_names or None if self._is_evaluated() else None,
         )
+
+    def _check_evaluators(self) -> None:
+        """Refuse another ground truth than that of the test data, and packages that are missing."""
+        try:
+            parts = [
+                (_target(node), node.get("dataset_name"))
+                for node in _evaluators(self.lazy.dataloader.evaluator)
+            ]
+        except (OmegaConfBaseException, ImportError) as error:
+            raise ConfigError(f"dataloader.evaluator cannot be made: {reason(error)}.") from error
+        for kind, name in parts:
+            if isinstance(name, str) and self.test_names and name not in self.test_names:
+                raise ConfigError(
+                    f"dataloader.evaluator has the dataset_name {name}, but the model is evaluated "
+                    f"on {', '.join(self.test_names)} (dataloader.test.dataset.names, or "
+                    "--test-json); give both the same, as by "
+                    "dataset_name='${..test.dataset.names}' in the file."
+                )
+            for evaluator, package in _PACKAGES.items():
+                if issubclass(kind, evaluator) and importlib.util.find_spec(package) is None:
+                    raise ConfigError(
+                        f"dataloader.evaluator has a {kind.__name__}, which needs the package "
+                        f"{package}, and that is not installed; install it, or take another "
+                        "evaluator."
+                    )
 
     def _is_evaluated(self) -> bool:
         return "test" in self.lazy.dataloader and "evaluator" in self.lazy.dataloader
@@ -334,12 +377,26 @@ class LazyTask(DetectionTask):
         pass
 
 
-def _writes_files(evaluator: DictConfig) -> bool:
-    target = evaluator.get("_target_")
+def _evaluators(node: Any) -> Iterator[DictConfig]:
+    """The nodes of dataloader.evaluator: itself, and those in a list or in DatasetEvaluators."""
+    if isinstance(node, DictConfig) and "_target_" in node:
+        yield node
+    if isinstance(node, (DictConfig, ListConfig)):
+        for child in node.values() if isinstance(node, DictConfig) else node:
+            yield from _evaluators(child)
+
+
+def _target(node: DictConfig) -> type:
+    """The class that a node makes an object of; NoneType where it is none."""
+    target = node.get("_target_")
     target = locate(target) if isinstance(target, str) else target
-    return isinstance(target, type) and any(
+    return target if isinstance(target, type) else type(None)
+
+
+def _writes_files(evaluator: DictConfig) -> bool:
+    return any(
         "output_dir" in inspect.signature(kind.__init__).parameters
-        for kind in target.__mro__
+        for kind in _target(evaluator).__mro__
         if issubclass(kind, DatasetEvaluator)
     )
 

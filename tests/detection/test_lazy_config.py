@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,14 @@ import torch
 import yaml
 from detectron2.config import LazyCall, LazyConfig, instantiate
 from detectron2.data.transforms import RandomFlip, ResizeShortestEdge
+from detectron2.evaluation import (
+    CityscapesInstanceEvaluator,
+    CityscapesSemSegEvaluator,
+    COCOEvaluator,
+    COCOPanopticEvaluator,
+    DatasetEvaluators,
+    LVISEvaluator,
+)
 from detectron2.layers import ShapeSpec
 from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
@@ -160,6 +170,74 @@ def test_images_of_mixed_channel_orders_are_refused(shapes):
         task.check_data(train=True)
 
 
+@pytest.fixture
+def evaluated(shapes):
+    """As ``shapes``, with data to evaluate on, which are those of the training."""
+    task, _ = shapes
+    for split in ("train", "test"):
+        task.lazy.dataloader[split].dataset.names = task.train_names[0]
+    task.lazy.dataloader.evaluator = loaded().dataloader.evaluator
+    return task
+
+
+def _evaluator(kind, **options):
+    return LazyCall(kind)(dataset_name="${dataloader.test.dataset.names}", **options)
+
+
+@pytest.mark.parametrize("place", ["alone", "in a list", "in DatasetEvaluators"])
+def test_the_ground_truth_of_other_data_is_refused(evaluated, place):
+    loader = evaluated.lazy.dataloader
+    evaluated.check_data(train=True)
+    loader.evaluator.dataset_name = "shapes_train"
+    if place == "in a list":
+        loader.evaluator = [_evaluator(COCOEvaluator), loader.evaluator]
+    elif place == "in DatasetEvaluators":
+        loader.evaluator = LazyCall(DatasetEvaluators)(evaluators=[loader.evaluator])
+    with pytest.raises(ConfigError, match=rf"shapes_train.*{evaluated.test_names[0]}"):
+        evaluated.check_data(train=True)
+    del loader.evaluator  # nothing is evaluated
+    evaluated.check_data(train=True)
+
+
+class _OfLVIS(LVISEvaluator):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "package"),
+    [
+        (_evaluator(LVISEvaluator, tasks=["bbox"]), "lvis"),
+        (_evaluator(_OfLVIS), "lvis"),
+        ([_evaluator(COCOEvaluator), _evaluator(COCOPanopticEvaluator)], "panopticapi"),
+        (_evaluator(CityscapesInstanceEvaluator), "cityscapesscripts"),
+        (_evaluator(CityscapesSemSegEvaluator), "cityscapesscripts"),
+    ],
+)
+def test_packages_of_evaluators_are_looked_for_before_the_training(
+    evaluated, evaluator, package, monkeypatch
+):
+    evaluated.lazy.dataloader.evaluator = evaluator
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else 1)
+    with pytest.raises(ConfigError, match=rf"dataloader\.evaluator .*{package}"):
+        evaluated.check_data(train=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: 1)
+    evaluated.check_data(train=True)
+
+
+def test_an_evaluator_that_is_not_there(evaluated):
+    evaluated.lazy.dataloader.evaluator = {"_target_": "nowhere.Evaluator"}
+    with pytest.raises(ConfigError, match=r"dataloader\.evaluator .*nowhere"):
+        evaluated.check_data(train=True)
+
+
+def test_the_files_of_evaluators_go_below_the_run(evaluated, tmp_path):
+    loader = evaluated.lazy.dataloader
+    evaluated.settings = replace(evaluated.settings, output_dir=str(tmp_path))
+    loader.evaluator = LazyCall(DatasetEvaluators)(evaluators=[_evaluator(COCOEvaluator)])
+    [made] = evaluated.build_evaluator()._evaluators
+    assert made._output_dir == str(tmp_path / "inference")
+
+
 def test_an_unreadable_image_is_replaced_or_ends_the_run(shapes):
     task, images = shapes
     images[0].write_bytes(b"nothing")
@@ -243,3 +321,42 @@ def test_values_that_cannot_be(opts, words):
         assert task.pixels
         model = nn.Linear(1, 1)
         task.build_scheduler(task.build_optimizer(model))
+
+
+@pytest.mark.parametrize(
+    ("opt", "words"),
+    [
+        ("+dataloader.foo=3", "dataloader.foo"),
+        ("+dataloader.foo.bar=3", "dataloader.foo.bar"),
+        ("+clip_grad=1.0", "clip_grad.*did you mean train.clip_gradients"),
+        ("+trainer={max_iter: 3}", "trainer"),
+    ],
+)
+def test_a_command_line_adds_nothing_that_is_not_read(opt, words):
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.").replace(r"\.*", ".*")):
+        loaded(opt)
+    key, value = opt.lstrip("+").split("=", 1)
+    with pytest.raises(ConfigError) as caught:  # nor is it advised to add it
+        loaded(f"{key}={value}")
+    assert f"+{key}" not in str(caught.value)
+
+
+def test_helpers_of_a_file_and_new_arguments_may_be_set():
+    lazy = loaded(
+        "dataloader.image_size=64",
+        "+dataloader.image_size=96",
+        "+dataloader.evaluator.max_dets_per_image=7",
+        "+optimizer.nesterov=True",
+        "+dataloader.train_json=a.json",
+    )
+    assert lazy.dataloader.image_size == 96
+    assert lazy.dataloader.evaluator.max_dets_per_image == 7
+    assert lazy.optimizer.nesterov and lazy.dataloader.train_json == "a.json"
+
+
+def test_buffers_are_not_broadcast():
+    LazyTask.for_run(loaded("train.ddp.broadcast_buffers=False"), train=True)
+    lazy = loaded("train.ddp.broadcast_buffers=True")
+    LazyTask.for_run(lazy, train=False)
+    with pytest.raises(ConfigError, match=r"train\.ddp\.broadcast_buffers"):
+        LazyTask.for_run(lazy, train=True)
