@@ -23,6 +23,7 @@ from lambda_det.detection.data.records import (
     mask_fault,
     mask_mode_fault,
     no_file,
+    usable_box,
     usable_polygons,
     usable_runs,
     without_crossings,
@@ -222,7 +223,7 @@ class TolerantMapper(DatasetMapper):
                 annotation.pop("keypoints", None)
             elif self.keypoint_hflip_indices is not None:
                 self._complete_keypoints(annotation, dataset_dict)
-            box = _corners(annotation)
+            box = usable_box(annotation)
             if box is None:
                 self._warn_once(dataset_dict, "without a usable box is left out")
                 continue
@@ -270,25 +271,6 @@ class TolerantMapper(DatasetMapper):
 
 
 _warned: set[str] = set()
-
-
-def _corners(annotation: dict[str, Any]) -> list[float] | None:
-    """The box as x0, y0, x1, y1, or None if it is missing, not finite or without area."""
-    try:
-        values = [float(v) for v in annotation["bbox"]]
-        if len(values) == 4 and annotation["bbox_mode"] == BoxMode.XYWH_ABS:
-            # As BoxMode has it, in a tenth of the time
-            with np.errstate(over="ignore", invalid="ignore"):
-                box = np.array(values, dtype=np.float32)
-                box[2:] += box[:2]
-            box = box.tolist()
-        else:
-            box = BoxMode.convert(values, annotation["bbox_mode"], BoxMode.XYXY_ABS)
-    except (KeyError, TypeError, ValueError, OverflowError, AssertionError):
-        return None
-    x0, y0, x1, y1 = box
-    usable = np.isfinite(box).all() and x1 > x0 and y1 > y0
-    return box if usable else None
 
 
 def _usable_mask(
