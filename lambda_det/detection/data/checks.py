@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.config import option
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_panoptic
+from lambda_det.detection.data.instances import check_instances
 from lambda_det.detection.data.predictions import Detector, evaluated, predictions
 from lambda_det.detection.data.registration import (
     check_segmentation_files,
@@ -66,16 +67,8 @@ def check_detector_data(
     train, test = tuple(train or ()), tuple(test or ())
     reports = {name: _check_registered(name) for name in dict.fromkeys(train + test)}
     check_ground_truth(detector, train, test)
-    for name, report in reports.items():
-        if report is not None:
-            _check_masks(detector, name, report)
-            if name in test and not report.annotations:
-                raise DataError(
-                    f"{report.json_file} holds no annotations, so that nothing can be evaluated "
-                    f"on {name}."
-                )
-    _check_usable([reports[name] for name in train], train)
-    _check_categories(detector, reports)
+    _check_classes(detector, reports)
+    check_instances(detector, reports, train, test)
 
 
 def _check_registered(name: str) -> Report | None:
@@ -116,49 +109,37 @@ def _check_registered(name: str) -> Report | None:
     return report
 
 
-def _check_masks(detector: Detector, name: str, report: Report) -> None:
-    kind = "annotation without segmentation"
-    if not detector.masks or kind not in report.problems:
-        return
-    if report.has_all(kind):
-        key = detector.keys["masks"]
-        raise ConfigError(
-            f"{key} is on, but no annotation of {name} has a mask; set {option(key, False)}."
-        )
-    count = report.problems[kind].count
-    logger.warning("%s: %d annotations without a mask take their box.", name, count)
-
-
-def _check_usable(reports: list[Report | None], names: tuple[str, ...]) -> None:
-    if reports and all(report is not None and report.usable == 0 for report in reports):
-        raise DataError(
-            f"{', '.join(names)} hold{'' if len(names) > 1 else 's'} no annotation to train on "
-            "(crowds and boxes without area do not count); add some."
-        )
-
-
-def _check_categories(detector: Detector, reports: dict[str, Report | None]) -> None:
-    found = {name: report for name, report in reports.items() if report is not None}
-    for (first, one), (second, other) in itertools.pairwise(found.items()):
-        if one.categories != other.categories:
-            different = sorted(set(one.categories.items()) ^ set(other.categories.items()))[0]
-            raise DataError(
-                f"The categories of {first} ({one.json_file}) and {second} ({other.json_file}) "
-                f"differ, first in id {different[0]}, {different[1]!r}; use data sets with the "
-                "same ids and names."
-            )
+def _check_classes(detector: Detector, reports: dict[str, Report | None]) -> None:
+    classes = {
+        name: list(report.categories.values())
+        if report
+        else MetadataCatalog.get(name).get("thing_classes")
+        for name, report in reports.items()
+    }
+    if "instances" in predictions(detector.architecture):
+        _check_order("classes", classes)
     if detector.num_classes is None:
         return
     key = detector.keys["num_classes"]
-    for name in reports:
-        names = MetadataCatalog.get(name).get("thing_classes")
-        report = found.get(name)
-        categories = list(report.categories.values()) if report else names
-        if categories is not None and detector.num_classes != len(categories):
+    for name, names in classes.items():
+        if names is not None and detector.num_classes != len(names):
             raise ConfigError(
-                f"{key} is {detector.num_classes}, but {name} has {len(categories)} categories "
-                f"({_some(categories)}); set {key} to {len(categories)}."
+                f"{key} is {detector.num_classes}, but {name} has {len(names)} categories "
+                f"({_some(names)}); set {key} to {len(names)}."
             )
+
+
+def _check_order(what: str, lists: dict[str, Sequence[Any] | None]) -> None:
+    """Refuse data sets that number the same things otherwise; None of one that does not say."""
+    known = {name: list(items) for name, items in lists.items() if items is not None}
+    for (first, one), (second, other) in itertools.pairwise(known.items()):
+        for number, (here, there) in enumerate(itertools.zip_longest(one, other)):
+            if here != there:
+                raise DataError(
+                    f"The {what} of {first} and {second} differ, first in number {number}: "
+                    f"{here!r:.80} and {there!r:.80}; use data sets with the same {what} in the "
+                    "same order."
+                )
 
 
 def _some(names: Iterable[str], limit: int = 5) -> str:
@@ -186,11 +167,23 @@ def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[
     for name in test:
         if "panoptic" in evaluated(detector, name):
             read_panoptic(MetadataCatalog.get(name).panoptic_json)
-    for name in dict.fromkeys((*train, *test)):
+    names = dict.fromkeys((*train, *test))
+    for name in names:
         if "semantic" in predictions(detector.architecture):
             _check_stuff(detector, name)
         if detector.keypoints is not None:
             _check_keypoints(detector, name, is_test=name in test)
+    if "semantic" in predictions(detector.architecture):
+        _check_order("stuff_classes", _metadata("stuff_classes", names))
+    if detector.keypoints is not None:
+        _check_order("keypoint_names", _metadata("keypoint_names", names))
+        # Those of a test set are not read.
+        _check_order("keypoint_flip_map", _metadata("keypoint_flip_map", train))
+
+
+def _metadata(key: str, names: Iterable[str]) -> dict[str, Any]:
+    """What registered data sets have under a key, by their names; None where it is missing."""
+    return {name: MetadataCatalog.get(name).get(key) for name in names}
 
 
 def _check_training(detector: Detector, name: str, where: str) -> None:

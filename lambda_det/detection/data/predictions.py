@@ -12,6 +12,7 @@ from lambda_det.errors import ConfigError
 
 # Of other architectures, those of other projects, instances are expected as of most.
 _PREDICTIONS = {
+    **dict.fromkeys(("FCOS", "GeneralizedRCNN", "ProposalNetwork", "RetinaNet"), ("instances",)),
     "SemanticSegmentor": ("semantic",),
     "PanopticFPN": ("instances", "semantic", "panoptic"),
 }
@@ -84,6 +85,11 @@ class Detector:
 def predictions(architecture: str) -> tuple[str, ...]:
     """What models of a class predict: some of "instances", "semantic" and "panoptic"."""
     return _PREDICTIONS.get(architecture, ("instances",))
+
+
+def is_known(architecture: str) -> bool:
+    """Whether a class of models is of Detectron2 itself, and not of another project."""
+    return architecture in _PREDICTIONS
 
 
 def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:

@@ -78,10 +78,6 @@ class Report:
         """The problems of one severity."""
         return {k: p for k, p in self.problems.items() if p.severity == severity}
 
-    def has_all(self, kind: str) -> bool:
-        """Whether the finding is made of every annotation."""
-        return kind in self.problems and self.problems[kind].count == self.annotations
-
     def refusal(self) -> str | None:
         """Why this data set is not to be trained or evaluated on, in one sentence, or None."""
         advice = f"correct the file (tools/check_dataset.py {self.json_file} lists all kinds)"

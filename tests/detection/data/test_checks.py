@@ -8,7 +8,8 @@ import numpy as np
 import pycocotools.mask as mask_util
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.data.datasets import register_coco_instances
+from detectron2.data.datasets import load_coco_json, register_coco_instances
+from detectron2.structures import BoxMode
 from PIL import Image
 
 from lambda_det.detection.data import check_coco, check_datasets
@@ -480,3 +481,151 @@ def test_keypoints_of_categories_must_be_names(content, write, names):
         check_coco(*write(content), files="none")
     content["categories"][1]["keypoints"] = ["left eye", "right eye"]
     assert not check_coco(*write(content), files="none").refusal()
+
+
+# -------------------------------------------------------------- data sets that are not COCO files
+
+
+@pytest.fixture
+def own(cfg, content, write):
+    """Register data sets that give dicts of their own, changed, and name them in the config."""
+    files = write(content, "own")
+
+    def register(change=lambda record: None, split="TRAIN", name="own", **metadata):
+        records = load_coco_json(*files)
+        for record in records:
+            for entry in record["annotations"]:
+                entry["category_id"] = {1: 0, 5: 1}[entry["category_id"]]
+            change(record)
+        DatasetCatalog.register(name, lambda: json.loads(json.dumps(records)))
+        MetadataCatalog.get(name).set(**metadata)
+        cfg.DATASETS[split] = (name,)
+        return cfg
+
+    return register
+
+
+def _of_each(change):
+    return lambda record: [change(entry) for entry in record["annotations"]]
+
+
+def _check_split(cfg, split):
+    check_datasets(cfg, train=split == "TRAIN", test=split == "TEST")
+
+
+UNUSABLE = {
+    "no mode": (_of_each(lambda a: a.pop("bbox_mode")), DataError, "bbox_mode"),
+    "relative": (
+        _of_each(lambda a: a.update(bbox_mode=BoxMode.XYXY_REL.value)),
+        DataError,
+        "bbox_mode",
+    ),
+    "another key": (lambda r: r.update(annos=r.pop("annotations")), DataError, '"annotations"'),
+    "crowds": (_of_each(lambda a: a.update(iscrowd=1)), DataError, "no annotation to train on"),
+    "nothing": (lambda r: r["annotations"].clear(), DataError, "no annotation to train on"),
+}
+UNFIT = {
+    "from 1": (
+        _of_each(lambda a: a.update(category_id=a["category_id"] + 1)),
+        ConfigError,
+        r"category_id 2.*MODEL\.ROI_HEADS\.NUM_CLASSES",
+    ),
+    "no class": (_of_each(lambda a: a.pop("category_id")), ConfigError, "category_id None"),
+    "boxes alone": (_of_each(lambda a: a.pop("segmentation")), ConfigError, r"MODEL\.MASK_ON"),
+}
+
+
+@pytest.mark.parametrize(
+    ("split", "fault"),
+    [("TRAIN", f) for f in UNUSABLE | UNFIT] + [("TEST", f) for f in UNFIT],
+)
+def test_dicts_that_the_mapper_would_drop_or_take_for_something_else(own, split, fault):
+    change, error, words = (UNUSABLE | UNFIT)[fault]
+    with pytest.raises(error, match=f"own.*{words}|{words}.*own"):
+        _check_split(own(change, split), split)
+
+
+@pytest.mark.parametrize("change", [UNUSABLE["another key"][0], UNUSABLE["nothing"][0]])
+def test_a_test_set_of_dicts_without_annotations(own, change):
+    with pytest.raises(DataError, match="own holds no annotations"):
+        _check_split(own(change, "TEST"), "TEST")
+
+
+def _without(key):
+    """Take the annotations, or a key of them, from the first image alone."""
+
+    def change(record):
+        if record["image_id"] == 10:
+            for entry in [record] if key == "annotations" else record["annotations"]:
+                del entry[key]
+
+    return change
+
+
+@pytest.mark.parametrize("split", ["TRAIN", "TEST"])
+@pytest.mark.parametrize("key", [None, "annotations", "segmentation"])
+@pytest.mark.parametrize("kind", [None, "lvis"])
+def test_sound_dicts_pass(own, split, key, kind):
+    metadata = {"evaluator_type": kind} if kind else {}
+    change = _without(key) if key else lambda record: None
+    _check_split(own(change, split, **metadata), split)
+
+
+def test_each_of_two_data_sets_of_dicts_is_looked_at(own):
+    """Images without objects may be a data set of their own; a wrong key is wrong in any."""
+    own(name="sound")
+    own(UNUSABLE["nothing"][0], name="empty")
+    cfg = own(UNUSABLE["another key"][0], name="wrong")
+    cfg.DATASETS.TRAIN = ("sound", "empty")
+    _check_split(cfg, "TRAIN")
+    cfg.DATASETS.TRAIN = ("sound", "wrong")
+    with pytest.raises(DataError, match="wrong"):
+        _check_split(cfg, "TRAIN")
+
+
+def test_pascal_voc_measures_boxes_alone(own):
+    change = UNFIT["boxes alone"][0]
+    _check_split(own(change, "TEST", evaluator_type="pascal_voc"), "TEST")
+    cfg = own(change, "TRAIN", "own_train", evaluator_type="pascal_voc")
+    with pytest.raises(ConfigError, match=r"MODEL\.MASK_ON"):
+        _check_split(cfg, "TRAIN")
+
+
+def _panoptic(record):
+    del record["annotations"]
+    record["pan_seg_file_name"], record["segments_info"] = "x.png", []
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_the_panoptic_form_of_coco_has_no_instances_to_learn(own, write, content, has_file):
+    """That with "separated" in its name has them."""
+    json_file, root = write(content, "panoptic")
+    files = {"json_file": json_file, "image_root": root} if has_file else {}
+    cfg = own(_panoptic, evaluator_type="coco_panoptic_seg", **files)
+    with pytest.raises(DataError, match=r'own: .*"annotations"'):
+        _check_split(cfg, "TRAIN")
+    cfg.MODEL.META_ARCHITECTURE = "OfAnotherProject"
+    _check_split(cfg, "TRAIN")
+    cfg.MODEL.META_ARCHITECTURE = "GeneralizedRCNN"
+    cfg.DATASETS.TEST = ("own",)
+    if has_file:
+        _check_split(cfg, "TEST")  # its file is the ground truth
+    cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
+    _check_split(cfg, "TRAIN")
+
+
+def test_data_that_cannot_be_read_are_named(cfg, tmp_path):
+    DatasetCatalog.register("own", (tmp_path / "nowhere.json").read_text)
+    cfg.DATASETS.TRAIN = ("own",)
+    with pytest.raises(DataError, match=r"own .*nowhere\.json"):
+        _check_split(cfg, "TRAIN")
+
+
+@pytest.mark.parametrize("where", [("TRAIN", "TEST"), ("TRAIN", "TRAIN")])
+def test_another_order_of_classes(own, where):
+    own(split=where[0], name="one", thing_classes=["apple", "pear"])
+    cfg = own(split=where[1], name="two", thing_classes=["pear", "apple"])
+    if where[0] == where[1]:
+        cfg.DATASETS.TRAIN = ("one", "two")
+    with pytest.raises(DataError, match=r"one and two .*number 0: 'apple' and 'pear'"):
+        check_datasets(cfg, train=True, test=where[0] != where[1])

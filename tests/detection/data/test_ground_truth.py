@@ -117,6 +117,35 @@ def test_keypoints(cfg):
         _check(cfg)
 
 
+def test_another_order_of_semantic_classes(cfg):
+    _configure(cfg, "SemanticSegmentor", "shapes_stuff_train", "turned")
+    metadata = MetadataCatalog.get("shapes_stuff_val").as_dict() | {"name": "turned"}
+    metadata["stuff_classes"] = metadata["stuff_classes"][::-1]
+    DatasetCatalog.register("turned", lambda: DatasetCatalog.get("shapes_stuff_val"))
+    MetadataCatalog.get("turned").set(**metadata)
+    with pytest.raises(DataError, match="stuff_classes of shapes_stuff_train and turned"):
+        _check(cfg)
+
+
+@pytest.mark.parametrize("key", ["keypoint_names", "keypoint_flip_map"])
+def test_another_order_of_keypoints(cfg, key):
+    _configure(cfg, "GeneralizedRCNN", "shapes_keypoints_train", "shapes_keypoints_val")
+    cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, True
+    metadata = MetadataCatalog.get("shapes_keypoints_train").as_dict() | {"name": "turned"}
+    metadata[key] = metadata[key][::-1] if key == "keypoint_names" else [("top", "bottom")]
+    DatasetCatalog.register("turned", lambda: DatasetCatalog.get("shapes_keypoints_train"))
+    MetadataCatalog.get("turned").set(**metadata)
+    cfg.DATASETS.TEST = ("turned",)
+    if key == "keypoint_names":
+        with pytest.raises(DataError, match=f"{key} of shapes_keypoints_train and turned"):
+            _check(cfg)
+    else:
+        _check(cfg)  # nothing is flipped in an evaluation
+    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = ("shapes_keypoints_train", "turned"), ()
+    with pytest.raises(DataError, match=f"{key} of shapes_keypoints_train and turned"):
+        _check(cfg)
+
+
 def test_masks_that_are_missing_are_named_with_what_to_do(cfg, tmp_path):
     register_panoptic_shapes(tmp_path)
     for kind in ("shapes_stuff", "shapes_panoptic"):
