@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data.detection_utils import read_image
 from detectron2.data.transforms import ResizeShortestEdge
 from omegaconf import DictConfig
 from torch import Tensor
 
 from lambda_det.detection import DetectionTask
+from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
 from lambda_det.detection.lazy_task import task_of
-from lambda_det.errors import DataError, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
 from lambda_det.weights.formats import read_checkpoint
@@ -80,13 +78,7 @@ def read_images(files: Iterable[str]) -> list[Tensor]:
     """Pictures [3, H, W], BGR.
 
     Raises:
-        DataError: one cannot be read.
+        DataError: one cannot be read, or has more than 8 bits a channel.
     """
-    images = []
-    for file in files:
-        try:
-            image = np.ascontiguousarray(read_image(file, format="BGR"))
-        except Exception as error:  # PIL raises nearly anything for a damaged file
-            raise DataError(f"The image {file} cannot be read ({reason(error)}).") from error
-        images.append(torch.from_numpy(image).permute(2, 0, 1).float())
-    return images
+    images = (torch.from_numpy(read_image({"file_name": file})) for file in files)
+    return [image.permute(2, 0, 1).float() for image in images]

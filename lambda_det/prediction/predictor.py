@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data.detection_utils import read_image
 from detectron2.data.transforms import AugInput, AugmentationList
 from detectron2.modeling.postprocessing import detector_postprocess
 from detectron2.structures import Boxes, Instances
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
 from lambda_det.detection.lazy_task import load_any_config, task_of
 from lambda_det.distributed.launch import check_device
@@ -229,7 +229,7 @@ class Predictor:
 
         Raises:
             ConfigError: an array is no image, or ``channels`` is something else.
-            DataError: a file cannot be read.
+            DataError: a file cannot be read, or has more than 8 bits a channel.
         """
         if channels not in ("BGR", "RGB"):
             raise ConfigError(f"The channels are {channels!r}; give BGR or RGB.")
@@ -300,12 +300,9 @@ def read_bgr(path: str | os.PathLike) -> np.ndarray:
     """Read an image as [H, W, 3] uint8, BGR, upright as its EXIF data say.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: it cannot be read, or has more than 8 bits a channel.
     """
-    try:
-        return np.ascontiguousarray(read_image(os.fspath(path), format="BGR"))
-    except Exception as error:  # PIL raises errors of many types for a damaged file
-        raise DataError(f"The image {path} cannot be read ({reason(error)}).") from error
+    return read_image({"file_name": os.fspath(path)})
 
 
 def _postprocessed(outputs: dict[str, Tensor], entry: dict[str, Any]) -> Instances:

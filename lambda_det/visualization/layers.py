@@ -12,17 +12,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from detectron2.config import CfgNode, get_cfg
-from detectron2.data.detection_utils import read_image
 from detectron2.data.transforms import AugInput
 from detectron2.structures import ImageList
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lambda_det.detection.data.records import image_fault
+from lambda_det.detection.data.records import read_image
 from lambda_det.detection.lazy_task import task_of
 from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import ConfigError, listed
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.visualization import figures
@@ -292,12 +291,9 @@ def load_image(
         divisibility: pad the sides to multiples of this.
 
     Raises:
-        DataError: the image cannot be read.
+        DataError: the image cannot be read, or has more than 8 bits a channel.
     """
-    fault = image_fault({"file_name": str(path)})
-    if fault is not None:
-        raise DataError(fault)
-    original = read_image(str(path), format="RGB")
+    original = read_image({"file_name": str(path)}, "RGB")
     resized = AugInput(original)
     task = task_of(cfg)
     task.build_test_augmentations()(resized)

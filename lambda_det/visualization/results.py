@@ -15,11 +15,10 @@ import pycocotools.mask as mask_util
 import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
-from detectron2.data.detection_utils import read_image
 from detectron2.structures import Boxes, BoxMode, Instances, pairwise_ioa, pairwise_iou
 from tqdm import tqdm
 
-from lambda_det.detection.data.records import image_fault
+from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
 from lambda_det.errors import ConfigError, DataError, listed
@@ -210,10 +209,7 @@ def _instances(
 def _pair(
     record: dict[str, Any], instances: Instances, counts: Match, metadata: Metadata
 ) -> np.ndarray:
-    fault = image_fault(record)
-    if fault is not None:
-        raise DataError(fault)
-    image = np.ascontiguousarray(read_image(record["file_name"], format="BGR"))
+    image = read_image(record)
     names = metadata.get("thing_classes")
     captions = (
         f"predicted: {counts.found} found, {counts.missed} missed, {counts.false} false",

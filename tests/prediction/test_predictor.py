@@ -11,6 +11,7 @@ import pytest
 import torch
 from detectron2.config import instantiate
 from detectron2.engine import DefaultPredictor
+from PIL import Image
 
 import lambda_det
 from lambda_det.detection import LazyTask, load_lazy_config
@@ -213,6 +214,14 @@ def test_several_images_and_batches(run, predictor, picture):
 def test_what_is_no_image(predictor, image, named):
     with pytest.raises(ConfigError, match=named):
         predictor(image)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_a_file_that_would_become_white_is_refused(predictor, tmp_path, ending):
+    path = tmp_path / f"deep.{ending}"
+    Image.fromarray(np.full((64, 64), 3000, np.uint16)).save(path, "PNG")
+    with pytest.raises(DataError, match=rf"deep\.{ending} .*8 bits"):
+        predictor(path)
 
 
 def test_channels_have_two_names(predictor, picture):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from detectron2.config import CfgNode, get_cfg
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
 
 from lambda_det import LambdaLayer, add_lambda_config, create_backbone
 from lambda_det.errors import ConfigError, DataError, WeightsError
@@ -217,6 +218,10 @@ def test_mistakes_end_before_anything_is_written(image, tmp_path):
         draw_layers(backbone_config("resnet50"), image, Album(out), position=(32, 0))
     with pytest.raises(DataError, match=r"none\.png"):
         draw_layers(backbone_config("resnet50"), tmp_path / "none.png", Album(out))
+    deep = tmp_path / "deep.jpg"
+    Image.fromarray(np.full((32, 40), 3000, np.uint16)).save(deep, "PNG")
+    with pytest.raises(DataError, match=r"deep\.jpg .*8 bits"):
+        draw_layers(backbone_config("resnet50"), deep, Album(out))
     with pytest.raises(ConfigError, match=r"(?i)cuda"):
         cfg = backbone_config("resnet50")
         cfg.MODEL.DEVICE = "cuda:9"

@@ -13,43 +13,54 @@ from detectron2.data import detection_utils
 from detectron2.structures import BoxMode
 from PIL import Image
 
-from lambda_det.errors import printable, reason
+from lambda_det.errors import DataError, printable, reason
 
 
-def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:
-    """Read the image of a dataset dict.
+def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
+    """The image of a dataset dict, upright as its EXIF data say.
 
     Args:
         record: with "file_name" and, to check the size, "width" and "height".
         image_format: as in ``INPUT.FORMAT``.
 
     Returns:
-        One sentence on what is wrong with the file, or None.
+        uint8 [H, W, 3], contiguous; of the format L [H, W, 1].
+
+    Raises:
+        DataError: the file cannot be read, has more than 8 bits, or is of another size.
     """
     path = record["file_name"]
     if fault := no_file(path):
-        return fault
+        raise DataError(fault)
     try:
         image = detection_utils.read_image(path, format=image_format)
-    except FileNotFoundError:
-        return (
-            f"The image {printable(path)} does not exist; put it there or take it out of the "
-            "annotations."
-        )
-    except Exception as error:
-        return (
-            f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again or take "
-            "it out of the annotations."
-        )
+    except FileNotFoundError as error:
+        raise DataError(
+            f"The image {printable(path)} does not exist; put it there or leave it out."
+        ) from error
+    except Exception as error:  # Pillow may raise anything for a broken file
+        raise DataError(
+            f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again or "
+            "leave it out."
+        ) from error
     if image_format != "L" and (fault := depth_fault(path)):
-        return fault
+        raise DataError(fault)
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))
     if said != (width, height):
-        return (
+        raise DataError(
             f"The image {printable(path)} is {width}x{height} (width x height, after its EXIF "
             f"rotation), but the annotations say {said[0]}x{said[1]}; correct one of them."
         )
+    return np.ascontiguousarray(image)
+
+
+def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:
+    """One sentence on what is wrong with an image, as :func:`read_image` has it, or None."""
+    try:
+        read_image(record, image_format)
+    except DataError as error:
+        return str(error)
     return None
 
 
@@ -62,13 +73,13 @@ def no_file(path: str | None) -> str | None:
         return None
     return (
         f"The image {printable(path)} is not a file but a folder, pipe or device; put the image "
-        "there or take it out of the annotations."
+        "there or leave it out."
     )
 
 
 def depth_fault(path: str | os.PathLike) -> str | None:
     """What is wrong with an image of 16 or 32 bits, or None. Pillow cuts its values at 255."""
-    mode = _mode(path)
+    mode = None if _is_jpeg(path) else _mode(path)
     if mode is None or not mode.startswith(("I", "F")):
         return None
     return (
@@ -77,10 +88,17 @@ def depth_fault(path: str | os.PathLike) -> str | None:
     )
 
 
+def _is_jpeg(path: str | os.PathLike) -> bool:
+    """By its first bytes, whatever its name; a JPEG has 8 bits, and Pillow's look takes longer."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(3) == b"\xff\xd8\xff"
+    except (OSError, ValueError):  # the reader reports it
+        return False
+
+
 def _mode(path: str | os.PathLike) -> str | None:
-    """Pillow's mode of an image, by its head; None for a JPEG, and where the reader will fail."""
-    if os.fspath(path).lower().endswith((".jpg", ".jpeg")):
-        return None
+    """Pillow's mode of an image, by its head; None where the reader will fail."""
     try:
         with Image.open(path) as image:
             return image.mode

@@ -220,7 +220,8 @@ def test_every_kind_of_image_becomes_three_channels(cfg, record, tmp_path, mode)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "ending"), [("uint16", "png"), ("int32", "tif"), ("float32", "tif")]
+    ("dtype", "ending"),
+    [("uint16", "png"), ("uint16", "jpg"), ("int32", "tif"), ("float32", "tif")],
 )
 @pytest.mark.parametrize("is_train", [True, False])
 def test_images_that_would_become_white_or_black_are_refused(
@@ -228,15 +229,20 @@ def test_images_that_would_become_white_or_black_are_refused(
 ):
     path = tmp_path / f"deep.{ending}"
     pixels = np.linspace(0, 1 if dtype == "float32" else 65535, HEIGHT * WIDTH)
-    Image.fromarray(pixels.astype(dtype).reshape(HEIGHT, WIDTH)).save(path)
+    kind = "TIFF" if ending == "tif" else "PNG"  # the name may say something else
+    Image.fromarray(pixels.astype(dtype).reshape(HEIGHT, WIDTH)).save(path, kind)
     with pytest.raises(DataError, match=rf"deep\.{ending} .*8 bits"):
         TolerantMapper(cfg, is_train=is_train)({**record, "file_name": str(path)})
 
 
-@pytest.mark.parametrize("mode", ["P", "RGB", "I;16"])
-def test_semantic_masks_whose_labels_would_be_others_are_refused(cfg, record, tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "ending"), [("P", "png"), ("RGB", "png"), ("I;16", "png"), ("RGB", "jpg")]
+)
+def test_semantic_masks_whose_labels_would_be_others_are_refused(
+    cfg, record, tmp_path, mode, ending
+):
     """A palette's colours are no labels."""
-    path = tmp_path / "labels.png"
+    path = tmp_path / f"labels.{ending}"
     labels = Image.fromarray(np.ones((HEIGHT, WIDTH), np.uint8))
     if mode == "P":
         labels.putpalette([0, 0, 0, 128, 0, 0])
@@ -244,7 +250,7 @@ def test_semantic_masks_whose_labels_would_be_others_are_refused(cfg, record, tm
         labels = labels.convert(mode)
     labels.save(path)
     sample = {**record, "sem_seg_file_name": str(path)}
-    with pytest.raises(DataError, match=r"labels\.png .*mode"):
+    with pytest.raises(DataError, match=rf"labels\.{ending} .*mode"):
         TolerantMapper(cfg, is_train=True)(sample)
     Image.fromarray(np.ones((HEIGHT, WIDTH), np.uint8)).save(path)
     assert 1 in TolerantMapper(cfg, is_train=True)(sample)["sem_seg"]
