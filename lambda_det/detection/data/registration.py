@@ -6,7 +6,8 @@ import difflib
 import hashlib
 import logging
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -18,6 +19,8 @@ from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.detection.data.held_out import hold_out
 from lambda_det.errors import ConfigError, DataError
 
+# The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
+_LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
 _GET_COCO = (
     "for COCO 2017 unpack http://images.cocodataset.org/zips/train2017.zip, "
     "http://images.cocodataset.org/zips/val2017.zip and "
@@ -122,6 +125,7 @@ def register_json_datasets(cfg: CfgNode) -> None:
         for split, (json_file, images) in _named_files(cfg).items()
     )
     if train:
+        _report_pairs(train, cfg.INPUT.RANDOM_FLIP)
         cfg.DATASETS.TRAIN = (train,)
         if not test:
             logger.info(
@@ -227,7 +231,33 @@ def _keypoint_names(json_file: str) -> dict[str, list]:
     """The keypoints of the first category that names some; a flip exchanges left and right."""
     for category in read_json(json_file)["categories"]:
         if names := read_keypoint_names(json_file, category):
-            flipped = {name: name.replace("left", "right") for name in names}
-            pairs = [(a, b) for a, b in flipped.items() if a != b and b in names]
-            return {"keypoint_names": list(names), "keypoint_flip_map": pairs}
+            return {"keypoint_names": list(names), "keypoint_flip_map": _pairs(names)}
     return {}
+
+
+def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Names that differ in their side alone, such as left_eye and right_eye, L-Eye and R-Eye."""
+    known = {name.casefold(): name for name in names}
+    pairs = {}  # the left one by the right one
+    for name in names:
+        folded = name.casefold()
+        for other in (folded.replace("left", "right"), _LEFT.sub("r", name).casefold()):
+            if other != folded and other in known:
+                pairs.setdefault(known[other], name)
+    return [(left, right) for right, left in pairs.items()]
+
+
+def _report_pairs(name: str, flip: str) -> None:
+    """What a flip exchanges of a data set for training, or that it exchanges nothing."""
+    metadata = MetadataCatalog.get(name)
+    pairs = metadata.get("keypoint_flip_map")
+    if pairs:
+        found = ", ".join(f"{left} and {right}" for left, right in pairs)
+        logger.info(f"A horizontal flip of an image of {name} exchanges its keypoints {found}.")
+    elif pairs is not None and flip == "horizontal":
+        logger.warning(
+            f"None of the keypoints of {name} ({', '.join(metadata.keypoint_names)}) are "
+            "recognised as left and right, so a horizontal flip exchanges none. If they have "
+            "sides, name them as left_eye and right_eye or l_eye and r_eye, or set "
+            "INPUT.RANDOM_FLIP none."
+        )

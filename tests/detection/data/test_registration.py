@@ -199,3 +199,44 @@ def test_a_share_and_test_data_or_no_training_data(cfg, many):
         with pytest.raises(ConfigError, match=r"VAL_SHARE.*--t(est|rain)-json"):
             share_out(cfg, files, 0.1)
         name_files(cfg, "TEST", "", "")
+
+
+def _train_on_keypoints(cfg, content, write, names, flip="horizontal"):
+    content["categories"][0]["keypoints"] = names
+    name_files(cfg, "TRAIN", *write(content))
+    cfg.MODEL.KEYPOINT_ON, cfg.INPUT.RANDOM_FLIP = True, flip
+    register_json_datasets(cfg)
+    return MetadataCatalog.get(cfg.DATASETS.TRAIN[0])
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("left_eye", "right_eye"),
+        ("Left Eye", "Right Eye"),
+        ("eyeLeft", "eyeRight"),
+        ("LEFT_EYE", "right_eye"),
+        ("l_eye", "r_eye"),
+        ("L-Eye", "R-Eye"),
+        ("L_F_Paw", "R_F_Paw"),
+        ("eye_l", "eye_r"),
+        ("Eye.L", "Eye.R"),
+        ("LEye", "REye"),
+        ("l", "r"),
+    ],
+)
+def test_a_flip_exchanges_left_and_right(cfg, content, write, caplog, left, right):
+    names = ["nose", right, "l_nothing", left, "Nose"]
+    with caplog.at_level("INFO"):
+        metadata = _train_on_keypoints(cfg, content, write, names)
+    assert metadata.keypoint_flip_map == [(left, right)]
+    [record] = [r for r in caplog.records if f"{left} and {right}" in r.getMessage()]
+    assert record.levelname == "INFO"
+
+
+@pytest.mark.parametrize(("flip", "warned"), [("horizontal", 1), ("vertical", 0), ("none", 0)])
+def test_a_flip_that_exchanges_no_keypoints_is_told(cfg, content, write, caplog, flip, warned):
+    names = ["lip", "rip", "fall", "far", "cleft", "ball", "bar", "small1", "smarr1"]
+    metadata = _train_on_keypoints(cfg, content, write, names, flip)
+    assert metadata.keypoint_flip_map == []
+    assert sum("INPUT.RANDOM_FLIP" in r.getMessage() for r in caplog.records) == warned
