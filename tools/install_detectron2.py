@@ -110,7 +110,8 @@ def run(command: list[str], **options) -> str:
 def pip(command: str, *arguments: str) -> None:
     """Run a command of pip, or of uv in an environment without pip, for this Python."""
     if find_spec("pip"):
-        run([sys.executable, "-m", "pip", command, *arguments])
+        unasked = ["--yes"] if command == "uninstall" else []  # uv never asks
+        run([sys.executable, "-m", "pip", command, *unasked, *arguments])
         return
     uv = os.environ.get("UV") or shutil.which("uv")  # `uv run` sets the variable
     if uv is None:
@@ -164,7 +165,7 @@ def install_package(source: str, *, compiled: bool) -> None:
         if compiled:
             python("import torch, detectron2._C")
     except NotInstalled:
-        pip("uninstall", "--yes", "detectron2")
+        pip("uninstall", "detectron2")
         raise
 
 

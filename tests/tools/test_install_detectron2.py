@@ -132,10 +132,25 @@ def test_uv_where_the_environment_has_no_pip(tmp_path, monkeypatch):
     with pytest.raises(NotInstalled, match="uv"):
         tool.pip("install", "x")
     asked = tmp_path / "asked"
-    fake_command(tmp_path, "uv", f'echo "$@" > "{asked}"', monkeypatch)
+    refusal = "for word; do test $word != --yes || exit 2; done"  # uv's before 2026
+    fake_command(tmp_path, "uv", f'{refusal}\necho "$@" >> "{asked}"', monkeypatch)
     tool.pip("install", "--no-deps", "x")
-    assert asked.read_text().split() == [
-        *("pip", "install", "--python", sys.executable, "--no-deps", "x")
+    monkeypatch.setattr(tool, "find_installed", lambda: None)
+    with pytest.raises(NotInstalled, match="does not look"):
+        tool.install_package("x", compiled=False)
+    first, _, last = asked.read_text().splitlines()
+    assert first.split() == ["pip", "install", "--python", sys.executable, "--no-deps", "x"]
+    assert last.split() == ["pip", "uninstall", "--python", sys.executable, "detectron2"]
+
+
+def test_pip_is_not_to_ask_before_it_removes(monkeypatch):
+    commands = []
+    monkeypatch.setattr(tool, "run", commands.append)
+    tool.pip("uninstall", "detectron2")
+    tool.pip("install", "x")
+    assert [command[3:] for command in commands] == [
+        ["uninstall", "--yes", "detectron2"],
+        ["install", "x"],
     ]
 
 
