@@ -262,7 +262,7 @@ def test_operators_that_cannot_be_imported_are_removed(nothing_there, monkeypatc
     monkeypatch.setattr(tool, "python", broken)
     with pytest.raises(NotInstalled, match="undefined symbol"):
         tool.install_package("somewhere", compiled=True)
-    assert nothing_there[-1] == ("uninstall", "--yes", "detectron2")
+    assert nothing_there[-1] == ("uninstall", "detectron2")
     tool.install_package("somewhere", compiled=False)
     assert nothing_there[-1][0] == "install"
 
