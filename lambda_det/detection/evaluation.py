@@ -22,6 +22,7 @@ from detectron2.evaluation import (
     PascalVOCDetectionEvaluator,
     SemSegEvaluator,
 )
+from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 from pycocotools.coco import COCO
@@ -57,6 +58,9 @@ class TolerantCOCOEvaluator(COCOEvaluator):
     """
 
     def __init__(self, *args, **kwargs) -> None:
+        # Of data without a file, Detectron2 would keep the truth of an earlier run. One process at
+        # a time writes it, and that of the main process alone is compared with.
+        kwargs.setdefault("allow_cached_coco", not comm.is_main_process())
         super().__init__(*args, **kwargs)
         without_mask = _complete_ground_truth(self._coco_api)
         if without_mask and "segm" in (self._tasks or ()):

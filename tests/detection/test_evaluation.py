@@ -11,7 +11,7 @@ import torch
 from detectron2.config import get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances, register_pascal_voc
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import Boxes, BoxMode, Instances
 from PIL import Image
 
 from lambda_det.detection import evaluation
@@ -137,6 +137,18 @@ def test_keypoints_of_another_number_do_not_count(bare_data, tmp_path):
     evaluator.process([{"image_id": 1}, {"image_id": 2}], [{"instances": instances}] * 2)
     # The object of image 2 has no keypoints left, so that what is found there counts neither way
     assert evaluator.evaluate()["keypoints"]["AP50"] == pytest.approx(100)
+
+
+def test_the_truth_of_data_without_a_file_is_not_that_of_an_earlier_run(tmp_path):
+    record = {"file_name": "1.png", "image_id": 1, "height": 20, "width": 20}
+    box = {"bbox": [2, 3, 10, 8], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 0}
+    for boxes in ([box, box], [box]):
+        DatasetCatalog.register("mine", lambda found=boxes: [record | {"annotations": found}])
+        MetadataCatalog.get("mine").set(thing_classes=["a"])
+        evaluator = TolerantCOCOEvaluator("mine", tasks=("bbox",), output_dir=str(tmp_path))
+        DatasetCatalog.remove("mine")
+        MetadataCatalog.remove("mine")
+        assert len(evaluator._coco_api.anns) == len(boxes)
 
 
 # Detectron2's name of the data, its evaluator, and the package that it needs
