@@ -156,7 +156,8 @@ def check_evaluators(cfg: CfgNode) -> None:
 
     Raises:
         ConfigError: a data set is of a kind that has no evaluator here, the package of its
-            evaluator is not installed, or the model cannot be evaluated as TEST.AUG asks for.
+            evaluator is not installed, it needs masks and the model has none, or the model cannot
+            be evaluated as TEST.AUG asks for.
     """
     for name in cfg.DATASETS.TEST:
         kind = MetadataCatalog.get(name).get("evaluator_type")
@@ -170,6 +171,13 @@ def check_evaluators(cfg: CfgNode) -> None:
             raise ConfigError(
                 f"{name} in DATASETS.TEST, of the evaluator_type {kind}, is evaluated by the "
                 f"package {package}, which is not installed: pip install {package}."
+            )
+        has_masks = cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE != "RetinaNet"
+        if kind == "cityscapes_instance" and not has_masks:
+            raise ConfigError(
+                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, has an AP of masks alone; "
+                f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} with MODEL.MASK_ON "
+                f"{cfg.MODEL.MASK_ON} finds boxes alone; evaluate on other data."
             )
     if not cfg.TEST.AUG.ENABLED:
         return

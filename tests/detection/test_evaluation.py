@@ -168,6 +168,7 @@ def other_data():
         DatasetCatalog.register("other", list)
         MetadataCatalog.get("other").set(evaluator_type=kind)
         cfg = get_cfg()
+        cfg.MODEL.MASK_ON = kind == "cityscapes_instance"
         if kind.endswith("sem_seg"):
             cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
         cfg.DATASETS.TEST = ("other",)
@@ -200,6 +201,19 @@ def test_other_kinds_of_data_have_detectron2s_evaluators(
 def test_data_of_kinds_without_an_evaluator_are_refused(other_data, kind):
     with pytest.raises(ConfigError, match=f"other .*{kind}"):
         check_evaluators(other_data(kind))
+
+
+@pytest.mark.parametrize("pair", [("MASK_ON", False), ("META_ARCHITECTURE", "RetinaNet")])
+def test_masks_of_cityscapes_are_not_compared_with_boxes(other_data, monkeypatch, pair):
+    """Detectron2's evaluator fails on them, after the first part of a training."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda asked: object())
+    cfg = other_data("cityscapes_instance")
+    check_evaluators(cfg)
+    cfg.merge_from_list([f"MODEL.{pair[0]}", pair[1]])
+    with pytest.raises(
+        ConfigError, match=f"other .*cityscapes_instance.*MODEL.{pair[0]} {pair[1]}"
+    ):
+        check_evaluators(cfg)
 
 
 def test_pascal_voc(tmp_path):
