@@ -29,7 +29,7 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
-from lambda_det.detection.data.records import FAR, label_fault, usable_polygons
+from lambda_det.detection.data.records import FAR, exif_turn, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.errors import ConfigError, DataError, printable, reason
 
@@ -274,10 +274,15 @@ class _MaskEvaluator(SemSegEvaluator):
 
 
 def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:
-    """A semantic mask [H, W]. Detectron2's own reader fails with numpy 2, which must copy here."""
+    """A semantic mask [H, W], turned as its EXIF data say, which training does too.
+
+    Detectron2's own reader fails with numpy 2, which must copy here.
+    """
     try:
         with PathManager.open(path, "rb") as file:
-            labels = np.array(Image.open(file), dtype=dtype)
+            image = Image.open(file)
+            turn = exif_turn(image)
+            labels = np.array(image if turn is None else image.transpose(turn), dtype=dtype)
     except Exception as error:  # Pillow may raise anything for a broken file
         raise DataError(
             f"The semantic mask {printable(path)} cannot be read ({reason(error)}); fetch or make "

@@ -6,10 +6,11 @@ import json
 import math
 
 import detectron2.evaluation
+import numpy as np
 import pytest
 import torch
 from detectron2.config import get_cfg
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import DatasetCatalog, MetadataCatalog, detection_utils
 from detectron2.data.datasets import register_coco_instances, register_pascal_voc
 from detectron2.structures import Boxes, BoxMode, Instances
 from PIL import Image
@@ -278,3 +279,15 @@ def test_a_broken_semantic_mask_is_named(tmp_path, damage):
     evaluator.reset()
     with pytest.raises(DataError, match=r"mask\.png"):
         evaluator.process([record], [{"sem_seg": torch.zeros(2, 4, 4)}])
+
+
+@pytest.mark.parametrize("turn", [None, 2, 3, 4, 5, 6, 7, 8])
+def test_a_semantic_mask_turns_as_in_training(tmp_path, turn):
+    labels = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    exif = Image.Exif()
+    if turn:
+        exif[274] = turn
+    Image.fromarray(labels).save(tmp_path / "mask.png", exif=exif)
+    read = evaluation._read_labels(str(tmp_path / "mask.png"), int, classes=12, ignored=255)
+    trained = detection_utils.read_image(str(tmp_path / "mask.png"), "L").squeeze(2)
+    assert np.array_equal(read, trained) and (turn is None) == np.array_equal(read, labels)

@@ -15,6 +15,27 @@ from PIL import Image
 
 from lambda_det.errors import DataError, printable, reason
 
+# What the values of EXIF's orientation ask for, as in Detectron2
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+LYING = tuple(_TURNS[value] for value in (5, 6, 7, 8))  # turns that exchange height and width
+
+
+def exif_turn(image: Image.Image) -> Image.Transpose | None:
+    """The turn that the EXIF data of an image ask for, as Detectron2 reads them; None for none."""
+    try:
+        orientation = image.getexif().get(274)
+    except Exception:  # as Detectron2 has it: the pixels may be sound nevertheless
+        return None
+    return _TURNS.get(orientation)
+
 
 def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
     """The image of a dataset dict, upright as its EXIF data say.

@@ -25,7 +25,7 @@ from lambda_det.detection.data.jitter import (
     ResizeScaleAtLeastOnePixel,
     ResizeShortestEdgeAtLeastOnePixel,
 )
-from lambda_det.detection.data.records import without_crossings
+from lambda_det.detection.data.records import LYING, exif_turn, without_crossings
 
 CHANNELS = {"BGR": (2, 1, 0), "RGB": (0, 1, 2)}  # places of INPUT.FORMAT's channels in RGB
 # These draw by the size of the image and do not look at its pixels
@@ -45,17 +45,6 @@ _ORDER = (
     T.HFlipTransform,
     T.VFlipTransform,
 )
-# EXIF's tag, and what it asks for, as in Detectron2
-_ORIENTATION = 274
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 _SMALLEST = 64  # pixels of a side below which a file is not decoded at a reduced size
 _FINER = 2  # how many times as fine as the resized image a file is decoded at least
 
@@ -154,13 +143,9 @@ class ImageFile:
         with PathManager.open(path, "rb") as file:
             self._data = file.read()
         self._head = Image.open(io.BytesIO(self._data))
-        try:
-            orientation = self._head.getexif().get(_ORIENTATION)
-        except Exception:  # as Detectron2 has it: the pixels may be sound nevertheless
-            orientation = None
-        self._turn = _TURNS.get(orientation)
+        self._turn = exif_turn(self._head)
         width, height = self._head.size
-        self.size = (width, height) if orientation in (5, 6, 7, 8) else (height, width)
+        self.size = (width, height) if self._turn in LYING else (height, width)
 
     def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
         """The training image.
