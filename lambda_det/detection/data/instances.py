@@ -162,9 +162,10 @@ _RULES = (
     _Rule(
         ("test",),
         DataError,
-        lambda d, i: i.annotations == 0,
+        lambda d, i: i.annotations == i.crowds,
         lambda d, i, name: (
-            f"{i.source} holds no annotations, so that nothing can be evaluated on {name}."
+            f"{i.source} holds no annotations{' but crowds' if i.crowds else ''}, so that nothing "
+            f"can be evaluated on {name}; add some, or name another data set in {d.keys['test']}."
         ),
     ),
 )

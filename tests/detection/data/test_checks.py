@@ -388,8 +388,10 @@ def test_nothing_to_train_on(registered, content):
         check_datasets(registered(content), train=True, test=False)
 
 
-def test_nothing_to_evaluate(registered, content):
-    content["annotations"] = []
+@pytest.mark.parametrize("crowds", [False, True])
+def test_nothing_to_evaluate(registered, content, crowds):
+    """The AP of crowds alone is not defined."""
+    content["annotations"] = [{**a, "iscrowd": 1} for a in content["annotations"] if crowds]
     with pytest.raises(DataError, match="checks_test"):
         check_datasets(registered(None, content), train=False, test=True)
 
@@ -545,8 +547,9 @@ def test_dicts_that_the_mapper_would_drop_or_take_for_something_else(own, split,
         _check_split(own(change, split), split)
 
 
-@pytest.mark.parametrize("change", [UNUSABLE["another key"][0], UNUSABLE["nothing"][0]])
-def test_a_test_set_of_dicts_without_annotations(own, change):
+@pytest.mark.parametrize("fault", ["another key", "nothing", "crowds"])
+def test_a_test_set_of_dicts_without_annotations(own, fault):
+    change = UNUSABLE[fault][0]
     with pytest.raises(DataError, match="own holds no annotations"):
         _check_split(own(change, "TEST"), "TEST")
 
