@@ -327,6 +327,8 @@ class LazyTask(DetectionTask):
             )
         if self._is_evaluated():
             self._check_evaluators()
+        if here and self.pixels is not None:
+            data.check_pixels(self.pixels)
         data.check_detector_data(
             self.detector,
             train=(self.train_names or None) if train else None,

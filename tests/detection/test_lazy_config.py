@@ -170,6 +170,16 @@ def test_images_of_mixed_channel_orders_are_refused(shapes):
         task.check_data(train=True)
 
 
+def test_an_order_of_channels_that_nobody_knows_is_refused(shapes, caplog):
+    task, _ = shapes
+    task.lazy.dataloader.train.mapper.image_format = "rgb"
+    with pytest.raises(ConfigError, match=r"train\.mapper\.image_format is 'rgb'"):
+        task.check_data(train=True)
+    task.lazy.dataloader.train.mapper.image_format = "RGB"
+    task.check_data(train=True)
+    assert "model.pixel_mean" in caplog.text
+
+
 @pytest.fixture
 def evaluated(shapes):
     """As ``shapes``, with data to evaluate on, which are those of the training."""

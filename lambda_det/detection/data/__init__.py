@@ -3,7 +3,7 @@
 import os
 
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.checks import check_datasets, check_detector_data
+from lambda_det.detection.data.checks import check_datasets, check_detector_data, check_pixels
 from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.detection.data.loader import (
     TrainLoader,
@@ -35,6 +35,7 @@ __all__ = [
     "check_coco",
     "check_datasets",
     "check_detector_data",
+    "check_pixels",
     "class_names",
     "large_scale_jitter",
     "make_panoptic_shapes",

@@ -7,8 +7,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.detection_utils import convert_PIL_to_numpy
+from PIL import Image
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_panoptic
@@ -21,6 +24,8 @@ from lambda_det.detection.data.registration import (
 )
 from lambda_det.detection.data.report import BAD_BOX, Report
 from lambda_det.errors import ConfigError, DataError, printable
+from lambda_det.weights.import_names import IMAGENET_PIXELS
+from lambda_det.weights.provenance import PixelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +39,52 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
         test: check ``DATASETS.TEST``.
     """
     detector = Detector.from_config(cfg)
+    check_pixels(PixelSettings.from_config(cfg))
     check_detector_data(
         detector,
         train=cfg.DATASETS.TRAIN if train else None,
         test=cfg.DATASETS.TEST if test else None,
     )
+    sampler = cfg.DATALOADER.SAMPLER_TRAIN
+    if train and sampler == "RepeatFactorTrainingSampler" and cfg.DATALOADER.REPEAT_THRESHOLD == 0:
+        logger.warning(
+            "DATALOADER.SAMPLER_TRAIN %s repeats no image while DATALOADER.REPEAT_THRESHOLD is 0; "
+            "give it the share of images below which a class is repeated, such as 0.001.",
+            sampler,
+        )
     if train and test and cfg.TEST.LOSS:
         for name in cfg.DATASETS.TEST:
             _check_training(detector, name, f"{detector.keys['test']}, or set TEST.LOSS False")
+
+
+def check_pixels(pixels: PixelSettings) -> None:
+    """Refuse a format of images that cannot be read, and warn of means for the other order.
+
+    Raises:
+        ConfigError: nobody knows the format.
+    """
+    key = pixels.keys[0]
+    try:
+        # Without one, each image would keep its own. Pillow has more formats, by its version.
+        convert_PIL_to_numpy(Image.new("RGB", (1, 1)), pixels.format or "none")
+    except Exception as error:
+        raise ConfigError(
+            f"{key} is {pixels.format!r}, which is no format of images; it can be RGB, BGR, L or "
+            "YUV-BT.601."
+        ) from error
+    reverse = {"RGB": "BGR", "BGR": "RGB"}.get(pixels.format)
+    if reverse is None or len(pixels.mean) != 3:
+        return
+    if np.allclose(pixels.mean, IMAGENET_PIXELS.in_order(reverse).mean, rtol=0.01):
+        logger.warning(
+            "%s is %s, but %s %s are ImageNet's means in the order %s; reverse them, unless the "
+            "weights were trained so.",
+            key,
+            pixels.format,
+            pixels.keys[1],
+            list(pixels.mean),
+            reverse,
+        )
 
 
 def check_detector_data(

@@ -485,6 +485,33 @@ def test_keypoints_of_categories_must_be_names(content, write, names):
     assert not check_coco(*write(content), files="none").refusal()
 
 
+@pytest.mark.parametrize("order", ["rgb", "", "BRG", None, 3])
+def test_a_format_that_nobody_knows(registered, order):
+    cfg = registered()
+    cfg.INPUT.FORMAT = order
+    with pytest.raises(ConfigError, match=rf"INPUT\.FORMAT is {order!r}"):
+        check_datasets(cfg, train=True, test=False)
+
+
+@pytest.mark.parametrize("order", ["RGB", "BGR", "L", "YUV-BT.601", "HSV"])
+@pytest.mark.parametrize("means", [(103.53, 116.28, 123.675), (123, 116, 103), (128, 128, 128)])
+def test_means_of_the_other_order_are_warned_of(registered, caplog, order, means):
+    cfg = registered()
+    cfg.INPUT.FORMAT, cfg.MODEL.PIXEL_MEAN = order, list(means)
+    check_datasets(cfg, train=True, test=False)
+    reversed_for = {103.53: "RGB", 123: "BGR"}.get(means[0])
+    assert ("MODEL.PIXEL_MEAN" in caplog.text) == (order == reversed_for)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.001])
+def test_a_sampler_that_repeats_nothing_is_warned_of(registered, caplog, threshold):
+    cfg = registered()
+    cfg.DATALOADER.SAMPLER_TRAIN = "RepeatFactorTrainingSampler"
+    cfg.DATALOADER.REPEAT_THRESHOLD = threshold
+    check_datasets(cfg, train=True, test=False)
+    assert ("DATALOADER.REPEAT_THRESHOLD" in caplog.text) == (threshold == 0)
+
+
 # -------------------------------------------------------------- data sets that are not COCO files
 
 
