@@ -2,6 +2,7 @@ import gc
 import logging
 import os
 import random
+import sys
 
 # Before anything imports matplotlib: pictures are drawn without a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -39,6 +40,12 @@ settings.load_profile(os.environ.get("LAMBDA_DET_FUZZ") or "small")
 
 # What is imported stays, and to look through it for garbage takes a fifth of some tests
 gc.disable()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items if sys.platform == "win32" else ():
+        if item.get_closest_marker("posix"):
+            item.add_marker(pytest.mark.skip(reason="Windows lacks what it needs"))
 
 
 def pytest_collection_finish():

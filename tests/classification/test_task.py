@@ -221,6 +221,7 @@ def test_accumulated_batches_are_one_large_batch(arguments, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 def test_starting_from_weights_of_other_classes(finished, arguments, folder, pictures, tmp_path):
     two = tmp_path / "two"
     for part in ("train", "val"):
@@ -302,6 +303,7 @@ def test_a_checkpoint_of_other_pixels_is_not_evaluated(finished, arguments):
         run(arguments("--eval-only", *words))
 
 
+@pytest.mark.posix
 def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, folder, pictures, tmp_path):
     other = tmp_path / "other"
     for part in ("train", "val"):

@@ -19,6 +19,8 @@ from lambda_det.distributed.signals import (
     received_signal,
 )
 
+pytestmark = pytest.mark.posix  # elsewhere os.kill ends the process
+
 
 def _send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)

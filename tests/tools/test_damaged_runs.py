@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 
 import pytest
@@ -41,6 +40,7 @@ def _pairs(folder, steps):
 
 def test_files_that_may_not_become_large_enough(flags, run, capsys):
     """The run ends with one message, and continues when there is space again."""
+    resource = pytest.importorskip("resource")
     before = (run / "model_final.pth").read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))

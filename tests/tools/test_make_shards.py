@@ -76,6 +76,7 @@ def test_nothing_is_overwritten(folder, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.posix
 def test_a_run_that_fails_leaves_nothing(folder, tmp_path, capsys):
     (folder / "owl" / "gone.png").symlink_to("nowhere")
     assert main([str(folder), str(tmp_path / "out"), "--images-per-shard", "2"]) == 2

@@ -110,6 +110,7 @@ def test_who_goes_back_to_an_older_checkpoint_keeps_what_follows(tmp_path):
     assert steps == [3, 20, 30, 40]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="tells folders by /proc")
 def test_the_order_of_a_save(tmp_path, monkeypatch):
     """Contents reach the disk before a name, a name before the pointer, all before a removal."""
     steps = []
@@ -200,7 +201,7 @@ def _save_and_die(folder, operation):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.posix
 @pytest.mark.slow
 def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(tmp_path):
     taken = []

@@ -153,10 +153,10 @@ def test_a_pending_evaluation_counts_as_if_it_had_come_in_its_time(tmp_path, pat
 
 
 def test_no_evaluation_begins_where_another_process_was_asked_to_stop(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation_module.comm, "all_gather", lambda own: [own, signal.SIGUSR1])
+    monkeypatch.setattr(evaluation_module.comm, "all_gather", lambda own: [own, signal.SIGTERM])
     with pytest.raises(StopRequest) as caught:
         _Trainer(tmp_path, [], steps=1).run()  # an evaluation would have no results
-    assert caught.value.signal == signal.SIGUSR1
+    assert caught.value.signal == signal.SIGTERM
 
 
 @pytest.mark.parametrize(("last", "left"), [(9, ["1", "9"]), (8, ["1"]), (0, [])])

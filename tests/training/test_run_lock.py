@@ -19,7 +19,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.training import run_lock as locks
 from lambda_det.training.run_lock import RunLock, run_lock
 
-pytestmark = pytest.mark.skipif(locks.fcntl is None, reason="the system has no record locks")
+pytest.importorskip("fcntl")
 _FORK = multiprocessing.get_context("fork")
 
 

@@ -262,7 +262,7 @@ def test_an_error_is_not_hidden_by_that_of_its_checkpoint(folder, monkeypatch, c
     assert "model_0000001.pth could not be written: the disk is full" in caplog.text
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the second run is a forked process")
+@pytest.mark.posix
 def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     Trainer(ToyTask(folder)).train()
     before = sorted(path.name for path in folder.iterdir())
@@ -497,7 +497,7 @@ def _resume_as(rank, folder, found):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="it was not tried on Windows")
+@pytest.mark.posix
 def test_each_of_two_processes_reads_the_checkpoint_once(folder):
     Trainer(ToyTask(folder)).train()
     # Not forked: after torch.compile in another test autograd would refuse to work there

@@ -301,6 +301,7 @@ def test_a_broken_image_is_named_with_its_shard(tmp_path):
         source.load(1)
 
 
+@pytest.mark.posix
 def test_only_so_many_files_stay_open(tmp_path, monkeypatch):
     for number in range(5):
         write_tar(tmp_path / f"{number}.tar", {"owl/x.png": png(number)})

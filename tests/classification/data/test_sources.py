@@ -62,6 +62,7 @@ def test_names_that_are_not_utf8(tmp_path):
     assert os.fsencode(FolderSource(tmp_path).name(0)) == b"a/" + name
 
 
+@pytest.mark.posix
 def test_links_are_followed(make_folder, tmp_path):
     folder = make_folder({"ant": 2})
     (tmp_path / "other").mkdir()
@@ -69,6 +70,7 @@ def test_links_are_followed(make_folder, tmp_path):
     assert len(FolderSource(tmp_path / "other")) == 2
 
 
+@pytest.mark.posix
 def test_links_that_go_round_in_circles(make_folder):
     folder = make_folder({"ant": 2})
     (folder / "ant" / "loop").symlink_to(folder / "ant")

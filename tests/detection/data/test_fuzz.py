@@ -35,6 +35,8 @@ from .fuzz_cases import (
 )
 from .fuzz_trial import Trial, config
 
+pytestmark = pytest.mark.posix
+
 # Cases of one test, without the marker and with it
 SMALL, LARGE = 12, 50
 
