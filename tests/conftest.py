@@ -3,6 +3,7 @@ import logging
 import os
 import random
 import sys
+from pathlib import Path
 
 # Before anything imports matplotlib: pictures are drawn without a screen.
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -42,10 +43,19 @@ settings.load_profile(os.environ.get("LAMBDA_DET_FUZZ") or "small")
 gc.disable()
 
 
+_HAS_PACKAGE = (Path(__file__).parents[1] / "lambda_det").is_dir()
+# By mark, whether its tests are skipped here, and why
+_SKIPPED = {
+    "posix": (sys.platform == "win32", "Windows lacks what it needs"),
+    "checkout": (not _HAS_PACKAGE, "the package is not beside the tests"),
+}
+
+
 def pytest_collection_modifyitems(items):
-    for item in items if sys.platform == "win32" else ():
-        if item.get_closest_marker("posix"):
-            item.add_marker(pytest.mark.skip(reason="Windows lacks what it needs"))
+    for mark, (is_skipped, reason) in _SKIPPED.items():
+        for item in items if is_skipped else ():
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish():

@@ -62,6 +62,7 @@ def python(tmp_path):
     return python
 
 
+@pytest.mark.checkout
 def test_help_of_commands_imports_no_torch(python):
     python(COMMANDS_SCRIPT, *COMMANDS)
 

@@ -262,6 +262,7 @@ def test_help(here, capsys):
     assert "python -m lambda_det.run path/to/train_net.py" in capsys.readouterr().out
 
 
+@pytest.mark.checkout
 def test_new_processes_find_a_package_that_is_not_installed(here, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT), *(p for p in sys.path if p != str(ROOT))])
     (tmp_path / "script.py").write_text("import sys, json\nprint(json.dumps(sys.path))")

@@ -6,13 +6,11 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from lambda_det.distributed.memory import SWITCH
+from lambda_det.distributed import memory
 
-ROOT = Path(__file__).parents[2]
 # Loaded by its path, without the package: the process does not need PyTorch. It counts the pages
 # that the system hands out while the same maps are made and freed over and over.
 PROGRAM = """
@@ -41,8 +39,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.parametrize("switch", ["1", "0"])
 def test_maps_of_a_second_step_need_no_new_pages(switch):
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, ROOT / "lambda_det/distributed/memory.py"],
-        env={**os.environ, SWITCH: switch},
+        [sys.executable, "-c", PROGRAM, memory.__file__],
+        env={**os.environ, memory.SWITCH: switch},
         capture_output=True,
         text=True,
         check=True,

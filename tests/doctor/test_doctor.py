@@ -373,6 +373,7 @@ def python(tmp_path):
     return python
 
 
+@pytest.mark.checkout
 @pytest.mark.parametrize("flag", [[], ["--json"]])
 def test_bare_python(python, flag):
     process = python("-S", "-m", "lambda_det.doctor", *flag)  # without site-packages
@@ -384,6 +385,7 @@ def test_bare_python(python, flag):
         assert content["versions"]["torch"] == content["parts"]["torch"] == "not installed"
 
 
+@pytest.mark.checkout
 def test_import_in_a_bare_python_names_the_doctor(python):
     assert "`python -m lambda_det.doctor`" in python("-S", "-c", "import lambda_det").stderr
 

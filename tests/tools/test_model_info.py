@@ -41,6 +41,7 @@ def test_networks_are_counted_anew(tmp_path, monkeypatch):
     assert json.loads(tool.COUNTED.read_text()) == {name: KEPT[name] for name in names}
 
 
+@pytest.mark.checkout
 def test_what_is_kept_is_printed_without_pytorch():
     """Its import takes longer than all else."""
     path = str(ROOT / "tools/model_info.py")
