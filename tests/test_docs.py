@@ -12,6 +12,8 @@ from detectron2.config import CfgNode, get_cfg
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import add_lambda_config, leaves
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*ROOT.glob("*.md"), ROOT / "datasets" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 FILE = re.compile(

@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).parents[1]
 PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")

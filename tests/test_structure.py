@@ -7,6 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.checkout
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lambda_det"
 # A room imports from the lines above its own, and from itself.
