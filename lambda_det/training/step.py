@@ -17,6 +17,7 @@ from detectron2.utils.events import get_event_storage
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lambda_det.config import option
 from lambda_det.distributed.signals import received_signal
@@ -26,7 +27,7 @@ from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.settings import Clipping
 
-__all__ = ["TrainStep", "clip_gradients", "file_names"]
+__all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients", "file_names"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,55 @@ def file_names(batch: list[dict[str, Any]]) -> list[str]:
     """The files of a batch of Detectron2's, where it names them."""
     images = [image for image in batch if isinstance(image, dict)]
     return [str(image["file_name"]) for image in images if "file_name" in image]
+
+
+class BatchesAhead:
+    """The batches of a loader, each copied to a GPU while that computes the batch before.
+
+    Args:
+        batches: their tensors in lists and dicts are copied, from pinned memory. What else they
+            hold is left to the model, Detectron2's ground truth for example.
+        device: a GPU.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: str | torch.device) -> None:
+        self._batches = batches
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)
+        self._ahead: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._ahead:
+            self.fetch()
+        if not self._ahead:
+            raise StopIteration
+        batch = self._ahead.pop()
+        now = torch.cuda.current_stream(self._device)
+        now.wait_stream(self._stream)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                leaf.record_stream(now)  # its memory belongs to the other stream
+        return batch
+
+    def fetch(self) -> None:
+        """Draw a batch and start to copy it. The time for it is while the GPU computes."""
+        for batch in self._batches:
+            with torch.cuda.stream(self._stream):
+                self._ahead.append(tree_map_only(Tensor, self._copied, batch))
+            return
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def batches_ahead(batches: Iterator[Any], device: str | torch.device) -> Iterator[Any]:
+    """``batches``, copied ahead where they are computed on a GPU."""
+    return BatchesAhead(batches, device) if torch.device(device).type == "cuda" else batches
 
 
 class TrainStep:
@@ -143,6 +193,10 @@ class TrainStep:
                     batch_losses = self.model(batch)
                     total = sum(batch_losses.values()) / self.accumulate
                 self.grad_scaler.scale(total).backward()
+            if isinstance(batches, BatchesAhead):
+                start = time.perf_counter()
+                batches.fetch()
+                data_time += time.perf_counter() - start
             for name, loss in batch_losses.items():
                 losses[name] = losses.get(name, 0) + loss.detach().float() / self.accumulate
         grad_norm = self._agree(losses, images)

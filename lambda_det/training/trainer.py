@@ -40,7 +40,7 @@ from lambda_det.training.hooks import (
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
-from lambda_det.training.step import TrainStep
+from lambda_det.training.step import TrainStep, batches_ahead
 from lambda_det.training.task import EMA, RAW, Results, Task
 
 __all__ = ["STATISTICS_SEED", "Trainer", "distribute"]
@@ -266,7 +266,8 @@ class Trainer(TrainerBase):
         logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
         folder = self.settings.output_dir
         self._begin(self.loader, self.seed, self.start_iter)
-        self._batches = iter(self.loader)
+        self._loading = iter(self.loader)
+        self._batches = batches_ahead(self._loading, self.settings.device)
         with (
             catch_signals(),
             explain_disk_errors(folder),
@@ -345,8 +346,8 @@ class Trainer(TrainerBase):
 
     def _end_loader(self) -> None:
         """End the processes that load images; those of a loader that is garbage take 20 seconds."""
-        if hasattr(self._batches, "close"):  # not that of another project's loader
-            self._batches.close()
+        if hasattr(self._loading, "close"):  # not that of another project's loader
+            self._loading.close()
 
     def _record(self) -> None:
         """Write the steps before an end to metrics.json, if the disk takes them."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from detectron2.structures import Instances
 from detectron2.utils.events import EventStorage
 from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, NonFiniteLossError
 from lambda_det.training.precision import Precision
+from lambda_det.training.step import BatchesAhead, batches_ahead
 from tests.forked import START_METHOD
 from tests.training.toy import Steps, ToyModel, batches, items
 
@@ -154,3 +157,80 @@ def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):
     monkeypatch.setattr(ToyModel, "forward", forward)
     with pytest.raises(ConfigError, match=r"raise SOLVER\.ACCUMULATE"):
         _train(ToyModel(), batches(items(8), 4), 1, keys={"accumulate": "SOLVER.ACCUMULATE"})
+
+
+class _Stream:
+    """In place of a GPU's: notes what waits for it."""
+
+    def __init__(self, device):
+        self.waited_for = []
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """Let batches be "copied ahead" to the meta device; the stream of the model, and its memory."""
+    now, owners = _Stream(None), []
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: owners.append((x, stream)))
+    return now, owners
+
+
+def test_batches_are_copied_ahead(no_gpu):
+    now, owners = no_gpu
+    truth = Instances((2, 3), gt_classes=torch.ones(1))
+    loader = [[{"image": torch.zeros(n, 2), "instances": truth, "height": n}] for n in range(3)]
+    ahead = BatchesAhead(iter(loader), "meta")
+    for number in range(3):
+        (record,) = next(ahead)
+        assert record["image"].is_meta and record["image"].shape == (number, 2)
+        assert record["instances"] is truth and truth.gt_classes.device.type == "cpu"
+        assert record["height"] == number
+        assert len(now.waited_for) == len(owners) == number + 1
+        assert owners[-1][0] is record["image"] and owners[-1][1] is now
+        ahead.fetch()  # beyond the last there is none
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
+    events, model = [], ToyModel()
+
+    def drawn():
+        for number in range(5):
+            events.append(f"batch {number}")
+            yield items(2, seed=number)
+
+    model.layers[0].weight.register_hook(lambda grad: events.append("backward"))
+    ahead = BatchesAhead(drawn(), "cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: events.append("step"))
+    steps = Steps(model, ahead, optimizer, precision=FLOAT32, accumulate=2)
+    with EventStorage():
+        steps.run_step()
+        steps.run_step()
+    first = ["batch 0", "backward", "batch 1", "backward", "batch 2", "step"]
+    assert events == [*first, "backward", "batch 3", "backward", "batch 4", "step"]
+
+
+def test_on_the_cpu_batches_stay_as_they_are():
+    loader = iter([])
+    assert batches_ahead(loader, "cpu") is loader
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_batches_arrive_on_a_gpu():
+    given = [[{"image": torch.randint(0, 256, (3, 512, 512))}] for _ in range(8)]
+    ahead = batches_ahead(iter(given), "cuda")
+    for batch, (record,) in zip(given, ahead):
+        weight = torch.randn(4096, 4096, device="cuda")
+        for _ in range(20):
+            weight = weight @ weight  # keeps the GPU busy
+        ahead.fetch()
+        assert record["image"].is_cuda and torch.equal(record["image"].cpu(), batch[0]["image"])
