@@ -46,7 +46,7 @@ from lambda_det.detection.lazy import (
     read_value,
     refuse_unknown_train_keys,
 )
-from lambda_det.detection.model import faster_channels_last, for_inference, prepare_model
+from lambda_det.detection.model import for_inference, prepare_model
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.task import DetectionTask, padded
 from lambda_det.errors import ConfigError, reason
@@ -193,8 +193,7 @@ class LazyTask(DetectionTask):
             self.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
-            channels_last=self.channels_last
-            and faster_channels_last(settings.device, self.training_size),
+            channels_last=self.training_layout(),
         )
 
     def make_model(self) -> nn.Module:

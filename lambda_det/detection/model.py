@@ -6,6 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,11 @@ from detectron2.config import CfgNode
 from detectron2.engine import HookBase
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
-from detectron2.modeling.roi_heads import BaseKeypointRCNNHead, FastRCNNOutputLayers
+from detectron2.modeling.roi_heads import (
+    BaseKeypointRCNNHead,
+    FastRCNNOutputLayers,
+    StandardROIHeads,
+)
 from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
@@ -26,11 +31,12 @@ from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.training.precision import pool_in_float32
 
 __all__ = [
+    "ChannelsLast",
     "LossNormalizers",
     "build_model",
     "build_on_meta",
     "check_precision",
-    "faster_channels_last",
+    "fastest_layout",
     "for_inference",
     "prepare_model",
 ]
@@ -55,22 +61,32 @@ _REGISTRIES = {
 _NORMS = ("BN", "SyncBN", "FrozenBN", "GN", "LN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
 
-def build_model(cfg: CfgNode, *, channels_last: bool | None = None) -> nn.Module:
+class ChannelsLast(Enum):
+    """Which maps of a detector are channels last in memory; the others are contiguous."""
+
+    EVERYWHERE = "all of them"
+    BOX_HEADS = "those of the heads of boxes"
+    NOWHERE = "none"
+
+
+def build_model(cfg: CfgNode, *, channels_last: ChannelsLast | None = None) -> nn.Module:
     """The model of ``cfg`` on its device, with norms and pooling that are right there.
 
     Args:
         cfg: a detector.
-        channels_last: see :func:`prepare_model`; None for what MODEL.CHANNELS_LAST says.
+        channels_last: None for all maps or none, as MODEL.CHANNELS_LAST says.
 
     Raises:
         ConfigError: the configuration describes no model.
     """
     model = _build(cfg, cfg.MODEL.DEVICE)
+    if channels_last is None:
+        channels_last = ChannelsLast.EVERYWHERE if cfg.MODEL.CHANNELS_LAST else ChannelsLast.NOWHERE
     return prepare_model(
         model,
         cfg.MODEL.DEVICE,
         mixed_precision=cfg.SOLVER.AMP.ENABLED,
-        channels_last=cfg.MODEL.CHANNELS_LAST if channels_last is None else channels_last,
+        channels_last=channels_last,
     )
 
 
@@ -91,7 +107,7 @@ def build_on_meta(cfg: CfgNode) -> nn.Module:
 
 
 def prepare_model(
-    model: nn.Module, device: str, *, mixed_precision: bool, channels_last: bool
+    model: nn.Module, device: str, *, mixed_precision: bool, channels_last: ChannelsLast
 ) -> nn.Module:
     """Any detector of Detectron2's parts, on a device and ready to be trained there.
 
@@ -99,7 +115,7 @@ def prepare_model(
         model: is changed.
         device: to move it to; norms that are synchronised elsewhere become ones that work on it.
         mixed_precision: the forward pass runs under autocast.
-        channels_last: the layout in memory of all maps; otherwise they are contiguous.
+        channels_last: the layout of the maps.
     """
     # PyTorch 2.15 warns of a call in Detectron2's forward pass, in the midst of the progress
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
@@ -107,25 +123,31 @@ def prepare_model(
     patch_point_rend(model)
     if mixed_precision:
         pool_in_float32(model)
-    if channels_last:
+    if channels_last is ChannelsLast.EVERYWHERE:
         _use_channels_last(model)
+    elif channels_last is ChannelsLast.BOX_HEADS:
+        for heads in model.modules():
+            if isinstance(heads, StandardROIHeads):
+                _use_channels_last(heads.box_head)
     return model.to(device)
 
 
-def faster_channels_last(device: str, size: tuple[int, int] | None) -> bool:
-    """Whether a training is faster with its maps channels last than with contiguous ones.
+def fastest_layout(device: str, size: tuple[int, int] | None) -> ChannelsLast:
+    """The layout in which a training is fastest.
 
     On a processor with AVX2 alone oneDNN takes two to six times as long for the gradient of a 3x3
-    kernel channels last, on maps from 64x64 on. All else is as fast there, or faster. Small images
-    have hardly any such maps (docs/performance.md). All processes of a training have one layout.
+    kernel channels last, on maps from 64x64 on. Small images have hardly any such maps, and the
+    7x7 maps of boxes take 0.75 of the time that they take contiguous (docs/performance.md). All
+    processes of a training have one layout.
 
     Args:
         device: of the training.
         size: height and width of its largest images; None where nobody knows.
     """
     if torch.device(device).type != "cpu" or (size is not None and min(size) <= 128):
-        return True
-    return "AVX2" not in comm.all_gather(torch.backends.cpu.get_cpu_capability())
+        return ChannelsLast.EVERYWHERE
+    slow = "AVX2" in comm.all_gather(torch.backends.cpu.get_cpu_capability())
+    return ChannelsLast.BOX_HEADS if slow else ChannelsLast.EVERYWHERE
 
 
 def _use_channels_last(model: nn.Module) -> None:

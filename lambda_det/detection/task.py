@@ -29,10 +29,11 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import (
+    ChannelsLast,
     LossNormalizers,
     build_model,
     check_precision,
-    faster_channels_last,
+    fastest_layout,
     for_inference,
 )
 from lambda_det.detection.recipe import fit_to_data
@@ -223,8 +224,7 @@ class DetectionTask(Task):
 
     # --------------------------------------------------------------------------------------- parts
     def build_model(self) -> nn.Module:
-        faster = faster_channels_last(self.settings.device, self.training_size)
-        return build_model(self.cfg, channels_last=self.channels_last and faster)
+        return build_model(self.cfg, channels_last=self.training_layout())
 
     def make_model(self) -> nn.Module:
         """The model as Detectron2 builds it, where PyTorch makes its tensors."""
@@ -248,8 +248,13 @@ class DetectionTask(Task):
 
     @property
     def channels_last(self) -> bool:
-        """Whether all maps are so in inference, and in training where that is faster."""
+        """Whether all maps are so in inference, and in training those that are faster so."""
         return self.cfg.MODEL.CHANNELS_LAST
+
+    def training_layout(self) -> ChannelsLast:
+        """To be asked for by all processes, as they agree on it."""
+        fastest = fastest_layout(self.settings.device, self.training_size)
+        return fastest if self.channels_last else ChannelsLast.NOWHERE
 
     @property
     def training_size(self) -> tuple[int, int] | None:

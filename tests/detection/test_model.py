@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config
 from lambda_det.detection.model import (
+    ChannelsLast,
     LossNormalizers,
     build_model,
     build_on_meta,
-    faster_channels_last,
+    fastest_layout,
     for_inference,
 )
 from lambda_det.detection.task import DetectionTask
@@ -129,7 +130,7 @@ def test_the_whole_detector_computes_channels_last_and_the_same():
 def test_all_processes_of_a_training_have_one_layout(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(comm, "all_gather", lambda own: ["AVX512", "AVX2"])
-    assert not faster_channels_last("cpu", (512, 512))
+    assert fastest_layout("cpu", (512, 512)) is ChannelsLast.BOX_HEADS
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
@@ -138,18 +139,22 @@ def test_a_training_has_the_layout_that_is_faster_there(
     capability, smaller_side, device, monkeypatch
 ):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    faster = faster_channels_last(device, (smaller_side, 1024))
-    assert faster == (capability == "AVX512" or smaller_side < 512 or device == "cuda")
+    layout = fastest_layout(device, (smaller_side, 1024))
+    everywhere = capability == "AVX512" or smaller_side < 512 or device == "cuda"
+    assert layout is (ChannelsLast.EVERYWHERE if everywhere else ChannelsLast.BOX_HEADS)
     if device == "cuda":
         return
     cfg = tiny_config()
     cfg.merge_from_list(["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", smaller_side])
+    cfg.MODEL.ROI_BOX_HEAD.NUM_CONV = 1
     file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
     changes = [*TINY[1].split(), f"dataloader.image_size={smaller_side}"]
     lazy = load_lazy_config(lazy_parser().parse_args(["--config-file", file, *changes]))
     for task in (DetectionTask(cfg), LazyTask(lazy)):
         model = task.build_model()
-        assert _layouts(model) == {"last" if faster else "first"}
+        assert _layouts(model) == ({"last"} if everywhere else {"last", "first"})
+        assert _layouts(model.roi_heads.box_head) == {"last"}
+        assert _layouts(model.backbone) == {"last" if everywhere else "first"}
         # Whatever it is in training
         assert _layouts(for_inference(model)) == {"last"}
         assert _layouts(for_inference(model, channels_last=False)) == _layouts(model)

@@ -228,7 +228,7 @@ def test_on_the_cpu_batches_stay_as_they_are():
 def test_batches_arrive_on_a_gpu():
     given = [[{"image": torch.randint(0, 256, (3, 512, 512))}] for _ in range(8)]
     ahead = batches_ahead(iter(given), "cuda")
-    for batch, (record,) in zip(given, ahead):
+    for batch, (record,) in zip(given, ahead, strict=True):
         weight = torch.randn(4096, 4096, device="cuda")
         for _ in range(20):
             weight = weight @ weight  # keeps the GPU busy
