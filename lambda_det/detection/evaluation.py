@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 from pycocotools.coco import COCO
+from torch.backends import cudnn
 
 from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
@@ -33,7 +35,13 @@ from lambda_det.detection.data.records import FAR, exif_turn, label_fault, usabl
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.errors import ConfigError, DataError, printable, reason
 
-__all__ = ["TolerantCOCOEvaluator", "build_evaluator", "check_evaluators", "read_ground_truth"]
+__all__ = [
+    "TolerantCOCOEvaluator",
+    "build_evaluator",
+    "check_evaluators",
+    "images_of_any_size",
+    "read_ground_truth",
+]
 
 # Detectron2's evaluator_type of a data set, and the package that its evaluator needs besides.
 # A data set that was registered without one is evaluated as COCO is.
@@ -47,6 +55,16 @@ _KINDS = {
     "cityscapes_instance": "cityscapesscripts",
     "cityscapes_sem_seg": "cityscapesscripts",
 }
+
+
+@contextmanager
+def images_of_any_size() -> Iterator[None]:
+    """Keep cuDNN from trying its algorithms again for each size of an evaluation's images."""
+    before, cudnn.benchmark = cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 class TolerantCOCOEvaluator(COCOEvaluator):

@@ -36,6 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection import data
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.evaluation import images_of_any_size
 from lambda_det.detection.lazy import (
     KEYS,
     counts_steps,
@@ -362,6 +363,7 @@ class LazyTask(DetectionTask):
     def _is_evaluated(self) -> bool:
         return "test" in self.lazy.dataloader and "evaluator" in self.lazy.dataloader
 
+    @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         results: Results = {}
         for weights, model in models.items() if self._is_evaluated() else ():

@@ -27,7 +27,7 @@ from lambda_det.detection import data
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.evaluation import build_evaluator, check_evaluators
+from lambda_det.detection.evaluation import build_evaluator, check_evaluators, images_of_any_size
 from lambda_det.detection.model import (
     ChannelsLast,
     LossNormalizers,
@@ -319,6 +319,7 @@ class DetectionTask(Task):
             return f"Add --batch {before['SOLVER.IMS_PER_BATCH']}, the batch of that run"
         return super().set_back(key, changes)
 
+    @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
         results: Results = {}
         for weights, model in models.items():

@@ -66,6 +66,19 @@ def test_averaged_weights_and_augmentation_have_results_of_their_own(evaluate):
     assert call(("one", "two"), final=True) == {"one": everything, "two": everything}
 
 
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_cudnn_tries_no_algorithms_for_the_sizes_of_an_evaluation(evaluate, monkeypatch, benchmark):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    during = []
+    monkeypatch.setattr(
+        DetectionTask,
+        "build_test_loader",
+        lambda self, name: during.append(torch.backends.cudnn.benchmark),
+    )
+    evaluate[0](("one",), final=False)
+    assert set(during) == {False} and torch.backends.cudnn.benchmark is benchmark
+
+
 @pytest.mark.parametrize(
     ("values", "best"),
     [
