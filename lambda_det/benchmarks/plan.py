@@ -29,11 +29,12 @@ from lambda_det.benchmarks.dry_run import ELSEWHERE, Part, Trace, pretend_gpu
 from lambda_det.benchmarks.memory import peak_memory, tensor_bytes
 from lambda_det.benchmarks.trainings import Training
 from lambda_det.config import option
+from lambda_det.detection.pooling import patch_pooling
 from lambda_det.detection.schedule import DetectionSettings, scale_settings
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.training.checkpoint_files import last_checkpoint, numbered
-from lambda_det.training.precision import Precision, pool_in_float32
+from lambda_det.training.precision import Precision
 
 GIB = 2**30
 # Guesses, said with every plan
@@ -95,7 +96,7 @@ def count_step(
         model = training.make(device, checkpointing)
         model = convert_sync_norms(model, device).train()
         if precision.dtype is not None:
-            pool_in_float32(model)
+            patch_pooling(model, in_float32=True)
         places = _places(model)
         batch = torch.empty(images, 3, *training.size)
         if training.kind == "classifier":  # bytes, as the loader has them

@@ -25,10 +25,10 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 
 from lambda_det.config import leaves
+from lambda_det.detection.pooling import patch_pooling
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.training.precision import pool_in_float32
 
 __all__ = [
     "ChannelsLast",
@@ -121,8 +121,7 @@ def prepare_model(
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     model = convert_sync_norms(model, device)
     patch_point_rend(model)
-    if mixed_precision:
-        pool_in_float32(model)
+    patch_pooling(model, in_float32=mixed_precision)
     if channels_last is ChannelsLast.EVERYWHERE:
         _use_channels_last(model)
     elif channels_last is ChannelsLast.BOX_HEADS:
@@ -190,7 +189,7 @@ def for_inference(
         _use_channels_last(model)
     if precision == "float32":
         return model
-    pool_in_float32(model)
+    patch_pooling(model, in_float32=True)
     if hasattr(model, "roi_heads"):
         model.roi_heads.register_forward_hook(_found_in_float32)
     for head in model.modules():

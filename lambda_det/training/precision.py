@@ -1,19 +1,16 @@
-"""Mixed precision on CUDA and on the CPU: the choice of the dtype, and where float32 must stay."""
+"""Mixed precision on CUDA and on the CPU."""
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from detectron2.layers import ROIAlign
-from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = ["AUTO", "LossScaler", "Precision", "pool_in_float32"]
+__all__ = ["AUTO", "LossScaler", "Precision"]
 
 AUTO = "auto"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -116,24 +113,3 @@ class LossScaler(torch.amp.GradScaler):
         """Whether no scale seems to bring the gradients into the range of float16."""
         row = self.skipped_in_row
         return row >= MOST_SKIPPED or (row > 0 and self.get_scale() < 1)
-
-
-class _ROIAlignFloat32(ROIAlign):
-    """ROIAlign rounds boxes to the dtype of the features.
-
-    bfloat16 knows only every fourth whole number between 512 and 1024, so boxes in a large image
-    would move by up to 2 pixels; in float16 by up to half a pixel.
-    """
-
-    def forward(self, input: Tensor, rois: Tensor) -> Tensor:
-        return super().forward(input.float(), rois.float()).to(input.dtype)
-
-
-def pool_in_float32(model: nn.Module) -> None:
-    """Make every ROIAlign of ``model`` compute in float32; its output keeps the input's dtype."""
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) is ROIAlign:
-                child = copy.copy(child)
-                child.__class__ = _ROIAlignFloat32
-                setattr(parent, name, child)
