@@ -173,6 +173,31 @@ def test_lower_precision_stays_close(name, dtype, tolerance, device, monkeypatch
 
 
 @pytest.mark.parametrize("name", OWN_BACKWARD)
+def test_errors_in_float32_are_at_most_twice_those_of_plain_pytorch(name):
+    """Of "dense", on a map with many terms in each sum: a careless order of them shows here."""
+    exact = _inputs((1, (24, 24), 2, 16, 32, 1, (47, 47)), torch.float32)
+    grad = torch.randn(1, 24, 24, 2, 32)
+
+    def errors(name):
+        found = [
+            [
+                output := local_position_output(*inputs, used),
+                *torch.autograd.grad(output, inputs, g),
+            ]
+            for used, inputs, g in (
+                ("dense", [x.detach().double().requires_grad_() for x in exact], grad.double()),
+                (name, exact, grad),
+            )
+        ]
+        return [((a.double() - b).norm() / b.norm()).item() for b, a in zip(*found, strict=True)]
+
+    for kind, own, plain in zip(
+        ("output", "queries", "values", "embedding"), errors(name), errors("dense"), strict=True
+    ):
+        assert own <= 2 * plain, kind
+
+
+@pytest.mark.parametrize("name", OWN_BACKWARD)
 def test_sums_in_float32(name):
     """Many tiles add to each gradient; in bfloat16 the sums themselves would lose digits."""
     torch.manual_seed(0)

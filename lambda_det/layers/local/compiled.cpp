@@ -45,7 +45,8 @@ struct Sizes {
   long rp, kp, vp, wp;
 };
 
-// C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers.
+// C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
+// last: a sum that started with it would lose a digit for every term, as C is the larger.
 template <typename T, int lanes, int R, int N>
 inline __attribute__((always_inline)) void block(
     long steps, const T *a, long a_row, long a_step, const T *b, long b_step, T *c, long c_row,
@@ -53,8 +54,7 @@ inline __attribute__((always_inline)) void block(
   typedef typename Vector<T, lanes>::type Vec;
   Vec sum[R][N];
   for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j)
-      sum[i][j] = add ? *(const Vec *)(c + i * c_row + j * lanes) : Vec{};
+    for (int j = 0; j < N; ++j) sum[i][j] = Vec{};
   for (long s = 0; s < steps; ++s) {
     Vec column[N];
     for (int j = 0; j < N; ++j) {
@@ -70,7 +70,10 @@ inline __attribute__((always_inline)) void block(
     }
   }
   for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) *(Vec *)(c + i * c_row + j * lanes) = sum[i][j];
+    for (int j = 0; j < N; ++j) {
+      Vec &result = *(Vec *)(c + i * c_row + j * lanes);
+      result = add ? result + sum[i][j] : sum[i][j];
+    }
 }
 
 template <typename T, int lanes, int N>
