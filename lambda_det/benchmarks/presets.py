@@ -33,6 +33,7 @@ from lambda_det.benchmarks.measure import (
 )
 from lambda_det.benchmarks.memory import kept_for_backward, limited_memory
 from lambda_det.benchmarks.report import installed
+from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError
 from lambda_det.layers import IMPLEMENTATIONS, local_position_output
 from lambda_det.layers.local import check_implementation
@@ -349,6 +350,8 @@ IN_FLOAT32 = ["SOLVER.AMP.ENABLED", False]
 def detector_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     side, batch, groups = image_side(args, 1024, 256), args.batch or 1, []
     device = str(setting.device)
+    if setting.device.type == "cpu":
+        keep_memory()  # as trainings do; Detectron2's gain from it here, too
     default = default_precision(50, device)
     settings = {f"default settings ({default})": []}
     for layout, channels_last in (("channels last", True), ("contiguous", False)):
