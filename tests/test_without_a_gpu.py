@@ -107,8 +107,7 @@ def _network(name):
     ("name", "settings"), [*in_turn(NETWORKS[:1]), *in_turn(NETWORKS[1:], pytest.mark.slow)]
 )
 def test_networks(name, settings):
-    attention = "attention" in name  # which does not keep the layout
-    run(lambda: _network(name), (2, 3, 64, 64), settings, same_layout=not attention)
+    run(lambda: _network(name), (2, 3, 64, 64), settings)
 
 
 @pytest.mark.slow

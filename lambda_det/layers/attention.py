@@ -1,8 +1,8 @@
 """The paper's baselines: self-attention with relative positions (Tables 3 and 4), and linear.
 
-Each takes and returns maps [B, C, H, W]. Attention maps are held in memory, as in the
-implementations of the paper's time. Letters in einsum: b batch, h heads, d depth of a head, y and x
-the query's place, Y and X the context's.
+Each takes maps [B, C, H, W] and returns them in the same layout. Attention maps are held in memory,
+as in the implementations of the paper's time. Letters in einsum: b batch, h heads, d depth of a
+head, y and x the query's place, Y and X the context's.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class GlobalAttention(SelfAttention):
         logits = logits + rows[..., None] + columns[..., None, :]  # [b, h, y, x, Y, X]
         weights = logits.flatten(4).flatten(2, 3).softmax(dim=-1)  # [b, h, (y x), (Y X)]
         output = values.flatten(3) @ weights.transpose(2, 3).to(values.dtype)  # [b, h, d, (y x)]
-        return output.flatten(1, 2).unflatten(2, (height, width))
+        return _laid_out_as(x, output.flatten(1, 2).unflatten(2, (height, width)))
 
 
 class AxialAttention(nn.Module):
@@ -116,8 +116,8 @@ class AxialAttention(nn.Module):
         self.along_row = RowAttention(dim, heads, map_size[1], norm)
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
-        x = self.along_column(x.transpose(2, 3)).transpose(2, 3)
-        return self.along_row(x)
+        columns = self.along_column(x.transpose(2, 3)).transpose(2, 3)
+        return _laid_out_as(x, self.along_row(columns))
 
 
 class RowAttention(SelfAttention):
@@ -204,7 +204,7 @@ class LocalAttention(SelfAttention):
         )  # [1, r, n]
         weights = logits.masked_fill(inside[:, None] == 0, float("-inf")).softmax(dim=2)
         output = torch.einsum("bhrn,bhdrn->bhdn", weights.to(values.dtype), self._around(values))
-        return output.flatten(1, 2).unflatten(2, (height, width))
+        return _laid_out_as(x, output.flatten(1, 2).unflatten(2, (height, width)))
 
     def _around(self, x: Tensor) -> Tensor:
         """[b, h, d, H, W] as [b, h, d, offsets, positions], 0 beyond the border."""
@@ -262,6 +262,13 @@ class DoubleAttention(nn.Module):
     def multiply_adds(self, height: int, width: int) -> int:
         """Of the two products."""
         return 2 * height * width * self.output.in_channels**2
+
+
+def _laid_out_as(x: Tensor, output: Tensor) -> Tensor:
+    """The output in the layout of x, so that no convolution after it lays its input out anew."""
+    if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return output.contiguous(memory_format=torch.channels_last)
+    return output
 
 
 def _offsets(side: int, depth: int) -> nn.Parameter:

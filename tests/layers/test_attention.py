@@ -193,6 +193,14 @@ def test_equals_the_sum_over_pairs(kind, size):
             torch.testing.assert_close(own, other, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_keeps_the_layout_of_its_input(kind, memory_format):
+    layer = KINDS[kind][0]().to(memory_format=memory_format)
+    x = torch.randn(2, 8, 4, 5).to(memory_format=memory_format)
+    assert layer(x).is_contiguous(memory_format=memory_format)
+
+
 @pytest.mark.parametrize(
     "make",
     [
