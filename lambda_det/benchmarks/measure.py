@@ -220,7 +220,11 @@ def output_tensors(output: Any) -> list[Tensor]:
 
 
 def take_turns(things: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
-    """Each thing once in each round, every second time backwards, and then from another one on."""
+    """Yield the round and a thing: each thing once a round, in changing order.
+
+    Every second round has the order of the round before it backwards. After it, the order begins
+    with the next thing.
+    """
     for turn in range(rounds):
         start = turn // 2 % max(len(things), 1)
         turned = [*things[start:], *things[:start]]

@@ -27,7 +27,8 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
 def ratios(result: Result, base: Result, mode: str) -> list[float] | None:
     """Seconds of each round as multiples of the base's in the same round; None without both.
 
-    Of cases with images those of an image, since their numbers may differ.
+    Cases with images are compared by the seconds of one image, since they may have different
+    numbers of images.
     """
     own, others = result.seconds.get(mode), base.seconds.get(mode)
     if not own or not others or len(own) != len(others):

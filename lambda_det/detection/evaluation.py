@@ -76,8 +76,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
     """
 
     def __init__(self, *args, **kwargs) -> None:
-        # Of data without a file, Detectron2 would keep the truth of an earlier run. One process at
-        # a time writes it, and that of the main process alone is compared with.
+        # Detectron2 would reuse an earlier run's ground-truth file. One process at a time writes
+        # it, and only the main process evaluates with it.
         kwargs.setdefault("allow_cached_coco", not comm.is_main_process())
         super().__init__(*args, **kwargs)
         without_mask = _complete_ground_truth(self._coco_api)

@@ -265,7 +265,11 @@ def prove(
 
 
 def _is_tried(name: str, case: Case, device: torch.device, entries: dict[str, Any]) -> bool:
-    """Whether an implementation can take a case; if not, the reason is noted unless it is plain."""
+    """Whether an implementation is tried on a case.
+
+    The reason of :func:`unsupported` is noted. It is not noted that dense is only for small maps,
+    and compiled only for a CPU.
+    """
     if name == "dense" and case.height * case.width > MOST_DENSE:
         return False
     if name == "compiled" and device.type != "cpu":

@@ -1,8 +1,8 @@
 """Detectron2's box selection in a form that torch.export can hold.
 
-Where Detectron2 asks whether anything has to be left out, and then leaves it out, these leave out
-what there is; where it takes lengths as numbers of Python, they stay sizes of the graph. What they
-compute is the same: the tool that exports compares them with the original.
+Detectron2 removes boxes only after it has asked whether there are any to remove. The functions here
+do not ask. Where Detectron2 converts lengths to Python numbers, they stay sizes of the graph. The
+results are the same: the exporting tool compares them with the original.
 """
 
 from __future__ import annotations

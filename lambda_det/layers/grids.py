@@ -2,9 +2,9 @@
 
 Shapes are written for maps, queries [b, H, W, h, k] and values [b, H', W', v, u]. The positions of
 a sequence are a map of one row, and those of a volume D, H, W. All but given relations become the
-sum of :func:`lambda_det.layers.local.local_position_output` on one map: what is summed besides its
-offsets, the phases of a stride and the slices of a volume, becomes intra-depth. So every
-implementation that takes an intra-depth above 1 computes them, forward and backward.
+sum of :func:`lambda_det.layers.local.local_position_output` on one map. Phases of a stride and
+slices of a volume become intra-depth. So every implementation that takes an intra-depth above 1
+computes them, forward and backward.
 """
 
 from __future__ import annotations

@@ -163,7 +163,8 @@ class LambdaLayer(nn.Module):
             context = x
             queries, keys, values = self.qkv(grids.as_map(x)).split(self.rows, dim=1)
         else:
-            # All rows of both, for norms that are folded into the projection, and for its hooks
+            # Project both maps with all rows: a folded norm's bias and hooks need the whole
+            # convolution.
             queries = self.qkv(grids.as_map(x)).split(self.rows, dim=1)[0]
             keys, values = self.qkv(grids.as_map(context)).split(self.rows, dim=1)[1:]
         queries = grids.split(self.query_norm(queries), self.query_depth, x.shape[2:])

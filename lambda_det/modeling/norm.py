@@ -61,7 +61,10 @@ def join_processes(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Te
 def move_running_statistics(
     norm: nn.BatchNorm2d | nn.SyncBatchNorm, mean: Tensor, var: Tensor, count: Tensor
 ) -> None:
-    """Move them by what was seen, without waiting for the device; not at all by an empty batch."""
+    """Update running statistics; an empty batch changes nothing.
+
+    The host does not wait for the device.
+    """
     seen = count.clamp(max=1)
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked += seen.to(norm.num_batches_tracked.dtype)

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written beside training, found whole again, read without running them."""
+"""Training that knows no task: start, loop, step, checkpoints, exact resume, precision, log."""

@@ -30,9 +30,9 @@ _LOSSES = ("loss", "total_loss")  # how the names of losses begin
 class Evaluation(HookBase):
     """Evaluates every so many steps and at the end, and names the best checkpoint.
 
-    A checkpoint is saved before, and says that its evaluation is still to come: a run that was
-    killed in it begins with it. The checkpoint is saved once more with the statistics that the
-    results are of, and with the results.
+    Before an evaluation a checkpoint is saved that is marked as not evaluated yet. A run that was
+    killed during the evaluation begins with it when it is resumed. After the evaluation the
+    checkpoint is saved again, with the results and the statistics that they were computed with.
 
     Attributes:
         results: of the last evaluation, the same on all processes.
@@ -45,7 +45,7 @@ class Evaluation(HookBase):
         """
         Args:
             period: steps between two evaluations, which need not be whole; 0 for one at the end.
-            metric: the result that the best checkpoint is the best by; "" for the first of
+            metric: the result that decides which checkpoint is the best; "" for the first of
                 ``metrics`` that the results have.
             metrics: names of results, such as "bbox/AP".
             patience: evaluations in a row that may bring nothing better; 0 for any number.

@@ -97,7 +97,7 @@ class NumericsDebugger:
         return tuple(self._with_hook(arg, what, module) for arg in args)
 
     def _of_input(self, x: Tensor, name: str, module: nn.Module) -> str:
-        """That of a module can only be made by the one that it is part of, or be data."""
+        """The message on a module's input, which the enclosing module made, or which is data."""
         if not self._computing:
             return f"The data hold an input of which {_count(x)}"
         outer_name, outer, args = self._computing[-1]

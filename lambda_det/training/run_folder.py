@@ -120,7 +120,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
 
 
 def check_evaluation_folder(output_dir: str, key: str, weights: str) -> None:
-    """Refuse to write the results of some weights over those of another run; write nothing.
+    """Refuse to overwrite the results of another run; write nothing.
 
     Args:
         output_dir: the folder for the results.
@@ -134,8 +134,8 @@ def check_evaluation_folder(output_dir: str, key: str, weights: str) -> None:
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if _holds_run(folder) and not own:
         raise ConfigError(
-            f"{key} {folder} holds a run that {weights} is not of, and whose results would be "
-            f"overwritten: give another {key}."
+            f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
+            f"not of it; give another {key}."
         )
 
 

@@ -73,7 +73,7 @@ class RunLock:
 
     def _open(self) -> int:
         """The file, locked where the file system can."""
-        dead = b""  # what an owner has written who does not go on counting
+        dead = b""  # content of a lock whose owner has stopped counting
         while True:
             # As text, Windows would write another end of the line than it reads
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)

@@ -1,8 +1,8 @@
 """The start of a run: all that can be refused first, with nothing written; then folder and work.
 
-A command line gives a configuration, and that a task. The task builds the model, the checkpoint is
-read and verified once and loaded into it. What cannot work is refused up to here. Then the folder
-of the run is made, log and configuration are written to it, and the training begins.
+The command line gives a configuration, from which a Task is made. The task builds the model. The
+checkpoint is read and verified once, and loaded into it. What cannot work is refused up to here.
+Then the folder of the run is made, log and configuration are written to it, and training begins.
 """
 
 from __future__ import annotations

@@ -243,8 +243,8 @@ class WatchedLoader:
             collate_fn=_identity,
             num_workers=num_workers,
             timeout=_POLL if num_workers else 0,
-            # Each new iterator draws from it. Of the global generator, an iterator with workers
-            # would draw more than one without.
+            # Each new iterator draws its seed from this generator. From the global one, an iterator
+            # with workers would draw more numbers than one without.
             generator=generator or torch.Generator(),
             **options,
         )
@@ -274,8 +274,8 @@ class WatchedLoader:
                     batch.raise_()
                 yield batch
         finally:
-            # A traceback may keep this frame, and so the workers, until the interpreter ends; there
-            # it takes them ten seconds.
+            # A traceback may keep this frame, and with it the workers, until the interpreter exits.
+            # Ending them there takes ten seconds.
             del batches
             end()
 

@@ -108,7 +108,7 @@ def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str 
         path: of the file, for messages.
 
     Raises:
-        WeightsError: the file does not hold this model.
+        WeightsError: the file does not match this model.
     """
     check_provenance(content, path)
     own = _own_tensors(model)
@@ -118,8 +118,8 @@ def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str 
     fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
     if not fit:
         raise WeightsError(
-            f"{path} does not hold this model and no other: {listed(fit.sentences())}; is it of "
-            "the same configuration?"
+            f"{path} does not match this model: {listed(fit.sentences())}; is it of the same "
+            "configuration?"
         )
     check_layers(model, content, path)
     check_shared(model, state, path)

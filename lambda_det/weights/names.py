@@ -235,7 +235,9 @@ def fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str,
 
 
 def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
-    """Refuse weights that differ where the model has one tensor: the last would overwrite others.
+    """Refuse different tensors under the names of one shared parameter.
+
+    The last tensor loaded would overwrite the others.
 
     Args:
         model: whose parameters may be shared, each then with several names.
@@ -263,7 +265,7 @@ def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path
 def note_other_classes(
     own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: str | Path
 ) -> None:
-    """Say of the weights of a classifier, such as one for ImageNet-21k, if its end is not used."""
+    """Log if the last layer of a classifier's weights does not fit, as ImageNet-21k's may not."""
     ours, theirs = (
         next((w for name, w in tensors.items() if bare_name(name) == "linear.weight"), None)
         for tensors in (own, state)

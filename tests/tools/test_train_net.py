@@ -193,7 +193,7 @@ def test_evaluation_alone(tool, flags, trained, tmp_path, capsys):
         (["--eval-only", "--resume"], "holds none"),
         (["MODEL.WEIGHTS", "nowhere.pth"], "nowhere.pth is not there"),
         (OTHER, "Nothing of the backbone"),
-        (["--eval-only", *OTHER], "does not hold this model and no other"),
+        (["--eval-only", *OTHER], "fpn_lateral4.bias is missing"),
         (["MODEL.BACKBONE.NAME", "build_resnet_fpn"], "did you mean build_resnet_fpn_backbone"),
         ([*LAMBDA, "MODEL.LAMBDA_RESNET.SCOPE", "6"], "odd"),
         (["--eval-only", *OTHER, *LAMBDA, "MODEL.LAMBDA_RESNET.HEADS", "7"], "7 heads"),

@@ -1,4 +1,4 @@
-"""What a model predicts, by its configuration, and what a data set has the truth of."""
+"""What a configured model predicts, and what a data set has ground truth for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GROUND_TRUTH = {
     "sem_seg": ("semantic",),
     "cityscapes_sem_seg": ("semantic",),
     "cityscapes_panoptic_seg": (),
-    "ade20k_panoptic_seg": (),  # without the files that the COCO form of the truth needs
+    "ade20k_panoptic_seg": (),  # without the files that COCO's form of the ground truth needs
     "coco_panoptic_seg": ("instances", "semantic", "panoptic"),
 }
 

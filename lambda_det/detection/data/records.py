@@ -130,7 +130,7 @@ def _mode(path: str | os.PathLike) -> str | None:
 def mask_mode_fault(path: str | os.PathLike) -> str | None:
     """What is wrong with a semantic mask that is not of 8-bit grey, or None.
 
-    Detectron2 makes grey of it: the labels of a palette's colours, and of 16 bits, are others then.
+    Detectron2 converts it to 8-bit grey, which changes the labels of palette and 16-bit masks.
     """
     mode = _mode(path)
     if mode in (None, "L"):
@@ -262,7 +262,10 @@ def _is_whole(counts: str | bytes) -> bool:
 
 
 def has_area(points: np.ndarray) -> bool:
-    """Whether a polygon [points, 2] surely has one: the lobes of some that cross sum up to 0."""
+    """Whether the signed area of a polygon [points, 2] is not 0.
+
+    A polygon that crosses itself may have lobes whose signed areas cancel out.
+    """
     x, y = (points - points[0]).T
     return abs(np.dot(x[:-1], y[1:]) - np.dot(x[1:], y[:-1])) > 1e-6 * max(abs(x).max(), 1) ** 2
 

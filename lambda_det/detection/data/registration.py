@@ -248,7 +248,7 @@ def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _report_pairs(name: str, flip: str) -> None:
-    """What a flip exchanges of a data set for training, or that it exchanges nothing."""
+    """Log which keypoints of a training set a flip exchanges; warn if it exchanges none."""
     metadata = MetadataCatalog.get(name)
     pairs = metadata.get("keypoint_flip_map")
     if pairs:
