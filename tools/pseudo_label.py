@@ -100,6 +100,7 @@ def label(args: argparse.Namespace) -> None:
     from lambda_det.classification.labelling import Choice, list_images, predict, select
     from lambda_det.classification.teacher import load_teacher
     from lambda_det.distributed.launch import check_device
+    from lambda_det.distributed.memory import keep_memory
     from lambda_det.errors import ConfigError
 
     choice = Choice(args.threshold, args.per_class, args.fill)
@@ -109,6 +110,8 @@ def label(args: argparse.Namespace) -> None:
         raise ConfigError(f"--max-unreadable is {args.max_unreadable}; give 0 or more.")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device, 1)
+    if torch.device(device).type == "cpu":
+        keep_memory()
     classes = None
     if args.classes is not None:
         is_folder = Path(args.classes).is_dir()
