@@ -9,6 +9,7 @@ import pytest
 import torch
 from detectron2.modeling import META_ARCH_REGISTRY
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
+from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
 
@@ -222,7 +223,35 @@ def test_the_copy_for_inference_finds_the_same(precision, bound):
     for instances in (result["instances"] for result in for_plain):
         assert len(instances) > 0
         assert instances.pred_boxes.tensor.dtype == instances.scores.dtype == torch.float32
+    if precision == "float32":
+        with torch.no_grad():
+            for_model = model(_images())
+        for one, two in zip(for_plain, for_model, strict=True):
+            _assert_the_same(one["instances"], two["instances"])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def _assert_the_same(found: Instances, expected: Instances) -> None:
+    """To 1e-5 of the values, of the image's side for boxes; classes exactly.
+
+    Logits of masks are near 0, so that pixels may turn at the threshold.
+    """
+    boxes, scores = expected.pred_boxes.tensor, expected.scores
+    assert len(found) == len(expected) > 0
+    bound = 1e-5 * max(expected.image_size)
+    torch.testing.assert_close(found.pred_boxes.tensor, boxes, rtol=0, atol=bound)
+    torch.testing.assert_close(found.scores, scores, rtol=1e-5, atol=0)
+    assert torch.equal(found.pred_classes, expected.pred_classes)
+    assert (found.pred_masks != expected.pred_masks).float().mean() < 1e-4
+
+
+@pytest.mark.slow
+def test_batches_of_one_size_find_the_same():
+    model, images = for_inference(_lambda_detector()), _images(3)
+    with torch.no_grad():
+        together = model(images)
+        for image, found in zip(images, together, strict=True):
+            _assert_the_same(found["instances"], model([image])[0]["instances"])
 
 
 @pytest.mark.parametrize(("key", "value"), [("PRECISION", "float8"), ("IMS_PER_BATCH", 0)])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from detectron2.modeling import GeneralizedRCNN
 
-from lambda_det.detection import DetectionTask
+from lambda_det.detection import DetectionTask, LazyTask, lazy_parser, load_lazy_config
 from lambda_det.detection import task as task_module
 from lambda_det.detection.data import make_shapes, register_shapes
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW
 from tests.training.tiny_detector import tiny_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Detector(torch.nn.Module):
@@ -64,6 +68,28 @@ def test_averaged_weights_and_augmentation_have_results_of_their_own(evaluate):
     assert call(("one",), final=True) == everything
     assert folders[2:] == ["inference", "inference_EMA", "inference_TTA"]
     assert call(("one", "two"), final=True) == {"one": everything, "two": everything}
+
+
+@pytest.mark.parametrize("kind", [DetectionTask, LazyTask])
+def test_an_evaluation_runs_the_copy_for_inference(monkeypatch, kind):
+    cfg = tiny_config()
+    cfg.DATASETS.TEST = ("one",)
+    if kind is LazyTask:
+        file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
+        args = ["--config-file", file, "train.device=cpu"]
+        cfg = load_lazy_config(lazy_parser().parse_args(args))
+    monkeypatch.setattr(kind, "build_test_loader", lambda self, *name: None)
+    monkeypatch.setattr(kind, "build_evaluator", lambda self, *name, **folder: None)
+    module = importlib.import_module(kind.__module__)
+    norm = torch.nn.BatchNorm2d(4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), norm).eval()
+    given = []
+    monkeypatch.setattr(module, "inference_on_dataset", lambda model, *more: given.append(model))
+    kind(cfg).evaluate({RAW: model}, final=True)
+    assert len(given) == 1 and not any(
+        isinstance(m, torch.nn.BatchNorm2d) for m in given[0].modules()
+    )
+    assert model[1] is norm
 
 
 @pytest.mark.parametrize("benchmark", [False, True])
