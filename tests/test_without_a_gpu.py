@@ -1,8 +1,9 @@
 """What a GPU would be asked to do, on tensors without data that are on a GPU that is not there.
 
 An operator between two devices, one that reads a value, or one whose result's size depends on
-values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Layers
-meet all six settings of dtype and layout, networks and backbones of detectors one of them in turn.
+values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Networks
+and backbones of detectors meet one setting of dtype and layout in turn. Layers meet each dtype and
+each layout.
 """
 
 from __future__ import annotations
@@ -29,13 +30,27 @@ from lambda_det.modeling.specs import ALL, STAGES, MobileNetSpec, PaperFigures, 
 pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
 ROOT = Path(__file__).parents[1]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SETTINGS = list(itertools.product(DTYPES, (torch.channels_last, torch.contiguous_format)))
+LAYOUTS = (torch.channels_last, torch.contiguous_format)
+SETTINGS = list(itertools.product(DTYPES, LAYOUTS))
 
 
 def in_turn(names, *marks):
     """Each name with one of the settings."""
     pairs = zip(names, itertools.cycle(SETTINGS))
     return [pytest.param(name, [one], marks=marks, id=name) for name, one in pairs]
+
+
+def with_other_dtypes(names, *marks):
+    """Each name with both dtypes that ``in_turn`` leaves out, the layouts by turns.
+
+    So float16 and float32, whose layouts are compared, meet different ones.
+    """
+    for number, name in enumerate(names):
+        own, first = divmod(number % len(SETTINGS), len(LAYOUTS))
+        others = [
+            (dtype, LAYOUTS[(first + n - own) % 2]) for n, dtype in enumerate(DTYPES) if n != own
+        ]
+        yield pytest.param(name, others, marks=marks, id=f"{name}-others")
 
 
 def run(make, shape, settings, *more, backward=False, same_layout=True):
@@ -188,7 +203,7 @@ VARIANTS = {
     ("name", "settings"),
     [
         *in_turn(VARIANTS),
-        *(pytest.param(n, SETTINGS, marks=pytest.mark.slow, id=f"{n}-all") for n in VARIANTS),
+        *with_other_dtypes(VARIANTS, pytest.mark.slow),
     ],
 )
 def test_layers_forward_and_backward(name, settings, monkeypatch):
