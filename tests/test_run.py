@@ -114,8 +114,8 @@ def test_lazyconfig_script_trains(start_forked, tmp_path):
 
 
 @pytest.mark.slow
-def test_spawned_processes_find_the_script_and_the_keys(start, config):
-    process = start(
+def test_spawned_processes_find_the_script_and_the_keys(start_forked, config):
+    process = start_forked(
         *(SCRIPTS / "plain_train_net.py", "--num-gpus", 2, "--config-file", config, *OPTS),
         *("DATALOADER.NUM_WORKERS", "0"),
     )

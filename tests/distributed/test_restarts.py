@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 TOOL = str(ROOT / "tools" / "train_net.py")
 STEPS = 14
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +37,23 @@ def arguments(tmp_path_factory) -> list[str]:
     return [*result, "1", "SOLVER.ACCUMULATE_GRADIENTS", "1", "TEST.EVAL_PERIOD", "0"]
 
 
-def _start(argv: list[str], output: Path) -> subprocess.Popen:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    with output.open("a") as file:
-        return subprocess.Popen(argv, env=environment, stdout=file, stderr=file, cwd=output.parent)
+def _start(words: list[str], output: Path) -> BaseProcess:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path}
+    return forked.start(words, output, cwd=output.parent, **variables)
 
 
-def _wait_until(condition: Callable[[], object], run: subprocess.Popen, output: Path) -> None:
+def _wait_until(condition: Callable[[], object], run: BaseProcess, output: Path) -> None:
     end = time.monotonic() + 200
     while not condition():
-        assert run.poll() is None and time.monotonic() < end, output.read_text()[-5000:]
+        assert run.is_alive() and time.monotonic() < end, output.read_text()[-5000:]
         time.sleep(0.02)
+
+
+def _status(run: BaseProcess, seconds: float) -> int | None:
+    """The exit status of a program that ends by itself, within this time."""
+    run.join(seconds)
+    return run.exitcode
 
 
 def _trains(pid: int) -> bool:
@@ -79,15 +83,15 @@ def restarted(arguments, tmp_path_factory) -> Path:
     """The folder of a run one of whose processes was killed after a checkpoint."""
     root = tmp_path_factory.mktemp("restarted")
     folder, output = root / "run", root / "output"
-    argv = [*TORCHRUN, "--max-restarts", "2", TOOL, *arguments, "OUTPUT_DIR", str(folder)]
-    run = _start(argv, output)
+    words = [*TORCHRUN, "--max-restarts", "2", TOOL, *arguments, "OUTPUT_DIR", str(folder)]
+    run = _start(words, output)
     _wait_until((folder / "last_checkpoint").exists, run, output)
     workers = [pid for pid in descendants(run.pid)[:2] if _trains(pid)]
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    run.wait(300)
+    status = _status(run, 300)
     said = output.read_text()
-    assert run.returncode == 0, said[-9000:]
+    assert status == 0, said[-9000:]
     assert "Process 0 of 2 has lost the connection" in said
     assert "Training from iteration 0 to" in said
     return folder
@@ -102,27 +106,18 @@ def test_torchrun_continues_after_a_kill(restarted):
 
 def test_signal_stops_all_processes_and_resume_continues(arguments, restarted, tmp_path):
     folder, output = tmp_path / "run", tmp_path / "output"
-    argv = [
-        sys.executable,
-        TOOL,
-        "--num-gpus",
-        "2",
-        "--resume",
-        *arguments,
-        "OUTPUT_DIR",
-        str(folder),
-    ]
-    run = _start(argv, output)
+    words = [TOOL, "--num-gpus", "2", "--resume", *arguments, "OUTPUT_DIR", str(folder)]
+    run = _start(words, output)
     _wait_until((folder / "last_checkpoint").exists, run, output)
     processes = descendants(run.pid)
-    run.send_signal(signal.SIGUSR1)
-    assert run.wait(100) == PREEMPTED_STATUS, output.read_text()[-5000:]
+    os.kill(run.pid, signal.SIGUSR1)
+    assert _status(run, 100) == PREEMPTED_STATUS, output.read_text()[-5000:]
     # Python's resource tracker outlives the run, and may print a warning after the last message
     assert "Stopped by SIGUSR1 after step" in output.read_text()
     assert not any(_trains(pid) for pid in processes)
     # Continued by as many processes, however they are started
-    del argv[2:4]
-    for done in forked.run_as_torchrun(argv[1:], tmp_path):
+    del words[1:3]
+    for done in forked.run_as_torchrun(words, tmp_path):
         assert done.returncode == 0, done.stdout[-5000:]
     # Stopped and killed at different steps, and the same to the bit
     ours, theirs = _final_weights(folder), _final_weights(restarted)
