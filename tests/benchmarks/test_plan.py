@@ -15,6 +15,7 @@ from lambda_det.errors import ConfigError
 from tests.tool import ROOT, load_tool
 
 SHAPES = str(ROOT / "configs/quick/shapes_lambdaresnet26_slim.yaml")
+SMALLER = ("MODEL.LAMBDA_RESNET.NAME", "resnet14_slim_lambda_c5")  # where any network will do
 PAPER = str(ROOT / "configs/mask_rcnn_lambdaresnet50.yaml")
 
 
@@ -73,8 +74,8 @@ def test_what_follows_from_the_data(tmp_path):
 @pytest.mark.slow
 def test_a_lazy_config_is_counted_as_the_yaml_file():
     small = {
-        ".yaml": ("INPUT.LSJ.SIZE", 128, "MODEL.LAMBDA_RESNET.NAME", "lambda_resnet26"),
-        ".py": ("dataloader.image_size=128", "model.backbone.bottom_up.name=lambda_resnet26"),
+        ".yaml": ("INPUT.LSJ.SIZE", 128, *SMALLER),
+        ".py": ("dataloader.image_size=128", f"model.backbone.bottom_up.name={SMALLER[1]}"),
     }
     yaml, lazy = (
         _training(ROOT / f"configs/mask_rcnn_lambdaresnet50{end}", *opts)
@@ -125,7 +126,8 @@ def test_steps_that_are_done(tmp_path):
 
 @pytest.mark.slow
 def test_more_images_take_more_and_checkpointing_takes_less():
-    training = _training(SHAPES, "INPUT.MAX_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TRAIN", (64,))
+    size = ("INPUT.MAX_SIZE_TRAIN", 64, "INPUT.MIN_SIZE_TRAIN", (64,))
+    training = _training(SHAPES, *size, *SMALLER)
     one = plan.count_step(training, 1, checkpointing=False)
     assert not one.missing
     assert one.parts.keys() == one.parameters.keys()
@@ -178,8 +180,8 @@ def test_every_head_is_reached(name):
 def test_the_command(capsys, tmp_path):
     main = load_tool("plan").main
     keys = ["INPUT.MAX_SIZE_TRAIN", "64", "INPUT.MIN_SIZE_TRAIN", "(64,)", "OUTPUT_DIR"]
-    keys.append(str(tmp_path))
-    flags = ["--config-file", SHAPES, "--gpu-memory", "1.05", "--step-time", "3.6"]
+    keys += [str(tmp_path), *SMALLER]
+    flags = ["--config-file", SHAPES, "--gpu-memory", "1.02", "--step-time", "3.6"]
     assert main([*flags, "--measure", "MODEL.DEVICE", "cpu", *keys]) == 0
     out = capsys.readouterr().out
     words = ("res4", "mask head", "ACCUMULATE_GRADIENTS", "GiB", "hours", "Guessed", "Counted")
