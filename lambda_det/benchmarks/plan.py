@@ -145,7 +145,7 @@ def _outputs(model: nn.Module, batch: Tensor, trace: Trace) -> Iterator[Tensor]:
         return
     features = model.backbone(batch)
     if hasattr(model, "proposal_generator"):
-        yield from _proposals(model.proposal_generator, features, len(batch), trace)
+        yield from _proposals(model.proposal_generator, features, trace)
         yield from _regions(model.roi_heads, features, len(batch), trace)
     if hasattr(model, "sem_seg_head"):
         with trace.part("semantic head"):
@@ -156,7 +156,7 @@ def _outputs(model: nn.Module, batch: Tensor, trace: Trace) -> Iterator[Tensor]:
 
 
 def _proposals(
-    generator: nn.Module, features: Mapping[str, Tensor], images: int, trace: Trace
+    generator: nn.Module, features: Mapping[str, Tensor], trace: Trace
 ) -> Iterator[Tensor]:
     with trace.part("RPN"):
         logits, deltas = generator.rpn_head([features[name] for name in generator.in_features])
@@ -427,8 +427,8 @@ def memory_table(
         for found in counts.values():
             row += _memory_cells(found.get(images), limit)
         if measured:
-            truth = measured.get(images)
-            row += ["-"] * 3 if truth is None else _measured_cells(truth)
+            measurement = measured.get(images)
+            row += ["-"] * 3 if measurement is None else _measured_cells(measurement)
         rows.append(row)
     return _table(rows, header)
 
@@ -440,9 +440,9 @@ def _memory_cells(count: Count | None, limit: int) -> list[str]:
     return [f"{count.peak / GIB:.2f}", f"{count.memory / GIB:.2f}", fits]
 
 
-def _measured_cells(truth: Measurement) -> list[str]:
-    memory = "-" if truth.memory is None else f"{truth.memory / GIB:.2f}"
-    return [f"{truth.peak / GIB:.2f}", memory, f"{truth.seconds:.3f}"]
+def _measured_cells(measurement: Measurement) -> list[str]:
+    memory = "-" if measurement.memory is None else f"{measurement.memory / GIB:.2f}"
+    return [f"{measurement.peak / GIB:.2f}", memory, f"{measurement.seconds:.3f}"]
 
 
 def make_plan(

@@ -87,16 +87,16 @@ def scale_settings(
     if reference < 0 or (reference > 0 and by_rule and images % reference):
         raise ConfigError(
             f"{settings.key('images_per_step')} {images} does not divide by "
-            f"{settings.key('reference_world_size')} {reference}, the workers that the file was "
+            f"{settings.key('reference_world_size')} {reference}, the processes that the file was "
             "written for."
         )
     scaled = settings
     if reference not in (0, world_size * settings.accumulate):
         rule = _scaled(file, world_size * settings.accumulate)
         scaled = replace(rule, **{name: getattr(settings, name) for name in typed})
-        why = f"{reference} worker(s) in the file, here {world_size} x {settings.accumulate}"
+        why = f"{reference} process(es) in the file, here {world_size} x {settings.accumulate}"
         log_table(
-            "The schedule, scaled to the workers",
+            "The schedule, scaled to the processes",
             [
                 (
                     settings.key(name),
@@ -147,7 +147,7 @@ def _check_division(settings: DetectionSettings, world_size: int) -> None:
     below = images // shares * shares
     fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
     raise ConfigError(
-        f"{settings.key('images_per_step')} {images} does not divide by {world_size} worker(s) x "
+        f"{settings.key('images_per_step')} {images} does not divide by {world_size} process(es) x "
         f"{settings.accumulate} batch(es) of {settings.key('accumulate')}: {fitting} images would "
         "do."
     )
@@ -156,7 +156,7 @@ def _check_division(settings: DetectionSettings, world_size: int) -> None:
 def _log(settings: DetectionSettings, world_size: int) -> None:
     lr = "?" if settings.base_lr is None else f"{settings.base_lr:g}"
     logger.info(
-        f"Schedule for {world_size} worker(s) x {settings.accumulate} batch(es) a step: "
+        f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: "
         f"{settings.images_per_step} images a step, lr {lr}, {settings.max_iter} steps"
     )
 

@@ -326,7 +326,7 @@ class TrainStep:
             if not all(map(math.isfinite, values.values()))
         ]
         values, images = gathered[bad[0] if bad else 0]
-        where = f" on worker {bad[0]}" if bad and len(gathered) > 1 else ""
+        where = f" in process {bad[0]}" if bad and len(gathered) > 1 else ""
         what = "A loss is not finite" if bad else "A gradient is not finite"
         return self._sentence(f"{what}{where} ({_listed_losses(values)})", images if bad else [])
 

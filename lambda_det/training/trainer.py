@@ -232,8 +232,8 @@ class Trainer(TrainerBase):
             accumulate = f"{self.settings.key('accumulate')} {self.settings.accumulate}"
             raise ConfigError(
                 f"The run in {self.settings.output_dir} takes {before} images a step, and with "
-                f"{comm.get_world_size()} worker(s) x {accumulate} it would take {now}: its count "
-                "of steps means nothing then. Keep workers x "
+                f"{comm.get_world_size()} process(es) x {accumulate} it would take {now}: its "
+                "count of steps means nothing then. Keep processes x "
                 f"{self.settings.key('accumulate')} as it was."
             )
         super().load_state_dict(state)

@@ -47,14 +47,13 @@ class Detections:
     """The results of one kind ("bbox" or "segm") by class, and what is taken for what.
 
     Attributes:
-        confusion: [classes + 1, classes + 1] counts at ``score``; rows are true classes, columns
+        confusion: [classes + 1, classes + 1] counts; rows are true classes, columns
             predicted ones. The last column counts missed objects, the last row false predictions.
     """
 
     kind: str
     classes: list[ClassResult]
     confusion: np.ndarray
-    score: float
 
 
 def evaluate_detections(
@@ -96,7 +95,7 @@ def evaluate_detections(
             )
         )
     confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, kind, score)
-    return Detections(kind, classes, confusion, score)
+    return Detections(kind, classes, confusion)
 
 
 def _percent(values: np.ndarray) -> float:

@@ -163,10 +163,10 @@ def draw_tiles(
     return shown
 
 
-def logarithmic(values: np.ndarray, decades: float = 3) -> LogNorm:
-    """A logarithmic scale from the largest value down over ``decades`` powers of ten."""
+def logarithmic(values: np.ndarray) -> LogNorm:
+    """A logarithmic scale of three powers of ten below the largest value."""
     top = float(values.max()) or 1.0
-    return LogNorm(top * 10**-decades, top, clip=True)
+    return LogNorm(top * 1e-3, top, clip=True)
 
 
 def around_one(values: np.ndarray) -> LogNorm:

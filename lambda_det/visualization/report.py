@@ -299,7 +299,7 @@ def _summary(records: list[dict[str, float]]) -> dict[str, str]:
     for record in records:
         last.update(record)
     numbers = {
-        _in_words(key): f"{value:.1f}"
+        _label(key): f"{value:.1f}"
         for key, value in last.items()
         if key.endswith(("/AP", "_top1", "/mIoU", "/PQ"))
     }
@@ -325,7 +325,7 @@ def _median(records: list[dict[str, float]], key: str) -> float:
     return statistics.median(record[key] for record in records if key in record)
 
 
-def _in_words(metric: str) -> str:
+def _label(metric: str) -> str:
     for kind, name in (("bbox", "box"), ("segm", "mask")):
         metric = metric.replace(f"{kind}/", f"{name} ")
         metric = metric.replace(f"{kind}_EMA/AP", f"{name} AP, averaged weights")

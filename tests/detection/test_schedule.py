@@ -123,7 +123,7 @@ def test_no_reference_means_no_scaling():
 @pytest.mark.parametrize(
     ("images", "reference", "accumulate", "workers", "words"),
     [
-        (10, 0, 2, 4, ["IMS_PER_BATCH 10", "4 worker", "8 or 16"]),
+        (10, 0, 2, 4, ["IMS_PER_BATCH 10", "4 process", "8 or 16"]),
         (3, 0, 1, 4, ["IMS_PER_BATCH 3", "4 images would do"]),
         (10, 4, 1, 4, ["REFERENCE_WORLD_SIZE 4"]),
         (8, 0, 0, 1, ["ACCUMULATE_GRADIENTS is 0"]),

@@ -328,10 +328,10 @@ def test_dataset_pictures_show_both(predictor, annotated, tmp_path):
     assert drawn.shape == (384 + 26, 2 * 512 + 4, 3)
 
 
-def write_video(path, sizes=(48, 64), frames=6, rate=12.5):
+def write_video(path, sizes=(48, 64)):
     height, width = sizes
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (width, height))
-    for index in range(frames):
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), 12.5, (width, height))
+    for index in range(6):
         frame = np.full((height, width, 3), 40 * index, np.uint8)
         writer.write(frame)
     writer.release()

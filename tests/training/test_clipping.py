@@ -14,15 +14,15 @@ from tests.training.toy import Steps, ToyModel, batches, items, settings
 TYPES = ("value", "norm", "full_model")
 
 
-def _clipped(parameters, kind, most, norm_type=2.0):
+def _clipped(parameters, kind, most):
     """By PyTorch's functions, on gradients as they come without clipping."""
     if kind == "value":
         clip_grad_value_(parameters, most)
     elif kind == "norm":
         for parameter in parameters:
-            clip_grad_norm_(parameter, most, norm_type)
+            clip_grad_norm_(parameter, most)
     else:
-        clip_grad_norm_(parameters, most, norm_type)
+        clip_grad_norm_(parameters, most)
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["unscaled", "loss scaling"])

@@ -147,7 +147,7 @@ def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
     _train(alone, batches(items(16), 8), 2)
     for result in results:
         torch.testing.assert_close(result["weights"], _weights(alone), rtol=1e-5, atol=1e-6)
-        assert "on worker 1" in result["text"] and "loss_fit inf" in result["text"]
+        assert "process 1" in result["text"] and "loss_fit inf" in result["text"]
 
 
 def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):

@@ -29,11 +29,11 @@ def short_poll(monkeypatch):
     monkeypatch.setattr(workers, "_POLL", 0.1)
 
 
-def doing(what, at=5):
+def doing(what):
     """A mapper that does something to its process when it comes to one image."""
 
     def mapper(record):
-        if record["image_id"] == 100 + at:
+        if record["image_id"] == 105:
             what()
         return record
 

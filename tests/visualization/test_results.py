@@ -96,9 +96,9 @@ def test_the_threshold_holds(data, write, tmp_path):
     assert counts == Match(found=3, missed=0, false=2)
 
 
-def halves(path, caption=26):
+def halves(path):
     """The predicted and the true picture, at a scale of 8."""
-    picture = cv2.imread(str(path))[caption:]
+    picture = cv2.imread(str(path))[26:]  # below the caption
     return picture[:, :512], picture[:, -512:]
 
 

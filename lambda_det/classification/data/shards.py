@@ -56,7 +56,7 @@ def read_index(shard: Path) -> ShardIndex:
     file = Path(f"{shard}.index")
     index = _load_index(file, stamp)
     if index is None:
-        index = _make_index(shard, state.st_size)
+        index = _make_index(shard)
         with contextlib.suppress(OSError):
             _save_index(file, {**stamp, **dataclasses.asdict(index)})
     return index
@@ -92,7 +92,7 @@ def _save_index(file: Path, content: dict[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _make_index(shard: Path, size: int) -> ShardIndex:
+def _make_index(shard: Path) -> ShardIndex:
     index = ShardIndex([], [], [], [])
     classes: dict[str, str | int] = {}
     end = 0

@@ -173,9 +173,9 @@ def made(monkeypatch):
     """The names of the shards that are read from front to end."""
     made, make = [], shards._make_index
 
-    def record(shard, size):
+    def record(shard):
         made.append(shard.name)
-        return make(shard, size)
+        return make(shard)
 
     monkeypatch.setattr(shards, "_make_index", record)
     return made

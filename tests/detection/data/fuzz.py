@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.detection.data.fuzz_cases import MUTATIONS, Truth
+from tests.detection.data.fuzz_cases import MUTATIONS, GroundTruth
 from tests.detection.data.fuzz_trial import Failures, Trial
 
 EXAMPLES = """examples:
@@ -51,11 +51,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def fuzz(arguments: argparse.Namespace, folder: Path) -> int:
     if arguments.json:
-        truth = Truth.read(arguments.json.resolve(), arguments.images.resolve())
+        ground_truth = GroundTruth.read(arguments.json.resolve(), arguments.images.resolve())
     else:
-        truth = Truth.made(folder)
+        ground_truth = GroundTruth.made(folder)
     kinds = [arguments.kind] if arguments.kind else sorted(MUTATIONS)
-    trial = Trial(truth, folder / "cases")
+    trial = Trial(ground_truth, folder / "cases")
     outcomes: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     failures = Failures()
     for number in _until_interrupted(arguments.cases):
@@ -64,7 +64,7 @@ def fuzz(arguments: argparse.Namespace, folder: Path) -> int:
         # Before the case, so that the last seed is the one that crashed Python, if one does
         print(f"\rcase {number + 1} of {arguments.cases}, seed {seed}", end="", file=sys.stderr)
         try:
-            outcome = trial.take(MUTATIONS[kind](truth, seed))
+            outcome = trial.take(MUTATIONS[kind](ground_truth, seed))
         except AssertionError as error:
             outcome = "FAILED"
             failures.add(kind, seed, str(error))

@@ -27,14 +27,14 @@ from lambda_det.detection.data import make_panoptic_shapes
 
 
 @dataclass
-class Truth:
+class GroundTruth:
     """A sound data set to start from: its annotations, and its images by file name."""
 
     content: dict[str, Any]
     folder: Path
 
     @classmethod
-    def made(cls, root: Path) -> Truth:
+    def made(cls, root: Path) -> GroundTruth:
         """Six images of 64x64 with boxes, polygons, run lengths of both forms, and keypoints."""
         make_panoptic_shapes(root, num_train=6, num_val=1, size=64)
         folder = root / "shapes_panoptic"
@@ -53,7 +53,7 @@ class Truth:
         return cls(content, folder / "train")
 
     @classmethod
-    def read(cls, json_file: Path, folder: Path, images: int = 6) -> Truth:
+    def read(cls, json_file: Path, folder: Path, images: int = 6) -> GroundTruth:
         """The first few images of somebody's data set and their annotations."""
         content = json.loads(json_file.read_text(encoding="utf-8"))
         content["images"] = content["images"][:images]
@@ -96,19 +96,19 @@ class Case:
         )
 
 
-def mutated_structure(truth: Truth, seed: int) -> Case:
+def mutated_structure(ground_truth: GroundTruth, seed: int) -> Case:
     """JSON of another structure: values of other types, entries removed, doubled, added."""
     rng = random.Random(seed)
-    content = truth.repeated(rng.choice((1, 8, 8)))
+    content = ground_truth.repeated(rng.choice((1, 8, 8)))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         mutate(content, rng)
     return Case.drawn(rng, json.dumps(content).encode())
 
 
-def mutated_bytes(truth: Truth, seed: int) -> Case:
+def mutated_bytes(ground_truth: GroundTruth, seed: int) -> Case:
     """A JSON file with bytes changed, or cut off."""
     rng = random.Random(seed)
-    content = bytearray(json.dumps(truth.content).encode())
+    content = bytearray(json.dumps(ground_truth.content).encode())
     for _ in range(rng.choice((1, 2, 5))):
         place = rng.randrange(len(content))
         content[place] = rng.choice((rng.randrange(256), *b'09-e."[]{}'))
@@ -117,10 +117,10 @@ def mutated_bytes(truth: Truth, seed: int) -> Case:
     return Case.drawn(rng, bytes(content))
 
 
-def mutated_images(truth: Truth, seed: int) -> Case:
+def mutated_images(ground_truth: GroundTruth, seed: int) -> Case:
     """Sound annotations of images of which some, or all, are not as they should be."""
     rng = random.Random(seed)
-    content = copy.deepcopy(truth.content)
+    content = copy.deepcopy(ground_truth.content)
     entries = rng.sample(content["images"], rng.randint(1, len(content["images"])))
     images = {}
     for entry in entries:
@@ -129,7 +129,7 @@ def mutated_images(truth: Truth, seed: int) -> Case:
             entry["file_name"] = rng.choice(STRANGE_NAMES)
             kind = "mode"
         if "\0" not in entry["file_name"]:
-            good = (truth.folder / truth_name(truth, entry["id"])).read_bytes()
+            good = (ground_truth.folder / ground_truth_name(ground_truth, entry["id"])).read_bytes()
             images[entry["file_name"]] = maker(kind, good, random.Random(rng.random()))
     return Case.drawn(rng, json.dumps(content).encode(), images=images)
 
@@ -141,8 +141,8 @@ MUTATIONS = {
 }
 
 
-def truth_name(truth: Truth, image_id: int) -> str:
-    return next(i["file_name"] for i in truth.content["images"] if i["id"] == image_id)
+def ground_truth_name(ground_truth: GroundTruth, image_id: int) -> str:
+    return next(i["file_name"] for i in ground_truth.content["images"] if i["id"] == image_id)
 
 
 # What may stand in the place of any value

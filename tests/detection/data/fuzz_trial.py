@@ -32,7 +32,7 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.evaluation import build_evaluator
 from lambda_det.errors import ConfigError, UserError
-from tests.detection.data.fuzz_cases import Case, Truth
+from tests.detection.data.fuzz_cases import Case, GroundTruth
 from tests.training.tiny_detector import tiny_config
 
 # A case that takes longer hangs; most take a twentieth of a second. On a busy machine a sound case
@@ -79,12 +79,12 @@ class Trial:
     """Takes cases one after the other and keeps count.
 
     Args:
-        truth: what the cases were made of, for its images.
+        ground_truth: what the cases were made of, for its images.
         folder: a folder to work in; a case leaves nothing behind in it.
     """
 
-    def __init__(self, truth: Truth, folder: Path) -> None:
-        self.truth = truth
+    def __init__(self, ground_truth: GroundTruth, folder: Path) -> None:
+        self.ground_truth = ground_truth
         self.folder = folder
         self.outcomes: Counter[str] = Counter()
         self._number = 0
@@ -111,7 +111,7 @@ class Trial:
     def _write(self, case: Case, folder: Path) -> tuple[Path, Path]:
         images = folder / "images"
         images.mkdir(parents=True)
-        for path in self.truth.folder.iterdir() if case.images else ():
+        for path in self.ground_truth.folder.iterdir() if case.images else ():
             if path.name not in case.images:
                 (images / path.name).symlink_to(path)
         for name, make in case.images.items():
@@ -122,7 +122,7 @@ class Trial:
                 make(path)
         json_file = folder / "set.json"
         json_file.write_bytes(case.json)
-        return json_file, images if case.images else self.truth.folder
+        return json_file, images if case.images else self.ground_truth.folder
 
 
 def _take(case: Case, json_file: Path, images: Path) -> str:

@@ -29,9 +29,9 @@ from .fuzz_cases import (
     STRANGE_FILES,
     STRANGE_NAMES,
     Case,
-    Truth,
+    GroundTruth,
+    ground_truth_name,
     maker,
-    truth_name,
 )
 from .fuzz_trial import Trial, config
 
@@ -44,7 +44,7 @@ SMALL, LARGE = 12, 50
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory) -> Trial:
     folder = tmp_path_factory.mktemp("fuzz")
-    return Trial(Truth.made(folder), folder / "cases")
+    return Trial(GroundTruth.made(folder), folder / "cases")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_mutations_of_a_sound_data_set(trial, kind, seeds):
     outcomes = set()
     for seed in seeds:
         try:
-            outcomes.add(trial.take(MUTATIONS[kind](trial.truth, seed)))
+            outcomes.add(trial.take(MUTATIONS[kind](trial.ground_truth, seed)))
         except AssertionError as error:
             pytest.fail(
                 f"python -m tests.detection.data.fuzz 1 --seed {seed} --kind {kind}\n{error}"
@@ -131,7 +131,7 @@ def _annotations(images: list[int]) -> st.SearchStrategy:
 
 @st.composite
 def coco(draw: st.DrawFn) -> tuple[bytes, dict[str, Any]]:
-    """An annotation file of the images of ``Truth.made``, and switches."""
+    """An annotation file of the images of ``GroundTruth.made``, and switches."""
     ids = draw(st.lists(st.integers(-2, 10), min_size=1, max_size=4, unique=True))
     content = {
         "images": [
@@ -204,9 +204,9 @@ def test_each_kind_of_broken_image_alone(trial, kind):
     """A missing file is refused at the start; a broken one is skipped in training only."""
     if kind == "forbidden" and os.geteuid() == 0:
         pytest.skip("root may read all")
-    content = copy.deepcopy(trial.truth.content)
+    content = copy.deepcopy(trial.ground_truth.content)
     entry = content["images"][2]
-    good = (trial.truth.folder / entry["file_name"]).read_bytes()
+    good = (trial.ground_truth.folder / entry["file_name"]).read_bytes()
     images = {entry["file_name"]: maker(kind, good, random.Random(0))}
     case = Case(json.dumps(content).encode(), images, with_step=True)
     outcome = trial.take(case)
@@ -221,9 +221,11 @@ def test_each_kind_of_broken_image_alone(trial, kind):
 @pytest.mark.parametrize("name", STRANGE_NAMES, ids=ascii)
 @pytest.mark.parametrize("there", [True, False])
 def test_each_strange_name_of_an_image(trial, name, there):
-    content = copy.deepcopy(trial.truth.content)
+    content = copy.deepcopy(trial.ground_truth.content)
     entry = content["images"][2]
-    good = (trial.truth.folder / truth_name(trial.truth, entry["id"])).read_bytes()
+    good = (
+        trial.ground_truth.folder / ground_truth_name(trial.ground_truth, entry["id"])
+    ).read_bytes()
     entry["file_name"] = name
     images = {name: lambda path: path.write_bytes(good)} if there else {"other": lambda path: None}
     trial.take(Case(json.dumps(content).encode(), images))
@@ -234,12 +236,12 @@ def test_images_are_skipped_up_to_the_limit_and_each_is_named(trial, tmp_path, w
     """Any worker may meet each of the four; workers share the count."""
     folder = tmp_path / "images"
     folder.mkdir()
-    names = [image["file_name"] for image in trial.truth.content["images"]]
+    names = [image["file_name"] for image in trial.ground_truth.content["images"]]
     for number, name in enumerate(names):
-        content = (trial.truth.folder / name).read_bytes()
+        content = (trial.ground_truth.folder / name).read_bytes()
         (folder / name).write_bytes(content if number < 2 else content[: len(content) // 2])
     json_file = tmp_path / "set.json"
-    json_file.write_text(json.dumps(trial.truth.content))
+    json_file.write_text(json.dumps(trial.ground_truth.content))
     cfg = config(Case(b""), json_file, folder)
     cfg.DATALOADER.NUM_WORKERS = workers
     cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = False
