@@ -73,7 +73,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--precision",
         choices=["float32", "bfloat16"],
-        help="in which the model computes; default: TEST.PRECISION, or float32",
+        help="in which the model computes; default: that of the configuration",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument(

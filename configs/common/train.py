@@ -24,6 +24,8 @@ train = {
     "cudnn_benchmark": False,
     # Layout in memory of the maps; files of weights are the same either way
     "channels_last": True,
+    # In which evaluation and prediction compute: "float32" or "bfloat16"
+    "test_precision": "float32",
     # Estimate batch norm's statistics anew before each evaluation, on num_iter batches
     "precise_bn": {"enabled": False, "num_iter": 200},
     # total_batch_size, lr, max_iter and eval_period are for the paper's 128 workers with 2 images

@@ -31,7 +31,7 @@ def trained_detector(
     Args:
         cfg: the configuration that the weights were trained with.
         weights: a checkpoint of the whole model; its averaged weights are taken where it has them.
-        precision: "float32" or "bfloat16"; None for TEST.PRECISION, of a LazyConfig "float32".
+        precision: "float32" or "bfloat16"; None for that of the configuration.
 
     Raises:
         ConfigError: the device is missing, or the configuration describes no model.
@@ -47,9 +47,7 @@ def trained_detector(
         logger.info(f"The averaged weights of {weights} are taken")
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
-    if precision is None:
-        precision = "float32" if isinstance(cfg, DictConfig) else cfg.TEST.PRECISION
-    return for_inference(model, precision, channels_last=task.channels_last)
+    return for_inference(model, precision or task.test_precision, channels_last=task.channels_last)
 
 
 def find_weights(cfg: CfgNode | DictConfig, config_file: str | None, weights: str | None) -> str:

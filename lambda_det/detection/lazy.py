@@ -73,6 +73,7 @@ KEYS = {
 # Keys that a command line may set though the file does not have them
 _OTHER_KEYS = (
     "train.channels_last",
+    "train.test_precision",
     "train.ddp.broadcast_buffers",
     "train.ddp.find_unused_parameters",
     "train.ddp.fp16_compression",

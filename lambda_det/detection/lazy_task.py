@@ -47,7 +47,7 @@ from lambda_det.detection.lazy import (
     read_value,
     refuse_unknown_train_keys,
 )
-from lambda_det.detection.model import for_inference, prepare_model
+from lambda_det.detection.model import check_precision, for_inference, prepare_model
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.task import DetectionTask, padded
 from lambda_det.errors import ConfigError, reason
@@ -66,6 +66,7 @@ _ORDERS = ("dataloader.train.mapper.image_format", "dataloader.test.mapper.image
 _PIXEL_KEYS = (_ORDERS[0], "model.pixel_mean", "model.pixel_std")
 _AUGMENTATIONS = "dataloader.train.mapper.augmentations"
 _MASKS = "dataloader.train.mapper.use_instance_mask"
+_TEST_PRECISION = "train.test_precision"
 # Of Detectron2's evaluators, the packages that they import once they are made or used
 _PACKAGES = {
     CityscapesInstanceEvaluator: "cityscapesscripts",
@@ -139,6 +140,7 @@ class LazyTask(DetectionTask):
         """
         self.lazy = lazy
         self.settings = read_settings(lazy)
+        check_precision(self.test_precision, _TEST_PRECISION)
         options = dict(lazy.train.get("ddp", {}))
         options.pop("broadcast_buffers", None)
         self.ddp_options = options
@@ -240,6 +242,10 @@ class LazyTask(DetectionTask):
     @property
     def channels_last(self) -> bool:
         return read_value(self.lazy, "train.channels_last", True)
+
+    @property
+    def test_precision(self) -> str:
+        return read_value(self.lazy, _TEST_PRECISION, "float32")
 
     @property
     def training_size(self) -> tuple[int, int] | None:
@@ -369,7 +375,7 @@ class LazyTask(DetectionTask):
         for weights, model in models.items() if self._is_evaluated() else ():
             ending = "_EMA" if weights == EMA else ""
             evaluator = self.build_evaluator(folder=f"inference{ending}")
-            model = for_inference(model, channels_last=self.channels_last)
+            model = for_inference(model, self.test_precision, channels_last=self.channels_last)
             found = inference_on_dataset(model, self.build_test_loader(), evaluator) or {}
             results |= {f"{key}{ending}": value for key, value in found.items()}
         if comm.is_main_process():

@@ -201,10 +201,10 @@ def for_inference(
     return _InBfloat16(model)
 
 
-def check_precision(precision: str) -> None:
-    """Raise ConfigError where inference cannot compute in it."""
+def check_precision(precision: str, key: str = "TEST.PRECISION") -> None:
+    """Raise ConfigError, which names the key, where inference cannot compute in it."""
     if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"TEST.PRECISION is {precision!r}; it can be float32 or bfloat16.")
+        raise ConfigError(f"{key} is {precision!r}; it can be float32 or bfloat16.")
 
 
 class _InBfloat16(nn.Module):

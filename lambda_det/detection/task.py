@@ -251,6 +251,11 @@ class DetectionTask(Task):
         """Whether all maps are so in inference, and in training those that are faster so."""
         return self.cfg.MODEL.CHANNELS_LAST
 
+    @property
+    def test_precision(self) -> str:
+        """In which evaluation and prediction compute: "float32" or "bfloat16"."""
+        return self.cfg.TEST.PRECISION
+
     def training_layout(self) -> ChannelsLast:
         """To be asked for by all processes, as they agree on it."""
         fastest = fastest_layout(self.settings.device, self.training_size)
@@ -324,7 +329,7 @@ class DetectionTask(Task):
         results: Results = {}
         for weights, model in models.items():
             ending = "_EMA" if weights == EMA else ""
-            model = for_inference(model, self.cfg.TEST.PRECISION, channels_last=self.channels_last)
+            model = for_inference(model, self.test_precision, channels_last=self.channels_last)
             self._evaluate_on_all(model, f"inference{ending}", ending, results)
         if self.cfg.TEST.LOSS and self._is_trained and RAW in models:
             self._add_losses(models[RAW], results)

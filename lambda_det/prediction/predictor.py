@@ -122,7 +122,7 @@ class Predictor:
                 detector leaves out what scored below the threshold that it was exported with.
             device: such as "cpu" or "cuda"; None for that of the configuration, or where a file was
                 exported.
-            precision: "float32" or "bfloat16"; None for TEST.PRECISION, of a LazyConfig "float32".
+            precision: "float32" or "bfloat16"; None for that of the configuration.
             batch_size: images that are computed at once. Smaller ones of a batch are padded, which
                 changes their results a little.
 

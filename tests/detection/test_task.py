@@ -71,12 +71,13 @@ def test_averaged_weights_and_augmentation_have_results_of_their_own(evaluate):
 
 
 @pytest.mark.parametrize("kind", [DetectionTask, LazyTask])
-def test_an_evaluation_runs_the_copy_for_inference(monkeypatch, kind):
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_an_evaluation_runs_the_copy_for_inference(monkeypatch, kind, precision):
     cfg = tiny_config()
-    cfg.DATASETS.TEST = ("one",)
+    cfg.DATASETS.TEST, cfg.TEST.PRECISION = ("one",), precision
     if kind is LazyTask:
         file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
-        args = ["--config-file", file, "train.device=cpu"]
+        args = ["--config-file", file, "train.device=cpu", f"train.test_precision={precision}"]
         cfg = load_lazy_config(lazy_parser().parse_args(args))
     monkeypatch.setattr(kind, "build_test_loader", lambda self, *name: None)
     monkeypatch.setattr(kind, "build_evaluator", lambda self, *name, **folder: None)
@@ -90,6 +91,7 @@ def test_an_evaluation_runs_the_copy_for_inference(monkeypatch, kind):
         isinstance(m, torch.nn.BatchNorm2d) for m in given[0].modules()
     )
     assert model[1] is norm
+    assert given[0](torch.randn(1, 3, 2, 2)).dtype == getattr(torch, precision)
 
 
 @pytest.mark.parametrize("benchmark", [False, True])

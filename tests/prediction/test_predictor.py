@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -100,6 +101,17 @@ def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, picture, 
     assert found.class_names is None
     named = Predictor(lazy, weights=str(folder / "model_final.pth"), score_threshold=0.0)
     assert same(named(picture), found)
+
+
+@pytest.mark.slow
+def test_a_lazy_config_has_a_precision(lazy_run, picture):
+    folder, lazy = lazy_run
+    asked = Predictor(folder, score_threshold=0.0, precision="bfloat16")(picture)
+    assert not same(asked, Predictor(folder, score_threshold=0.0)(picture))
+    lazy = copy.deepcopy(lazy)
+    lazy.train.test_precision = "bfloat16"
+    weights = str(folder / "model_final.pth")
+    assert same(Predictor(lazy, weights=weights, score_threshold=0.0)(picture), asked)
 
 
 def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
