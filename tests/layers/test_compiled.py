@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lambda_det.errors import ConfigError
+from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import compiled, local_position_output
 from tests import forked
 
@@ -70,6 +71,20 @@ def test_values_that_need_no_copy_are_read_in_place(monkeypatch):
     output = local_position_output(*inputs, "compiled")
     assert not copied
     torch.testing.assert_close(output, local_position_output(*inputs, "dense"))
+
+
+@needs_kernel
+@pytest.mark.parametrize("heads", [1, 4])
+def test_copies_of_a_layer_in_channels_last(heads, monkeypatch):
+    """Where depths fill vectors: backward alone, of the values and of two gradients."""
+    copied, copy = [], compiled._copy
+    monkeypatch.setattr(compiled, "_copy", lambda *pair: (copied.append(pair), copy(*pair)))
+    layer = LambdaLayer(64, query_depth=16, heads=heads, scope=5, implementation="compiled")
+    x = torch.randn(2, 64, 6, 5).to(memory_format=torch.channels_last).requires_grad_()
+    y = layer.to(memory_format=torch.channels_last)(x)
+    assert len(copied) == 0
+    y.backward(torch.randn_like(y))
+    assert len(copied) <= 3
 
 
 @needs_kernel

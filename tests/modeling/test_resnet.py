@@ -402,8 +402,18 @@ def test_no_map_is_copied_between_layouts(design, dtype):
     spec = ResNetSpec(
         (1, 1, 2, 1), design, lambda_blocks={"res4": (2,), "res5": (1,)}, se_stages=("res2", "res4")
     )
-    network = LambdaResNet(spec, out_features=["res2", "res4", "res5"]).to(memory_format=LAST)
-    x = torch.randn(2, 3, 96, 64).to(memory_format=LAST)
+    _assert_no_copies(LambdaResNet(spec, out_features=["res2", "res4", "res5"]), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", ["mobilenet_v2", "mobilenet_v2_lambda"])
+def test_no_map_of_a_mobilenet_is_copied_between_layouts(name, dtype):
+    _assert_no_copies(lambda_det.create_backbone(name), dtype)
+
+
+def _assert_no_copies(network, dtype):
+    network, x = network.to(memory_format=LAST), torch.randn(2, 3, 96, 64).to(memory_format=LAST)
     with LayoutCopies() as copies:
         with torch.autocast("cpu", dtype, enabled=dtype is not None):
             features = network.train()(x)
