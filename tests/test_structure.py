@@ -86,5 +86,6 @@ def test_nothing_imports_a_top_level_package_named_tools():
 
 
 def test_few_files_share_a_name():
+    """Three at most: both tasks have the same names for the same subjects, and often training."""
     names = Counter(file.name for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
     assert not [name for name, count in names.items() if count > 3]

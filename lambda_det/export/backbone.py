@@ -140,10 +140,6 @@ def _of_backbone_file(
         WeightsError: the file was changed, or was made with other options than those asked for.
     """
     check_provenance(content, source)
-    if content["meta"]["format"] != FORMAT:
-        raise WeightsError(
-            f"{source} was written by an older lambda_det; name the checkpoint it was made from."
-        )
     meta = content["meta"]
     if weights not in (None, meta["weights"]) or (meta["folded"] and not fold_input):
         folded = "folded" if meta["folded"] else "not folded"

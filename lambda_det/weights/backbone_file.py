@@ -27,7 +27,6 @@ from lambda_det.weights.names import (
 )
 from lambda_det.weights.provenance import (
     AUTHOR,
-    FORMAT,
     PixelSettings,
     check_layers,
     check_provenance,
@@ -85,7 +84,7 @@ def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bo
 
 
 def read_backbone(path: str | Path) -> dict[str, Any]:
-    """Read a file of :func:`save_backbone`, in any format.
+    """Read a file of :func:`save_backbone`, in any of its three file types.
 
     Returns:
         The content that was written. Arrays are converted to tensors.
@@ -100,11 +99,6 @@ def read_backbone(path: str | Path) -> dict[str, Any]:
             "checkpoint."
         )
     check_provenance(content, path)
-    if content["meta"]["format"] != FORMAT:
-        raise WeightsError(
-            f"{path} was written by an older lambda_det and records too little about its network "
-            "to be converted or verified; it can still be loaded, or export the backbone again."
-        )
     return {**content, "model": dict(tensors_only(content["model"], path))}
 
 

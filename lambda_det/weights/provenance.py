@@ -31,8 +31,7 @@ __all__ = [
 ]
 
 AUTHOR = "lambda_det"
-FORMAT = 2  # of backbone files. Readers refuse files of a later format.
-_FORMAT_1 = 1  # its checksum covers the tensors only, not the metadata
+FORMAT = 2  # of backbone files. Readers refuse files of another format.
 
 
 @dataclass(frozen=True)
@@ -226,20 +225,19 @@ def check_provenance(content: Mapping[str, Any], path: str | Path) -> None:
     Files of other authors are not checked.
 
     Raises:
-        WeightsError: the checksum does not match the content, or the format is a later one.
+        WeightsError: the checksum does not match the content, or the format is another one.
     """
     meta = content.get("meta")
     if content.get("__author__") != AUTHOR or not isinstance(meta, Mapping):
         return
-    if meta.get("format") not in (_FORMAT_1, FORMAT):
+    if meta.get("format") != FORMAT:
         raise WeightsError(
-            f"{path} has format {meta.get('format')}, and this lambda_det reads formats up to "
-            f"{FORMAT}: export the backbone again, or install the version that wrote the file."
+            f"{path} has format {meta.get('format')}, and this lambda_det reads format {FORMAT}: "
+            "export the backbone again, or install the version that wrote the file."
         )
     state = tensors_only(content.get("model"), path)
-    covered = None if meta["format"] == _FORMAT_1 else meta
     try:
-        found = checksum(state, covered)
+        found = checksum(state, meta)
     except TypeError:  # meta holds a value that no export writes
         found = None
     if meta.get("sha256") != found:

@@ -201,16 +201,13 @@ def test_a_file_of_the_format_before(checkpoint, tmp_path):
     content["meta"] |= {"format": 1, "sha256": checksum(content["model"])}
     path = tmp_path / "b.pth"
     torch.save(content, path)
-    _assert_whole(
-        lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS), content
-    )
-    for read in (read_backbone, lambda path: extract_backbone(content, source=str(path))):
-        with pytest.raises(WeightsError, match=r"b\.pth.*older"):
+    for read in (
+        read_backbone,
+        lambda path: extract_backbone(content, source=str(path)),
+        lambda path: lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS),
+    ):
+        with pytest.raises(WeightsError, match=r"b\.pth has format 1"):
             read(path)
-    content["model"]["res2.0.conv1.weight"][0] += 1
-    torch.save(content, path)
-    with pytest.raises(WeightsError, match="checksum"):
-        lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1])
