@@ -18,9 +18,8 @@ EXAMPLES = """examples:
       MODEL.BACKBONE.NAME build_lambda_resnet_fpn_backbone MODEL.BACKBONE.FREEZE_AT 0
   python -m lambda_det.run lazyconfig_train_net.py --config-file my.py
   python -m lambda_det.run -m package.train --config-file my.yaml
-  torchrun --nproc_per_node 8 -m lambda_det.run train.py
-      (only a script made for torchrun: one that calls Detectron2's launch() would be 8 trainings)
-  DETECTRON2_ENV_MODULE=lambda_det.run python train_net.py   (the same, where that is simpler)
+  torchrun --nproc_per_node 8 -m lambda_det.run train.py    (not one that calls launch())
+  DETECTRON2_ENV_MODULE=lambda_det.run python train_net.py    (the same)
 
 The backbone uses the keys under MODEL.LAMBDA_RESNET. The other keys of lambda_det (INPUT.LSJ,
 SOLVER.ACCUMULATE_GRADIENTS, ...) are accepted, but only lambda_det's own trainer acts on them.
@@ -31,7 +30,6 @@ SOLVER.ACCUMULATE_GRADIENTS, ...) are accepted, but only lambda_det's own traine
 _VARIABLE = "DETECTRON2_ENV_MODULE"
 _VARIABLE_BEFORE = "LAMBDA_DET_ENV_MODULE_BEFORE"  # the user's own module
 _OUR_MODULE = "lambda_det.run"
-_ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")  # sections of our keys
 
 
 def setup_environment() -> None:
@@ -43,6 +41,7 @@ def setup_environment() -> None:
 
     import lambda_det.detection.data  # noqa: F401
     from lambda_det.config import add_lambda_config, leaves
+    from lambda_det.detection.config import warn_of_idle_keys
 
     if module := os.environ.get(_VARIABLE_BEFORE):
         from detectron2.utils.env import setup_custom_environment
@@ -52,31 +51,7 @@ def setup_environment() -> None:
         known = dict(leaves(defaults._C))
         add_lambda_config(defaults._C)
         added = {key: value for key, value in leaves(defaults._C) if key not in known}
-        _warn_of_idle_keys({k: v for k, v in added.items() if k.startswith(_ONLY_OUR_TRAINER)})
-
-
-def _warn_of_idle_keys(defaults: dict[str, object]) -> None:
-    """Make ``CfgNode.freeze`` warn of keys that are set and that only our trainer acts on."""
-    from detectron2.config import CfgNode
-    from detectron2.utils import comm
-
-    from lambda_det.config import leaves
-
-    freeze = CfgNode.freeze
-
-    def freeze_and_warn(cfg: CfgNode) -> None:
-        freeze(cfg)
-        idle = [key for key, value in leaves(cfg) if defaults.get(key, value) != value]
-        if idle and comm.is_main_process():
-            CfgNode.freeze = freeze  # once is enough
-            print(
-                f"lambda_det.run: warning: the configuration sets {', '.join(idle)}, which only "
-                "lambda_det's own trainer acts on (tools/train_net.py).",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    CfgNode.freeze = freeze_and_warn
+        warn_of_idle_keys(added)
 
 
 def main() -> None:

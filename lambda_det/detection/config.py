@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
+from detectron2.utils import comm
 
 from lambda_det.config import add_lambda_config, leaves
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import read_config
 
-__all__ = ["DATA_FLAGS", "add_projects", "load_config"]
+__all__ = ["DATA_FLAGS", "add_projects", "load_config", "warn_of_idle_keys"]
 
 # What a recipe or the number of processes may change, and the command line sets literally
 FITTED_KEYS = frozenset(
@@ -35,6 +37,8 @@ FITTED_KEYS = frozenset(
         "TEST.EVAL_PERIOD",
     ]
 )
+# Sections of our keys that only our trainer acts on
+_ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
 DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 
 
@@ -181,3 +185,28 @@ def _has(cfg: CfgNode, key: str) -> bool:
             return False
         node = node[name]
     return True
+
+
+def warn_of_idle_keys(defaults: Mapping[str, Any]) -> None:
+    """Make ``CfgNode.freeze`` warn once, on stderr, of keys that Detectron2's trainer ignores.
+
+    Args:
+        defaults: our keys with their defaults. Of these, the ones that only our trainer acts on
+            are named where they have another value.
+    """
+    freeze = CfgNode.freeze
+    ours = {key: value for key, value in defaults.items() if key.startswith(_ONLY_OUR_TRAINER)}
+
+    def freeze_and_warn(cfg: CfgNode) -> None:
+        freeze(cfg)
+        idle = [key for key, value in leaves(cfg) if ours.get(key, value) != value]
+        if idle and comm.is_main_process():
+            CfgNode.freeze = freeze  # once is enough
+            print(
+                f"lambda_det.run: warning: the configuration sets {', '.join(idle)}, which only "
+                "lambda_det's own trainer acts on (tools/train_net.py).",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    CfgNode.freeze = freeze_and_warn
