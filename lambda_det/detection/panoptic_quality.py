@@ -15,7 +15,7 @@ from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
-from lambda_det.detection.data.coco_format import read_panoptic
+from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.errors import DataError, listed, printable, reason
 
 __all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]
@@ -130,11 +130,7 @@ def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
             f"The image of segments {printable(path)} cannot be read ({reason(error)}); fetch or "
             "make it again."
         ) from error
-    if image.mode not in ("RGB", "RGBA"):
-        raise DataError(
-            f"The image of segments {printable(path)} is of mode {image.mode}, and ids are encoded "
-            "in the three channels of RGB; fetch it again or save it as RGB."
-        )
+    check_segments_mode(path, image.mode)
     if colours.shape[:2] != shape:
         raise DataError(
             f"The image of segments {printable(path)} has {colours.shape[:2]} rows and columns, "

@@ -184,6 +184,27 @@ def test_images_of_segments_are_rgb(data, tmp_path, mode):
             evaluator.process([{"image_id": 1}], [output])
 
 
+def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
+    """A hundred of them at most, from all over the file; a broken one is the evaluation's."""
+    file = tmp_path / "panoptic.json"
+    content = json.loads(file.read_text())
+    one = content["annotations"][0]
+    content["annotations"] = [{**one, "image_id": i, "file_name": f"{i}.png"} for i in range(250)]
+    file.write_text(json.dumps(content))
+    picture = (tmp_path / "1.png").read_bytes()
+    for i in range(250):
+        (tmp_path / f"{i}.png").write_bytes(picture)
+    (tmp_path / "0.png").write_bytes(b"broken")
+    detector = Detector(architecture="PanopticFPN", num_classes=1, masks=True, semantic_classes=3)
+    metadata = {"thing_classes": ["thing"], "stuff_classes": ["things", "one", "other"]}
+    MetadataCatalog.get(data).set(evaluator_type="coco_panoptic_seg", **metadata)
+    check_ground_truth(detector, (), (data,))
+    for i in range(200, 210):
+        Image.open(tmp_path / "1.png").convert("P").save(tmp_path / f"{i}.png")
+    with pytest.raises(DataError, match=r"20\d\.png .*P"):
+        check_ground_truth(detector, (), (data,))
+
+
 @pytest.mark.parametrize(
     ("described", "named"),
     [([260], r"\b3\b"), ([260, 3, 5], r"\b5\b"), ([260, 3], None), ([260, 3, 0], r"\b0\b")],

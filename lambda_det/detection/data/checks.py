@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.detection_utils import convert_PIL_to_numpy
+from detectron2.utils.file_io import PathManager
 from PIL import Image
 
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.coco_format import read_panoptic
+from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.instances import check_instances
 from lambda_det.detection.data.predictions import Detector, evaluated, predictions
 from lambda_det.detection.data.registration import (
@@ -92,7 +94,8 @@ def check_detector_data(
 ) -> None:
     """Refuse data sets that a detector cannot be trained or evaluated on.
 
-    It is cheap enough for every run: it reads the annotations, but opens no image.
+    It is cheap enough for every run: it reads the annotations, and of images at most the
+    heads of a hundred.
 
     Args:
         detector: what its configuration says.
@@ -191,6 +194,7 @@ def _some(names: Iterable[str], limit: int = 5) -> str:
 
 
 _COCO_KEYPOINTS = 17
+_SAMPLED = 100  # images of segments whose heads are read before a training
 
 
 def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
@@ -203,13 +207,13 @@ def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[
 
     Raises:
         ConfigError: a switch or a number in the config does not fit the data.
-        DataError: a panoptic file is not in COCO's format.
+        DataError: a panoptic file is not in COCO's format, or an image of segments is not RGB.
     """
     for name in train:
         _check_training(detector, name, detector.keys["train"])
     for name in test:
         if "panoptic" in evaluated(detector, name):
-            read_panoptic(MetadataCatalog.get(name).panoptic_json)
+            _check_panoptic(MetadataCatalog.get(name))
     names = dict.fromkeys((*train, *test))
     for name in names:
         if "semantic" in predictions(detector.architecture):
@@ -222,6 +226,19 @@ def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[
         _check_order("keypoint_names", _metadata("keypoint_names", names))
         # Those of a test set are not read.
         _check_order("keypoint_flip_map", _metadata("keypoint_flip_map", train))
+
+
+def _check_panoptic(metadata: Any) -> None:
+    """Look at the file, and at the heads of some of its images; the evaluation reads them all."""
+    entries = list(read_panoptic(metadata.panoptic_json)[0].values())
+    for entry in entries[:: -(-len(entries) // _SAMPLED) or 1]:
+        path = os.path.join(metadata.panoptic_root, entry["file_name"])
+        try:
+            with PathManager.open(path, "rb") as file:
+                mode = Image.open(file).mode
+        except Exception:  # Pillow may raise anything; the evaluation says what is wrong
+            continue
+        check_segments_mode(path, mode)
 
 
 def _metadata(key: str, names: Iterable[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from detectron2.utils.file_io import PathManager
 
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, printable
 
 
 def read_json(json_file: str) -> dict[str, Any]:
@@ -76,6 +76,19 @@ def read_numbers(json_file: str, entries: list[dict[str, Any]], name: str, key: 
                 f"{value!r:.80}, not an integer."
             )
     return np.array(values, dtype=np.int64)
+
+
+def check_segments_mode(path: str, mode: str) -> None:
+    """Refuse an image of segments of another mode of Pillow, in whose pixels the ids are lost.
+
+    Raises:
+        DataError: it is not RGB, with or without transparency.
+    """
+    if mode not in ("RGB", "RGBA"):
+        raise DataError(
+            f"The image of segments {printable(path)} is of mode {mode}, and ids are encoded in "
+            "the three channels of RGB; fetch it again or save it as RGB."
+        )
 
 
 def read_panoptic(json_file: str) -> tuple[dict[int, dict[str, Any]], dict[int, bool]]:
