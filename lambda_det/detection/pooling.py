@@ -16,6 +16,7 @@ from torchvision.ops import roi_align
 __all__ = ["patch_pooling"]
 
 _FEW = 16  # boxes for which threads do not pay
+_MOST = 8  # threads: each may start others to fill its part of the result with zeros
 
 
 def patch_pooling(model: nn.Module, *, in_float32: bool = False) -> None:
@@ -46,12 +47,18 @@ class _ROIAlign(ROIAlign):
         """Features [B, C, H, W] and boxes [K, 5] give [K, C, h, w]."""
         x = input.float() if self.in_float32 else input
         rois = rois.to(x.dtype)
-        threads = torch.get_num_threads()
-        traced = torch.jit.is_tracing() or torch.compiler.is_compiling()
-        if x.device.type != "cpu" or threads == 1 or len(rois) < _FEW or traced:
+        # Traced first: the number of boxes is none then
+        if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _pays(x, rois):
             return super().forward(x, rois).to(input.dtype)
+        threads = min(torch.get_num_threads(), _MOST)
         options = self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned
         return _ByChannels.apply(x, rois, threads, *options).to(input.dtype)
+
+
+def _pays(x: Tensor, rois: Tensor) -> bool:
+    # Other dtypes are autocast's, which a new thread does not know of
+    wide = x.dtype in (torch.float32, torch.float64)
+    return x.device.type == "cpu" and wide and torch.get_num_threads() > 1 and len(rois) >= _FEW
 
 
 class _ByChannels(torch.autograd.Function):
@@ -90,10 +97,11 @@ class _ByChannels(torch.autograd.Function):
 
 def _in_threads(compute: Callable[[Tensor], Tensor], x: Tensor, threads: int) -> Tensor:
     """``compute`` of [N, C, h, w], by shares of the channels."""
+    shares = [share.contiguous() for share in x.chunk(threads, dim=1)]
 
     def without_gradients(share: Tensor) -> Tensor:
         with torch.no_grad():  # a new thread does not know of it
             return compute(share)
 
     with ThreadPoolExecutor(threads) as pool:
-        return torch.cat(list(pool.map(without_gradients, x.chunk(threads, dim=1))), dim=1)
+        return torch.cat(list(pool.map(without_gradients, shares)), dim=1)

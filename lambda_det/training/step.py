@@ -55,15 +55,16 @@ class BatchesAhead:
         self._device = torch.device(device)
         self._stream = torch.cuda.Stream(self._device)
         self._ahead: list[Any] = []
+        self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        if not self._ahead:
+        if not self._ahead and self._error is None:
             self.fetch()
-        if not self._ahead:
-            raise StopIteration
+        if self._error is not None:
+            raise self._error
         batch = self._ahead.pop()
         now = torch.cuda.current_stream(self._device)
         now.wait_stream(self._stream)
@@ -73,11 +74,15 @@ class BatchesAhead:
         return batch
 
     def fetch(self) -> None:
-        """Draw a batch and start to copy it. The time for it is while the GPU computes."""
-        for batch in self._batches:
+        """Draw a batch and start to copy it. The time for it is while the GPU computes.
+
+        An error, or the end of the batches, is raised when that batch is asked for.
+        """
+        try:
             with torch.cuda.stream(self._stream):
-                self._ahead.append(tree_map_only(Tensor, self._copied, batch))
-            return
+                self._ahead.append(tree_map_only(Tensor, self._copied, next(self._batches)))
+        except Exception as error:
+            self._error = error
 
     def _copied(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "cpu":

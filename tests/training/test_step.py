@@ -13,7 +13,7 @@ from detectron2.structures import Instances
 from detectron2.utils.events import EventStorage
 from torch.nn.parallel import DistributedDataParallel
 
-from lambda_det.errors import ConfigError, NonFiniteLossError
+from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
 from lambda_det.training.precision import Precision
 from lambda_det.training.step import BatchesAhead, batches_ahead
 from tests.forked import START_METHOD
@@ -198,6 +198,26 @@ def test_batches_are_copied_ahead(no_gpu):
         next(ahead)
 
 
+def test_an_error_of_the_batch_ahead_does_not_cost_the_step_before(no_gpu):
+    def drawn():
+        yield items(2)
+        raise DataError("the second")
+
+    model = ToyModel()
+    before = _weights(model)
+    steps = Steps(
+        model,
+        BatchesAhead(drawn(), "cpu"),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        precision=FLOAT32,
+    )
+    with EventStorage():
+        steps.run_step()
+        assert not torch.equal(_weights(model), before)
+        with pytest.raises(DataError, match="the second"):
+            steps.run_step()
+
+
 def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
     events, model = [], ToyModel()
 
@@ -228,9 +248,16 @@ def test_on_the_cpu_batches_stay_as_they_are():
 def test_batches_arrive_on_a_gpu():
     given = [[{"image": torch.randint(0, 256, (3, 512, 512))}] for _ in range(8)]
     ahead = batches_ahead(iter(given), "cuda")
-    for batch, (record,) in zip(given, ahead, strict=True):
-        weight = torch.randn(4096, 4096, device="cuda")
-        for _ in range(20):
-            weight = weight @ weight  # keeps the GPU busy
+    found = []
+    for _ in given:
+        (record,) = next(ahead)
+        assert record["image"].is_cuda
+        found.append(record["image"].clone())  # at once: it must wait for the copy
+        with torch.cuda.stream(ahead._stream):
+            torch.cuda._sleep(10**8)
+        torch.cuda._sleep(10**8)
+        found.append(record["image"].clone())  # late: the memory must not be another batch's
+        del record
         ahead.fetch()
-        assert record["image"].is_cuda and torch.equal(record["image"].cpu(), batch[0]["image"])
+    for batch, *both in zip(given, found[::2], found[1::2], strict=True):
+        assert all(torch.equal(image.cpu(), batch[0]["image"]) for image in both)
