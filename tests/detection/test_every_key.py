@@ -7,7 +7,9 @@ schedule, loaders, evaluators. A key that only counts beside another has that on
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+import functools
 import json
 import pickle
 from collections.abc import Callable
@@ -210,9 +212,17 @@ def root(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def files() -> Callable[..., dict]:
+    """Detectron2's reader of configuration files, which reads each of them once."""
+    read = functools.cache(CfgNode.load_yaml_with_base)
+    return lambda *args, **options: copy.deepcopy(read(*args, **options))
+
+
 @pytest.fixture
-def groups(root, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
+def groups(root, files, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
     """Make the configuration of a group, with one key set to a value."""
+    monkeypatch.setattr(CfgNode, "load_yaml_with_base", files)
     monkeypatch.chdir(tmp_path)
     register_shapes(root)
     register_panoptic_shapes(root)

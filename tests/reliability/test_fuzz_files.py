@@ -6,7 +6,7 @@ import pytest
 
 from tests.reliability.fuzz_files import KINDS, take
 
-SMALL, LARGE = 8, 50  # cases of a kind, without the marker and with it
+SMALL, LARGE = 8, 30  # cases of a kind, without the marker and with it
 
 
 @pytest.fixture(scope="module", params=KINDS)
