@@ -85,9 +85,9 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.MASK_PADDING = False
 
     # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and newer CPUs
-    # want them. True: in inference, and in training where that is faster, which it is not on a CPU
-    # with AVX2 alone and images of over 128 pixels. Results differ by rounding, and files of
-    # weights not at all.
+    # want them. In trainings on a CPU with AVX2 alone and images of over 128 pixels, those of the
+    # heads of boxes alone, as that is faster there. Results differ by rounding, files of weights
+    # not at all.
     _C.MODEL.CHANNELS_LAST = True
 
     # ---------------------------------------------------------------------------------------------

@@ -135,9 +135,9 @@ def fastest_layout(device: str, size: tuple[int, int] | None) -> ChannelsLast:
     """The layout in which a training is fastest.
 
     On a processor with AVX2 alone oneDNN takes two to six times as long for the gradient of a 3x3
-    kernel channels last, on maps from 64x64 on. Small images have hardly any such maps, and the
-    7x7 maps of boxes take 0.75 of the time that they take contiguous (docs/performance.md). All
-    processes of a training have one layout.
+    kernel channels last, on maps from 64x64 on. Small images have hardly any such maps. The 7x7
+    maps of boxes take 0.75 of their time there (docs/performance.md). All processes of a training
+    have one layout.
 
     Args:
         device: of the training.

@@ -46,7 +46,7 @@ struct Sizes {
 };
 
 // C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
-// last: a sum that started with it would lose a digit for every term, as C is the larger.
+// last: a sum that started with it would be rounded to C's last digit at every step.
 template <typename T, int lanes, int R, int N>
 inline __attribute__((always_inline)) void block(
     long steps, const T *a, long a_row, long a_step, const T *b, long b_step, T *c, long c_row,
