@@ -387,12 +387,9 @@ def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
 
 def _test_loader(cfg: CfgNode, dataset_name: str, mapper: Mapper, batch_size: int) -> WatchedLoader:
     _check_proposals(cfg, "TEST")
-    arguments = build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper)
-    if batch_size > 1:
-        own = list(arguments["sampler"])
-        arguments["sampler"] = batches_of_one_size(arguments["dataset"], own, batch_size)
     return tolerant_test_loader(
-        **arguments,
+        **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
+        batch_size=batch_size,
         timeout=cfg.DATALOADER.TIMEOUT,
         keys=KEYS,
     )
@@ -436,9 +433,9 @@ def tolerant_test_loader(
     Args:
         dataset: the dataset dicts.
         mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
-        sampler: the indices of this process, or a list of batches of them; None: Detectron2's
-            ``InferenceSampler``.
-        batch_size: images of one batch of this process.
+        sampler: the indices of this process; None: Detectron2's ``InferenceSampler``.
+        batch_size: images of one batch of this process, at most: those of a list of dicts have one
+            size, as padding would change what is found.
         collate_fn: makes a batch of a list of images; None leaves the list.
         timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
         num_workers: processes that load images.
@@ -448,12 +445,10 @@ def tolerant_test_loader(
         ConfigError: the data can only be iterated, or a number is negative.
     """
     images = EvalImages(_by_index(dataset), mapper)
-    order: dict[str, Any] = {
-        "sampler": InferenceSampler(len(images)) if sampler is None else sampler,
-        "batch_size": batch_size,
-    }
-    if isinstance(sampler, list) and sampler and isinstance(sampler[0], list):
-        order = {"batch_sampler": sampler}
+    sampler = InferenceSampler(len(images)) if sampler is None else sampler
+    order: dict[str, Any] = {"sampler": sampler, "batch_size": batch_size}
+    if batch_size > 1 and isinstance(dataset, list):
+        order = {"batch_sampler": batches_of_one_size(dataset, sampler, batch_size)}
     return WatchedLoader(
         images,
         **order,

@@ -23,6 +23,7 @@ from lambda_det.detection.data import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.loader import TrainImages
+from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
 from tests.detection.data.conftest import annotation
 
@@ -388,10 +389,15 @@ def test_evaluation_stops_at_an_unreadable_image(four, workers):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_evaluation_takes_images_of_one_size_together(eleven, size):
+@pytest.mark.parametrize("by_config", [True, False])
+def test_evaluation_takes_images_of_one_size_together(eleven, size, by_config):
     eleven.DATASETS.TEST = ("stream_test",)
     eleven.TEST.IMS_PER_BATCH = size
-    batches = list(build_test_loader(eleven, "stream_test"))
+    if by_config:
+        batches = list(build_test_loader(eleven, "stream_test"))
+    else:
+        mapper, records = TolerantMapper(eleven, is_train=False), DatasetCatalog.get("stream_test")
+        batches = list(tolerant_test_loader(records, mapper=mapper, batch_size=size))
     assert sorted(image["image_id"] for batch in batches for image in batch) == list(range(11))
     assert all(len({image["image"].shape for image in batch}) == 1 for batch in batches)
     # Four upright images and seven others
