@@ -44,6 +44,8 @@ def file_names(batch: list[dict[str, Any]]) -> list[str]:
 class BatchesAhead:
     """The batches of a loader, each copied to a GPU while that computes the batch before.
 
+    timm's PrefetchLoader does so for pairs of images and labels alone, which it also normalises.
+
     Args:
         batches: their tensors in lists and dicts are copied, from pinned memory. What else they
             hold is left to the model, Detectron2's ground truth for example.

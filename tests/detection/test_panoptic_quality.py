@@ -185,7 +185,7 @@ def test_images_of_segments_are_rgb(data, tmp_path, mode):
 
 
 def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
-    """A hundred of them at most, from all over the file; a broken one is the evaluation's."""
+    """Those from all over the file; a broken one is the evaluation's to refuse."""
     file = tmp_path / "panoptic.json"
     content = json.loads(file.read_text())
     one = content["annotations"][0]

@@ -49,7 +49,10 @@ def _pooled(pooler, x, boxes, grad):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("batch", "channels"), [(1, 2), (1, 8), (3, 7)])
 def test_threads_change_no_bit(dtype, layout, batch, channels, three_threads, monkeypatch):
-    used = set()
+    used, passes, in_threads = set(), [], pooling._in_threads
+    monkeypatch.setattr(
+        pooling, "_in_threads", lambda *given: passes.append(given) or in_threads(*given)
+    )
     monkeypatch.setattr(
         pooling,
         "roi_align",
@@ -68,6 +71,7 @@ def test_threads_change_no_bit(dtype, layout, batch, channels, three_threads, mo
     ):
         assert got.dtype == dtype and torch.equal(got, expected)
     assert used and threading.get_ident() not in used
+    assert len(passes) == 2  # forward and backward
     used.clear()
     assert model["pooler"](x, boxes[:0]).shape == (0, channels, 3, 5) and not used
     with torch.inference_mode():
