@@ -64,7 +64,8 @@ def imports(file: Path) -> set[str]:
 
 def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
     modules = (ROOT / "lambda_det").rglob("*")
-    expected = {str(p.relative_to(ROOT)) for p in modules if p.suffix in (".py", ".cpp", ".typed")}
+    suffixes = (".py", ".cpp", ".h", ".typed")
+    expected = {str(p.relative_to(ROOT)) for p in modules if p.suffix in suffixes}
     for suffix in ("yaml", "py"):
         expected |= {
             f"lambda_det/{p.relative_to(ROOT)}" for p in ROOT.glob(f"configs/**/*.{suffix}")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lambda_det"
 # A room imports from the lines above its own, and from itself.
 FLOORS = (
-    ("errors", "files", "config"),
+    ("errors", "files", "config", "native"),
     ("distributed", "layers", "weights"),
     ("modeling",),
     ("training",),

@@ -262,7 +262,7 @@ def _choice(height, width, scope_y, scope_x=None):
 
 
 def test_auto_takes_the_kernel_where_there_is_one(monkeypatch):
-    monkeypatch.setattr(compiled, "_missing", lambda: None)
+    monkeypatch.setattr(compiled, "missing", lambda: None)
     assert {_choice(4, 4, 7), _choice(64, 64, 23), _choice(14, 14, 27)} == {"compiled"}
     meta = [x.to("meta") for x in _inputs((1, (64, 64), 1, 2, 2, 1, (3, 3)))]
     assert choose(*meta) == "query_first"
@@ -270,7 +270,7 @@ def test_auto_takes_the_kernel_where_there_is_one(monkeypatch):
 
 def test_auto_without_the_kernel(monkeypatch):
     """The choice follows from sizes alone, and every implementation but one is left alone."""
-    monkeypatch.setattr(compiled, "_missing", lambda: "there is none")
+    monkeypatch.setattr(compiled, "missing", lambda: "there is none")
     assert {_choice(s, s, 2 * s - 1) for s in (4, 8, 14)} == {"dense"}
     assert _choice(14, 14, 5) == _choice(64, 64, 23) == _choice(15, 14, 23) == "query_first"
     inputs = _inputs((1, (15, 14), 1, 2, 2, 1, (3, 3)))
@@ -287,7 +287,7 @@ def test_unknown_implementation_is_named():
 
 def test_the_bounds_of_the_dense_form(monkeypatch):
     """Up to 200 positions, and only if the scope reaches across both ways."""
-    monkeypatch.setattr(compiled, "_missing", lambda: "there is none")
+    monkeypatch.setattr(compiled, "missing", lambda: "there is none")
     assert _choice(10, 20, 10, 20) == "dense"
     for sizes in ((3, 67, 5, 133), (10, 20, 9, 39), (10, 20, 19, 19)):
         assert _choice(*sizes) == "query_first", sizes

@@ -1,42 +1,27 @@
-"""The query-first position output on the CPU, by a kernel that g++ compiles when it is first used.
+"""The query-first position output on the CPU, by a kernel in C++.
 
 PyTorch's own operators write the scores of a tile to memory, lay them into their window and read
-them again; the kernel (compiled.cpp) keeps them in the first-level cache and computes no offset
-that leads out of the map. Where there is no g++, ``auto`` takes ``query_first``.
+them again; the kernel (native/position_output.cpp) keeps them in the first-level cache and computes
+no offset that leads out of the map. Where there is no g++, ``auto`` takes ``query_first``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import logging
-import os
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.local.query_first import connect, empty_like_queries, empty_like_values
+from lambda_det.native import call, longs, missing
 
-_logger = logging.getLogger(__name__)
-_SOURCE = Path(__file__).with_name("compiled.cpp")
-# The objects are linked without libgomp: the process must not hold a second pool of threads beside
-# the one of PyTorch, which has its OpenMP library in the global scope.
-_COMPILE = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-std=c++17", "-c"]
-_SHORT = 32  # bytes of the shorter vectors of compiled.cpp
+_SHORT = 32  # bytes of the shorter vectors of multiply.h
 _LONG = 64  # of the longer ones, which may be as short as the others
 
 
 class _Sizes(ctypes.Structure):
-    """`Sizes` of compiled.cpp."""
+    """`Sizes` of position_output.cpp."""
 
     _fields_ = [
         (name, ctypes.c_long)
@@ -47,72 +32,11 @@ class _Sizes(ctypes.Structure):
     ]
 
 
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "lambda_det"
-
-
-def _run(command: list[str]) -> str:
-    return subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    ).stdout
-
-
-def _build(compiler: list[str]) -> Path:
-    """Compile for this processor, or take what an earlier process has compiled."""
-    # The compiler's macros tell its version and every instruction set it would use here
-    macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
-    key = hashlib.sha256("\0".join([*_COMPILE, macros, _SOURCE.read_text("utf-8")]).encode())
-    library = cache_folder() / f"position_output_{key.hexdigest()[:16]}.so"
-    if library.exists():
-        return library
-    _logger.info("Compiling the lambda layer's kernel for this processor, once: %s", library)
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        parts = [str(Path(folder, name)) for name in ("kernel.o", "kernel.so")]
-        _run([*compiler, *_COMPILE, str(_SOURCE), "-o", parts[0]])
-        _run([*compiler, "-shared", parts[0], "-o", parts[1]])
-        with open(parts[1], "rb") as file:
-            os.fsync(file.fileno())  # half a library would end every process that loads it
-        os.replace(parts[1], library)  # other processes see all of it or nothing
-    return library
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | str:
-    """The kernel, or the reason why there is none."""
-    if sys.platform == "win32":
-        return "its kernel is compiled on Linux and macOS alone"
-    named = os.environ.get("CXX") or "g++"
-    try:
-        compiler = shlex.split(named)  # perhaps "ccache g++"
-        if shutil.which(compiler[0]) is None:
-            return "there is no g++ to compile its kernel (CXX names another compiler)"
-        return ctypes.CDLL(str(_build(compiler)))
-    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
-        # RuntimeError: there is no home; ValueError: CXX has an open quote
-        details = getattr(error, "stderr", None) or error
-        _logger.warning("No kernel of the lambda layer for this processor: %s", details)
-        return f"{named} made no kernel that can be loaded here"
-
-
-@torch.compiler.assume_constant_result  # so that torch.compile does not look into the building
-def _missing() -> str | None:
-    library = _library()
-    return library if isinstance(library, str) else None
-
-
 def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
     """Why the kernel cannot compute this; None if it can."""
     if queries.device.type != "cpu":
         return f"it runs on the CPU, but the queries are on {queries.device.type}"
-    return _missing()
+    return missing()
 
 
 def _padded(size: int, multiple: int) -> int:
@@ -151,25 +75,11 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
     )
 
 
-def _longs(numbers: Iterable[int]) -> ctypes.Array:
-    numbers = tuple(numbers)
-    return (ctypes.c_long * len(numbers))(*numbers)
-
-
-def _call(name: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Structure | ctypes.Array):
-    function = getattr(_library(), f"{name}_{str(dtype).removeprefix('torch.')}")
-    pointers = [
-        ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.byref(x)
-        for x in arguments
-    ]
-    function(*pointers, ctypes.c_int(torch.get_num_threads()))
-
-
 def _copy(target: Tensor, source: Tensor) -> None:
     """Copy [b, H, W, g, c] into another layout, in a fraction of the time PyTorch takes."""
     source = source.to(target.dtype)
-    strides = [_longs(x.stride()) for x in (source, target)]
-    _call("lay_out", target.dtype, _longs(source.shape), source, strides[0], target, strides[1])
+    strides = [longs(x.stride()) for x in (source, target)]
+    call("lay_out", target.dtype, longs(source.shape), source, strides[0], target, strides[1])
 
 
 def _dense(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
@@ -209,7 +119,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
         planes = torch.zeros((*planes.shape[:-1], sizes.vp), dtype=dtype)
         _windows(planes[..., : sizes.v], values)
     output = empty_like_queries(queries, sizes.v, dtype)
-    _call(
+    call(
         "forward",
         dtype,
         sizes,
@@ -217,7 +127,7 @@ def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tenso
         planes,
         _pad_last(embedding.to(dtype).permute(1, 2, 0, 3), sizes.rp),
         output,
-        _longs(output.stride()),
+        longs(output.stride()),
     )
     return output.to(queries.dtype)
 
@@ -237,7 +147,7 @@ def _compiled_backward(
     rows = embedding.to(dtype).permute(1, 2, 0, 3)  # [u, r_y, k, r_x]
 
     planes = torch.empty((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=dtype)
-    _call("values_gradient", dtype, sizes, grad, dense_queries, _pad_last(rows, sizes.rp), planes)
+    call("values_gradient", dtype, sizes, grad, dense_queries, _pad_last(rows, sizes.rp), planes)
     grad_values = empty_like_values(values, dtype)
     _copy(grad_values.transpose(3, 4), planes[..., : sizes.v].permute(0, 2, 3, 1, 4))
 
@@ -249,7 +159,7 @@ def _compiled_backward(
     grad_embedding = torch.zeros(
         (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp), dtype=dtype
     )
-    _call(
+    call(
         "queries_gradient",
         dtype,
         sizes,

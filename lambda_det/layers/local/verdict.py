@@ -24,8 +24,8 @@ from torch import Tensor
 
 from lambda_det.errors import reason
 from lambda_det.files import replace_text
-from lambda_det.layers.local.compiled import cache_folder
 from lambda_det.layers.local.fused import DTYPES, QUERY_DEPTHS, allows_tf32, plan_text
+from lambda_det.native import cache_folder
 
 __all__ = [
     "EVERY",

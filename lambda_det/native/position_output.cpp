@@ -4,10 +4,10 @@
 //
 // Scores exist for one row of the scope and one tile of queries at a time, so that they stay in the
 // first-level cache. Offsets that lead out of the map cost nothing: rows are skipped and columns
-// cut. Every product below is one call of multiply(). Compiled by compiled.py for the machine that
-// runs it; plain C functions, without PyTorch's headers, so that this takes two seconds or three.
+// cut. Every product below is one call of multiply(). Plain C functions, without PyTorch's headers,
+// so that to compile them takes two seconds or three.
 //
-// Layouts, all dense ("p": padded with zeros to whole vectors, see compiled.py):
+// Layouts, all dense ("p": padded with zeros to whole vectors, see layers/local/compiled.py):
 //     queries [b, H, W, h, k]   values [b, u, H, W, vp]   transposed values [b, u, H, vp, Wp]
 //     embedding [u, r_y, k, rp]   transposed embedding [u, r_y, r_x, kp]
 //     gradient of the output [b, H, W, h, vp]
@@ -17,89 +17,14 @@
 #include <cstring>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static int omp_get_thread_num() { return 0; }
-#endif
+#include "multiply.h"
 
 namespace {
-
-// Two widths: the short one wastes fewer columns on a scope, the long one saves instructions.
-template <typename T> constexpr int kShort = 32 / sizeof(T);
-#ifdef __AVX512F__
-template <typename T> constexpr int kLong = 64 / sizeof(T);
-constexpr int kMost = 4;  // vectors in a row of a block; four rows of them fit 32 registers
-#else
-template <typename T> constexpr int kLong = kShort<T>;
-constexpr int kMost = 3;  // and of these 16 registers
-#endif
-
-template <typename T, int lanes> struct Vector {
-  // Aligned as a single number is, since windows start anywhere
-  typedef T type __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
-};
 
 struct Sizes {
   long batch, height, width, heads, k, v, u, scope_y, scope_x;
   long rp, kp, vp, wp;
 };
-
-// C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
-// last: a sum that started with it would be rounded to C's last digit at every step.
-template <typename T, int lanes, int R, int N>
-inline __attribute__((always_inline)) void block(
-    long steps, const T *a, long a_row, long a_step, const T *b, long b_step, T *c, long c_row,
-    bool add) {
-  typedef typename Vector<T, lanes>::type Vec;
-  Vec sum[R][N];
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) sum[i][j] = Vec{};
-  for (long s = 0; s < steps; ++s) {
-    Vec column[N];
-    for (int j = 0; j < N; ++j) {
-      column[j] = *(const Vec *)(b + s * b_step + j * lanes);
-#ifdef __AVX__
-      // g++ would load it anew for each of the rows, and wait for the loads
-      asm("" : "+v"(column[j]));
-#endif
-    }
-    for (int i = 0; i < R; ++i) {
-      const T factor = a[i * a_row + s * a_step];
-      for (int j = 0; j < N; ++j) sum[i][j] += factor * column[j];
-    }
-  }
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) {
-      Vec &result = *(Vec *)(c + i * c_row + j * lanes);
-      result = add ? result + sum[i][j] : sum[i][j];
-    }
-}
-
-template <typename T, int lanes, int N>
-inline void row_blocks(long rows, long steps, const T *a, long a_row, long a_step, const T *b,
-                       long b_step, T *c, long c_row, bool add) {
-  for (; rows >= 4; rows -= 4, a += 4 * a_row, c += 4 * c_row)
-    block<T, lanes, 4, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (rows == 3) block<T, lanes, 3, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (rows == 2) block<T, lanes, 2, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (rows == 1) block<T, lanes, 1, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-}
-
-// C[rows, columns] (+)= A[rows, steps] B[steps, columns]; columns are a multiple of lanes.
-template <typename T, int lanes>
-void multiply(long rows, long columns, long steps, const T *a, long a_row, long a_step, const T *b,
-              long b_step, T *c, long c_row, bool add) {
-  long vectors = columns / lanes;
-  for (; vectors >= kMost; vectors -= kMost, b += kMost * lanes, c += kMost * lanes)
-    row_blocks<T, lanes, kMost>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (kMost > 3 && vectors == 3)
-    row_blocks<T, lanes, 3>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (vectors == 2)
-    row_blocks<T, lanes, 2>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (vectors == 1)
-    row_blocks<T, lanes, 1>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-}
 
 // Rows of the scope that lie on the map for a query of that row (or columns likewise).
 inline long first_offset(long position, long scope) { return std::max(0L, scope / 2 - position); }

@@ -1,0 +1,186 @@
+"""Kernels are built once, whole or not at all, for this processor; or there are none."""
+
+import ctypes
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambda_det import native
+from lambda_det.errors import ConfigError
+from lambda_det.layers.local import local_position_output
+from tests import forked
+
+NO_KERNEL = native.missing()
+needs_kernel = pytest.mark.skipif(bool(NO_KERNEL), reason=str(NO_KERNEL))
+INPUTS = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)]
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """No kernel in this process, and none on disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native._library.cache_clear()
+    yield tmp_path
+    monkeypatch.undo()
+    native._library.cache_clear()
+
+
+def _script(path: Path, text: str) -> str:
+    path.write_text("#!/bin/sh\n" + text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.slow
+@needs_kernel
+def test_it_is_compiled_once(fresh, monkeypatch):
+    assert native.missing() is None
+    (library,) = (fresh / "cache" / "lambda_det").iterdir()
+    written = library.stat().st_mtime_ns
+    native._library.cache_clear()
+    assert native.missing() is None
+    assert library.stat().st_mtime_ns == written
+    # Other flags are another kernel
+    monkeypatch.setattr(native, "_COMPILE", [*native._COMPILE, "-O1"])
+    native._library.cache_clear()
+    assert native.missing() is None
+    assert len(list(library.parent.iterdir())) == 2
+
+
+@pytest.mark.slow
+@needs_kernel
+def test_a_compiler_may_have_arguments(fresh, monkeypatch):
+    monkeypatch.setenv("CXX", "env g++ -g0")
+    assert native.missing() is None
+
+
+@pytest.mark.slow
+@needs_kernel
+def test_processes_that_start_together_share_one(fresh):
+    (fresh / "program.py").write_text(
+        "import torch; from lambda_det.layers.local import local_position_output as f;"
+        "x = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)];"
+        "print(f(*x, 'compiled').sum().item())"
+    )
+    outputs = [fresh / "one", fresh / "two"]
+    runs = [forked.start([fresh / "program.py"], output) for output in outputs]
+    for run in runs:
+        run.join(120)
+    assert all(run.exitcode == 0 for run in runs)
+    assert len({output.read_text() for output in outputs}) == 1
+    assert len(list((fresh / "cache" / "lambda_det").iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["missing", "fails", "makes rubbish", "no room"])
+def test_without_a_working_compiler_auto_takes_another_form(kind, fresh, monkeypatch):
+    compiler = {
+        "missing": str(fresh / "none"),
+        "fails": _script(fresh / "fails", "echo no >&2; exit 1"),
+        # The file after -o
+        "makes rubbish": _script(
+            fresh / "rubbish", 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo x > "$2"; shift; done'
+        ),
+        "no room": "g++",
+    }[kind]
+    monkeypatch.setenv("CXX", compiler)
+    if kind == "no room":
+        if NO_KERNEL:
+            pytest.skip(NO_KERNEL)
+        (fresh / "cache").write_text("a file where the folder should be")
+    expected = local_position_output(*INPUTS, "query_first")
+    torch.testing.assert_close(local_position_output(*INPUTS), expected)
+    with pytest.raises(ConfigError, match="'compiled'") as raised:
+        local_position_output(*INPUTS, "compiled")
+    assert compiler in str(raised.value) or "g++" in str(raised.value)
+
+
+@pytest.mark.slow
+@needs_kernel
+def test_it_runs_on_the_threads_of_pytorch(fresh):
+    """It calls OpenMP, and brings no library of its own for that."""
+    assert native.missing() is None
+    (library,) = (fresh / "cache" / "lambda_det").iterdir()
+    content = library.read_bytes()
+    assert b"libgomp" not in content and b"libomp" not in content
+    assert b"GOMP_parallel" in content or b"__kmpc_fork_call" in content
+
+
+def test_messages_of_the_compiler_are_in_the_log(fresh, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", _script(fresh / "fails", "echo such an old compiler >&2; exit 1"))
+    assert native.missing()
+    assert "such an old compiler" in caplog.text
+
+
+class _Machine:
+    """A processor and a compiler for it, in place of native._run."""
+
+    def __init__(self):
+        self.processor, self.folder = "old", None
+
+    def __call__(self, command):
+        if self.folder is not None:
+            assert not list(self.folder.glob("*.so"))
+        if "-dM" in command:
+            return self.processor if "-march=native" in command else "any"
+        assert not list(Path(command[command.index("-o") + 1]).parent.glob("kernels*"))
+        Path(command[command.index("-o") + 1]).write_text(self.processor)
+        return ""
+
+
+@pytest.fixture
+def machine(fresh, monkeypatch):
+    machine = _Machine()
+    monkeypatch.setattr(native, "_run", machine)
+    return machine
+
+
+def test_another_source_flag_or_processor_is_another_kernel(machine, fresh, monkeypatch):
+    """A change of the file, or a home shared by two machines, must not bring the wrong code."""
+    built = [native._build(["g++"]), native._build(["g++"])]
+    assert built[0] == built[1]
+    machine.processor = "new"
+    built.append(native._build(["g++"]))
+    monkeypatch.setattr(native, "_COMPILE", [*native._COMPILE, "-O1"])
+    built.append(native._build(["g++"]))
+    monkeypatch.setattr(native, "_FOLDER", fresh)
+    for name in ("other.cpp", "other.h"):
+        (fresh / name).write_text("// changed")
+        built.append(native._build(["g++"]))
+    assert len(set(built)) == 5
+    assert [x.read_text() for x in built] == ["old", "old", "new", "new", "new", "new"]
+
+
+def test_a_kernel_appears_whole_or_not_at_all(machine, fresh, monkeypatch):
+    """Nothing lies under the final name while the compiler and the linker write."""
+    machine.folder = fresh / "cache" / "lambda_det"
+    moved, replace = [], native.os.replace
+    monkeypatch.setattr(native.os, "replace", lambda *x: moved.append(x) or replace(*x))
+    library = native._build(["g++"])
+    ((origin, target),) = moved
+    assert target == library and library.parent == machine.folder
+    # Within one file system, so that the renaming is one step
+    assert machine.folder in Path(origin).parents
+    assert list(machine.folder.iterdir()) == [library]
+
+
+def test_messages_of_the_compiler_in_another_encoding(fresh, monkeypatch):
+    script = _script(fresh / "fails", "printf 'na\\357ve \\377' >&2; exit 1")
+    monkeypatch.setenv("CXX", script)
+    assert "no kernel" in native.missing()
+
+
+def test_without_a_home(fresh, monkeypatch):
+    def home():  # as for a user that the machine does not know, with HOME unset
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    local_position_output(*INPUTS)
+    assert not isinstance(native._library(), ctypes.CDLL)
+
+
+def test_an_open_quote_in_the_name_of_the_compiler(fresh, monkeypatch):
+    monkeypatch.setenv("CXX", "g++ '")
+    assert "no kernel" in native.missing()
