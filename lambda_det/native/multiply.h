@@ -25,6 +25,16 @@ template <typename T, int lanes> struct Vector {
   typedef T type __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
 };
 
+// A vector that several rows multiply: g++ would load it anew for each, and wait for the loads.
+template <typename Vec, typename T>
+inline __attribute__((always_inline)) Vec in_register(const T *from) {
+  Vec vector = *(const Vec *)from;
+#ifdef __AVX__
+  asm("" : "+v"(vector));
+#endif
+  return vector;
+}
+
 // C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
 // last: a sum that started with it would be rounded to C's last digit at every step.
 template <typename T, int lanes, int R, int N>
@@ -36,17 +46,17 @@ inline __attribute__((always_inline)) void block(
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < N; ++j) sum[i][j] = Vec{};
   for (long s = 0; s < steps; ++s) {
-    Vec column[N];
-    for (int j = 0; j < N; ++j) {
-      column[j] = *(const Vec *)(b + s * b_step + j * lanes);
-#ifdef __AVX__
-      // g++ would load it anew for each of the rows, and wait for the loads
-      asm("" : "+v"(column[j]));
-#endif
-    }
+    // Not an array, which g++ would write to the stack at every step
+    const T *row = b + s * b_step;
+    const Vec b0 = in_register<Vec>(row), b1 = N > 1 ? in_register<Vec>(row + lanes) : b0;
+    const Vec b2 = N > 2 ? in_register<Vec>(row + 2 * lanes) : b0;
+    const Vec b3 = N > 3 ? in_register<Vec>(row + 3 * lanes) : b0;
     for (int i = 0; i < R; ++i) {
       const T factor = a[i * a_row + s * a_step];
-      for (int j = 0; j < N; ++j) sum[i][j] += factor * column[j];
+      sum[i][0] += factor * b0;
+      if (N > 1) sum[i][1] += factor * b1;
+      if (N > 2) sum[i][2] += factor * b2;
+      if (N > 3) sum[i][3] += factor * b3;
     }
   }
   for (int i = 0; i < R; ++i)
