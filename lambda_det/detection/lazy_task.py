@@ -196,7 +196,7 @@ class LazyTask(DetectionTask):
             self.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
-            channels_last=self.training_layout(),
+            channels_last=self.trains_channels_last(),
         )
 
     def make_model(self) -> nn.Module:

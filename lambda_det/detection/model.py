@@ -6,7 +6,6 @@ import difflib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +17,6 @@ from detectron2.modeling.proposal_generator.rpn import RPN_HEAD_REGISTRY
 from detectron2.modeling.roi_heads import (
     BaseKeypointRCNNHead,
     FastRCNNOutputLayers,
-    StandardROIHeads,
 )
 from detectron2.structures import Instances
 from detectron2.utils import comm
@@ -29,14 +27,15 @@ from lambda_det.detection.pooling import patch_pooling
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
+from lambda_det.modeling.winograd import use_winograd
+from lambda_det.native import missing
 
 __all__ = [
-    "ChannelsLast",
     "LossNormalizers",
     "build_model",
     "build_on_meta",
+    "channels_last_pays",
     "check_precision",
-    "fastest_layout",
     "for_inference",
     "prepare_model",
 ]
@@ -61,27 +60,19 @@ _REGISTRIES = {
 _NORMS = ("BN", "SyncBN", "FrozenBN", "GN", "LN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
 
-class ChannelsLast(Enum):
-    """Which maps of a detector are channels last in memory; the others are contiguous."""
-
-    EVERYWHERE = "all of them"
-    BOX_HEADS = "those of the heads of boxes"
-    NOWHERE = "none"
-
-
-def build_model(cfg: CfgNode, *, channels_last: ChannelsLast | None = None) -> nn.Module:
+def build_model(cfg: CfgNode, *, channels_last: bool | None = None) -> nn.Module:
     """The model of ``cfg`` on its device, with norms and pooling that are right there.
 
     Args:
         cfg: a detector.
-        channels_last: None for all maps or none, as MODEL.CHANNELS_LAST says.
+        channels_last: the layout of all maps; None for MODEL.CHANNELS_LAST.
 
     Raises:
         ConfigError: the configuration describes no model.
     """
     model = _build(cfg, cfg.MODEL.DEVICE)
     if channels_last is None:
-        channels_last = ChannelsLast.EVERYWHERE if cfg.MODEL.CHANNELS_LAST else ChannelsLast.NOWHERE
+        channels_last = cfg.MODEL.CHANNELS_LAST
     return prepare_model(
         model,
         cfg.MODEL.DEVICE,
@@ -107,7 +98,7 @@ def build_on_meta(cfg: CfgNode) -> nn.Module:
 
 
 def prepare_model(
-    model: nn.Module, device: str, *, mixed_precision: bool, channels_last: ChannelsLast
+    model: nn.Module, device: str, *, mixed_precision: bool, channels_last: bool
 ) -> nn.Module:
     """Any detector of Detectron2's parts, on a device and ready to be trained there.
 
@@ -115,38 +106,34 @@ def prepare_model(
         model: is changed.
         device: to move it to; norms that are synchronised elsewhere become ones that work on it.
         mixed_precision: the forward pass runs under autocast.
-        channels_last: the layout of the maps.
+        channels_last: the layout of all maps, on which the CPU's own convolutions depend.
     """
     # PyTorch 2.15 warns of a call in Detectron2's forward pass, in the midst of the progress
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     model = convert_sync_norms(model, device)
     patch_point_rend(model)
     patch_pooling(model, in_float32=mixed_precision)
-    if channels_last is ChannelsLast.EVERYWHERE:
+    use_winograd(model)
+    if channels_last:
         _use_channels_last(model)
-    elif channels_last is ChannelsLast.BOX_HEADS:
-        for heads in model.modules():
-            if isinstance(heads, StandardROIHeads):
-                _use_channels_last(heads.box_head)
     return model.to(device)
 
 
-def fastest_layout(device: str, size: tuple[int, int] | None) -> ChannelsLast:
-    """The layout in which a training is fastest.
+def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:
+    """Whether a training is faster with all maps channels last, as it is with our convolutions.
 
-    On a processor with AVX2 alone oneDNN takes two to six times as long for the gradient of a 3x3
-    kernel channels last, on maps from 64x64 on. Small images have hardly any such maps. The 7x7
-    maps of boxes take 0.75 of their time there (docs/performance.md). All processes of a training
-    have one layout.
+    Without a compiler for them oneDNN takes two to six times as long for the gradient of a 3x3
+    kernel channels last, on maps from 64x64 on and processors with AVX2 alone. Small images have
+    hardly any such maps (docs/performance.md). All processes of a training have one layout.
 
     Args:
         device: of the training.
         size: height and width of its largest images; None where nobody knows.
     """
     if torch.device(device).type != "cpu" or (size is not None and min(size) <= 128):
-        return ChannelsLast.EVERYWHERE
-    slow = "AVX2" in comm.all_gather(torch.backends.cpu.get_cpu_capability())
-    return ChannelsLast.BOX_HEADS if slow else ChannelsLast.EVERYWHERE
+        return True
+    slow = torch.backends.cpu.get_cpu_capability() == "AVX2" and missing() is not None
+    return not any(comm.all_gather(slow))
 
 
 def _use_channels_last(model: nn.Module) -> None:

@@ -29,11 +29,10 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators, images_of_any_size
 from lambda_det.detection.model import (
-    ChannelsLast,
     LossNormalizers,
     build_model,
+    channels_last_pays,
     check_precision,
-    fastest_layout,
     for_inference,
 )
 from lambda_det.detection.recipe import fit_to_data
@@ -224,7 +223,7 @@ class DetectionTask(Task):
 
     # --------------------------------------------------------------------------------------- parts
     def build_model(self) -> nn.Module:
-        return build_model(self.cfg, channels_last=self.training_layout())
+        return build_model(self.cfg, channels_last=self.trains_channels_last())
 
     def make_model(self) -> nn.Module:
         """The model as Detectron2 builds it, where PyTorch makes its tensors."""
@@ -248,7 +247,7 @@ class DetectionTask(Task):
 
     @property
     def channels_last(self) -> bool:
-        """Whether all maps are so in inference, and in training those that are faster so."""
+        """Whether all maps are so in inference, and in training where it is faster."""
         return self.cfg.MODEL.CHANNELS_LAST
 
     @property
@@ -256,10 +255,10 @@ class DetectionTask(Task):
         """In which evaluation and prediction compute: "float32" or "bfloat16"."""
         return self.cfg.TEST.PRECISION
 
-    def training_layout(self) -> ChannelsLast:
+    def trains_channels_last(self) -> bool:
         """To be asked for by all processes, as they agree on it."""
-        fastest = fastest_layout(self.settings.device, self.training_size)
-        return fastest if self.channels_last else ChannelsLast.NOWHERE
+        fast = channels_last_pays(self.settings.device, self.training_size)
+        return fast and self.channels_last
 
     @property
     def training_size(self) -> tuple[int, int] | None:

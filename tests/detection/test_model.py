@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config
 from lambda_det.detection.model import (
-    ChannelsLast,
     LossNormalizers,
     build_model,
     build_on_meta,
-    fastest_layout,
+    channels_last_pays,
     for_inference,
 )
 from lambda_det.detection.task import DetectionTask
@@ -129,20 +128,20 @@ def test_the_whole_detector_computes_channels_last_and_the_same():
 
 
 def test_all_processes_of_a_training_have_one_layout(monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(comm, "all_gather", lambda own: ["AVX512", "AVX2"])
-    assert fastest_layout("cpu", (512, 512)) is ChannelsLast.BOX_HEADS
+    monkeypatch.setattr(comm, "all_gather", lambda own: [own, True])
+    assert not channels_last_pays("cpu", (512, 512))
 
 
+@pytest.mark.parametrize("reason", [None, "there is no compiler"])
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
 @pytest.mark.parametrize(("smaller_side", "device"), [(64, "cpu"), (512, "cpu"), (512, "cuda")])
 def test_a_training_has_the_layout_that_is_faster_there(
-    capability, smaller_side, device, monkeypatch
+    capability, smaller_side, device, reason, monkeypatch
 ):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    layout = fastest_layout(device, (smaller_side, 1024))
-    everywhere = capability == "AVX512" or smaller_side < 512 or device == "cuda"
-    assert layout is (ChannelsLast.EVERYWHERE if everywhere else ChannelsLast.BOX_HEADS)
+    monkeypatch.setattr("lambda_det.detection.model.missing", lambda: reason)
+    fast = capability == "AVX512" or smaller_side < 512 or device == "cuda" or not reason
+    assert channels_last_pays(device, (smaller_side, 1024)) == fast
     if device == "cuda":
         return
     cfg = tiny_config()
@@ -153,9 +152,7 @@ def test_a_training_has_the_layout_that_is_faster_there(
     lazy = load_lazy_config(lazy_parser().parse_args(["--config-file", file, *changes]))
     for task in (DetectionTask(cfg), LazyTask(lazy)):
         model = task.build_model()
-        assert _layouts(model) == ({"last"} if everywhere else {"last", "first"})
-        assert _layouts(model.roi_heads.box_head) == {"last"}
-        assert _layouts(model.backbone) == {"last" if everywhere else "first"}
+        assert _layouts(model) == {"last" if fast else "first"}
         # Whatever it is in training
         assert _layouts(for_inference(model)) == {"last"}
         assert _layouts(for_inference(model, channels_last=False)) == _layouts(model)

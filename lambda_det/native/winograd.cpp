@@ -1,0 +1,286 @@
+// 3x3 convolutions of stride 1 and padding 1 by Winograd's F(4x4, 3x3), on the CPU.
+//
+//     Y = A' [(G g G') * (B' d B)] A
+//
+// gives a tile of 4x4 outputs from the 6x6 inputs d around it with 36 products for each pair of
+// channels in place of 144 (Lavin and Gray, arXiv:1509.09308, section 4.1). Over the channels each
+// of the 36 is a product of matrices. The points of the polynomials are 0, 3/4, -3/4, 3/2, -3/2 and
+// infinity: with the usual 1 and 2 the error in float32 is twice as large.
+//
+// Maps are [batch, height, width, channels], kernels [3, 3, in, out]; the numbers of channels are
+// multiples of 16. Beyond a map there are zeros.
+
+#include <algorithm>
+#include <vector>
+
+#include "multiply.h"
+
+namespace {
+
+constexpr int kTile = 4, kWindow = 6, kProducts = kWindow * kWindow;
+constexpr long kMany = 32;  // tiles at a time: their windows of 256 channels take 1.2 MB
+constexpr long kSteps = 32;  // channels in one sum; one of all would round four times as much
+
+template <typename T> using Wide = typename Vector<T, kLong<T>>::type;
+// Kernels are transformed in double, since no power of two makes their fractions exact
+template <typename T> using Precise = typename Vector<double, kLong<T>>::type;
+template <typename T> constexpr int kPanel = kMost * kLong<T>;  // columns of a block of multiply()
+
+struct Convolution {
+  long batch, height, width, in, out;
+};
+
+template <typename T> inline Wide<T> load(const T *from) { return *(const Wide<T> *)from; }
+template <typename T> inline void store(T *to, const Wide<T> &value) { *(Wide<T> *)to = value; }
+
+constexpr float kA = 0.75f, kB = 1.5f, kA2 = kA * kA, kB2 = kB * kB;  // exact in float
+
+// B': six inputs, which lie `step` apart
+template <typename V> inline __attribute__((always_inline)) void transform_input(V *d, int step) {
+  const V d0 = d[0], d1 = d[step], d2 = d[2 * step];
+  const V d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
+  const V even_a = d4 - kB2 * d2, odd_a = kA * (d3 - kB2 * d1);
+  const V even_b = d4 - kA2 * d2, odd_b = kB * (d3 - kA2 * d1);
+  d[0] = kA2 * kB2 * d0 - (kA2 + kB2) * d2 + d4;
+  d[step] = even_a + odd_a;
+  d[2 * step] = even_a - odd_a;
+  d[3 * step] = even_b + odd_b;
+  d[4 * step] = even_b - odd_b;
+  d[5 * step] = kA2 * kB2 * d1 - (kA2 + kB2) * d3 + d5;
+}
+
+// A': four outputs of six products
+template <typename V> inline __attribute__((always_inline)) void transform_output(V *m, int step) {
+  const V even_a = m[step] + m[2 * step], odd_a = m[step] - m[2 * step];
+  const V even_b = m[3 * step] + m[4 * step], odd_b = m[3 * step] - m[4 * step];
+  m[0] += even_a + even_b;
+  m[step] = kA * odd_a + kB * odd_b;
+  m[2 * step] = kA2 * even_a + kB2 * even_b;
+  m[3 * step] = kA2 * kA * odd_a + kB2 * kB * odd_b + m[5 * step];
+}
+
+// A: the gradients of six products from those of four outputs
+template <typename V> inline __attribute__((always_inline)) void transform_grad(V *y, int step) {
+  const V y0 = y[0], y1 = y[step], y2 = y[2 * step], y3 = y[3 * step];
+  const V even_a = y0 + kA2 * y2, odd_a = kA * (y1 + kA2 * y3);
+  const V even_b = y0 + kB2 * y2, odd_b = kB * (y1 + kB2 * y3);
+  y[step] = even_a + odd_a;
+  y[2 * step] = even_a - odd_a;
+  y[3 * step] = even_b + odd_b;
+  y[4 * step] = even_b - odd_b;
+  y[5 * step] = y3;
+}
+
+// G: the kernel's polynomial at each point p, by the product of the distances to the other points
+constexpr double at_0 = 1 / (double(kA2) * kB2);
+constexpr double at_a = 1 / (2 * double(kA2) * (kA2 - kB2));
+constexpr double at_b = 1 / (2 * double(kB2) * (kB2 - kA2));
+constexpr double kG[kWindow][3] = {{at_0, 0, 0},
+                                   {at_a, kA * at_a, kA2 * at_a},
+                                   {at_a, -kA * at_a, kA2 * at_a},
+                                   {at_b, kB * at_b, kB2 *at_b},
+                                   {at_b, -kB * at_b, kB2 * at_b},
+                                   {0, 0, 1}};
+
+inline long divided_up(long size, long by) { return (size + by - 1) / by; }
+
+// The tiles of all images, by rows
+struct Tiles {
+  const Convolution &s;
+  const long down = divided_up(s.height, kTile), across = divided_up(s.width, kTile);
+  const long count = s.batch * down * across;
+  long x(long tile) const { return tile % across * kTile; }
+  long y(long tile) const { return tile / across % down * kTile; }
+  long image(long tile) const { return tile / (across * down); }
+
+  // The vectors of a square of a map whose corner lies `before` the tile's
+  template <typename T, int side>
+  void find(long tile, int before, const T *map, long channels, const T *zeros,
+            const T **found) const {
+    const long top = y(tile) - before, left = x(tile) - before, rows = image(tile) * s.height;
+    for (int i = 0; i < side; ++i)
+      for (int j = 0; j < side; ++j) {
+        const long row = top + i, column = left + j;
+        const bool inside = row >= 0 && row < s.height && column >= 0 && column < s.width;
+        const long position = (rows + row) * s.width + column;
+        found[i * kWindow + j] = inside ? map + position * channels : zeros;
+      }
+  }
+};
+
+// Numbers of one of the 36 products. 36 stores 32 kB apart would evict each other from the cache.
+template <typename T> inline long product_size(const Convolution &s) {
+  return kMany * s.in + 2 * kLong<T>;
+}
+
+// B' d B of some tiles; a vector of each of the 36 goes to `to`, by these strides
+template <typename T>
+void transform_windows(const Tiles &tiles, long first, long count, const T *map, const T *zeros,
+                       T *to, long product, long tile_stride, long vector_stride) {
+  for (long t = 0; t < count; ++t) {
+    const T *window[kProducts];
+    tiles.find<T, kWindow>(first + t, 1, map, tiles.s.in, zeros, window);
+    for (long c = 0; c < tiles.s.in; c += kLong<T>) {
+      Wide<T> d[kProducts];
+      for (int i = 0; i < kProducts; ++i) d[i] = load(window[i] + c);
+      for (int i = 0; i < kWindow; ++i) transform_input(d + i * kWindow, 1);
+      for (int i = 0; i < kWindow; ++i) transform_input(d + i, kWindow);
+      T *target = to + t * tile_stride + c / kLong<T> * vector_stride;
+      for (int i = 0; i < kProducts; ++i) store(target + i * product, d[i]);
+    }
+  }
+}
+
+// G g G' of [3, 3, in, out], as [36, panels of out, in, panel]
+template <typename T>
+void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads) {
+  constexpr int panel = kPanel<T>;
+  const long panels = divided_up(s.out, panel);
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
+  for (long p = 0; p < panels; ++p)
+    for (long in = 0; in < s.in; ++in)
+      for (long c = 0; c < std::min<long>(panel, s.out - p * panel); c += kLong<T>) {
+        Precise<T> half[kWindow][3] = {};
+        for (int y = 0; y < 3; ++y)
+          for (int x = 0; x < 3; ++x) {
+            const T *from = kernel + ((y * 3 + x) * s.in + in) * s.out + p * panel + c;
+            const Precise<T> g = __builtin_convertvector(load(from), Precise<T>);
+            for (int i = 0; i < kWindow; ++i) half[i][x] += kG[i][y] * g;
+          }
+        for (int i = 0; i < kWindow; ++i)
+          for (int j = 0; j < kWindow; ++j) {
+            Precise<T> sum = {};
+            for (int x = 0; x < 3; ++x) sum += half[i][x] * kG[j][x];
+            store(to + (((i * kWindow + j) * panels + p) * s.in + in) * panel + c,
+                  __builtin_convertvector(sum, Wide<T>));
+          }
+      }
+}
+
+// kernel: of transform_kernel
+template <typename T>
+void convolve(const Convolution &s, const T *map, const T *kernel, const T *bias, T *output,
+              int threads) {
+  constexpr int lanes = kLong<T>, panel = kPanel<T>;
+  const Tiles tiles{s};
+  const long panels = divided_up(s.out, panel), product = product_size<T>(s);
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<T> windows(kProducts * product), products(kProducts * kMany * panel);
+    std::vector<T> zeros(s.in);
+#pragma omp for schedule(dynamic, 1)
+    for (long first = 0; first < tiles.count; first += kMany) {
+      const long count = std::min(kMany, tiles.count - first);
+      transform_windows(tiles, first, count, map, zeros.data(), windows.data(), product, s.in,
+                        lanes);
+      for (long p = 0; p < panels; ++p) {
+        const long columns = std::min<long>(panel, s.out - p * panel);
+        for (int i = 0; i < kProducts; ++i)
+          for (long in = 0; in < s.in; in += kSteps)
+            multiply<T, lanes>(count, columns, std::min(kSteps, s.in - in),
+                               windows.data() + i * product + in, s.in, 1,
+                               kernel + ((i * panels + p) * s.in + in) * panel, panel,
+                               products.data() + i * kMany * panel, panel, in > 0);
+        for (long t = 0; t < count; ++t) {
+          const long x0 = tiles.x(first + t), y0 = tiles.y(first + t);
+          const long row = tiles.image(first + t) * s.height;
+          for (long c = 0; c < columns; c += lanes) {
+            Wide<T> m[kProducts];
+            for (int i = 0; i < kProducts; ++i)
+              m[i] = load(products.data() + (i * kMany + t) * panel + c);
+            for (int j = 0; j < kWindow; ++j) transform_output(m + j, kWindow);
+            for (int i = 0; i < kTile; ++i) transform_output(m + i * kWindow, 1);
+            const Wide<T> added = load(bias + p * panel + c);
+            for (long y = y0; y < std::min(y0 + kTile, s.height); ++y)
+              for (long x = x0; x < std::min(x0 + kTile, s.width); ++x)
+                store(output + ((row + y) * s.width + x) * s.out + p * panel + c,
+                      m[(y - y0) * kWindow + x - x0] + added);
+          }
+        }
+      }
+    }
+  }
+}
+
+// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [threads, 36, in, out], zero at first
+template <typename T>
+void convolution_gradient(const Convolution &s, const T *map, const T *grad, T *sums,
+                          T *grad_kernel, int threads) {
+  constexpr int lanes = kLong<T>, panel = kPanel<T>;
+  const Tiles tiles{s};
+  const long panels = divided_up(s.out, panel), product = product_size<T>(s);
+  const long all = kProducts * s.in * s.out;
+#pragma omp parallel num_threads(threads)
+  {
+    // As multiply() reads them: [36, vectors of in, tiles, vector], [36, panels, tiles, panel]
+    std::vector<T> windows(kProducts * product), grads(kProducts * kMany * panels * panel);
+    std::vector<T> zeros(std::max(s.in, s.out));
+    T *own = sums + omp_get_thread_num() * all;
+#pragma omp for schedule(static)
+    for (long first = 0; first < tiles.count; first += kMany) {
+      const long count = std::min(kMany, tiles.count - first);
+      transform_windows(tiles, first, count, map, zeros.data(), windows.data(), product, lanes,
+                        kMany * lanes);
+      for (long t = 0; t < count; ++t) {
+        const T *tile[kProducts];
+        tiles.find<T, kTile>(first + t, 0, grad, s.out, zeros.data(), tile);
+        for (long c = 0; c < s.out; c += lanes) {
+          Wide<T> d[kProducts];
+          for (int i = 0; i < kTile; ++i) {
+            for (int j = 0; j < kTile; ++j) d[i * kWindow + j] = load(tile[i * kWindow + j] + c);
+            transform_grad(d + i * kWindow, 1);
+          }
+          for (int j = 0; j < kWindow; ++j) transform_grad(d + j, kWindow);
+          for (int i = 0; i < kProducts; ++i)
+            store(grads.data() + ((i * panels + c / panel) * kMany + t) * panel + c % panel, d[i]);
+        }
+      }
+      for (int i = 0; i < kProducts; ++i)
+        for (long p = 0; p < panels; ++p)
+          for (long c = 0; c < s.in; c += lanes)
+            multiply<T, lanes>(lanes, std::min<long>(panel, s.out - p * panel), count,
+                               windows.data() + i * product + c * kMany, 1, lanes,
+                               grads.data() + (i * panels + p) * kMany * panel, panel,
+                               own + (i * s.in + c) * s.out + p * panel, s.out, true);
+    }
+#pragma omp for schedule(static)
+    for (long in = 0; in < s.in; ++in)
+      for (long out = 0; out < s.out; out += lanes) {
+        Precise<T> half[3][kWindow] = {};
+        for (int i = 0; i < kProducts; ++i) {
+          Precise<T> sum = {};
+          for (int thread = 0; thread < threads; ++thread)
+            sum += __builtin_convertvector(
+                load(sums + thread * all + (i * s.in + in) * s.out + out), Precise<T>);
+          for (int y = 0; y < 3; ++y) half[y][i % kWindow] += kG[i / kWindow][y] * sum;
+        }
+        for (int y = 0; y < 3; ++y)
+          for (int x = 0; x < 3; ++x) {
+            Precise<T> sum = {};
+            for (int j = 0; j < kWindow; ++j) sum += half[y][j] * kG[j][x];
+            store(grad_kernel + ((y * 3 + x) * s.in + in) * s.out + out,
+                  __builtin_convertvector(sum, Wide<T>));
+          }
+      }
+  }
+}
+
+}  // namespace
+
+#define EXPORT(T, suffix)                                                                          \
+  void transform_kernel_##suffix(const Convolution *s, const T *kernel, T *to, int threads) {      \
+    transform_kernel<T>(*s, kernel, to, threads);                                                  \
+  }                                                                                                \
+  void convolve_##suffix(const Convolution *s, const T *map, const T *kernel, const T *bias,       \
+                         T *output, int threads) {                                                 \
+    convolve<T>(*s, map, kernel, bias, output, threads);                                           \
+  }                                                                                                \
+  void convolution_gradient_##suffix(const Convolution *s, const T *map, const T *grad, T *sums,   \
+                                     T *grad_kernel, int threads) {                                \
+    convolution_gradient<T>(*s, map, grad, sums, grad_kernel, threads);                            \
+  }
+
+extern "C" {
+EXPORT(float, float32)
+EXPORT(double, float64)
+}

@@ -1,0 +1,200 @@
+"""Winograd's convolution against PyTorch's, in float64 and within the bound of float32."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from detectron2.layers import Conv2d
+from torch import nn
+from torch.nn import functional as F
+
+from lambda_det import native
+from lambda_det.modeling import winograd
+from lambda_det.modeling.winograd import use_winograd, winograd_conv2d
+
+pytestmark = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
+LAST = torch.channels_last
+
+
+def _draw(low, high):
+    return int(torch.randint(low, high + 1, ()))
+
+
+def _plain(x, weight, bias=None):
+    return F.conv2d(x, weight, bias, padding=1)
+
+
+def _results(convolution, inputs, grad):
+    """The output, and the gradients of all inputs."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    output = convolution(*inputs)
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad)]
+
+
+def _inputs(batch, channels, out, height, width, dtype=torch.float32):
+    x = torch.randn(batch, channels, height, width, dtype=dtype)
+    weight = torch.randn(out, channels, 3, 3, dtype=dtype) / (3 * channels**0.5)
+    return [x, weight, torch.randn(out, dtype=dtype)]
+
+
+@pytest.fixture
+def all_channels(monkeypatch):
+    """Sums over few channels, too, so that the sizes of a test can be small."""
+    monkeypatch.setattr(winograd, "_LEAST", 0)
+
+
+@pytest.mark.usefixtures("all_channels")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
+def test_equals_the_convolution_on_random_sizes(layout):
+    """Maps smaller than a tile, and every remainder of tiles, vectors and panels."""
+    for _ in range(25):
+        channels, out = 16 * _draw(1, 6), 16 * _draw(1, 6)
+        inputs = _inputs(_draw(1, 3), channels, out, _draw(1, 14), _draw(1, 14), torch.float64)
+        inputs[:2] = [x.contiguous(memory_format=layout) for x in inputs[:2]]
+        grad = torch.randn_like(_plain(*inputs))
+        pairs = zip(
+            _results(winograd_conv2d, inputs, grad), _results(_plain, inputs, grad), strict=True
+        )
+        for got, expected in pairs:
+            assert got.shape == expected.shape
+            assert (got - expected).norm() <= 1e-12 * expected.norm(), [x.shape for x in inputs]
+
+
+@pytest.mark.parametrize(("channels", "out"), [(16, 48), (32, 128), (144, 64)])
+def test_sums_over_few_channels(channels, out):
+    """One, both or none of the output and the gradient of the map are PyTorch's."""
+    inputs = _inputs(2, channels, out, 9, 10, torch.float64)
+    grad = torch.randn_like(_plain(*inputs))
+    got, expected = (_results(f, inputs, grad) for f in (winograd_conv2d, _plain))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(
+    "size", [(42, 128, 128, 7, 7), (1, 128, 256, 64, 64), (21, 256, 256, 14, 14)]
+)
+def test_the_error_in_float32_is_at_most_twice_that_of_pytorch(size, relu):
+    """On the fewest channels and the smallest maps that are taken."""
+    inputs = _inputs(*size)
+    inputs[0] = inputs[0].relu() if relu else inputs[0]
+    grad = torch.randn(size[0], size[2], *size[3:])
+    exact = _results(_plain, [x.double() for x in inputs], grad.double())
+    inputs[:2] = [x.to(memory_format=LAST) for x in inputs[:2]]
+    got, plain = (_results(f, inputs, grad) for f in (winograd_conv2d, _plain))
+    for a, b, true in zip(got, plain, exact, strict=True):
+        assert (a - true).norm() <= 2 * (b - true).norm()
+
+
+@pytest.mark.usefixtures("all_channels")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_number_of_threads(threads):
+    inputs = _inputs(2, 32, 48, 9, 30)
+    grad = torch.randn(2, 48, 9, 30)
+    expected, before = _results(winograd_conv2d, inputs, grad), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got, again = (_results(winograd_conv2d, inputs, grad) for _ in range(2))
+    finally:
+        torch.set_num_threads(before)
+    for a, b, c in zip(got, again, expected, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("all_channels")
+def test_it_keeps_within_its_buffers(monkeypatch):
+    """Every tensor that it gets lies amid numbers that must neither be read nor written."""
+    fences = []
+
+    def fenced(name, dtype, sizes, *tensors):
+        inside = []
+        for x in tensors:
+            fence = torch.full((x.numel() + 2048,), torch.nan, dtype=dtype)
+            fences.append((fence, fence[1024:-1024].view(x.shape)))
+            fences[-1][1].copy_(x)
+            inside.append(fences[-1][1])
+        native.call(name, dtype, sizes, *inside)
+        for x, written in zip(tensors, inside, strict=True):
+            x.copy_(written)
+
+    monkeypatch.setattr(winograd, "call", fenced)
+    inputs = _inputs(2, 16, 80, 5, 7)
+    got = _results(winograd_conv2d, inputs, torch.randn(2, 80, 5, 7))
+    assert all(x.isfinite().all() for x in got) and len(fences) == 16
+    for fence, _ in fences:
+        assert fence[:1024].isnan().all() and fence[-1024:].isnan().all()
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The sizes of the maps that were convolved in Winograd's way."""
+    sizes, convolution = [], winograd_conv2d
+    monkeypatch.setattr(
+        winograd,
+        "winograd_conv2d",
+        lambda x, *parameters: sizes.append(tuple(x.shape)) or convolution(x, *parameters),
+    )
+    return sizes
+
+
+def _conv(channels=128, out=128, **options):
+    return Conv2d(channels, out, 3, **{"padding": 1, **options}).to(memory_format=LAST)
+
+
+def _map(channels=128, side=48):
+    return torch.randn(1, channels, side, side).to(memory_format=LAST)
+
+
+def test_a_convolution_with_norm_and_activation_is_the_same(taken):
+    conv = _conv(bias=False, norm=nn.BatchNorm2d(128), activation=F.relu)
+    fast, x = nn.Sequential(copy.deepcopy(conv)), _map()
+    use_winograd(fast)
+    torch.testing.assert_close(fast(x), conv(x), rtol=1e-4, atol=1e-4)
+    assert taken == [tuple(x.shape)]
+    assert copy.deepcopy(fast).state_dict().keys() == fast.state_dict().keys()
+    torch.testing.assert_close(fast[0].norm.running_mean, conv.norm.running_mean)
+
+
+OTHERS = {
+    "uneven": (_conv(128, 130), _map()),
+    "stride": (_conv(stride=2), _map()),
+    "dilation": (_conv(dilation=2, padding=2), _map()),
+    "groups": (_conv(groups=2), _map()),
+    "padding": (_conv(padding=0), _map()),
+    "small": (_conv(), _map(side=32)),
+    "contiguous": (_conv(), _map().contiguous()),
+    "float64": (_conv().double(), _map().double()),
+    "empty": (_conv(), _map()[:0]),
+}
+
+
+@pytest.mark.parametrize(("conv", "x"), OTHERS.values(), ids=OTHERS)
+def test_others_are_pytorchs(conv, x, taken):
+    expected, model = conv(x), nn.Sequential(conv)
+    use_winograd(model)
+    assert torch.equal(model(x), expected)
+    assert not taken
+
+
+def test_under_autocast_and_traced_it_is_pytorchs(taken):
+    model, x = nn.Sequential(_conv()), _map()
+    use_winograd(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).dtype == torch.bfloat16
+    traced = torch.jit.trace(model, x, check_trace=False)
+    got = traced(x)
+    assert not taken
+    torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
+    assert taken
+
+
+def test_without_kernels_it_is_pytorchs(taken, monkeypatch):
+    model, x = nn.Sequential(_conv()), _map()
+    expected = model(x)
+    use_winograd(model)
+    monkeypatch.setattr(winograd, "missing", lambda: "no compiler")
+    assert torch.equal(model(x), expected)
+    assert not taken
