@@ -1,28 +1,26 @@
-"""ROIAlign in float32 under mixed precision, and on all threads of a CPU."""
+"""ROIAlign in float32 under mixed precision, and on all threads and vectors of a CPU."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from detectron2.layers import ROIAlign
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torchvision.ops import roi_align
+
+from lambda_det.native import call, longs, missing
 
 __all__ = ["patch_pooling"]
 
-_FEW = 16  # boxes for which threads do not pay
-_MOST = 8  # threads: each may start others to fill its part of the result with zeros
+_MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 
 
 def patch_pooling(model: nn.Module, *, in_float32: bool = False) -> None:
-    """Let every ROIAlign of ``model`` take all threads on a CPU, with the same result to the bit.
+    """Let every ROIAlign of ``model`` take a kernel of ours on a CPU (native/roi_align.cpp).
 
-    torchvision's takes one, which is a tenth of a training step on two cores, and more on more.
+    torchvision's takes one thread and no vectors, a tenth of a training step on two cores.
 
     Args:
         model: is changed.
@@ -47,61 +45,72 @@ class _ROIAlign(ROIAlign):
         """Features [B, C, H, W] and boxes [K, 5] give [K, C, h, w]."""
         x = input.float() if self.in_float32 else input
         rois = rois.to(x.dtype)
-        # Traced first: the number of boxes is none then
-        if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _pays(x, rois):
+        # Traced and compiled networks keep torchvision's operator
+        if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _pays(x):
             return super().forward(x, rois).to(input.dtype)
-        threads = min(torch.get_num_threads(), _MOST)
-        options = self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned
-        return _ByChannels.apply(x, rois, threads, *options).to(input.dtype)
+        return _Pooled.apply(x, *self._grid(rois), self.output_size).to(input.dtype)
+
+    def _grid(self, rois: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of each box its image [K], and start, size of a bin, and points in a bin [K, 2] (x, y).
+
+        As torchvision computes them: the number of points jumps with the last digit of a side.
+        """
+        corners = rois[:, 1:] * self.spatial_scale - (0.5 if self.aligned else 0.0)
+        start, sides = corners[:, :2], corners[:, 2:] - corners[:, :2]
+        if not self.aligned:
+            sides = sides.clamp(min=1)
+        bins = sides / sides.new_tensor(self.output_size[::-1])
+        points = bins.ceil() if self.sampling_ratio <= 0 else bins.new_tensor(self.sampling_ratio)
+        return rois[:, 0].long(), start.contiguous(), bins, points.expand_as(bins).long()
 
 
-def _pays(x: Tensor, rois: Tensor) -> bool:
-    # Other dtypes are autocast's, which a new thread does not know of
+def _pays(x: Tensor) -> bool:
     wide = x.dtype in (torch.float32, torch.float64)
-    return x.device.type == "cpu" and wide and torch.get_num_threads() > 1 and len(rois) >= _FEW
+    whole = x.shape[1] % _MULTIPLE == 0
+    return x.device.type == "cpu" and wide and whole and missing() is None
 
 
-class _ByChannels(torch.autograd.Function):
-    """torchvision's operators, each on a share of the channels: no two write to one place."""
-
+class _Pooled(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        rois: Tensor,
-        threads: int,
+        image: Tensor,
+        start: Tensor,
+        bins: Tensor,
+        points: Tensor,
         size: tuple[int, int],
-        scale: float,
-        ratio: int,
-        aligned: bool,
     ) -> Tensor:
-        ctx.save_for_backward(rois)
-        ctx.shape, ctx.threads, ctx.options = x.shape, threads, (size, scale, ratio, aligned)
-        return _in_threads(lambda share: roi_align(share, rois, *ctx.options), x, threads)
+        """[B, C, H, W] to [K, C, h, w], in the layout of the input."""
+        ctx.shape, ctx.layout = x.shape, _layout(x)
+        ctx.save_for_backward(image, start, bins, points)
+        output = x.new_empty(len(image), *size, x.shape[1])
+        boxes = image, start, bins, points.contiguous()
+        call("pool", x.dtype, _sizes(x.shape, output), _last(x), *boxes, output)
+        return output.permute(0, 3, 1, 2).contiguous(memory_format=ctx.layout)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (rois,) = ctx.saved_tensors
-        (height, width), scale, ratio, aligned = ctx.options
-        batch, _, *sides = ctx.shape
-
-        def gradient(share: Tensor) -> Tensor:
-            shape = (batch, share.shape[1], *sides)
-            return torch.ops.torchvision._roi_align_backward(
-                share, rois, scale, height, width, *shape, ratio, aligned
-            )
-
-        return (_in_threads(gradient, grad, ctx.threads), *[None] * 6)
+        image, start, bins, points = ctx.saved_tensors
+        batch, channels, height, width = ctx.shape
+        grad, of_x = _last(grad), grad.new_zeros(batch, height, width, channels)
+        boxes = image, start, bins, points.contiguous()
+        call("pool_gradient", grad.dtype, _sizes(ctx.shape, grad), grad, *boxes, of_x)
+        of_x = of_x.permute(0, 3, 1, 2).contiguous(memory_format=ctx.layout)
+        return (of_x, *[None] * 5)
 
 
-def _in_threads(compute: Callable[[Tensor], Tensor], x: Tensor, threads: int) -> Tensor:
-    """``compute`` of [N, C, h, w], by shares of the channels."""
-    shares = [share.contiguous() for share in x.chunk(threads, dim=1)]
+def _layout(x: Tensor) -> torch.memory_format:
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
 
-    def without_gradients(share: Tensor) -> Tensor:
-        with torch.no_grad():  # a new thread does not know of it
-            return compute(share)
 
-    with ThreadPoolExecutor(threads) as pool:
-        return torch.cat(list(pool.map(without_gradients, shares)), dim=1)
+def _last(x: Tensor) -> Tensor:
+    """[N, C, H, W] as dense [N, H, W, C]."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _sizes(shape: torch.Size, pooled: Tensor) -> Any:
+    batch, channels, height, width = shape
+    return longs((batch, height, width, channels, *pooled.shape[:3]))

@@ -33,6 +33,16 @@ struct Convolution {
 template <typename T> inline Wide<T> load(const T *from) { return *(const Wide<T> *)from; }
 template <typename T> inline void store(T *to, const Wide<T> &value) { *(Wide<T> *)to = value; }
 
+// __builtin_convertvector is not in g++ 8
+template <typename To, typename T> inline To convert(const Wide<T> &from) {
+  To to;
+  for (int i = 0; i < kLong<T>; ++i) to[i] = from[i];
+  return to;
+}
+template <typename T> inline void store_rounded(T *to, const Precise<T> &value) {
+  for (int i = 0; i < kLong<T>; ++i) to[i] = T(value[i]);
+}
+
 constexpr float kA = 0.75f, kB = 1.5f, kA2 = kA * kA, kB2 = kB * kB;  // exact in float
 
 // B': six inputs, which lie `step` apart
@@ -144,15 +154,14 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
         for (int y = 0; y < 3; ++y)
           for (int x = 0; x < 3; ++x) {
             const T *from = kernel + ((y * 3 + x) * s.in + in) * s.out + p * panel + c;
-            const Precise<T> g = __builtin_convertvector(load(from), Precise<T>);
+            const Precise<T> g = convert<Precise<T>, T>(load(from));
             for (int i = 0; i < kWindow; ++i) half[i][x] += kG[i][y] * g;
           }
         for (int i = 0; i < kWindow; ++i)
           for (int j = 0; j < kWindow; ++j) {
             Precise<T> sum = {};
             for (int x = 0; x < 3; ++x) sum += half[i][x] * kG[j][x];
-            store(to + (((i * kWindow + j) * panels + p) * s.in + in) * panel + c,
-                  __builtin_convertvector(sum, Wide<T>));
+            store_rounded(to + (((i * kWindow + j) * panels + p) * s.in + in) * panel + c, sum);
           }
       }
 }
@@ -250,16 +259,14 @@ void convolution_gradient(const Convolution &s, const T *map, const T *grad, T *
         for (int i = 0; i < kProducts; ++i) {
           Precise<T> sum = {};
           for (int thread = 0; thread < threads; ++thread)
-            sum += __builtin_convertvector(
-                load(sums + thread * all + (i * s.in + in) * s.out + out), Precise<T>);
+            sum += convert<Precise<T>, T>(load(sums + thread * all + (i * s.in + in) * s.out + out));
           for (int y = 0; y < 3; ++y) half[y][i % kWindow] += kG[i / kWindow][y] * sum;
         }
         for (int y = 0; y < 3; ++y)
           for (int x = 0; x < 3; ++x) {
             Precise<T> sum = {};
             for (int j = 0; j < kWindow; ++j) sum += half[y][j] * kG[j][x];
-            store(grad_kernel + ((y * 3 + x) * s.in + in) * s.out + out,
-                  __builtin_convertvector(sum, Wide<T>));
+            store_rounded(grad_kernel + ((y * 3 + x) * s.in + in) * s.out + out, sum);
           }
       }
   }

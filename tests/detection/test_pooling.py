@@ -1,25 +1,26 @@
-"""ROIAlign: boxes are not rounded, and several threads give the bits of one."""
+"""ROIAlign: boxes are not rounded, and the kernel in C++ computes what torchvision's does."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
-import torchvision
 from detectron2.layers import ROIAlign
 from torch import nn
 
+from lambda_det import native
 from lambda_det.detection import pooling
 from lambda_det.detection.pooling import patch_pooling
 from lambda_det.training.precision import Precision
 
+needs_kernel = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
 
-def test_pooling_does_not_round_boxes():
+
+@pytest.mark.parametrize("channels", [1, 16])
+def test_pooling_does_not_round_boxes(channels):
     model = nn.ModuleDict({"pooler": nn.ModuleList([ROIAlign((4, 4), 0.25, 0, aligned=True)])})
     plain = model["pooler"][0]
     patch_pooling(model, in_float32=True)
-    ramp = torch.arange(256, dtype=torch.float32).expand(1, 1, 256, 256) % 16
+    ramp = torch.arange(256, dtype=torch.float32).expand(1, channels, 256, 256) % 16
     boxes = torch.tensor([[0, 601.5, 707.0, 651.5, 757.0]])
     exact = plain(ramp, boxes)
     with Precision("cpu", torch.bfloat16).autocast():
@@ -30,50 +31,91 @@ def test_pooling_does_not_round_boxes():
     assert (rounded.float() - exact).abs().max() > 0.1  # or there was nothing to mend
 
 
-@pytest.fixture
-def three_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
+def _both(**options):
+    """Our pooler and torchvision's."""
+    model = nn.ModuleDict({"pooler": ROIAlign((3, 5), 0.25, **options)})
+    plain = model["pooler"]
+    patch_pooling(model)
+    return model["pooler"], plain
 
 
 def _pooled(pooler, x, boxes, grad):
-    x = x.clone().requires_grad_()
+    x = x.detach().requires_grad_()
     y = pooler(x, boxes)
-    y.backward(grad)
-    return y, x.grad
+    return y.detach(), *torch.autograd.grad(y, x, grad)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def _boxes(count, batch):
+    """Some reach beyond the map, some lie on its positions, one is empty and one is nowhere."""
+    corners = torch.rand(count, 2, 2) * torch.tensor([220.0, 180.0]) - 25
+    corners[: count // 3] = corners[: count // 3].round()
+    corners[0, 1] = corners[0, 0]
+    corners[1] = torch.nan
+    image = torch.randint(batch, (count, 1)).float()
+    return torch.cat([image, corners.amin(1), corners.amax(1)], dim=1)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the kernels that were run, each amid numbers that must not be touched."""
+    names, call = [], pooling.call
+
+    def fenced(name, dtype, sizes, *tensors):
+        fences = [torch.full((x.numel() + 2048,), 99, dtype=x.dtype) for x in tensors]
+        inside = [f[1024:-1024].view(x.shape) for f, x in zip(fences, tensors, strict=True)]
+        for x, y in zip(tensors, inside, strict=True):
+            y.copy_(x)
+        call(name, dtype, sizes, *inside)
+        for x, y, fence in zip(tensors, inside, fences, strict=True):
+            x.copy_(y)
+            assert (fence[:1024] == 99).all() and (fence[-1024:] == 99).all()
+        names.append(name)
+
+    monkeypatch.setattr(pooling, "call", fenced)
+    return names
+
+
+@needs_kernel
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(("batch", "channels"), [(1, 2), (1, 8), (3, 7)])
-def test_threads_change_no_bit(dtype, layout, batch, channels, three_threads, monkeypatch):
-    used, passes, in_threads = set(), [], pooling._in_threads
-    monkeypatch.setattr(
-        pooling, "_in_threads", lambda *given: passes.append(given) or in_threads(*given)
-    )
-    monkeypatch.setattr(
-        pooling,
-        "roi_align",
-        lambda *given: used.add(threading.get_ident()) or torchvision.ops.roi_align(*given),
-    )
-    model = nn.ModuleDict({"pooler": ROIAlign((3, 5), 0.25, 0, aligned=True)})
-    plain = model["pooler"]
-    patch_pooling(model)
-    x = torch.randn(batch, channels, 30, 41, dtype=dtype).contiguous(memory_format=layout)
-    corners = torch.rand(40, 2, 2) * torch.tensor([170.0, 130.0])
-    image = torch.randint(batch, (40, 1)).float()
-    boxes = torch.cat([image, corners.amin(1), corners.amax(1)], dim=1)
-    grad = torch.randn(40, channels, 3, 5, dtype=dtype)
-    for got, expected in zip(
-        _pooled(model["pooler"], x, boxes, grad), _pooled(plain, x, boxes, grad), strict=True
-    ):
-        assert got.dtype == dtype and torch.equal(got, expected)
-    assert used and threading.get_ident() not in used
-    assert len(passes) == 2  # forward and backward
-    used.clear()
-    assert model["pooler"](x, boxes[:0]).shape == (0, channels, 3, 5) and not used
+@pytest.mark.parametrize("options", [(0, True), (0, False), (2, True)])
+@pytest.mark.parametrize(("batch", "channels"), [(1, 16), (3, 80)])
+def test_the_kernel_equals_torchvisions(batch, channels, options, layout, threads, calls):
+    ours, plain = _both(sampling_ratio=options[0], aligned=options[1])
+    x = torch.randn(batch, channels, 30, 41, dtype=torch.float64).contiguous(memory_format=layout)
+    boxes, grad = _boxes(40, batch), torch.randn(40, channels, 3, 5, dtype=torch.float64)
+    known = boxes.isfinite().all(dim=1)  # torchvision reads anywhere for NaN
+    expected = _pooled(plain, x, boxes[known], grad[known])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        output, of_x = _pooled(ours, x, boxes, grad)
+        half = _pooled(ours, x.float(), boxes, grad.float())
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(output[known], expected[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_x, expected[1], rtol=1e-12, atol=1e-12)
+    assert output.is_contiguous(memory_format=layout) and of_x.is_contiguous(memory_format=layout)
+    assert (output[~known] == 0).all() and calls == ["pool", "pool_gradient"] * 2
+    # In float32 the error is at most twice that of torchvision's
+    single = _pooled(plain, x.float(), boxes[known], grad[known].float())
+    for got, other, true in zip((half[0][known], half[1]), single, expected, strict=True):
+        assert (got - true).norm() <= 2 * (other - true).norm()
+
+
+@needs_kernel
+def test_no_boxes_and_no_gradients(calls):
+    ours, plain = _both(sampling_ratio=0, aligned=True)
+    x, boxes = torch.randn(1, 16, 9, 9), _boxes(4, 1)[2:]
+    assert ours(x, boxes[:0]).shape == (0, 16, 3, 5)
     with torch.inference_mode():
-        assert torch.equal(model["pooler"](x, boxes), plain(x, boxes))
-    assert used
+        torch.testing.assert_close(ours(x, boxes), plain(x, boxes))
+    assert calls == ["pool"] * 2
+
+
+@pytest.mark.parametrize("reason", [None, "there is no compiler"])
+def test_otherwise_it_is_torchvisions(calls, reason, monkeypatch):
+    monkeypatch.setattr(pooling, "missing", lambda: reason)
+    ours, plain = _both(sampling_ratio=0, aligned=True)
+    x, boxes = torch.randn(1, 16 if reason else 7, 9, 9), _boxes(4, 1)[2:]
+    assert torch.equal(ours(x, boxes), plain(x, boxes)) and not calls
