@@ -3,7 +3,7 @@
 In float32 the errors of the output and of both gradients are below twice those of PyTorch's own
 convolutions, on channels and maps as large as are taken (tests/modeling/test_winograd.py). The
 kernel is native/winograd.cpp. Gradients of a map that are zero at most positions, as after the loss
-of an RPN, take the products of the others alone.
+of an RPN, take the products of the others alone: in bfloat16, too, where all else is PyTorch's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from detectron2.layers import Conv2d
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_weight
 
 from lambda_det.native import call, longs, missing
 
@@ -47,19 +48,32 @@ def _is_3x3(conv: nn.Conv2d) -> bool:
 class _WinogradConv2d(Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H, W]."""
-        if not _pays(x, self.weight):
+        dtype = _computed_in(x)
+        if not _pays(x, self.weight, dtype):
             return super().forward(x)
-        x = winograd_conv2d(x, self.weight, self.bias)
+        bias = self.bias if self.bias is None else self.bias.to(dtype)
+        x = winograd_conv2d(x.to(dtype), self.weight.to(dtype), bias)
         if self.norm is not None:
             x = self.norm(x)
         return x if self.activation is None else self.activation(x)
 
 
-def _pays(x: Tensor, weight: Tensor) -> bool:
-    # Traced and compiled networks keep PyTorch's operator; autocast would choose another dtype
-    if torch.jit.is_tracing() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+def _computed_in(x: Tensor) -> torch.dtype:
+    """The dtype in which PyTorch's convolution would compute."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+
+
+def _pays(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    # Traced and compiled networks keep PyTorch's operator
+    if torch.jit.is_tracing() or torch.compiler.is_compiling():
         return False
-    if x.device.type != "cpu" or not x.dtype == weight.dtype == torch.float32:
+    if (
+        x.device.type != "cpu"
+        or weight.dtype != torch.float32
+        or x.dtype not in (dtype, torch.float32)
+    ):
+        return False
+    if dtype != torch.float32 and not (dtype == torch.bfloat16 and torch.is_grad_enabled()):
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
@@ -74,11 +88,11 @@ def _pays(x: Tensor, weight: Tensor) -> bool:
 def winograd_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The convolution of stride 1 and padding 1, F(4x4, 3x3) of Lavin and Gray, section 4.1.
 
-    Sums over fewer than 128 channels are PyTorch's. The gradient of the weight, a sum over
-    positions, never is.
+    Sums over fewer than 128 channels are PyTorch's; the gradient of the weight, a sum over
+    positions, is not. In bfloat16 all are, but for those of sparse gradients.
 
     Args:
-        x: [B, C, H, W] in float32 or float64 on the CPU; C is a multiple of 16.
+        x: [B, C, H, W] in float32, float64 or bfloat16 on the CPU; C is a multiple of 16.
         weight: [C', C, 3, 3]; C' is a multiple of 16.
         bias: [C'].
 
@@ -92,7 +106,7 @@ class _Winograd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        if weight.shape[1] < _LEAST:
+        if _left_to_pytorch(x, weight.shape[1]):
             return F.conv2d(x, weight, bias, padding=1)
         return _convolve(x, weight.permute(2, 3, 1, 0), bias)
 
@@ -109,19 +123,25 @@ class _Winograd(torch.autograd.Function):
         )
 
 
+def _left_to_pytorch(x: Tensor, channels: int) -> bool:
+    return x.dtype == torch.bfloat16 or channels < _LEAST
+
+
 class _Dense:
     def __init__(self, grad: Tensor) -> None:
         self.grad = grad
 
     def of_map(self, weight: Tensor) -> Tensor:
         # The convolution of the gradient with the turned kernel
-        if weight.shape[0] < _LEAST:
+        if _left_to_pytorch(self.grad, weight.shape[0]):
             return F.conv2d(self.grad, weight.flip(2, 3).transpose(0, 1), padding=1)
         return _convolve(self.grad, weight.flip(2, 3).permute(2, 3, 0, 1))
 
     def of_kernel(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
         out = self.grad.shape[1]
+        if x.dtype == torch.bfloat16:
+            return conv2d_weight(x, (out, channels, 3, 3), self.grad, padding=1)
         sizes = longs((batch, height, width, channels, out))
         sums = x.new_zeros(torch.get_num_threads(), 36, channels, out)
         gradient = x.new_empty(3, 3, channels, out)
@@ -135,7 +155,7 @@ class _Sparse:
 
     def __init__(self, grad: Tensor, positions: Tensor) -> None:
         """The gradient [B, H, W, C'], and which of its B * H * W vectors are not zero [K]."""
-        self.rows = grad.flatten(0, 2)[positions]
+        self.rows = _wide(grad.flatten(0, 2)[positions])
         batch, height, width, _ = grad.shape
         self.padded = batch, height + 2, width + 2
         rows, column = positions // width, positions % width
@@ -154,17 +174,17 @@ class _Sparse:
         return cls(grad, positions) if len(positions) <= most else None
 
     def of_map(self, weight: Tensor) -> Tensor:
-        products = (self.rows @ weight.permute(0, 2, 3, 1).flatten(1)).unflatten(1, (9, -1))
-        padded = weight.new_zeros(*self.padded, weight.shape[1])
+        products = (self.rows @ _wide(weight.permute(0, 2, 3, 1).flatten(1))).unflatten(1, (9, -1))
+        padded = products.new_zeros(*self.padded, weight.shape[1])
         flat = padded.flatten(0, 2)
         for step in range(9):  # in one step all positions differ
             flat[self.windows[:, step]] += products[:, step]
-        return padded[:, 1:-1, 1:-1].contiguous().permute(0, 3, 1, 2)
+        return padded[:, 1:-1, 1:-1].to(weight.dtype).contiguous().permute(0, 3, 1, 2)
 
     def of_kernel(self, x: Tensor) -> Tensor:
         padded = F.pad(_channels_last(x), (0, 0, 1, 1, 1, 1)).flatten(0, 2)
-        products = self.rows.T @ padded[self.windows].flatten(1)
-        return products.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
+        products = self.rows.T @ _wide(padded[self.windows].flatten(1))
+        return products.to(x.dtype).unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
 
 
 def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -178,6 +198,10 @@ def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     call("transform_kernel", x.dtype, sizes, kernel.contiguous(), transformed)
     call("convolve", x.dtype, sizes, _channels_last(x), transformed, bias, output)
     return output.permute(0, 3, 1, 2)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -85,14 +85,16 @@ def test_the_error_in_float32_is_at_most_twice_that_of_pytorch(size, relu):
 
 
 def _compare_errors(inputs, grad):
+    """PyTorch's own errors differ fourfold between its two layouts, and so do processors."""
     exact = _results(_plain, [x.double() for x in inputs], grad.double())
+    contiguous = _results(_plain, inputs, grad)
     inputs[:2] = [x.to(memory_format=LAST) for x in inputs[:2]]
-    got, plain = (_results(f, inputs, grad) for f in (winograd_conv2d, _plain))
+    got, last = (_results(f, inputs, grad) for f in (winograd_conv2d, _plain))
     # PyTorch 2.4 sums this gradient in another way than its convolutions, which is more exact
     turned = inputs[1].flip(2, 3).transpose(0, 1).contiguous(memory_format=LAST)
-    plain[1] = _plain(grad.contiguous(memory_format=LAST), turned)
-    for a, b, true in zip(got, plain, exact, strict=True):
-        assert (a - true).norm() <= 2 * (b - true).norm()
+    last[1] = _plain(grad.contiguous(memory_format=LAST), turned)
+    for a, true, *plain in zip(got, exact, contiguous, last, strict=True):
+        assert (a - true).norm() <= 2 * max((b - true).norm() for b in plain)
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.01, 0.1, 0.24, 0.26])
@@ -194,16 +196,40 @@ def test_others_are_pytorchs(conv, x, taken):
     assert not taken
 
 
-def test_under_autocast_and_traced_it_is_pytorchs(taken):
+def test_predictions_in_bfloat16_and_traced_networks_are_pytorchs(taken):
     model, x = nn.Sequential(_conv()), _map()
     use_winograd(model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         assert model(x).dtype == torch.bfloat16
     traced = torch.jit.trace(model, x, check_trace=False)
     got = traced(x)
     assert not taken
     torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
     assert taken
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.24, 0.26, 1])
+def test_the_error_in_bfloat16_is_at_most_twice_that_of_pytorch(share, taken):
+    conv = _conv()
+    model = nn.Sequential(copy.deepcopy(conv))
+    use_winograd(model)
+    x, grad = _map(), torch.randn(1, 128, 48, 48) * (torch.rand(1, 1, 48, 48) < share)
+    exact = _trained(copy.deepcopy(conv).double(), x.double(), grad.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = _trained(conv, x, grad)
+        assert not taken
+        got = _trained(model, x, grad)
+    assert taken
+    for a, b, true in zip(got, plain, exact, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - true).norm() <= 2 * (b - true).norm()
+
+
+def _trained(model, x, grad):
+    """The output, and the gradients of map and parameters."""
+    x = x.requires_grad_()
+    output = model(x)
+    return [output, *torch.autograd.grad(output, [x, *model.parameters()], grad.to(output.dtype))]
 
 
 def test_without_kernels_it_is_pytorchs(taken, monkeypatch):
