@@ -10,7 +10,7 @@ from detectron2.layers import ROIAlign
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lambda_det.native import call, longs, missing
+from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 __all__ = ["patch_pooling"]
 
@@ -20,7 +20,8 @@ _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 def patch_pooling(model: nn.Module, *, in_float32: bool = False) -> None:
     """Let every ROIAlign of ``model`` take a kernel of ours on a CPU (native/roi_align.cpp).
 
-    torchvision's takes one thread and no vectors, a tenth of a training step on two cores.
+    torchvision's takes one thread and no vectors, a tenth of a training step on two cores. It stays
+    for other numbers of channels than multiples of 16, in graphs, and without a compiler.
 
     Args:
         model: is changed.
@@ -46,7 +47,7 @@ class _ROIAlign(ROIAlign):
         x = input.float() if self.in_float32 else input
         rois = rois.to(x.dtype)
         # Traced and compiled networks keep torchvision's operator
-        if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _pays(x):
+        if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _pays(x, rois):
             return super().forward(x, rois).to(input.dtype)
         return _Pooled.apply(x, *self._grid(rois), self.output_size).to(input.dtype)
 
@@ -61,13 +62,15 @@ class _ROIAlign(ROIAlign):
             sides = sides.clamp(min=1)
         bins = sides / sides.new_tensor(self.output_size[::-1])
         points = bins.ceil() if self.sampling_ratio <= 0 else bins.new_tensor(self.sampling_ratio)
-        return rois[:, 0].long(), start.contiguous(), bins, points.expand_as(bins).long()
+        points = points.nan_to_num(0, 0, 0).expand_as(bins).long()  # infinite boxes have none
+        return rois[:, 0].long(), *(x.contiguous() for x in (start, bins, points))
 
 
-def _pays(x: Tensor) -> bool:
+def _pays(x: Tensor, rois: Tensor) -> bool:
+    if not readable(x, rois) or x.dim() != 4 or rois.shape[1:] != (5,):
+        return False
     wide = x.dtype in (torch.float32, torch.float64)
-    whole = x.shape[1] % _MULTIPLE == 0
-    return x.device.type == "cpu" and wide and whole and missing() is None
+    return wide and x.shape[1] % _MULTIPLE == 0 and missing() is None
 
 
 class _Pooled(torch.autograd.Function):
@@ -84,21 +87,18 @@ class _Pooled(torch.autograd.Function):
         """[B, C, H, W] to [K, C, h, w], in the layout of the input."""
         ctx.shape, ctx.layout = x.shape, _layout(x)
         ctx.save_for_backward(image, start, bins, points)
-        output = x.new_empty(len(image), *size, x.shape[1])
-        boxes = image, start, bins, points.contiguous()
-        call("pool", x.dtype, _sizes(x.shape, output), _last(x), *boxes, output)
-        return output.permute(0, 3, 1, 2).contiguous(memory_format=ctx.layout)
+        output = new_map(x, len(image), x.shape[1], *size)
+        boxes = image, start, bins, points
+        call("pool", x.dtype, _sizes(x.shape, output), pixels(x), *boxes, pixels(output))
+        return output.contiguous(memory_format=ctx.layout)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        image, start, bins, points = ctx.saved_tensors
-        batch, channels, height, width = ctx.shape
-        grad, of_x = _last(grad), grad.new_zeros(batch, height, width, channels)
-        boxes = image, start, bins, points.contiguous()
-        call("pool_gradient", grad.dtype, _sizes(ctx.shape, grad), grad, *boxes, of_x)
-        of_x = of_x.permute(0, 3, 1, 2).contiguous(memory_format=ctx.layout)
-        return (of_x, *[None] * 5)
+        of_x = new_map(grad, *ctx.shape).zero_()
+        sizes = _sizes(ctx.shape, grad)
+        call("pool_gradient", grad.dtype, sizes, pixels(grad), *ctx.saved_tensors, pixels(of_x))
+        return (of_x.contiguous(memory_format=ctx.layout), *[None] * 5)
 
 
 def _layout(x: Tensor) -> torch.memory_format:
@@ -106,11 +106,6 @@ def _layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _last(x: Tensor) -> Tensor:
-    """[N, C, H, W] as dense [N, H, W, C]."""
-    return x.permute(0, 2, 3, 1).contiguous()
-
-
 def _sizes(shape: torch.Size, pooled: Tensor) -> Any:
     batch, channels, height, width = shape
-    return longs((batch, height, width, channels, *pooled.shape[:3]))
+    return longs((batch, height, width, channels, len(pooled), *pooled.shape[2:]))

@@ -1,13 +1,14 @@
 """3x3 convolutions on the CPU by Winograd's algorithm, with a fourth of the multiplications.
 
-In float32 the errors of the output and of both gradients are below twice those of PyTorch's own
-convolutions, on channels and maps as large as are taken (tests/modeling/test_winograd.py). The
-kernel is native/winograd.cpp. Gradients of a map that are zero at most positions, as after the loss
-of an RPN, take the products of the others alone: in bfloat16, too, where all else is PyTorch's.
+In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
+convolutions in its less exact layout (tests/modeling/test_winograd.py). The kernel is
+native/winograd.cpp. Gradients of a map that are zero at most positions, as after the loss of an
+RPN, take the products of the others alone: in bfloat16, too, where all else is PyTorch's.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from lambda_det.native import call, longs, missing
+from lambda_det.layers.functional import without_autocast
+from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 __all__ = ["use_winograd", "winograd_conv2d"]
 
@@ -28,28 +30,39 @@ _PANELS = 64  # at most so many columns of a transformed kernel are padded to wh
 # Of so many positions at most one has a sparse gradient. Winograd's error reaches the whole tile of
 # each, where plain sums leave zeros: at a hundredth it would be up to three times as large.
 _SPARSE = 4
+_TILES = 32  # that a thread takes at a time (native/winograd.cpp)
+_SUMS = 1 << 28  # bytes of the gradient of a kernel, of which each thread sums its own
 
 
 def use_winograd(model: nn.Module) -> None:
     """Let the 3x3 convolutions of stride 1 in ``model`` take this path wherever it pays.
 
-    Those of Detectron2's class, of which its heads, pyramids and our backbones are made.
+    Those of Detectron2's class and of PyTorch's; other subclasses are left alone.
     """
     for module in model.modules():
-        if type(module) is Conv2d and _is_3x3(module):
+        if type(module) in (Conv2d, nn.Conv2d) and _is_3x3(module):
+            if type(module) is nn.Conv2d:
+                module.norm = module.activation = None
             module.__class__ = _WinogradConv2d
 
 
 def _is_3x3(conv: nn.Conv2d) -> bool:
     sides = conv.kernel_size, conv.stride, conv.padding, conv.dilation
-    return sides == ((3, 3), (1, 1), (1, 1), (1, 1)) and conv.groups == 1
+    plain = conv.groups == 1 and conv.padding_mode == "zeros"
+    return plain and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
 
 
 class _WinogradConv2d(Conv2d):
+    def __prepare_scriptable__(self) -> Conv2d:
+        # torch.jit.script looks into every branch. The model that it gets is plain from then on.
+        plain = copy.copy(self)
+        plain.__class__ = Conv2d
+        return plain
+
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C', H, W]."""
         dtype = _computed_in(x)
-        if not _pays(x, self.weight, dtype):
+        if not _pays(x, self.weight, self.bias, dtype):
             return super().forward(x)
         bias = self.bias if self.bias is None else self.bias.to(dtype)
         x = winograd_conv2d(x.to(dtype), self.weight.to(dtype), bias)
@@ -63,15 +76,18 @@ def _computed_in(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
 
 
-def _pays(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    # Traced and compiled networks keep PyTorch's operator
-    if torch.jit.is_tracing() or torch.compiler.is_compiling():
+def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether PyTorch would convolve them; the kernel gets pointers and checks nothing."""
+    if bias is not None and not (readable(bias) and bias.shape == weight.shape[:1]):
         return False
-    if (
-        x.device.type != "cpu"
-        or weight.dtype != torch.float32
-        or x.dtype not in (dtype, torch.float32)
-    ):
+    return readable(x, weight) and x.dim() == 4 and x.shape[1] == weight.shape[1]
+
+
+def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
+    # Traced and compiled networks keep PyTorch's operator
+    if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _fits(x, weight, bias):
+        return False
+    if weight.dtype != torch.float32 or x.dtype not in (dtype, torch.float32):
         return False
     if dtype != torch.float32 and not (dtype == torch.bfloat16 and torch.is_grad_enabled()):
         return False
@@ -115,12 +131,13 @@ class _Winograd(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        gradients = _Sparse.of(grad) or _Dense(grad)
-        return (
-            gradients.of_map(weight) if of_x else None,
-            gradients.of_kernel(x) if of_weight else None,
-            grad.sum((0, 2, 3)) if of_bias else None,
-        )
+        with without_autocast(grad):  # the products of a gradient in float32 stay in it
+            gradients = _Sparse.of(grad) or _Dense(grad)
+            return (
+                gradients.of_map(weight) if of_x else None,
+                gradients.of_kernel(x) if of_weight else None,
+                grad.sum((0, 2, 3)) if of_bias else None,
+            )
 
 
 def _left_to_pytorch(x: Tensor, channels: int) -> bool:
@@ -143,10 +160,12 @@ class _Dense:
         if x.dtype == torch.bfloat16:
             return conv2d_weight(x, (out, channels, 3, 3), self.grad, padding=1)
         sizes = longs((batch, height, width, channels, out))
-        sums = x.new_zeros(torch.get_num_threads(), 36, channels, out)
-        gradient = x.new_empty(3, 3, channels, out)
-        maps = _channels_last(x), _channels_last(self.grad)
-        call("convolution_gradient", x.dtype, sizes, *maps, sums, gradient)
+        each = 36 * channels * out
+        parts = batch * -(-height // 4) * -(-width // 4) // _TILES + 1
+        threads = min(torch.get_num_threads(), parts, _SUMS // (each * x.itemsize) or 1)
+        sums, gradient = x.new_zeros(threads, each), x.new_empty(3, 3, channels, out)
+        maps = pixels(x), pixels(self.grad)
+        call("convolution_gradient", x.dtype, sizes, *maps, sums, gradient, threads=threads)
         return gradient.permute(3, 2, 0, 1)
 
 
@@ -155,7 +174,7 @@ class _Sparse:
 
     def __init__(self, grad: Tensor, positions: Tensor) -> None:
         """The gradient [B, H, W, C'], and which of its B * H * W vectors are not zero [K]."""
-        self.rows = _wide(grad.flatten(0, 2)[positions])
+        self.rows = grad.flatten(0, 2)[positions]
         batch, height, width, _ = grad.shape
         self.padded = batch, height + 2, width + 2
         rows, column = positions // width, positions % width
@@ -165,7 +184,7 @@ class _Sparse:
 
     @classmethod
     def of(cls, grad: Tensor) -> _Sparse | None:
-        grad = _channels_last(grad)
+        grad = pixels(grad)
         most = grad[..., 0].numel() // _SPARSE
         # The first channels tell of most gradients that they are not
         if grad[..., :_MULTIPLE].any(-1).sum() > most:
@@ -174,17 +193,17 @@ class _Sparse:
         return cls(grad, positions) if len(positions) <= most else None
 
     def of_map(self, weight: Tensor) -> Tensor:
-        products = (self.rows @ _wide(weight.permute(0, 2, 3, 1).flatten(1))).unflatten(1, (9, -1))
+        products = (self.rows @ weight.permute(0, 2, 3, 1).flatten(1)).unflatten(1, (9, -1))
         padded = products.new_zeros(*self.padded, weight.shape[1])
         flat = padded.flatten(0, 2)
         for step in range(9):  # in one step all positions differ
             flat[self.windows[:, step]] += products[:, step]
-        return padded[:, 1:-1, 1:-1].to(weight.dtype).contiguous().permute(0, 3, 1, 2)
+        return padded[:, 1:-1, 1:-1].contiguous().permute(0, 3, 1, 2)
 
     def of_kernel(self, x: Tensor) -> Tensor:
-        padded = F.pad(_channels_last(x), (0, 0, 1, 1, 1, 1)).flatten(0, 2)
-        products = self.rows.T @ _wide(padded[self.windows].flatten(1))
-        return products.to(x.dtype).unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
+        padded = F.pad(pixels(x), (0, 0, 1, 1, 1, 1)).flatten(0, 2)
+        products = self.rows.T @ padded[self.windows].flatten(1)
+        return products.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
 
 
 def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -193,16 +212,8 @@ def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     out = kernel.shape[3]
     sizes = longs((batch, height, width, channels, out))
     transformed = x.new_empty(36 * channels * (out + _PANELS))
-    output = x.new_empty(batch, height, width, out)
+    output = new_map(x, batch, out, height, width)
     bias = x.new_zeros(out) if bias is None else bias.contiguous()
     call("transform_kernel", x.dtype, sizes, kernel.contiguous(), transformed)
-    call("convolve", x.dtype, sizes, _channels_last(x), transformed, bias, output)
-    return output.permute(0, 3, 1, 2)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype == torch.bfloat16 else x
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).contiguous()
+    call("convolve", x.dtype, sizes, pixels(x), transformed, bias, pixels(output))
+    return output

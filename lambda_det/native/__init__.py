@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["cache_folder", "call", "longs", "missing"]
+__all__ = ["cache_folder", "call", "longs", "missing", "new_map", "pixels", "readable"]
 
 _logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
@@ -76,18 +76,18 @@ def _build(compiler: list[str]) -> Path:
 def _library() -> ctypes.CDLL | str:
     """The kernels, or the reason why there are none."""
     if sys.platform == "win32":
-        return "its kernel is compiled on Linux and macOS alone"
+        return "kernels are compiled on Linux and macOS alone"
     named = os.environ.get("CXX") or "g++"
     try:
         compiler = shlex.split(named)  # perhaps "ccache g++"
         if shutil.which(compiler[0]) is None:
-            return "there is no g++ to compile its kernel (CXX names another compiler)"
+            return "there is no g++ to compile kernels (CXX names another compiler)"
         return ctypes.CDLL(str(_build(compiler)))
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         # RuntimeError: there is no home; ValueError: CXX has an open quote
         details = getattr(error, "stderr", None) or error
         _logger.warning("No kernels for this processor: %s", details)
-        return f"{named} made no kernel that can be loaded here"
+        return f"{named} made no kernels that can be loaded here"
 
 
 @torch.compiler.assume_constant_result  # so that torch.compile does not look into the building
@@ -97,6 +97,26 @@ def missing() -> str | None:
     return library if isinstance(library, str) else None
 
 
+def readable(*tensors: Tensor) -> bool:
+    """Whether a kernel can be given their addresses; it would read anywhere for other tensors."""
+    return all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in tensors)
+
+
+def pixels(x: Tensor) -> Tensor:
+    """[N, C, H, W] as kernels take maps: dense [N, H, W, C], no copy if it is channels last."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def new_map(like: Tensor, *shape: int) -> Tensor:
+    """An empty [N, C, H, W], channels last.
+
+    The result of a function of autograd must be no view, or it could not be changed in place.
+    """
+    return torch.empty(
+        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
+    )
+
+
 def longs(numbers: Iterable[int]) -> ctypes.Array:
     """An argument of whole numbers."""
     numbers = tuple(numbers)
@@ -104,12 +124,22 @@ def longs(numbers: Iterable[int]) -> ctypes.Array:
 
 
 def call(
-    name: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Structure | ctypes.Array
+    name: str,
+    dtype: torch.dtype,
+    *arguments: Tensor | ctypes.Structure | ctypes.Array,
+    threads: int | None = None,
 ) -> None:
-    """Run a kernel for this dtype on PyTorch's number of threads."""
+    """Run a kernel for this dtype, on PyTorch's number of threads if there is no other.
+
+    Raises:
+        ValueError: a tensor is not on the CPU.
+    """
+    for x in arguments:
+        if isinstance(x, Tensor) and x.device.type != "cpu":
+            raise ValueError(f"The kernel {name} takes tensors on the CPU; one is on {x.device}.")
     function = getattr(_library(), f"{name}_{str(dtype).removeprefix('torch.')}")
     pointers = [
         ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.byref(x)
         for x in arguments
     ]
-    function(*pointers, ctypes.c_int(torch.get_num_threads()))
+    function(*pointers, ctypes.c_int(threads or torch.get_num_threads()))

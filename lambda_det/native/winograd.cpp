@@ -211,7 +211,8 @@ void convolve(const Convolution &s, const T *map, const T *kernel, const T *bias
   }
 }
 
-// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [threads, 36, in, out], zero at first
+// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [threads, 36, in, out], zero at first;
+// each of the threads adds to its own
 template <typename T>
 void convolution_gradient(const Convolution &s, const T *map, const T *grad, T *sums,
                           T *grad_kernel, int threads) {

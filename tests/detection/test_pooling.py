@@ -104,6 +104,36 @@ def test_the_kernel_equals_torchvisions(batch, channels, options, layout, thread
 
 
 @needs_kernel
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_its_result_can_be_changed_in_place(layout):
+    ours, plain = _both(sampling_ratio=0, aligned=True)
+    x, boxes = torch.randn(1, 16, 9, 9).contiguous(memory_format=layout), _boxes(4, 1)[2:]
+    grad = torch.randn(2, 16, 3, 5)
+    got = _pooled(lambda *inputs: ours(*inputs).relu_(), x, boxes, grad)
+    expected = _pooled(lambda *inputs: plain(*inputs).relu_(), x, boxes, grad)
+    torch.testing.assert_close(got, expected)
+
+
+@needs_kernel
+def test_boxes_in_any_layout_and_without_end():
+    ours, plain = _both(sampling_ratio=0, aligned=True)
+    x, boxes = torch.randn(1, 16, 9, 9), _boxes(9, 1)[2:]
+    torch.testing.assert_close(ours(x, boxes.T.contiguous().T), plain(x, boxes))
+    boxes[:, 3:] = torch.inf
+    assert (ours(x, boxes) == 0).all()
+
+
+@needs_kernel
+def test_wrong_inputs_are_torchvisions(calls):
+    ours, _ = _both(sampling_ratio=0, aligned=True)
+    x, boxes = torch.randn(1, 16, 9, 9), _boxes(4, 1)[2:]
+    for inputs in (x, boxes[:, 1:]), (x[0], boxes):
+        with pytest.raises((AssertionError, RuntimeError, IndexError)):
+            ours(*inputs)
+    assert ours(x.to("meta"), boxes.to("meta")).is_meta and not calls
+
+
+@needs_kernel
 def test_no_boxes_and_no_gradients(calls):
     ours, plain = _both(sampling_ratio=0, aligned=True)
     x, boxes = torch.randn(1, 16, 9, 9), _boxes(4, 1)[2:]

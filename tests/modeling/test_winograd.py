@@ -8,6 +8,7 @@ import pytest
 import torch
 from detectron2.layers import Conv2d
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from lambda_det import native
@@ -104,8 +105,9 @@ def test_the_error_of_sparse_gradients_is_at_most_twice_that_of_pytorch(share):
 
 
 @pytest.mark.usefixtures("all_channels")
-@pytest.mark.parametrize("threads", [1, 3])
-def test_any_number_of_threads(threads):
+@pytest.mark.parametrize(("threads", "room"), [(1, 1 << 28), (3, 1 << 28), (3, 1)])
+def test_any_number_of_threads(threads, room, monkeypatch):
+    monkeypatch.setattr(winograd, "_SUMS", room)
     inputs = _inputs(2, 32, 48, 9, 30)
     grad = torch.randn(2, 48, 9, 30)
     expected, before = _results(winograd_conv2d, inputs, grad), torch.get_num_threads()
@@ -124,14 +126,14 @@ def test_it_keeps_within_its_buffers(monkeypatch):
     """Every tensor that it gets lies amid numbers that must neither be read nor written."""
     fences = []
 
-    def fenced(name, dtype, sizes, *tensors):
+    def fenced(name, dtype, sizes, *tensors, **options):
         inside = []
         for x in tensors:
             fence = torch.full((x.numel() + 2048,), torch.nan, dtype=dtype)
             fences.append((fence, fence[1024:-1024].view(x.shape)))
             fences[-1][1].copy_(x)
             inside.append(fences[-1][1])
-        native.call(name, dtype, sizes, *inside)
+        native.call(name, dtype, sizes, *inside, **options)
         for x, written in zip(tensors, inside, strict=True):
             x.copy_(written)
 
@@ -175,12 +177,60 @@ def test_a_convolution_with_norm_and_activation_is_the_same(taken):
     torch.testing.assert_close(fast[0].norm.running_mean, conv.norm.running_mean)
 
 
+def test_pytorchs_class_is_the_same(taken):
+    conv, x = nn.Conv2d(128, 128, 3, padding=1).to(memory_format=LAST), _map()
+    fast = nn.Sequential(copy.deepcopy(conv))
+    use_winograd(fast)
+    torch.testing.assert_close(fast(x), conv(x), rtol=1e-4, atol=1e-4)
+    assert taken == [tuple(x.shape)]
+
+
+@pytest.mark.usefixtures("taken")
+def test_its_result_can_be_changed_in_place():
+    conv, x = _conv(), _map()
+    model = nn.Sequential(copy.deepcopy(conv), nn.ReLU(inplace=True))
+    use_winograd(model)
+    got, expected = (
+        torch.autograd.grad(f(x).square().sum(), module.weight)[0]
+        for f, module in ((model, model[0]), (lambda x: conv(x).relu(), conv))
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-2)
+
+
+WRONG = {
+    "channels": (_conv(), _map(144)),
+    "no image": (_conv(), _map()[0, 0]),
+    "bias": (_conv(), _map()),
+}
+WRONG["bias"][0].bias = nn.Parameter(torch.zeros(16))
+
+
+@pytest.mark.parametrize(("conv", "x"), WRONG.values(), ids=WRONG)
+def test_wrong_inputs_get_pytorchs_errors(conv, x, taken):
+    model = nn.Sequential(conv)
+    use_winograd(model)
+    with pytest.raises(RuntimeError):
+        model(x)
+    assert not taken
+
+
+def test_other_kinds_of_tensors_are_pytorchs(taken):
+    model = nn.Sequential(_conv())
+    use_winograd(model)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(_map())).shape == (1, 128, 48, 48)
+    assert model(_map()[0]).shape == (128, 48, 48)
+    assert model.to("meta")(_map().to("meta")).is_meta
+    assert not taken
+
+
 OTHERS = {
     "uneven": (_conv(128, 130), _map()),
     "stride": (_conv(stride=2), _map()),
     "dilation": (_conv(dilation=2, padding=2), _map()),
     "groups": (_conv(groups=2), _map()),
     "padding": (_conv(padding=0), _map()),
+    "reflected": (nn.Conv2d(128, 128, 3, padding=1, padding_mode="reflect"), _map()),
     "small": (_conv(), _map(side=32)),
     "contiguous": (_conv().to(memory_format=torch.contiguous_format), _map()),
     "float64": (_conv().double(), _map().double()),
@@ -206,6 +256,29 @@ def test_predictions_in_bfloat16_and_traced_networks_are_pytorchs(taken):
     assert not taken
     torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
     assert taken
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_scripted_networks_are_pytorchs(taken):
+    model, x = nn.Sequential(_conv()), _map()
+    use_winograd(model)
+    expected = model(x)
+    taken.clear()
+    torch.testing.assert_close(torch.jit.script(model)(x), expected, rtol=1e-4, atol=1e-4)
+    assert not taken
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_gradient_of_float32_is_in_float32(autocast):
+    """Whether or not it is taken under autocast."""
+    model, x, grad = nn.Sequential(_conv()), _map(), torch.zeros(1, 128, 48, 48)
+    use_winograd(model)
+    grad[..., 7] = torch.randn(1, 128, 48)
+    expected = torch.autograd.grad(_plain(x, model[0].weight), model[0].weight, grad)[0]
+    output = model(x)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        got = torch.autograd.grad(output, model[0].weight, grad)[0]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.24, 0.26, 1])
