@@ -15,6 +15,7 @@ from detectron2.structures import Boxes, Instances, PolygonMasks
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.shapes import background, image_rng, paint_shapes, place_shapes
@@ -78,9 +79,10 @@ def our_detector(
     task = DetectionTask(cfg)
     # By the configuration alone the layout depends on the processor, too
     model = build_model(cfg) if changes else task.build_model()
-    _find_something(model)
+    pictures, samples = _pictures(batch, side)
+    _find_something(model, pictures, samples)
     inference = for_inference(model, cfg.TEST.PRECISION, channels_last=task.channels_last)
-    return _with_pictures(model, inference, Precision.of(read_settings(cfg)), batch, side)
+    return Detector(model, inference, Precision.of(read_settings(cfg)), samples), pictures
 
 
 def default_precision(depth: int, device: str) -> Precision:
@@ -98,8 +100,9 @@ def detectron2_detector(
     changes += ["MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone", "MODEL.RESNETS.DEPTH", depth]
     changes += ["MODEL.RESNETS.OUT_FEATURES", ["res2", "res3", "res4", "res5"]]
     model = build_plain_model(_config(50, changes, device))
-    _find_something(model)
-    return _with_pictures(model, model, Precision(device, None), batch, side)
+    pictures, samples = _pictures(batch, side)
+    _find_something(model, pictures, samples)
+    return Detector(model, model, Precision(device, None), samples), pictures
 
 
 def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
@@ -109,15 +112,24 @@ def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
 
 
 @torch.no_grad()
-def _find_something(model: nn.Module) -> None:
+def _find_something(
+    model: nn.Module, pictures: tuple[Tensor, ...], samples: list[dict[str, Any]]
+) -> None:
     model.roi_heads.box_predictor.cls_score.bias[0] = FOUND
+    # The maps of a deep network without the statistics of its norms grow without end, and it
+    # proposes nothing
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1
+    Detector(model, model, Precision("cpu", None), samples).train()(*pictures)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
-def _with_pictures(
-    model: nn.Module, inference: nn.Module, precision: Precision, batch: int, side: int
-) -> tuple[Detector, tuple[Tensor, ...]]:
+def _pictures(batch: int, side: int) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:
     pictures, samples = zip(*(_picture(side, number) for number in range(batch)), strict=True)
-    return Detector(model, inference, precision, list(samples)), pictures
+    return pictures, list(samples)
 
 
 def _picture(side: int, number: int) -> tuple[Tensor, dict[str, Any]]:

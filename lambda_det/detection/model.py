@@ -23,7 +23,7 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 
 from lambda_det.config import leaves
-from lambda_det.detection.pooling import patch_pooling
+from lambda_det.detection.pooling import convolve_pooled, patch_pooling
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
@@ -174,6 +174,7 @@ def for_inference(
     model = fold_norms(model)
     if channels_last:
         _use_channels_last(model)
+        convolve_pooled(model)
     if precision == "float32":
         return model
     patch_pooling(model, in_float32=True)
