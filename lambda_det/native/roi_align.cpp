@@ -1,7 +1,8 @@
 // ROIAlign and its gradient on the CPU, on channels-last maps.
 //
 // Each bin of a box is the mean of points on a grid, which are interpolated between four positions
-// of the map. A vector holds channels, so all of them have the points of a bin in common.
+// of the map. That is a sum over rows and columns of the map, each with the weights of all points
+// beside it. A vector holds channels, which have them in common.
 //
 // Maps are [batch, height, width, channels], pooled boxes [boxes, bins_y, bins_x, channels]; the
 // number of channels is a multiple of 16.
@@ -27,59 +28,68 @@ template <typename T> struct Boxes {
   const long *points;
 };
 
-template <typename T> struct Corner {
+template <typename T> struct Weighted {
   long position;
   T weight;
 };
+template <typename T> using List = std::vector<Weighted<T>>;
 
-// Two positions next to a coordinate and their weights; false beyond the map, and for NaN.
-template <typename T> inline bool neighbours(T at, long size, long *positions, T *weights) {
-  if (!(at >= -1 && at <= size)) return false;
-  at = std::max(at, T(0));
-  positions[0] = std::min(long(at), size - 1);
-  positions[1] = std::min(positions[0] + 1, size - 1);
-  weights[1] = positions[0] == size - 1 ? T(0) : at - positions[0];
-  weights[0] = 1 - weights[1];
-  return true;
+template <typename T> void add(List<T> &list, long position, T weight) {
+  for (size_t i = list.size(); i > 0 && i + 2 > list.size(); --i)  // beside the point before
+    if (list[i - 1].position == position) {
+      list[i - 1].weight += weight;
+      return;
+    }
+  list.push_back({position, weight});
 }
 
-template <typename T>
-void find_corners(const Pooling &s, const Boxes<T> &boxes, long box, long bin_y, long bin_x,
-                  std::vector<Corner<T>> &found) {
+// The rows or columns of the map beside the points of a bin; none for points beyond, and for NaN.
+template <typename T> void find_lines(T start, T bin, long points, long size, List<T> &found) {
   found.clear();
-  const long points_x = boxes.points[2 * box], points_y = boxes.points[2 * box + 1];
-  const T size_x = boxes.bin[2 * box], size_y = boxes.bin[2 * box + 1];
-  const T share = T(1) / std::max(points_x * points_y, 1L);
-  for (long i = 0; i < points_y; ++i) {
-    long rows[2], columns[2];
-    T down[2], across[2];
-    const T y = boxes.start[2 * box + 1] + bin_y * size_y + (i + T(.5)) * size_y / points_y;
-    if (!neighbours(y, s.height, rows, down)) continue;
-    for (long j = 0; j < points_x; ++j) {
-      const T x = boxes.start[2 * box] + bin_x * size_x + (j + T(.5)) * size_x / points_x;
-      if (!neighbours(x, s.width, columns, across)) continue;
-      for (int k = 0; k < 4; ++k) {
-        const long row = boxes.image[box] * s.height + rows[k / 2];
-        found.push_back({(row * s.width + columns[k % 2]) * s.channels,
-                         share * down[k / 2] * across[k % 2]});
-      }
-    }
+  for (long i = 0; i < points; ++i) {
+    T at = start + (i + T(.5)) * bin / points;
+    if (!(at >= -1 && at <= size)) continue;
+    at = std::max(at, T(0));
+    const long before = std::min(long(at), size - 1);
+    const T share = before == size - 1 ? T(0) : at - before;
+    add(found, before, (1 - share) / points);
+    add(found, std::min(before + 1, size - 1), share / points);
   }
 }
+
+// Of one bin after the other, from the first of a box on
+template <typename T> struct Bin {
+  std::vector<List<T>> columns;
+  List<T> rows, corners;
+
+  void find(const Pooling &s, const Boxes<T> &boxes, long box, long bin) {
+    const T *start = boxes.start + 2 * box, *size = boxes.bin + 2 * box;
+    const long *points = boxes.points + 2 * box, y = bin / s.bins_x, x = bin % s.bins_x;
+    columns.resize(s.bins_x);
+    if (y == 0) find_lines(start[0] + x * size[0], size[0], points[0], s.width, columns[x]);
+    if (x == 0) find_lines(start[1] + y * size[1], size[1], points[1], s.height, rows);
+    corners.clear();
+    for (const Weighted<T> &row : rows)
+      for (const Weighted<T> &column : columns[x]) {
+        const long from = (boxes.image[box] * s.height + row.position) * s.width + column.position;
+        corners.push_back({from * s.channels, row.weight * column.weight});
+      }
+  }
+};
 
 template <typename T>
 void pool(const Pooling &s, const T *map, const Boxes<T> &boxes, T *output, int threads) {
   constexpr long lanes = kLong<T>, vectors = kTogether / lanes;
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<Corner<T>> corners;
+    Bin<T> points;
 #pragma omp for schedule(dynamic, 4)
     for (long box = 0; box < s.boxes; ++box)
       for (long bin = 0; bin < s.bins_y * s.bins_x; ++bin) {
-        find_corners(s, boxes, box, bin / s.bins_x, bin % s.bins_x, corners);
+        points.find(s, boxes, box, bin);
         for (long c = 0; c < s.channels; c += kTogether) {
           Wide<T> sum[vectors] = {};
-          for (const Corner<T> &corner : corners)
+          for (const Weighted<T> &corner : points.corners)
             for (long v = 0; v < vectors; ++v)
               sum[v] += corner.weight * *(const Wide<T> *)(map + corner.position + c + v * lanes);
           T *to = output + (box * s.bins_y * s.bins_x + bin) * s.channels + c;
@@ -99,12 +109,12 @@ void pool_gradient(const Pooling &s, const T *grad, const Boxes<T> &boxes, T *gr
   for (long part = 0; part < threads; ++part) {
     const long from = groups * part / threads * kTogether;
     const long to = groups * (part + 1) / threads * kTogether;
-    std::vector<Corner<T>> corners;
+    Bin<T> points;
     for (long box = 0; box < s.boxes && from < to; ++box)
       for (long bin = 0; bin < s.bins_y * s.bins_x; ++bin) {
-        find_corners(s, boxes, box, bin / s.bins_x, bin % s.bins_x, corners);
+        points.find(s, boxes, box, bin);
         const T *g = grad + (box * s.bins_y * s.bins_x + bin) * s.channels;
-        for (const Corner<T> &corner : corners)
+        for (const Weighted<T> &corner : points.corners)
           for (long c = from; c < to; c += lanes)
             *(Wide<T> *)(grad_map + corner.position + c) += corner.weight * *(const Wide<T> *)(g + c);
       }
