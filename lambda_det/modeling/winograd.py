@@ -3,12 +3,14 @@
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
 convolutions in its less exact layout (tests/modeling/test_winograd.py). The kernel is
 native/winograd.cpp. Gradients of a map that are zero at most positions, as after the loss of an
-RPN, take the products of the others alone: in bfloat16, too, where all else is PyTorch's.
+RPN, take the products of the others alone. In bfloat16 all else is PyTorch's, but for large maps
+where bfloat16 has no more than twice the rate of float32.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ __all__ = ["use_winograd", "winograd_conv2d"]
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
 _POSITIONS = 16  # of the maps for each channel, so that the transforms of the kernel pay
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
+_MANY = 64  # of the positions for each channel, so that float32 takes less time than bfloat16
 _PANELS = 64  # at most so many columns of a transformed kernel are padded to whole panels
 # Of so many positions at most one has a sparse gradient. Winograd's error reaches the whole tile of
 # each, where plain sums leave zeros: at a hundredth it would be up to three times as large.
@@ -105,7 +108,7 @@ def winograd_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     """The convolution of stride 1 and padding 1, F(4x4, 3x3) of Lavin and Gray, section 4.1.
 
     Sums over fewer than 128 channels are PyTorch's; the gradient of the weight, a sum over
-    positions, is not. In bfloat16 all are, but for those of sparse gradients.
+    positions, is not. In bfloat16 most are (see above).
 
     Args:
         x: [B, C, H, W] in float32, float64 or bfloat16 on the CPU; C is a multiple of 16.
@@ -141,7 +144,19 @@ class _Winograd(torch.autograd.Function):
 
 
 def _left_to_pytorch(x: Tensor, channels: int) -> bool:
-    return x.dtype == torch.bfloat16 or channels < _LEAST
+    return channels < _LEAST or not _quick(x, x.shape[2] * x.shape[3])
+
+
+def _quick(x: Tensor, positions: int) -> bool:
+    """Whether this takes less time in float32 than PyTorch's way in the dtype of x."""
+    return x.dtype != torch.bfloat16 or (positions >= _MANY * x.shape[1] and _twice_the_rate())
+
+
+@functools.cache
+def _twice_the_rate() -> bool:
+    """Whether that is all that bfloat16 has here: it has much more with AMX."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
+    return capabilities.get("avx512_bf16", False) and not capabilities.get("amx_tile", False)
 
 
 class _Dense:
@@ -157,16 +172,17 @@ class _Dense:
     def of_kernel(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
         out = self.grad.shape[1]
-        if x.dtype == torch.bfloat16:
+        if not _quick(x, x.numel() // channels):
             return conv2d_weight(x, (out, channels, 3, 3), self.grad, padding=1)
+        x, grad = _wide(x), _wide(self.grad)
         sizes = longs((batch, height, width, channels, out))
         each = 36 * channels * out
         parts = batch * -(-height // 4) * -(-width // 4) // _TILES + 1
         threads = min(torch.get_num_threads(), parts, _SUMS // (each * x.itemsize) or 1)
         sums, gradient = x.new_zeros(threads, each), x.new_empty(3, 3, channels, out)
-        maps = pixels(x), pixels(self.grad)
+        maps = pixels(x), pixels(grad)
         call("convolution_gradient", x.dtype, sizes, *maps, sums, gradient, threads=threads)
-        return gradient.permute(3, 2, 0, 1)
+        return gradient.permute(3, 2, 0, 1)  # autograd gives it the dtype of the kernel
 
 
 class _Sparse:
@@ -185,12 +201,12 @@ class _Sparse:
     @classmethod
     def of(cls, grad: Tensor) -> _Sparse | None:
         grad = pixels(grad)
-        most = grad[..., 0].numel() // _SPARSE
-        # The first channels tell of most gradients that they are not
-        if grad[..., :_MULTIPLE].any(-1).sum() > most:
+        vectors = grad.flatten(0, 2)
+        # A few numbers tell of most gradients that they are not
+        if vectors[::7, :_MULTIPLE].any(-1).float().mean() > 0.5:
             return None
-        positions = grad.any(-1).flatten().nonzero().flatten()
-        return cls(grad, positions) if len(positions) <= most else None
+        positions = vectors.any(-1).nonzero().flatten()
+        return cls(grad, positions) if len(positions) <= len(vectors) // _SPARSE else None
 
     def of_map(self, weight: Tensor) -> Tensor:
         products = (self.rows @ weight.permute(0, 2, 3, 1).flatten(1)).unflatten(1, (9, -1))
@@ -208,12 +224,17 @@ class _Sparse:
 
 def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
     """The maps [B, C, H, W] with a kernel [3, 3, C, C']."""
+    dtype, x, kernel = x.dtype, _wide(x), _wide(kernel)
     batch, channels, height, width = x.shape
     out = kernel.shape[3]
     sizes = longs((batch, height, width, channels, out))
     transformed = x.new_empty(36 * channels * (out + _PANELS))
     output = new_map(x, batch, out, height, width)
-    bias = x.new_zeros(out) if bias is None else bias.contiguous()
+    bias = x.new_zeros(out) if bias is None else _wide(bias).contiguous()
     call("transform_kernel", x.dtype, sizes, kernel.contiguous(), transformed)
     call("convolve", x.dtype, sizes, pixels(x), transformed, bias, pixels(output))
-    return output
+    return output.to(dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x

@@ -281,8 +281,14 @@ def test_the_gradient_of_float32_is_in_float32(autocast):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.24, 0.26, 1])
-def test_the_error_in_bfloat16_is_at_most_twice_that_of_pytorch(share, taken):
+def test_the_error_in_bfloat16_is_at_most_twice_that_of_pytorch(share, quick, taken, monkeypatch):
+    """With the kernels of float32, and without them."""
+    calls = []
+    monkeypatch.setattr(winograd, "_MANY", 16)
+    monkeypatch.setattr(winograd, "_twice_the_rate", lambda: quick)
+    monkeypatch.setattr(winograd, "call", lambda *x, **y: calls.append(x) or native.call(*x, **y))
     conv = _conv()
     model = nn.Sequential(copy.deepcopy(conv))
     use_winograd(model)
@@ -292,7 +298,7 @@ def test_the_error_in_bfloat16_is_at_most_twice_that_of_pytorch(share, taken):
         plain = _trained(conv, x, grad)
         assert not taken
         got = _trained(model, x, grad)
-    assert taken
+    assert taken and len(calls) == quick * (5 if share > 0.25 else 2)
     for a, b, true in zip(got, plain, exact, strict=True):
         assert a.dtype == b.dtype
         assert (a - true).norm() <= 2 * (b - true).norm()
