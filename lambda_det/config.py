@@ -86,7 +86,7 @@ def add_lambda_config(cfg: CN) -> None:
 
     # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and the CPU's
     # fast 3x3 convolutions want them. Trainings on a CPU with AVX2 alone and without a compiler for
-    # these, on images of over 128 pixels, stay contiguous, as that is faster there. Results differ
+    # these, but of small images, stay contiguous, as that is faster there. Results differ
     # by rounding, files of weights not at all.
     _C.MODEL.CHANNELS_LAST = True
 
