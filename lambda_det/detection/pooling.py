@@ -126,14 +126,18 @@ def convolve_pooled(model: nn.Module) -> None:
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return
     for heads in model.modules():
-        if not isinstance(heads, StandardROIHeads):
-            continue
-        for head in heads.box_head.modules():  # a cascade has several
-            if type(head) is FastRCNNConvFCHead and head.fcs:
-                head.flatten = nn.Identity()
-                weight = head.fc1.weight.detach().unflatten(1, (-1, *heads.box_pooler.output_size))
-                head.fc1.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
-                head.fc1.__class__ = _ConvolvedLinear
+        if isinstance(heads, StandardROIHeads):
+            for head in heads.box_head.modules():  # a cascade has several
+                if type(head) is FastRCNNConvFCHead and head.fcs and readable(head.fc1.weight):
+                    head.flatten = nn.Identity()
+                    _convolve(head.fc1, heads.box_pooler.output_size)
+
+
+def _convolve(linear: nn.Linear, size: tuple[int, int]) -> None:
+    """Let it take maps of this size, which were flattened before."""
+    weight = linear.weight.detach().unflatten(1, (-1, *size))
+    linear.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
+    linear.__class__ = _ConvolvedLinear
 
 
 class _ConvolvedLinear(nn.Linear):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from detectron2.layers import ROIAlign
@@ -9,8 +11,10 @@ from torch import nn
 
 from lambda_det import native
 from lambda_det.detection import pooling
-from lambda_det.detection.pooling import patch_pooling
+from lambda_det.detection.model import build_model
+from lambda_det.detection.pooling import convolve_pooled, patch_pooling
 from lambda_det.training.precision import Precision
+from tests.training.tiny_detector import tiny_config
 
 needs_kernel = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
 
@@ -149,3 +153,23 @@ def test_otherwise_it_is_torchvisions(calls, reason, monkeypatch):
     ours, plain = _both(sampling_ratio=0, aligned=True)
     x, boxes = torch.randn(1, 16 if reason else 7, 9, 9), _boxes(4, 1)[2:]
     assert torch.equal(ours(x, boxes), plain(x, boxes)) and not calls
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
+def test_the_layer_behind_pooled_boxes_is_the_same_as_a_convolution(capability, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    cfg = tiny_config()
+    cfg.MODEL.ROI_HEADS.NAME = "CascadeROIHeads"
+    cfg.MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG = True
+    heads = build_model(cfg).roi_heads.eval()
+    ours = copy.deepcopy(heads)
+    convolve_pooled(ours)
+    kernels = [head.fc1.weight.dim() for head in ours.box_head]
+    assert kernels == [4 if capability == "AVX512" else 2] * 3
+    x = torch.randn(5, cfg.MODEL.FPN.OUT_CHANNELS, *heads.box_pooler.output_size)
+    for head, plain in zip(ours.box_head, heads.box_head, strict=True):
+        traced = torch.jit.trace(head, x, check_trace=False)
+        assert "convolution" not in str(traced.inlined_graph)  # it may run on another processor
+        for maps in (x, x.contiguous(memory_format=torch.channels_last), x[:0]):
+            for found in (head(maps), traced(maps)):
+                torch.testing.assert_close(found, plain(maps), rtol=1e-4, atol=1e-5)
