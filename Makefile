@@ -28,7 +28,7 @@ demo: setup
 # Long tests wait for others' processes and for disks, which leaves room for a third.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --dist loadfile --no-loadscope-reorder
 LONG := slow or fuzz or benchmark or gpu
-TESTS ?= tests
+TESTS ?= tests projects
 
 test: setup
 	$(PYTEST) -n 2 -m "not ($(LONG))"

@@ -20,7 +20,7 @@ FLOORS = (
     ("modeling",),
     ("training",),
     ("detection", "classification"),
-    ("export", "visualization", "doctor", "benchmarks"),
+    ("export", "report", "doctor"),
     ("prediction",),
     ("run", "__init__"),
 )

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @cache
-def load_tool(name: str) -> ModuleType:
-    """The module ``tools/NAME.py``."""
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
+def load_tool(name: str, folder: str = "tools") -> ModuleType:
+    """The module ``tools/NAME.py``, or that of another folder of the checkout."""
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickle look it up there
     spec.loader.exec_module(module)

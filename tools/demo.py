@@ -41,7 +41,7 @@ def demo(output: str, pictures: int) -> bool:
     from lambda_det.detection.data import make_shapes
     from lambda_det.prediction import Predictor
     from lambda_det.prediction.files import plan_dataset, predict
-    from lambda_det.visualization.report import write_report
+    from lambda_det.report.run_page import write_report
 
     make_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))
     arguments = ["--config-file", str(CONFIG), "--resume", "OUTPUT_DIR", output]

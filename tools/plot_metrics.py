@@ -26,7 +26,7 @@ def draw(runs: list[Path], picture: Path) -> None:
     # Imported here, and not for --help
     from matplotlib.figure import Figure
 
-    from lambda_det.visualization.report import draw_panel, read_metrics
+    from lambda_det.report.run_page import draw_panel, read_metrics
 
     records = {}
     for run in runs:

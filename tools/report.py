@@ -50,7 +50,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
-    from lambda_det.visualization.report import write_report
+    from lambda_det.report.run_page import write_report
 
     path = write_report(
         args.run,

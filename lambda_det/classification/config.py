@@ -66,8 +66,8 @@ def get_classification_config() -> CN:
     _C.DATA.HELD_OUT = 0.0
     # Share of the training images, of each class alike, that is used at all
     _C.DATA.FRACTION = 1.0
-    # Images with labels of a teacher, to train on as well: a file of tools/pseudo_label.py
-    # and the folder that its names start from
+    # Images with labels of a teacher, to train on as well: a file that
+    # projects/noisy_student/pseudo_label.py wrote, and the folder that its names start from
     _C.DATA.PSEUDO_LABELS = ""
     _C.DATA.PSEUDO_IMAGES = ""
     # So many of them for each labelled image of a batch, besides SOLVER.IMS_PER_BATCH. Epochs count

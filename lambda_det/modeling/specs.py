@@ -195,7 +195,7 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
     for (k, h, u), paper in _ABLATIONS.items():
         layer = {"query_depth": k, "heads": h, "intra_depth": u, "scope": 7 if u > 1 else 23}
         specs[f"resnet50_lambda_k{k}_h{h}_u{u}"] = replace(everywhere, layer=layer, paper=paper)
-    # Ours, to train many of them on a processor (tools/study.py)
+    # Ours, to train many of them on a processor (projects/paper/study.py)
     for suffix in ("", *(f"_lambda_{placement}" for placement in _PLACEMENTS)):
         specs[f"resnet14_slim{suffix}"] = replace(
             specs[f"resnet50{suffix}"],

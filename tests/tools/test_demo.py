@@ -31,9 +31,7 @@ def trained(monkeypatch):
     for name in ("Predictor", "files.plan_dataset", "files.predict"):
         monkeypatch.setattr(f"lambda_det.prediction.{name}", lambda *args, **kwargs: None)
     page = Path("report.html")
-    monkeypatch.setattr(
-        "lambda_det.visualization.report.write_report", lambda run: Path(run) / page
-    )
+    monkeypatch.setattr("lambda_det.report.run_page.write_report", lambda run: Path(run) / page)
     return aps
 
 

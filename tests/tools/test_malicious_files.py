@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
@@ -18,10 +16,8 @@ export_backbone = load_tool("export_backbone")
 export_model = load_tool("export_model")
 lazyconfig_train_net = load_tool("lazyconfig_train_net")
 predict = load_tool("predict")
-pseudo_label = load_tool("pseudo_label")
 train_imagenet = load_tool("train_imagenet")
 train_net = load_tool("train_net")
-visualize = load_tool("visualize")
 
 
 class _Program:
@@ -160,16 +156,3 @@ def test_a_checkpoint_to_export(tmp_path, capsys, mark, ending):
     _refused(export_model.main, words, capsys, mark, str(evil), "refused")
     assert not (tmp_path / "model.ts").exists()
     assert not (tmp_path / "backbone.pth").exists()
-
-
-@ENDINGS
-def test_weights_to_look_at_and_of_a_teacher(tmp_path, capsys, mark, ending):
-    photo = tmp_path / "photo.png"
-    cv2.imwrite(str(photo), np.zeros((64, 64, 3), np.uint8))
-    evil = _write(tmp_path / f"evil{ending}", mark)
-    words = ["layers", "--model", "lambda_resnet26_slim", "--weights", evil, "--image", photo]
-    words += ["--output", tmp_path / "out"]
-    _refused(visualize.main, words, capsys, mark, str(evil), "refused")
-    make_pictures(tmp_path)
-    words = [evil, tmp_path / "train", tmp_path / "labels.tsv"]
-    _refused(pseudo_label.main, words, capsys, mark, str(evil), "refused")

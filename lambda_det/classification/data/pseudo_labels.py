@@ -207,7 +207,7 @@ def _read_head(file: BinaryIO, path: str | Path) -> dict:
     if _line(file) != _FIRST_LINE:
         raise DataError(
             f"{path}, line 1: a file of pseudo-labels starts with {_FIRST_LINE!r}; make it with "
-            "tools/pseudo_label.py."
+            "projects/noisy_student/pseudo_label.py."
         )
     for number, (name, read) in enumerate(_FIELDS.items(), start=2):
         key, _, value = _line(file).partition(": ")
@@ -218,7 +218,7 @@ def _read_head(file: BinaryIO, path: str | Path) -> dict:
         except ValueError:
             raise DataError(
                 f"{path}, line {number}: '# {name}: ...' should stand here; make the file again "
-                "with tools/pseudo_label.py."
+                "with projects/noisy_student/pseudo_label.py."
             ) from None
     return head
 
@@ -294,5 +294,5 @@ def _bad_line(chunk: bytes, line: int, classes: int, path: str | Path) -> str:
     return (
         f"{path}, line {line + bad}: {lines[bad][:80].decode('utf-8', errors='replace')!r} is not "
         f"a name, a tab and pairs CLASS:PROBABILITY of classes below {classes}, the highest "
-        "probability first; make the file again with tools/pseudo_label.py."
+        "probability first; make the file again with projects/noisy_student/pseudo_label.py."
     )

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from lambda_det.layers.functional import without_autocast
 
-# Queries per tile, measured on the CPU for scopes from 7x7 to 23x23 (tools/benchmark.py).
+# Queries per tile, measured on the CPU for scopes from 7x7 to 23x23.
 TILE_HEIGHT, TILE_WIDTH = 8, 8
 # Numbers of the scores-in-their-window buffer of one chunk on the CPU: 4 MB in float32, which stay
 # in the cache.

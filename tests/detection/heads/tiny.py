@@ -1,4 +1,4 @@
-"""The heads of tools/try_heads.py made smaller still: seconds on generated data."""
+"""The heads of tests/detection/heads/try_heads.py made smaller still: seconds on generated data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from tests.tool import load_tool
 
-CONFIGS = load_tool("try_heads").CONFIGS
-QUICK = load_tool("try_heads").HEADS
+CONFIGS = load_tool("try_heads", "tests/detection/heads").CONFIGS
+QUICK = load_tool("try_heads", "tests/detection/heads").HEADS
 
 
 __all__ = ["CONFIGS", "HEADS", "Head"]

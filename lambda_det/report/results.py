@@ -1,0 +1,293 @@
+"""Draw the predictions of a results file beside the ground truth."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycocotools.mask as mask_util
+import torch
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.catalog import Metadata
+from detectron2.structures import Boxes, BoxMode, Instances, pairwise_ioa, pairwise_iou
+from tqdm import tqdm
+
+from lambda_det.detection.data.records import read_image
+from lambda_det.detection.data.registration import is_coco, registered_files
+from lambda_det.detection.drawing import side_by_side
+from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.report.album import Album
+
+__all__ = [
+    "Match",
+    "draw_results",
+    "match",
+    "read_results",
+]
+
+logger = logging.getLogger(__name__)
+
+_BORDER = 1.0  # pixels that a box may exceed its image, because files are rounded
+
+
+def draw_results(
+    results: str | Path,
+    dataset: str,
+    album: Album,
+    *,
+    score_threshold: float = 0.5,
+    limit: int | None = 20,
+    worst_first: bool = False,
+) -> Match:
+    """Draw predictions at the left and ground truth at the right, with counts at an IoU of 0.5.
+
+    Args:
+        results: a ``coco_instances_results.json``.
+        dataset: name of the registered data set that was evaluated.
+        album: receives the pictures 0000_NAME, 0001_NAME, ...
+        score_threshold: lowest score of the predictions to draw, from 0 to 1.
+        limit: largest number of images; None for all.
+        worst_first: order the images by :attr:`Match.quality`, then by the number of errors. False
+            keeps the order of the data set.
+
+    Returns:
+        The sums of the counts of all pictures.
+
+    Raises:
+        DataError: the file or the data set is missing or damaged, or they do not belong together.
+        ConfigError: there is no such data set, or a picture would be overwritten.
+    """
+    if limit is not None and limit < 1:
+        raise ConfigError(f"The number of images is {limit}; give at least 1.")
+    if not 0 <= score_threshold <= 1:
+        raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
+    records = _records(dataset)
+    metadata = MetadataCatalog.get(dataset)
+    predictions = _by_image(read_results(results), records, metadata, results, dataset)
+    found = [_instances(predictions[r["image_id"]], r, score_threshold) for r in records]
+    matches = [match(i, r.get("annotations", [])) for i, r in zip(found, records, strict=True)]
+    order = list(range(len(records)))
+    if worst_first:
+        order.sort(key=lambda index: (matches[index].quality, -matches[index].errors))
+    order = order[:limit]
+    names = [
+        f"{place:04d}_{Path(records[index]['file_name']).stem}" for place, index in enumerate(order)
+    ]
+    album.check(names)
+    for name, index in zip(tqdm(names, unit="image"), order, strict=True):
+        album.add(name, _pair(records[index], found[index], matches[index], metadata))
+    counts = [matches[index] for index in order]
+    return Match(*(sum(getattr(m, part) for m in counts) for part in ("found", "missed", "false")))
+
+
+def read_results(path: str | Path) -> list[dict[str, Any]]:
+    """Read a results file in COCO's format.
+
+    Raises:
+        DataError: the file is missing or no JSON, or its entries are no predictions of instances.
+    """
+    try:
+        entries = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"The results file {path} cannot be read ({error.strerror}); an evaluation writes it "
+            "as inference/coco_instances_results.json into its OUTPUT_DIR."
+        ) from error
+    except ValueError as error:
+        raise DataError(f"The results file {path} is not JSON ({error}).") from error
+    hint = "give a coco_instances_results.json of an evaluation."
+    if not isinstance(entries, list):
+        raise DataError(
+            f"{path} holds a {type(entries).__name__} instead of a list of predictions; {hint}"
+        )
+    if not entries:
+        raise DataError(f"{path} holds no predictions: the detector found nothing.")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict) or not {"image_id", "category_id", "score"} <= set(entry):
+            raise DataError(
+                f"Entry {number} of {path} is no prediction with image_id, category_id and score; "
+                f"{hint}"
+            )
+        if "bbox" not in entry and "segmentation" not in entry:
+            raise DataError(f"Entry {number} of {path} has neither bbox nor segmentation; {hint}")
+    return entries
+
+
+def _records(dataset: str) -> list[dict[str, Any]]:
+    if dataset not in DatasetCatalog or is_coco(dataset):
+        registered_files(dataset)  # raises an error that explains an unknown name or missing files
+    records = DatasetCatalog.get(dataset)
+    if not records:
+        raise DataError(f"The data set {dataset} holds no image.")
+    return records
+
+
+def _by_image(
+    entries: list[dict[str, Any]],
+    records: list[dict[str, Any]],
+    metadata: Metadata,
+    results: str | Path,
+    dataset: str,
+) -> dict[Any, list[dict[str, Any]]]:
+    """Group predictions by image, convert their classes, and check them against the images."""
+    wrong = f"{results} does not belong to the data set {dataset}"
+    advice = "give the data set that was evaluated."
+    by_id = {record["image_id"]: record for record in records}
+    count = len(metadata.get("thing_classes") or ())
+    class_of = metadata.get("thing_dataset_id_to_contiguous_id") or {i: i for i in range(count)}
+    unknown = {e["category_id"] for e in entries} - set(class_of)
+    if unknown and class_of:
+        raise DataError(
+            f"{wrong}, which has no category {listed(map(str, sorted(unknown)))}; {advice}"
+        )
+    grouped = defaultdict(list)
+    elsewhere = 0
+    for entry in entries:
+        record = by_id.get(entry["image_id"])
+        if record is None:
+            elsewhere += 1
+            continue
+        if not _fits(entry, record):
+            raise DataError(
+                f"{wrong}: a prediction lies outside its image, {record['file_name']} of "
+                f"{record['width']}x{record['height']}; {advice}"
+            )
+        category = class_of.get(entry["category_id"], entry["category_id"])
+        grouped[entry["image_id"]].append({**entry, "category_id": category})
+    if not grouped:
+        raise DataError(
+            f"{wrong}: none of its images, such as {entries[0]['image_id']}, is in it; {advice}"
+        )
+    if elsewhere:
+        logger.warning(
+            "%d of the %d predictions are of images that %s does not have; they are ignored.",
+            elsewhere,
+            len(entries),
+            dataset,
+        )
+    return grouped
+
+
+def _fits(entry: dict[str, Any], record: dict[str, Any]) -> bool:
+    height, width = record["height"], record["width"]
+    mask = entry.get("segmentation")
+    if isinstance(mask, dict) and list(mask["size"]) != [height, width]:
+        return False
+    x0, y0, x1, y1 = _corners(entry)
+    return min(x0, y0) >= -_BORDER and x1 <= width + _BORDER and y1 <= height + _BORDER
+
+
+def _corners(entry: dict[str, Any]) -> list[float]:
+    box = entry["bbox"] if "bbox" in entry else mask_util.toBbox(entry["segmentation"]).tolist()
+    return BoxMode.convert(list(map(float, box)), BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
+
+
+def _instances(
+    entries: list[dict[str, Any]], record: dict[str, Any], score_threshold: float
+) -> Instances:
+    entries = [entry for entry in entries if entry["score"] >= score_threshold]
+    instances = Instances((record["height"], record["width"]))
+    boxes = torch.tensor([_corners(entry) for entry in entries])
+    instances.pred_boxes = Boxes(boxes.reshape(-1, 4))
+    instances.pred_classes = torch.tensor([e["category_id"] for e in entries], dtype=torch.int64)
+    instances.scores = torch.tensor([float(entry["score"]) for entry in entries])
+    if entries and all("segmentation" in entry for entry in entries):
+        masks = np.stack([mask_util.decode(entry["segmentation"]) for entry in entries])
+        instances.pred_masks = torch.from_numpy(masks.astype(bool))
+    if entries and all("keypoints" in entry for entry in entries):
+        points = np.array([entry["keypoints"] for entry in entries], np.float32)
+        instances.pred_keypoints = torch.from_numpy(points.reshape(len(entries), -1, 3))
+    return instances
+
+
+def _pair(
+    record: dict[str, Any], instances: Instances, counts: Match, metadata: Metadata
+) -> np.ndarray:
+    image = read_image(record)
+    names = metadata.get("thing_classes")
+    captions = (
+        f"predicted: {counts.found} found, {counts.missed} missed, {counts.false} false",
+        f"ground truth: {Path(record['file_name']).name}",
+    )
+    drawn = side_by_side(
+        image,
+        instances,
+        record.get("annotations", []),
+        names,
+        names,
+        captions=captions,
+        metadata=metadata,
+    )
+    return drawn[:, :, ::-1]
+
+
+_MIN_OVERLAP = 0.5  # IoU of a match
+
+
+@dataclass(frozen=True)
+class Match:
+    """Counts of one image: objects found and missed, and false predictions."""
+
+    found: int
+    missed: int
+    false: int
+
+    @property
+    def errors(self) -> int:
+        """The number of missed objects and false predictions."""
+        return self.missed + self.false
+
+    @property
+    def quality(self) -> float:
+        """Found objects as a share of all objects and false predictions; 1 if there are none."""
+        everything = self.found + self.errors
+        return self.found / everything if everything else 1.0
+
+
+def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
+    """Match boxes as COCO's evaluation does, at an IoU of 0.5.
+
+    In the order of their scores, predictions match the unmatched object of their class with the
+    largest IoU. A prediction without a match is ignored if half of it lies in a crowd of its class,
+    and false otherwise.
+
+    Args:
+        instances: with ``pred_boxes``, ``pred_classes`` and ``scores``.
+        annotations: of a Detectron2 dataset dict.
+    """
+    objects = [a for a in annotations if not a.get("iscrowd")]
+    crowds = [a for a in annotations if a.get("iscrowd")]
+    overlaps = pairwise_iou(instances.pred_boxes, _boxes(objects))  # [predictions, objects]
+    # [predictions, crowds], the share of the prediction that lies in the crowd
+    covered = pairwise_ioa(_boxes(crowds), instances.pred_boxes).T
+    free = set(range(len(objects)))
+    found = false = 0
+    for index in instances.scores.argsort(descending=True, stable=True).tolist():
+        wanted = int(instances.pred_classes[index])
+        best = max(
+            (i for i in free if objects[i]["category_id"] == wanted),
+            key=lambda i: float(overlaps[index, i]),
+            default=None,
+        )
+        if best is not None and overlaps[index, best] >= _MIN_OVERLAP:
+            free.remove(best)
+            found += 1
+        elif not any(
+            crowd["category_id"] == wanted and covered[index, i] >= _MIN_OVERLAP
+            for i, crowd in enumerate(crowds)
+        ):
+            false += 1
+    return Match(found, len(free), false)
+
+
+def _boxes(annotations: Sequence[dict[str, Any]]) -> Boxes:
+    return Boxes(
+        [BoxMode.convert(list(a["bbox"]), a["bbox_mode"], BoxMode.XYXY_ABS) for a in annotations]
+        or [[0.0] * 4][:0]
+    )

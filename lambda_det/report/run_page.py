@@ -1,0 +1,474 @@
+"""One HTML page on a run: curves, AP by class and size, errors, speed, configuration."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from detectron2.config import CfgNode
+from matplotlib.axes import Axes
+from pycocotools.coco import COCO
+
+from lambda_det.classification.config import load_recipe
+from lambda_det.config import read_plain
+from lambda_det.detection.config import load_config
+from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.evaluation import read_ground_truth
+from lambda_det.detection.lazy import is_lazy
+from lambda_det.detection.lazy_task import load_any_config, task_of
+from lambda_det.errors import ConfigError, DataError, UserError, listed
+from lambda_det.files import replace_text
+from lambda_det.report.class_results import Detections, evaluate_detections
+from lambda_det.report.page import Page, new_axes, to_svg
+from lambda_det.report.results import draw_results, read_results
+from lambda_det.training.checkpoint_files import last_checkpoint
+from lambda_det.training.run_folder import changed_keys, config_origin
+
+__all__ = ["build_report", "draw_panel", "read_metrics", "write_report"]
+
+logger = logging.getLogger(__name__)
+
+_POINTS = 600  # of a curve; more would only make the page larger
+_CLASSES_DRAWN = 12  # in one figure of curves
+_CLASSES_CONFUSED = 20  # in the confusion matrix
+_SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # ends of the metrics that are drawn
+_RESULTS = "coco_instances_results.json"
+# Where an evaluation leaves its results; those of averaged weights first, as model_best.pth counts
+_FOLDERS = {"inference_EMA": "averaged weights", "inference": "trained weights"}
+
+
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
+    """The records of a run's metrics.json; none where there is no such file.
+
+    A last line that a kill has cut short is left out.
+
+    Raises:
+        DataError: a line before it is no record.
+    """
+    path = Path(run, "metrics.json")
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            record["iteration"] + 1
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                break
+            raise DataError(f"Line {number} of {path} is no record of a run.") from error
+        records.append(record)
+    return records
+
+
+# Which metrics are drawn together, by the title
+PANELS: dict[str, Callable[[str], bool]] = {
+    "losses": lambda name: "loss" in name and name != "loss_spikes",
+    "learning rate": lambda name: name == "lr",
+    "AP or accuracy, percent": lambda name: name.endswith(_SCORES),
+}
+
+
+def draw_panel(axes: Axes, title: str, runs: Mapping[str, list[dict[str, float]]]) -> bool:
+    """Draw metrics over the steps; whether there is one.
+
+    Args:
+        axes: to draw in.
+        title: one of ``PANELS``.
+        runs: records of :func:`read_metrics` by the beginning of their labels. Of several runs the
+            sum of the losses is drawn alone.
+    """
+    percent = "percent" in title
+    style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}
+    colors: dict[str, str] = {}
+    for label, records in runs.items():
+        for name in sorted({name for record in records for name in record if PANELS[title](name)}):
+            if len(runs) > 1 and title == "losses" and name != "total_loss":
+                continue
+            points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
+            points = points[:: -(-len(points) // _POINTS)]
+            # A loss of the test set has the colour of the training's, and is dashed
+            trained = label + name.removeprefix("validation/")
+            style["color"] = colors.setdefault(trained, f"C{len(colors)}")
+            style["ls"] = "-" if trained == label + name else "--"
+            axes.plot(*zip(*points, strict=True), label=label + name, lw=1.2, **style)
+    is_drawn = bool(axes.lines)
+    if is_drawn:
+        axes.legend(fontsize=7, frameon=False)
+    axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))
+    return is_drawn
+
+
+def draw_curves(records: list[dict[str, float]]) -> list[str]:
+    """Losses, learning rate and, where the run was evaluated, AP or accuracy over the steps."""
+    figures = []
+    for title in PANELS:
+        figure, axes = new_axes(5.2, 3.4)
+        if draw_panel(axes, title, {"": records}):
+            figures.append(to_svg(figure, f"{title} over the steps"))
+    return figures
+
+
+def draw_precision_recall(detections: Detections) -> str:
+    """Precision over recall at an IoU of 0.5: the classes with most objects, and the mean."""
+    figure, axes = new_axes(5.2, 3.4)
+    recalls = np.linspace(0, 1, 101)
+    drawn = sorted(detections.classes, key=lambda c: -c.objects)[:_CLASSES_DRAWN]
+    for result in drawn:
+        if not np.isnan(result.curve).all():
+            axes.plot(recalls, result.curve, lw=1, label=result.name)
+    curves = [c.curve for c in detections.classes if not np.isnan(c.curve).all()]
+    if curves:
+        axes.plot(recalls, np.mean(curves, axis=0), "k", lw=2, label="mean of all classes")
+        axes.legend(fontsize=7, frameon=False)
+    title = {"bbox": "boxes", "segm": "masks"}[detections.kind]
+    axes.set(title=title, xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    return to_svg(figure, f"precision over recall of {title}")
+
+
+def draw_confusion(detections: Detections) -> str:
+    """What each class is taken for; of many classes those with most mistakes."""
+    matrix, names = detections.confusion, [c.name for c in detections.classes]
+    wrong = matrix.sum(0) + matrix.sum(1) - 2 * np.diag(matrix)
+    kept = np.sort(np.argsort(-wrong[:-1], kind="stable")[:_CLASSES_CONFUSED])
+    index = [*kept.tolist(), len(names)]
+    part = matrix[np.ix_(index, index)]
+    side = 1.6 + 0.42 * len(index)
+    figure, axes = new_axes(side + 0.8, side)
+    axes.grid(False)
+    share = part / np.maximum(matrix[index].sum(1, keepdims=True), 1)
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), count in np.ndenumerate(part):
+        if count:
+            color = "white" if share[row, column] > 0.6 else "black"
+            axes.text(column, row, count, ha="center", va="center", fontsize=7, color=color)
+    labels = [names[i] for i in kept]
+    ticks = range(len(index))
+    axes.set_xticks(ticks, [*labels, "missed"], rotation=90, fontsize=7)
+    axes.set_yticks(ticks, [*labels, "nothing there"], fontsize=7)
+    axes.set(xlabel="predicted", ylabel="true")
+    return to_svg(figure, "confusion of classes")
+
+
+# Attributes of a class's result, and the heads of their columns
+_COLUMNS = {
+    "name": "class",
+    "objects": "objects",
+    "ap": "AP",
+    "ap50": "AP50",
+    "small": "small",
+    "medium": "medium",
+    "large": "large",
+    "threshold": "best score",
+    "precision": "precision",
+    "recall": "recall",
+}
+
+
+class _Collector:
+    """Takes pictures as an :class:`Album` does, and keeps them."""
+
+    def __init__(self) -> None:
+        self.pictures: list[tuple[str, np.ndarray]] = []
+
+    def check(self, names: Iterable[str]) -> None:
+        pass
+
+    def add(self, name: str, picture: np.ndarray) -> None:
+        self.pictures.append((name, picture))
+
+
+def write_report(
+    run: str | Path,
+    output: str | Path | None = None,
+    *,
+    dataset: str = "",
+    score: float = 0.5,
+    pictures: int = 8,
+) -> Path:
+    """Write the page of a run, and replace an earlier one.
+
+    Args:
+        run: its folder.
+        output: an .html file; None for report.html in the folder. The others are those of
+            :func:`build_report`.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: the file cannot be written, or as :func:`build_report` does.
+        DataError: as :func:`build_report` does.
+    """
+    path = Path(output) if output else Path(run, "report.html")
+    if path.suffix != ".html":
+        raise ConfigError(f"{path} is to be an HTML page; give it a name that ends in .html.")
+    text = build_report(run, dataset=dataset, score=score, pictures=pictures)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+    return path
+
+
+def build_report(
+    run: str | Path, *, dataset: str = "", score: float = 0.5, pictures: int = 8
+) -> str:
+    """The page of a run, as HTML.
+
+    What a run does not have yet is left out, and the page says so. Of a classifier it has the
+    curves, the speed and the configuration.
+
+    Args:
+        run: its folder, with config.yaml.
+        dataset: of those in DATASETS.TEST; "" for the first.
+        score: predictions of this score or more are in the confusion matrix and the pictures.
+        pictures: number of images, the worst first.
+
+    Raises:
+        ConfigError: a value is out of range, or the run is not evaluated on ``dataset``.
+        DataError: the folder is not that of a run, or a file in it is damaged.
+    """
+    if not 0 <= score <= 1:
+        raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
+    if pictures < 1:
+        raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
+    run = Path(run)
+    config = _read_config(run)
+    records = read_metrics(run)
+    page = Page(f"Run {run.resolve().name}", f"{run}. {_state(run)}")
+    if records:
+        page.numbers(_summary(records))
+        page.section("Curves")
+        page.figures(*draw_curves(records))
+    else:
+        page.section("Curves", "The run has logged no step yet.")
+    if "DATA" not in config:  # that of a classifier
+        try:
+            _add_detections(page, run, dataset, score, pictures)
+        except UserError as error:
+            if dataset:
+                raise
+            logger.warning(str(error))
+            page.section("What is missing", str(error))
+    _add_configuration(page, run, config)
+    return page.text()
+
+
+def _read_config(run: Path) -> dict[str, Any]:
+    path = run / "config.yaml"
+    try:
+        config = read_plain(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{run} is not the folder of a run: it has no config.yaml; give the OUTPUT_DIR of a "
+            "training or an evaluation."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not a saved configuration; mend it.") from error
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is not a saved configuration; mend it.")
+    return config
+
+
+def _state(run: Path) -> str:
+    checkpoint = last_checkpoint(str(run))
+    if not checkpoint:
+        return "It has no checkpoint."
+    name = os.path.basename(checkpoint)
+    return "" if name == "model_final.pth" else f"It has not ended: its last checkpoint is {name}."
+
+
+def _summary(records: list[dict[str, float]]) -> dict[str, str]:
+    """What a reader looks for first: results, steps, speed, memory."""
+    last: dict[str, float] = {}
+    for record in records:
+        last.update(record)
+    numbers = {
+        _label(key): f"{value:.1f}"
+        for key, value in last.items()
+        if key.endswith(("/AP", "_top1", "/mIoU", "/PQ"))
+    }
+    # The record of an evaluation comes after those of the steps that a stop has added
+    numbers["steps"] = f"{int(max(record['iteration'] for record in records)) + 1:,}"
+    if "total_loss" in last:
+        numbers["last total loss"] = f"{last['total_loss']:.3g}"
+    if "time" in last:
+        seconds = _median(records, "time")
+        numbers["seconds a step (median)"] = f"{seconds:.3g}"
+        if "data_time" in last:
+            share = _median(records, "data_time") / max(seconds, 1e-9)
+            numbers["of a step waiting for data"] = f"{share:.0%}"
+    if "images_per_second" in last:
+        numbers["images a second (median)"] = f"{_median(records, 'images_per_second'):.3g}"
+    if "peak_memory" in last:
+        most = max(record.get("peak_memory", 0.0) for record in records)
+        numbers["GB of memory at most, first process"] = f"{most:.1f}"
+    return numbers
+
+
+def _median(records: list[dict[str, float]], key: str) -> float:
+    return statistics.median(record[key] for record in records if key in record)
+
+
+def _label(metric: str) -> str:
+    for kind, name in (("bbox", "box"), ("segm", "mask")):
+        metric = metric.replace(f"{kind}/", f"{name} ")
+        metric = metric.replace(f"{kind}_EMA/AP", f"{name} AP, averaged weights")
+    return metric
+
+
+def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures: int) -> None:
+    """What a detector of instances does on its test set.
+
+    Raises:
+        UserError: the run was not evaluated, or its data are not where they were.
+    """
+    task = task_of(
+        load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
+    )
+    task.register_data()
+    architecture = task.detector.architecture
+    if "instances" not in predictions(architecture):
+        raise ConfigError(
+            f"AP by class, errors and images: {architecture} finds no instances. The results of "
+            "its evaluations are among the numbers above and in metrics.json."
+        )
+    names = task.test_names
+    if not names:
+        raise ConfigError("The run names no data to evaluate on, so there are no results.")
+    dataset = dataset or names[0]
+    if dataset not in names:
+        raise ConfigError(f"The run is evaluated on {listed(names)}, and not on {dataset}.")
+    below = dataset if len(names) > 1 else ""
+    found = [path for folder in _FOLDERS if (path := run / folder / below / _RESULTS).is_file()]
+    if not found:
+        path = run / "inference" / below / _RESULTS
+        raise DataError(
+            f"The run has no results of instances yet: there is no {path}; its training's command "
+            "with --eval-only --resume evaluates the last checkpoint."
+        )
+    results = found[0]
+    entries = read_results(results)
+    weights = _FOLDERS[results.relative_to(run).parts[0]]
+    if not entries:
+        raise DataError(f"The detector found nothing in {dataset}: {results} is empty.")
+    json_file, images = registered_files(dataset)
+    check_coco(json_file, images, files="none")
+    kinds = ["bbox"] + ["segm"] * all("segmentation" in entry for entry in entries)
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        ground_truth = read_ground_truth(json_file)
+        entries, note = _of_data(entries, ground_truth, results, dataset)
+        evaluated = [evaluate_detections(ground_truth, entries, kind, score) for kind in kinds]
+    _add_classes(page, evaluated, f"The {weights} on {dataset}.{note}")
+    classes = len(evaluated[0].classes)
+    shown = ""
+    if classes > _CLASSES_CONFUSED:
+        shown = (
+            f" Of {classes} classes the {_CLASSES_CONFUSED} with most mistakes are shown; the "
+            "others count in the colour, which is the share of the whole row."
+        )
+    page.section(
+        "What is taken for what",
+        f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
+        f"the last column counts missed objects, the last row false predictions.{shown}",
+    )
+    page.single_figure(draw_confusion(evaluated[0]))
+    collector = _Collector()
+    draw_results(
+        results, dataset, collector, score_threshold=score, limit=pictures, worst_first=True
+    )
+    page.section(
+        "The worst images",
+        f"Predictions of a score of {score:g} or more at the left, the ground truth at the right.",
+    )
+    for name, picture in collector.pictures:
+        page.picture(picture, name)
+
+
+def _of_data(
+    entries: list[dict[str, Any]], ground_truth: COCO, results: Path, dataset: str
+) -> tuple[list[dict[str, Any]], str]:
+    """The predictions on images that the data set still has, and a note on the others.
+
+    Raises:
+        DataError: the data set lacks a category of the predictions, or all of their images.
+    """
+    advice = "evaluate the run again, because the data have changed since."
+    unknown = {entry["category_id"] for entry in entries} - set(ground_truth.cats)
+    if unknown:
+        raise DataError(
+            f"{results} has predictions of category {listed(map(str, sorted(unknown)))}, which "
+            f"{dataset} does not have; {advice}"
+        )
+    kept = [entry for entry in entries if entry["image_id"] in ground_truth.imgs]
+    if not kept:
+        raise DataError(f"None of the images in {results} is in {dataset}; {advice}")
+    lost = len(entries) - len(kept)
+    note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
+    return kept, note if lost else ""
+
+
+def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None:
+    file = config_origin(run)
+    if is_lazy(config):
+        page.section("Configuration", f"A LazyConfig, {file}. config.yaml has all of it.")
+        return
+    base, note = file, ""
+    if not os.path.isfile(file):
+        base = ""
+        note = f" {file}, which it was read from, is not there any more." if file else ""
+    try:
+        before = _read_base(base, config)
+    except UserError as error:
+        if not base:
+            raise
+        base, note = "", f" {file}, which it was read from, cannot be read any more: {error}"
+        before = _read_base(base, config)
+    name = os.path.basename(base) or "the defaults"
+    changes = list(changed_keys(before.dump(), run / "config.yaml"))
+    page.section("Configuration", f"What differs from {base or name}.{note}")
+    page.table(("key", name, "this run"), [(k, old, new) for k, new, old in changes], text=True)
+
+
+def _read_base(file: str, config: Mapping[str, Any]) -> CfgNode:
+    """The configuration of a file, or with "" the defaults, of the kind of ``config``."""
+    flags = {"config_file": file or None, "opts": []}
+    if "DATA" in config:
+        return load_recipe(argparse.Namespace(**flags, synthetic_data=False, debug_numerics=False))
+    return load_config(argparse.Namespace(**flags))
+
+
+def _add_classes(page: Page, found: list[Detections], which: str) -> None:
+    page.section(
+        "Precision and recall", f"{which} At an IoU of 0.5, for the classes with most objects."
+    )
+    page.figures(*(draw_precision_recall(detections) for detections in found))
+    for detections in found:
+        title = {"bbox": "Boxes", "segm": "Masks"}[detections.kind]
+        page.section(
+            f"{title} by class",
+            "AP in percent over IoU 0.5 to 0.95. The best score is the threshold of the highest "
+            "F1 at an IoU of 0.5, with its precision and recall.",
+        )
+        page.table(
+            list(_COLUMNS.values()),
+            (
+                [getattr(result, name) for name in _COLUMNS]
+                for result in sorted(detections.classes, key=lambda c: -c.objects)
+            ),
+        )

@@ -1,0 +1,272 @@
+"""What a GPU would be asked to do, on tensors without data that are on a GPU that is not there.
+
+An operator between two devices, one that reads a value, or one whose result's size depends on
+values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Networks
+and backbones of detectors meet one setting of dtype and layout in turn. Layers meet each dtype and
+each layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import BACKBONE_REGISTRY
+
+from lambda_benchmarks.dry_run import Trace, is_available, pretend_gpu
+from lambda_det import LambdaLayer, create_backbone, list_models
+from lambda_det.detection import load_config
+from lambda_det.layers.local import compiled, fused, query_first
+from lambda_det.modeling.resnet import LambdaResNet
+from lambda_det.modeling.specs import ALL, STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
+ROOT = Path(__file__).parents[3]
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LAYOUTS = (torch.channels_last, torch.contiguous_format)
+SETTINGS = list(itertools.product(DTYPES, LAYOUTS))
+
+
+def in_turn(names, *marks):
+    """Each name with one of the settings."""
+    pairs = zip(names, itertools.cycle(SETTINGS))
+    return [pytest.param(name, [one], marks=marks, id=name) for name, one in pairs]
+
+
+def with_other_dtypes(names, *marks):
+    """Each name with both dtypes that ``in_turn`` leaves out, the layouts by turns.
+
+    So float16 and float32, whose layouts are compared, meet different ones.
+    """
+    for number, name in enumerate(names):
+        own, first = divmod(number % len(SETTINGS), len(LAYOUTS))
+        others = [
+            (dtype, LAYOUTS[(first + n - own) % 2]) for n, dtype in enumerate(DTYPES) if n != own
+        ]
+        yield pytest.param(name, others, marks=marks, id=f"{name}-others")
+
+
+def run(make, shape, settings, *more, backward=False, same_layout=True):
+    """Operators of a training step's forward pass under autocast, and of all its passes."""
+    with pretend_gpu():
+        with torch.device("cuda"):  # and not for what follows, whose devices are looked at
+            model = make().train()
+            more = [other() for other in more]
+        for dtype, layout in settings:
+            with torch.device("cuda"):
+                x = torch.empty(shape).to(memory_format=layout).requires_grad_(backward)
+            trace = Trace("cuda", given=[x, *model.parameters(), *model.buffers()])
+            with trace:
+                with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                    outputs = model(x, *more)
+                outputs = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+                forward = trace.launches
+                for output in outputs:
+                    assert output.is_cuda and output.dtype == dtype
+                    # Without a GPU convolutions give bfloat16 maps in another layout than cuDNN
+                    if dtype != torch.bfloat16 and output.dim() == 4 and same_layout:
+                        assert output.is_contiguous(memory_format=layout)
+                if backward:
+                    reached = trace.backward(outputs[:])
+                    unreached = {n for n, p in model.named_parameters() if p not in reached}
+                    assert not unreached
+                    assert x in reached
+            assert not trace.waits
+    return forward, trace
+
+
+def shortened(spec):
+    """The network with one block of each kind in a stage: equal blocks do the same."""
+    blocks, lambda_blocks, double_attention = [], {}, {}
+    for stage, count in zip(STAGES, spec.blocks, strict=True):
+        attention = spec.double_attention.get(stage, ())
+        contents = [(spec.has_lambda(stage, n), n in attention) for n in range(1, count + 1)]
+        # What a block gets depends on the one before; the first of a stage has none there
+        kinds = list(dict.fromkeys(zip([None, *contents], contents, strict=False)))
+        blocks.append(len(kinds))
+        lambda_blocks[stage] = tuple(n for n, (_, (has, _)) in enumerate(kinds, 1) if has)
+        double_attention[stage] = tuple(n for n, (_, (_, has)) in enumerate(kinds, 1) if has)
+    parts = {"lambda_blocks": lambda_blocks, "double_attention": double_attention}
+    return replace(spec, blocks=tuple(blocks), **parts, image_size=224, paper=PaperFigures())
+
+
+def _kind(spec):
+    """What decides which operators a network takes: not how many blocks, where, or how wide."""
+    if not isinstance(spec, ResNetSpec):
+        return str(spec)
+    layer = {key: value and min(value, 2) for key, value in spec.layer.items()}
+    attention = {"double_attention": bool(spec.double_attention)}
+    same = {"blocks": (), "width": 64, "image_size": 224, "paper": PaperFigures(), **attention}
+    return str(replace(spec, lambda_blocks=bool(spec.lambda_blocks), layer=layer, **same))
+
+
+# A network of each kind, the first that is listed
+NETWORKS = list({_kind(get_spec(name)): name for name in reversed(list_models())}.values())[::-1]
+
+
+def _network(name):
+    spec = get_spec(name)
+    if isinstance(spec, MobileNetSpec):
+        return create_backbone(name)
+    return LambdaResNet(shortened(spec), out_features=STAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*in_turn(NETWORKS[:1]), *in_turn(NETWORKS[1:], pytest.mark.slow)]
+)
+def test_networks(name, settings):
+    run(lambda: _network(name), (2, 3, 64, 64), settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])  # without and with lambda layers
+def test_equal_blocks_take_equal_operators(stage):
+    """Which is why one of them stands for the others."""
+    spec = shortened(get_spec("lambda_resnet152_c4"))
+
+    def operators(more):
+        blocks = [count + more * (i == stage) for i, count in enumerate(spec.blocks)]
+        long = replace(spec, blocks=tuple(blocks), lambda_blocks={"res4": ALL, "res5": ALL})
+        return run(lambda: LambdaResNet(long), (2, 3, 64, 64), SETTINGS[:1])[0]
+
+    none, one, three = map(operators, (0, 1, 3))
+    assert three - none == 3 * (one - none) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "most"), [("lambda_resnet50", 500), ("lambda_resnet50_c4", 600), ("resnet_rs50", 300)]
+)
+def test_networks_take_no_more_operators(name, most):
+    """Of a forward pass in training mode under autocast; a convolution is one, and a norm."""
+    forward, _ = run(lambda: create_backbone(name), (8, 3, 224, 224), SETTINGS[:1])
+    assert forward <= most
+
+
+DETECTORS = (
+    *("mask_rcnn_lambdaresnet50", "retinanet_lambdaresnet50", "mask_rcnn_resnetrs101_se"),
+    *("mask_rcnn_c4_lambdaresnet50", "mask_rcnn_dc5_lambdaresnet50"),
+    *("deeplabv3plus_lambdaresnet50", "panoptic_fpn_lambdaresnet50"),
+)
+
+
+@pytest.mark.parametrize(("name", "settings"), in_turn(DETECTORS, pytest.mark.slow))
+def test_backbones_of_detectors(name, settings):
+    file = str(ROOT / "configs" / f"{name}.yaml")
+    cfg = load_config(argparse.Namespace(config_file=file, opts=[]))
+    build = BACKBONE_REGISTRY.get(cfg.MODEL.BACKBONE.NAME)
+    run(lambda: build(cfg, ShapeSpec(channels=3)), (2, 3, 128, 192), settings)
+
+
+MAP = (6, 10)
+
+
+def _padding():
+    return torch.ones(2, 1, *MAP, dtype=torch.bool)
+
+
+def _contexts():
+    return torch.ones(math.prod(MAP), math.prod(MAP), dtype=torch.bool)
+
+
+VARIANTS = {
+    "as in the paper": {},
+    "fused": {"implementation": "fused"},
+    "conv": {"implementation": "conv"},
+    "depthwise": {"implementation": "depthwise"},
+    "dense": {"implementation": "dense", "scope": 3},
+    "intra-depth": {"intra_depth": 4},
+    "multi-head": {"multi_head": True},
+    "dilation": {"dilation": 2, "scope": 5},
+    "stride": {"stride": 2},
+    "global": {"scope": None, "map_size": MAP},
+    "content only": {"scope": None},
+    "position only": {"content": False},
+    "l2 keys": {"key_norm": "l2"},
+    "keys as they are": {"key_norm": "none"},
+    "query softmax": {"query_softmax": True},
+    "bias": {"position_bias": True},
+    "no norm": {"norm": ""},
+    "padding": {"mask": _padding},
+    "a context per query": {"mask": _contexts, "query_depth": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *in_turn(VARIANTS),
+        *with_other_dtypes(VARIANTS, pytest.mark.slow),
+    ],
+)
+def test_layers_forward_and_backward(name, settings, monkeypatch):
+    options = {"query_depth": 8, "scope": 7} | VARIANTS[name]
+    masks = [options.pop("mask")] if "mask" in options else []
+    monkeypatch.setattr(fused, "unsupported", lambda *inputs: None)
+    run(
+        *(lambda: LambdaLayer(32, **options), (2, 32, *MAP), settings, *masks),
+        backward=True,
+        same_layout=not masks and name not in ("multi-head", "query softmax"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [((2, 32, 9), {"sequence": True}), ((2, 32, 2, 6, 5), {"scope": (3, 5, 5)})],
+)
+def test_sequences_and_volumes(shape, options):
+    def make():
+        return LambdaLayer(32, query_depth=8, norm="", **options)
+
+    run(make, shape, [(torch.bfloat16, torch.contiguous_format)], backward=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("module", [query_first, fused])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_backward_operators(module, dtype, channels_last):
+    """Called directly; gradients have the inputs' device, dtype, shape and layout."""
+    with pretend_gpu():
+        with torch.device("cuda"):
+            shapes = (2, 5, 9, 4, 16), (2, 5, 9, 8, 1)
+            if channels_last:
+                queries, values = (torch.empty(shape, dtype=dtype) for shape in shapes)
+            else:
+                order = (0, 3, 4, 1, 2)  # which is its own inverse
+                maps = ([shape[axis] for axis in order] for shape in shapes)
+                queries, values = (torch.empty(m, dtype=dtype).permute(order) for m in maps)
+            inputs = (queries, values, torch.empty(16, 1, 5, 5, dtype=dtype))
+            grad = torch.empty(2, 5, 9, 4, 8, dtype=dtype)
+        with Trace() as trace:
+            if module is fused:
+                found = fused.fused_gradients(grad, *inputs)
+            else:
+                found = query_first.query_first_gradients(grad, *inputs)
+    for gradient, x in zip(found, inputs, strict=True):
+        assert gradient.is_cuda and gradient.dtype == dtype and gradient.shape == x.shape
+        assert gradient.stride() == x.stride()
+    assert not trace.waits
+
+
+def test_the_kernel_of_the_cpu_is_left_alone():
+    with pretend_gpu():
+        x = torch.empty(1, device="cuda")
+        assert "on the CPU" in compiled.unsupported(x, x, x)
+
+
+def test_the_kernels_refuse_a_gpu_before_ampere(monkeypatch):
+    monkeypatch.setattr(fused, "_kernels", lambda: SimpleNamespace(INTERPRETED=False))
+    for capability, refused in (((7, 5), True), ((8, 0), False), ((12, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu, c=capability: c)
+        with pretend_gpu():
+            queries = torch.empty(1, 2, 3, 2, 8, device="cuda")
+            inputs = queries, queries.new_empty(1, 2, 3, 4, 1), queries.new_empty(8, 1, 3, 3)
+            why = fused.unsupported(*inputs)
+        assert ("Ampere" in why) if refused else why is None

@@ -1,0 +1,367 @@
+"""Pseudo-labels: a teacher's predictions, and the choice of those to learn from (Appendix F.3).
+
+The paper follows Xie et al. (2020): keep confident predictions, and the same number of images of
+each class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
+from lambda_det.classification.data.sources import FileSource, PackedNames, image_files
+from lambda_det.classification.data.transforms import TestTransform
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.files import replace_file
+from lambda_det.training.precision import Precision
+from noisy_student.teacher import Teacher
+
+__all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
+
+logger = logging.getLogger(__name__)
+
+_HEAD = "# lambda_det predictions 2 "
+_PAIR = rb"[0-9]{1,9}:[01]\.[0-9]{6}"
+_LINE = re.compile(rb"(?:-|%b(?:,%b)*)\n" % (_PAIR, _PAIR))
+_KEPT, _LOWEST = 10, 1e-3  # classes that are kept of a prediction, and their probability, at least
+_ROW = np.dtype([("label", np.int64), ("confidence", np.float64)])
+_SECONDS_BETWEEN_LINES = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which predictions become labels.
+
+    Attributes:
+        threshold: the lowest confidence, the teacher's softmax score.
+        per_class: the number of images of each class, the most confident; 0: all.
+        fill: repeat the images of classes that have fewer than ``per_class``.
+    """
+
+    threshold: float
+    per_class: int = 0
+    fill: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"--threshold is {self.threshold}; a confidence is from 0 to 1.")
+        if self.per_class < 0:
+            raise ConfigError(f"--per-class is {self.per_class}; give 0 (all of them) or more.")
+        if self.fill and not self.per_class:
+            raise ConfigError("--fill fills the classes up to --per-class images; give that, too.")
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Images to label.
+
+    Attributes:
+        root: the folder that the names are relative to, as an absolute path.
+        names: paths of the images, sorted.
+        sha256: of the names.
+    """
+
+    root: str
+    names: PackedNames
+    sha256: str
+
+
+def list_images(root: str) -> Unlabelled:
+    """All images below a folder, at any depth.
+
+    Raises:
+        DataError: there is no such folder, or no image in it.
+    """
+    if not os.path.isdir(root):
+        raise DataError(f"There is no image folder {root}.")
+    digest = hashlib.sha256()
+
+    def digested() -> Iterator[str]:
+        for name in sorted(image_files(root)):
+            digest.update(os.fsencode(name) + b"\0")  # no name holds a null byte
+            yield name
+
+    names = PackedNames(digested())
+    if not len(names):
+        raise DataError(f"There are no images in {root}.")
+    return Unlabelled(os.path.abspath(root), names, digest.hexdigest())
+
+
+class _Images(Dataset):
+    """Images for the teacher, each with ""; None and a sentence if it cannot be read."""
+
+    def __init__(self, source: FileSource, transform: TestTransform) -> None:
+        self._source = source
+        self._transform = transform
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray | None, str]:
+        try:
+            return self._transform(self._source.load(index)), ""
+        except DataError as error:
+            return None, str(error)
+
+
+def predict(
+    teacher: Teacher,
+    images: Unlabelled,
+    predictions: Path,
+    *,
+    batch_size: int,
+    workers: int,
+    max_unreadable: int,
+) -> None:
+    """Write the teacher's prediction for every image; an interrupted call is continued.
+
+    Args:
+        teacher: makes the predictions.
+        images: the images to predict.
+        predictions: file of one line for each image, which grows batch by batch: CLASS:PROBABILITY
+            of the most probable classes, or "-" for an image that cannot be read.
+        batch_size: images of one forward pass.
+        workers: loader processes.
+        max_unreadable: images that may be skipped, each named in the log.
+
+    Raises:
+        DataError: too many images cannot be read, or the file is of another teacher or other
+            images, or damaged.
+        WeightsError: the teacher's scores are not finite.
+    """
+    names = images.names
+    done = _resume(predictions, _head(teacher, images), len(names), len(teacher.classes))
+    if done:
+        logger.info(f"{done} of {len(names)} images are in {predictions} already")
+    if done == len(names):
+        return
+    source = FileSource(images.root, names, np.zeros(len(names), np.int64), teacher.classes)
+    loader = DataLoader(
+        _Images(source, TestTransform(teacher.cfg)),
+        batch_size=batch_size,
+        sampler=range(done, len(names)),
+        num_workers=workers,
+        collate_fn=list,
+    )
+    unreadable = 0
+    with predictions.open("a", encoding="utf-8", errors="surrogateescape") as file:
+        progress = _Progress(done, len(names))
+        for items in loader:
+            for _, problem in items:
+                if problem:
+                    unreadable += 1
+                    logger.warning("Skipped: %s", problem)
+            if unreadable > max_unreadable:
+                raise DataError(
+                    f"{unreadable} images could not be read, and --max-unreadable is "
+                    f"{max_unreadable}: mend them, or raise it; what was done is kept in "
+                    f"{predictions}."
+                )
+            file.writelines(_lines(teacher, [image for image, _ in items]))
+            file.flush()
+            done += len(items)
+            progress.show(done)
+
+
+def _head(teacher: Teacher, images: Unlabelled) -> dict[str, str]:
+    """Everything that the lines depend on."""
+    return {
+        "teacher": teacher.description,
+        "weights": teacher.sha256,
+        "input": f"{teacher.cfg.INPUT.SIZE} pixels, crop {teacher.cfg.INPUT.TEST_CROP}",
+        "root": images.root,
+        "images": f"{len(images.names)} with names of SHA-256 {images.sha256}",
+    }
+
+
+def _check_head(line: bytes, head: dict[str, str], predictions: Path) -> None:
+    try:
+        before = json.loads(line.decode().removeprefix(_HEAD))
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise DataError(
+            f"{predictions} does not start as a file of predictions does: remove it, or give "
+            "another output."
+        )
+    for key, now in head.items():
+        if before.get(key) != now:
+            raise DataError(
+                f"{predictions} is of another teacher or of other images ({key} "
+                f"{before.get(key)!r}, and now {now!r}): remove it, or give another output."
+            )
+
+
+def _resume(predictions: Path, head: dict[str, str], images: int, classes: int) -> int:
+    """The number of images that are done. An incomplete last line is removed."""
+    if not predictions.exists():
+        predictions.parent.mkdir(parents=True, exist_ok=True)
+        # JSON in ASCII, so that any path is a part of one line
+        replace_file(predictions, lambda file: file.write(f"{_HEAD}{json.dumps(head)}\n".encode()))
+        return 0
+    with predictions.open("rb+") as file:
+        _check_head(file.readline(), head, predictions)
+        lines, end = 0, file.tell()
+        for line in file:
+            if not line.endswith(b"\n"):  # the process was killed
+                break
+            _parse(line, classes, predictions, lines + 2)  # an error is better now than after days
+            lines, end = lines + 1, end + len(line)
+        file.truncate(end)
+    if lines > images:
+        raise DataError(f"{predictions} has more lines than there are images; remove it.")
+    return lines
+
+
+def _parse(line: bytes, classes: int, predictions: Path, number: int) -> list[tuple[int, float]]:
+    """Classes and probabilities of a line, none for "-"; ``number`` is its number in the file."""
+    if line == b"-\n":
+        return []
+    if _LINE.fullmatch(line):
+        texts = [pair.split(b":") for pair in line.strip().split(b",")]
+        pairs = [(int(label), float(probability)) for label, probability in texts]
+        if all(label < classes and probability <= 1 for label, probability in pairs):
+            return pairs
+    raise DataError(
+        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is not a list of "
+        f"CLASS:PROBABILITY of classes below {classes}; remove this line and all after it, or the "
+        "file, and they are made again."
+    )
+
+
+@torch.no_grad()
+def _lines(teacher: Teacher, images: list[np.ndarray | None]) -> Iterator[str]:
+    """One line for each image; "-" for None."""
+    readable = [image for image in images if image is not None]
+    found: Iterator[str] = iter(())
+    if readable:
+        device = torch.device(teacher.cfg.MODEL.DEVICE).type
+        precision = Precision(device, torch.bfloat16 if device == "cuda" else None)
+        with precision.autocast():
+            scores = teacher.model({"images": torch.from_numpy(np.stack(readable))})
+        best = scores.softmax(1).topk(min(_KEPT, scores.shape[1]))
+        if not best.values.isfinite().all():
+            raise WeightsError(
+                f"The scores of {teacher.description} are not finite: take another teacher."
+            )
+        found = map(_line, best.indices.tolist(), best.values.tolist())
+    for image in images:
+        yield "-\n" if image is None else next(found)
+
+
+def _line(labels: list[int], probabilities: list[float]) -> str:
+    pairs = [
+        f"{label}:{probability:.6f}"
+        for place, (label, probability) in enumerate(zip(labels, probabilities, strict=True))
+        if place == 0 or probability >= _LOWEST
+    ]
+    return ",".join(pairs) + "\n"
+
+
+class _Progress:
+    """Logs the progress every ten seconds."""
+
+    def __init__(self, first: int, total: int) -> None:
+        self._first, self._total = first, total
+        self._start = self._shown = time.monotonic()
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        if done < self._total and now - self._shown < _SECONDS_BETWEEN_LINES:
+            return
+        self._shown = now
+        speed = (done - self._first) / max(now - self._start, 1e-9)
+        left = timedelta(seconds=int((self._total - done) / max(speed, 1e-9)))
+        logger.info(f"{done} of {self._total} images, {speed:.0f} img/s, left {left}")
+
+
+def select(
+    predictions: Path, images: Unlabelled, output: Path, teacher: Teacher, choice: Choice
+) -> np.ndarray:
+    """Write the labels of the chosen predictions.
+
+    Args:
+        predictions: a complete file of :func:`predict`.
+        images: the images of these predictions.
+        output: the file of pseudo-labels to write.
+        teacher: the teacher of these predictions.
+        choice: which of them become labels.
+
+    Returns:
+        The number of lines of each class, int64 [classes].
+
+    Raises:
+        DataError: no prediction is confident enough, or the file is damaged or incomplete.
+    """
+    names = images.names
+    table = _read(predictions, len(teacher.classes))
+    if len(table) != len(names):
+        raise DataError(
+            f"{predictions} has {len(table)} predictions of {len(names)} images; predict the "
+            "others first."
+        )
+    labels, confidences = table["label"], table["confidence"]
+    chosen = _choose(labels, confidences, len(teacher.classes), choice)
+    if not len(chosen):
+        raise DataError(
+            f"None of the {len(names)} images reaches a confidence of {choice.threshold} (the "
+            f"highest is {confidences.max():.3f}); lower --threshold."
+        )
+    write_pseudo_labels(
+        output,
+        _chosen_rows(predictions, len(teacher.classes), names, chosen),
+        classes=teacher.classes,
+        teacher=teacher.description,
+        root=images.root,
+    )
+    return np.bincount(labels[chosen], minlength=len(teacher.classes))
+
+
+def _rows(predictions: Path, classes: int) -> Iterator[list[tuple[int, float]]]:
+    with predictions.open("rb") as file:
+        file.readline()
+        for number, line in enumerate(file, start=2):
+            yield _parse(line, classes, predictions, number)
+
+
+def _read(predictions: Path, classes: int) -> np.ndarray:
+    """The most probable class of each image and its probability; -1 and 0 without a prediction."""
+    firsts = (pairs[0] if pairs else (-1, 0.0) for pairs in _rows(predictions, classes))
+    return np.fromiter(firsts, _ROW)
+
+
+def _chosen_rows(
+    predictions: Path, classes: int, names: PackedNames, chosen: np.ndarray
+) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """The rows of the images at ``chosen``, ascending indices that may repeat."""
+    repeats = np.bincount(chosen, minlength=len(names))
+    for index, pairs in enumerate(_rows(predictions, classes)):
+        for _ in range(repeats[index]):
+            yield names[index], pairs
+
+
+def _choose(
+    labels: np.ndarray, confidences: np.ndarray, classes: int, choice: Choice
+) -> np.ndarray:
+    """Ascending indices of the chosen predictions; with ``fill`` some occur several times."""
+    confident = np.flatnonzero((labels >= 0) & (confidences >= choice.threshold))
+    if not choice.per_class:
+        return confident
+    by_confidence = confident[np.argsort(-confidences[confident], kind="stable")]
+    taken = []
+    for label in range(classes):
+        of_class = by_confidence[labels[by_confidence] == label][: choice.per_class]
+        if choice.fill and len(of_class):
+            of_class = np.resize(of_class, choice.per_class)
+        taken.append(of_class)
+    return np.sort(np.concatenate(taken))

@@ -1,0 +1,401 @@
+"""Teachers, their predictions, and the choice among them."""
+
+import copy
+import dataclasses
+import hashlib
+import shutil
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import lambda_det
+from lambda_det.classification import parser, run
+from lambda_det.classification.data import build_sources
+from lambda_det.classification.data.pseudo_labels import read_pseudo_labels
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from noisy_student.labelling import Choice, _choose, list_images, predict, select
+from noisy_student.teacher import load_teacher
+from tests.classification.tiny import COLOURS, RECIPE, make_pictures
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    root = tmp_path_factory.mktemp("teacher")
+    make_pictures(root / "pictures")
+    return root / "pictures"
+
+
+@pytest.fixture(scope="module")
+def trained(pictures):
+    """The checkpoint of a short training on three colours, which it can tell apart."""
+    root = pictures.parent
+    (root / "recipe.yaml").write_text(RECIPE)
+    pairs = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val"]
+    pairs += ["OUTPUT_DIR", root / "run", "SOLVER.EPOCHS", 4, "INPUT.RANDAUGMENT.LAYERS", 0]
+    run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *map(str, pairs)]))
+    return root / "run/model_final.pth"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A checkpoint like that of a training, of random weights."""
+    network = lambda_det.create_classifier("lambda_resnet26_slim", 3)
+    average = lambda_det.create_classifier("lambda_resnet26_slim", 3)
+    recipe = {
+        "model": "lambda_resnet26_slim",
+        "options": {},
+        "num_classes": 3,
+        "classes": sorted(COLOURS),
+        "pixel_mean": [123.675, 116.28, 103.53],
+        "pixel_std": [58.395, 57.12, 57.375],
+        "image_size": 32,
+        "config": "INPUT: {SIZE: 32, TEST_CROP: 0.875}",
+    }
+    path = tmp_path_factory.mktemp("checkpoint") / "model_final.pth"
+    states = {"model": network.state_dict(), "ema": {"model": average.state_dict()}}
+    torch.save({**states, "recipe": recipe}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def teacher(checkpoint):
+    return load(checkpoint)
+
+
+def load(path, *, weights=None, classes=None):
+    return load_teacher(str(path), weights=weights, classes=classes, device="cpu")
+
+
+@pytest.fixture
+def unlabelled(pictures, tmp_path):
+    """Pictures whose names, apart from their folder, say nothing; and one that is broken."""
+    images = tmp_path / "images"
+    shutil.copytree(pictures / "val", images)
+    (images / "broken.jpg").write_bytes(b"\xff\xd8\xff but no more")
+    return images
+
+
+OPTIONS = {"batch_size": 2, "workers": 0, "max_unreadable": 1}
+
+
+@pytest.mark.slow
+def test_a_teachers_labels_are_right_and_training_takes_them(trained, unlabelled, tmp_path, recipe):
+    teacher = load(trained)
+    predictions, labels = tmp_path / "labels.predictions", tmp_path / "labels.tsv"
+    predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
+    counts = select(predictions, list_images(str(unlabelled)), labels, teacher, Choice(0.0))
+    assert counts.tolist() == [3, 3, 3]  # all but the broken one
+    read = read_pseudo_labels(labels)
+    assert read.classes == sorted(COLOURS)
+    for index in range(len(read.names)):
+        assert read.names[index].startswith(read.classes[read.labels[index]])
+    cfg = recipe("DATA.PSEUDO_LABELS", labels, "DATA.PSEUDO_IMAGES", unlabelled)
+    train = build_sources(cfg).train
+    assert len(train) == 24 and len(train.pseudo) == 9
+
+
+def test_predictions_are_those_of_the_averaged_network(teacher, checkpoint, unlabelled, tmp_path):
+    """By hand: Pillow's resizing, the network alone, softmax."""
+    content = torch.load(checkpoint, weights_only=True)
+    options = content["recipe"]["options"]
+    network = lambda_det.create_classifier("lambda_resnet26_slim", 3, **options).eval()
+    network.load_state_dict(content["ema"]["model"])
+    predictions = tmp_path / "p"
+    predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
+    lines = predictions.read_text().splitlines()[1:]
+    names = sorted(str(p.relative_to(unlabelled)) for p in unlabelled.rglob("*.jpg"))
+    assert len(lines) == len(names) == 10
+    for name, line in zip(names, lines, strict=True):
+        if name == "broken.jpg":
+            assert line == "-"
+            continue
+        pairs = [pair.split(":") for pair in line.split(",")]
+        image = Image.open(unlabelled / name)  # 48 x 40 pixels
+        image = image.resize((44, 37), Image.BICUBIC).crop((6, 2, 38, 34))
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
+        mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+        with torch.no_grad():
+            scores = network((pixels - mean) / std).softmax(1)[0]
+        kept = scores[scores >= 1e-3].sort(descending=True)
+        assert [int(label) for label, _ in pairs] == scores.argsort(descending=True).tolist()[
+            : len(kept.values)
+        ]
+        found = torch.tensor([float(probability) for _, probability in pairs])
+        torch.testing.assert_close(found, kept.values, atol=2e-3, rtol=0)
+
+
+def test_stopped_it_continues_where_it_was(teacher, unlabelled, tmp_path, monkeypatch):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    predict(teacher, list_images(str(unlabelled)), whole, **OPTIONS)
+    stopped.write_bytes(whole.read_bytes()[:-7])  # killed within a line
+    asked = []
+    original = type(teacher.model).forward
+    monkeypatch.setattr(
+        type(teacher.model),
+        "forward",
+        lambda self, batch: asked.append(len(batch["images"])) or original(self, batch),
+    )
+    predict(teacher, list_images(str(unlabelled)), stopped, **OPTIONS)
+    assert stopped.read_bytes() == whole.read_bytes()
+    assert asked == [1]
+    predict(teacher, list_images(str(unlabelled)), stopped, **OPTIONS)
+    assert asked == [1]
+
+
+def test_predictions_of_other_images_are_not_continued(teacher, unlabelled, tmp_path):
+    predictions = tmp_path / "p"
+    predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
+    before = predictions.read_bytes()
+    (unlabelled / "broken.jpg").rename(unlabelled / "abroken.jpg")  # as many, in another order
+    with pytest.raises(DataError, match=r"of other images.*images '10 with names"):
+        predict(teacher, list_images(str(unlabelled)), predictions, **OPTIONS)
+    assert predictions.read_bytes() == before
+
+
+def test_the_hash_of_names_tells_them_apart(tmp_path):
+    for folder, names in {"a": ["1.jpg", "2.jpg"], "b": ["1.jpg2.jpg"]}.items():
+        (tmp_path / folder).mkdir()
+        for name in names:
+            (tmp_path / folder / name).touch()
+    a, b = list_images(str(tmp_path / "a")), list_images(str(tmp_path / "b"))
+    assert a.sha256 == hashlib.sha256(b"1.jpg\0002.jpg\0").hexdigest() != b.sha256
+    assert [a.names[0], a.names[1]] == ["1.jpg", "2.jpg"]
+
+
+def test_predictions_of_another_teacher_are_not_continued(
+    teacher, checkpoint, unlabelled, tmp_path
+):
+    """One of the same model, from a file of the same name, or of the same for other images."""
+    predictions, images = tmp_path / "p", list_images(str(unlabelled))
+    predict(teacher, images, predictions, **OPTIONS)
+    content = torch.load(checkpoint, weights_only=True)
+    next(iter(content["ema"]["model"].values())).mul_(1.001)
+    torch.save(content, tmp_path / checkpoint.name)
+    other = load(tmp_path / checkpoint.name)
+    assert other.description != teacher.description
+    cropped = teacher.cfg.clone()
+    cropped.INPUT.TEST_CROP = 0.5
+    larger = teacher.cfg.clone()
+    larger.INPUT.SIZE = 64
+    others = {
+        "teacher": other,
+        "weights": dataclasses.replace(teacher, sha256=other.sha256),
+        "input '32 pixels, crop 0.875'": dataclasses.replace(teacher, cfg=cropped),
+        "and now '64 pixels": dataclasses.replace(teacher, cfg=larger),
+    }
+    before = predictions.read_bytes()
+    for word, different in others.items():
+        with pytest.raises(DataError, match=f"of another teacher.*{word}"):
+            predict(different, images, predictions, **OPTIONS)
+    assert predictions.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("3:0.500000", "0:1.500000", "-2:0.000000", "0", "0:0.500000:1", "a:0.500000", "0:nan"),
+        *("0\t0.500000", "0:0.500000,", "0:0.5", "", "--", "\0\0"),
+    ],
+)
+def test_a_damaged_line_is_named(teacher, unlabelled, tmp_path, line):
+    predictions, images = tmp_path / "p", list_images(str(unlabelled))
+    predict(teacher, images, predictions, **OPTIONS)
+    lines = predictions.read_text().splitlines()
+    lines[3] = line
+    predictions.write_text("\n".join(lines) + "\n")
+    before = predictions.read_bytes()
+    for work in (
+        lambda: predict(teacher, images, predictions, **OPTIONS),
+        lambda: select(predictions, images, tmp_path / "l", teacher, Choice(0.0)),
+    ):
+        with pytest.raises(DataError, match="p, line 4: "):
+            work()
+    assert predictions.read_bytes() == before
+
+
+def test_a_file_that_holds_no_predictions(teacher, unlabelled, tmp_path):
+    images = list_images(str(unlabelled))
+    for head in (b"", b"\xff\n", b"5\n", b"name\t0\n"):
+        (tmp_path / "p").write_bytes(head)
+        with pytest.raises(DataError, match=r"/p does not"):
+            predict(teacher, images, tmp_path / "p", **OPTIONS)
+        assert (tmp_path / "p").read_bytes() == head
+    (tmp_path / "p").write_text("# head\n0:0.750000\n")
+    with pytest.raises(DataError, match="1 predictions of 10 images"):
+        select(tmp_path / "p", images, tmp_path / "l", teacher, Choice(0.0))
+
+
+def test_scores_that_are_not_finite_end_it(teacher, unlabelled, tmp_path):
+    model = copy.deepcopy(teacher.model)
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(WeightsError, match="not finite"):
+        predict(
+            dataclasses.replace(teacher, model=model),
+            list_images(str(unlabelled)),
+            tmp_path / "p",
+            **OPTIONS,
+        )
+    assert (tmp_path / "p").read_text().count("\n") == 1
+
+
+def test_too_many_broken_images_end_it(teacher, unlabelled, tmp_path):
+    with pytest.raises(DataError, match="--max-unreadable is 0"):
+        predict(
+            teacher,
+            list_images(str(unlabelled)),
+            tmp_path / "p",
+            **{**OPTIONS, "max_unreadable": 0},
+        )
+
+
+LABELS = np.array([0, 1, 0, 0, -1, 1, 0])
+CONFIDENCES = np.array([0.9, 0.5, 0.3, 0.8, 0.0, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (Choice(0.0), [0, 1, 2, 3, 5, 6]),
+        (Choice(0.3), [0, 1, 2, 3, 6]),
+        (Choice(0.31), [0, 1, 3]),
+        (Choice(0.3, per_class=2), [0, 1, 3]),
+        (Choice(0.3, per_class=3), [0, 1, 2, 3]),  # of equals the first
+        (Choice(0.0, per_class=3, fill=True), [0, 1, 1, 2, 3, 5]),
+        (Choice(0.85, per_class=3, fill=True), [0, 0, 0]),  # a class without any stays so
+    ],
+)
+def test_choice(choice, expected):
+    assert _choose(LABELS, CONFIDENCES, 3, choice).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [((1.5,), "--threshold"), ((0.3, -1), "--per-class"), ((0.3, 0, True), "--fill")],
+)
+def test_choices_that_cannot_be(arguments, word):
+    with pytest.raises(ConfigError, match=word):
+        Choice(*arguments)
+
+
+def test_nothing_sure_enough(teacher, unlabelled, tmp_path):
+    (tmp_path / "p").write_text("# head\n" + "0:0.750000\n" * 10)
+    with pytest.raises(DataError, match=r"0\.750.*--threshold"):
+        select(tmp_path / "p", list_images(str(unlabelled)), tmp_path / "l", teacher, Choice(0.8))
+    assert not (tmp_path / "l").exists()
+
+
+@pytest.fixture(scope="module")
+def timm_weights(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("timm")
+    network = timm.create_model("resnet10t", num_classes=1000)
+    torch.save(network.state_dict(), folder / "weights.pth")
+    save_file(network.state_dict(), folder / "weights.safetensors")
+    return folder, network.eval()
+
+
+@pytest.mark.parametrize("file", ["weights.pth", "weights.safetensors"])
+def test_timms_models_are_teachers(timm_weights, file):
+    folder, network = timm_weights
+    weights = str(folder / file)
+    teacher = load("timm:resnet10t", weights=weights)
+    assert teacher.classes[:2] == ["n01440764", "n01443537"] and len(teacher.classes) == 1000
+    assert teacher.cfg.INPUT.SIZE == 176  # as timm says
+    images = torch.randint(0, 256, (1, 176, 176, 3), dtype=torch.uint8)
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+    with torch.no_grad():
+        expected = network((images.permute(0, 3, 1, 2) / 255 - mean) / std)
+        torch.testing.assert_close(
+            teacher.model({"images": images}), expected, atol=1e-4, rtol=1e-3
+        )
+
+
+class _Program:
+    def __reduce__(self):
+        return (print, ("it ran",))
+
+
+def test_teachers_that_cannot_be(timm_weights, checkpoint, tmp_path, capsys):
+    weights = str(timm_weights[0] / "weights.pth")
+
+    with pytest.raises(ConfigError, match="resnet10q"):
+        load("timm:resnet10q", weights=weights)
+    with pytest.raises(WeightsError, match="resnet18"):
+        load("timm:resnet18", weights=weights)
+    with pytest.raises(ConfigError, match="1000 classes, and 2"):
+        load("timm:resnet10t", weights=weights, classes=["a", "b"])
+    with pytest.raises(WeightsError, match=r"weights\.pth .*timm:NAME"):
+        load(weights)
+    with pytest.raises(ConfigError, match="--weights"):
+        load(str(checkpoint), weights=weights)
+    torch.save({"state_dict": _Program()}, tmp_path / "program.pth")
+    with pytest.raises(WeightsError, match="could run a program"):
+        load("timm:resnet10t", weights=str(tmp_path / "program.pth"))
+    assert "it ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model",
+        "options",
+        "num_classes",
+        "classes",
+        "pixel_mean",
+        "pixel_std",
+        "image_size",
+        "config",
+    ],
+)
+def test_a_recipe_without_a_key(checkpoint, tmp_path, key):
+    content = torch.load(checkpoint, weights_only=True)
+    del content["recipe"][key]
+    torch.save(content, tmp_path / "c.pth")
+    with pytest.raises(WeightsError, match=rf"c\.pth lacks {key}: "):
+        load(tmp_path / "c.pth")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("options", {"colour": "red"}, "c.pth .*colour"),
+        ("model", "lambda_resnet9", "c.pth .*lambda_resnet9"),
+        ("model", "lambda_resnet50", "lambda_resnet50, and the averaged"),
+        ("config", "INPUT: {SIZE: 32}", "INPUT.TEST_CROP"),
+        ("config", "INPUT: {", "INPUT.TEST_CROP"),
+    ],
+)
+def test_a_recipe_that_cannot_be(checkpoint, tmp_path, key, value, words):
+    content = torch.load(checkpoint, weights_only=True)
+    content["recipe"][key] = value
+    torch.save(content, tmp_path / "c.pth")
+    with pytest.raises(WeightsError, match=words):
+        load(tmp_path / "c.pth")
+
+
+def test_other_pixel_settings_are_another_teacher(teacher, checkpoint, tmp_path):
+    content = torch.load(checkpoint, weights_only=True)
+    content["recipe"]["pixel_std"][0] += 1
+    torch.save(content, tmp_path / "c.pth")
+    other = load(tmp_path / "c.pth")
+    assert other.sha256 != teacher.sha256
+    assert f"({other.sha256[:12]})" in other.description
+
+
+def test_a_checkpoints_classes_are_not_renamed(teacher, checkpoint):
+    assert load(checkpoint, classes=["blue", "green", "red"]).sha256 == teacher.sha256
+    with pytest.raises(ConfigError, match=r"Class 1 of .* is 'green', and of --classes 'red'"):
+        load(checkpoint, classes=["blue", "red", "green"])
+
+
+def test_an_error_of_timm_without_a_text(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError
+
+    monkeypatch.setattr(timm, "create_model", fail)
+    with pytest.raises(ConfigError, match=r"resnet18 \(RuntimeError\)"):
+        load("timm:resnet18", weights=None)

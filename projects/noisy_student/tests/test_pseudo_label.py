@@ -1,0 +1,101 @@
+import pytest
+import timm
+import torch
+
+from tests.classification.tiny import make_pictures
+from tests.tool import load_tool
+from tests.tools.test_malicious_files import _write as write_malicious
+
+tool = load_tool("pseudo_label", "projects/noisy_student")
+
+
+@pytest.fixture
+def words(tmp_path):
+    """A command line with a small timm teacher of three classes."""
+    make_pictures(tmp_path)
+    network = timm.create_model("test_resnet", num_classes=1000)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    (tmp_path / "classes.txt").write_text("".join(f"class {n}\n" for n in range(1000)))
+    start = ["timm:test_resnet", tmp_path / "train", tmp_path / "labels.tsv", "--workers", 0]
+    options = ["--weights", tmp_path / "weights.pth", "--classes", tmp_path / "classes.txt"]
+    return [str(word) for word in (*start, *options, "--threshold", 0, "--device", "cpu")]
+
+
+def test_it_labels_and_does_not_overwrite(words, tmp_path, capsys):
+    assert tool.main(words) == 0
+    assert "24 labels" in capsys.readouterr().out
+    assert tool.main(words) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert tool.main([*words, "--overwrite", "--per-class", "1"]) == 0  # without asking again
+    lines = (tmp_path / "labels.tsv").read_text().splitlines()
+    assert lines[0].startswith("# lambda_det pseudo-labels")
+    assert 5 <= len(lines) < 28
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--threshold", "2"], "--threshold"),
+        (["--fill"], "--per-class"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--workers", "-1"], "--workers"),
+        (["--max-unreadable", "-1"], "is -1; give 0 or more"),
+        (["--device", "tpu9"], "device"),
+        (["--classes", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, tmp_path, capsys, more, word):
+    assert tool.main([*words, *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and word in error and error.count("\n") == 1
+    assert not (tmp_path / "labels.tsv").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+@pytest.mark.parametrize(
+    ("labels", "word"),
+    [
+        ("weights.pth/labels.tsv", "cannot be written"),
+        ("weights.pth/deeper/labels.tsv", "cannot be written"),
+        ("train", "train is a folder"),
+        (".", ". is a folder"),
+        ("taken", "taken.predictions is a folder"),
+    ],
+)
+def test_labels_that_cannot_be_written(words, tmp_path, capsys, monkeypatch, labels, word, more):
+    (tmp_path / "taken.predictions").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("noisy_student.teacher.load_teacher", None)  # before anything is computed
+    before = sorted(tmp_path.rglob("*"))
+    words[2] = labels
+    assert tool.main([*words, *more]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and word in error and error.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_read_only_folder(words, capsys, monkeypatch):
+    monkeypatch.setattr("noisy_student.teacher.load_teacher", None)
+    monkeypatch.setattr(tool.os, "access", lambda path, mode: False)  # root may write anywhere
+    assert tool.main(words) == 2
+    assert "read-only" in capsys.readouterr().err
+
+
+def test_a_missing_image_folder(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("noisy_student.teacher.load_teacher", None)
+    words[1] = str(tmp_path / "nowhere")
+    assert tool.main(words) == 2
+    assert capsys.readouterr().err == f"error: There is no image folder {words[1]}.\n"
+    (tmp_path / "nowhere").mkdir()
+    assert tool.main(words) == 2
+    assert capsys.readouterr().err == f"error: There are no images in {words[1]}.\n"
+
+
+@pytest.mark.parametrize("ending", [".pth", ".pkl"])
+def test_a_program_in_a_teachers_file_does_not_run(tmp_path, capsys, ending):
+    make_pictures(tmp_path)
+    mark = tmp_path / "the-program-ran"
+    evil = write_malicious(tmp_path / f"evil{ending}", mark)
+    assert tool.main([str(evil), str(tmp_path / "train"), str(tmp_path / "labels.tsv")]) == 2
+    error = capsys.readouterr().err
+    assert str(evil) in error and "refused" in error and not mark.exists()

@@ -1,0 +1,1 @@
+"""Pictures of what lambda layers compute, for the figures of the paper."""

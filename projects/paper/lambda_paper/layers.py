@@ -1,0 +1,338 @@
+"""Draw what the lambda layers of a backbone compute from an image."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode, get_cfg
+from detectron2.data.transforms import AugInput
+from detectron2.structures import ImageList
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from lambda_det.detection.data.records import read_image
+from lambda_det.detection.lazy_task import task_of
+from lambda_det.distributed.launch import check_device
+from lambda_det.errors import ConfigError, listed
+from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.norm import convert_sync_norms
+from lambda_det.report.album import Album
+from lambda_det.weights.backbone_file import load_backbone_weights
+from lambda_det.weights.provenance import PixelSettings
+from lambda_paper import figures
+from lambda_paper.context import Context, receptive_field
+
+__all__ = [
+    "Input",
+    "Seen",
+    "choose_layers",
+    "draw_layers",
+    "draw_network",
+    "load_image",
+    "load_network",
+    "watch",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def draw_layers(
+    cfg: CfgNode | DictConfig,
+    image: str | Path,
+    album: Album,
+    *,
+    weights: str | Path | None = None,
+    file_pixels: bool = False,
+    layers: Sequence[str] = (),
+    position: tuple[float, float] | None = None,
+    draws: int = 8,
+    seed: int = 0,
+) -> list[str]:
+    """Draw what the backbone of a configuration computes from an image.
+
+    Args:
+        cfg: of a detector, from YAML or a LazyConfig, or of a backbone alone.
+        image: a file.
+        album: receives the picture receptive_field, and for each lambda layer LAYER.embeddings,
+            LAYER.reach and LAYER.context, as far as the layer has these parts.
+        weights, file_pixels: see :func:`load_network`.
+        layers: see :func:`choose_layers`.
+        position: (y, x), a pixel of the file. None: its centre.
+        draws: see :func:`lambda_paper.context.receptive_field`.
+        seed: of random weights and of the draws.
+
+    Returns:
+        The names of the lambda layers that were drawn.
+
+    Raises:
+        UserError: the network, the weights or the image cannot be loaded, or a layer or position
+            does not exist.
+    """
+    torch.manual_seed(seed)
+    network, pixels = load_network(cfg, weights, file_pixels=file_pixels)
+    chosen = choose_layers(network, layers)
+    album.check(picture_names(network, chosen))
+    given = load_image(image, cfg, pixels, _stride(network))
+    height, width = (side / scale for side, scale in zip(given.size, given.scale, strict=True))
+    if position is None:
+        position = (height // 2, width // 2)
+    if not (0 <= position[0] < height and 0 <= position[1] < width):
+        raise ConfigError(
+            f"The position {position[0]:g} {position[1]:g} (row, column) is not in {image} of "
+            f"{round(height)} rows and {round(width)} columns; choose a pixel of the image."
+        )
+    pixel = tuple((p + 0.5) * scale for p, scale in zip(position, given.scale, strict=True))
+    state = f"weights of {Path(weights).name}" if weights else f"fresh weights, seed {seed}"
+    draw_network(network, given, pixel, album, chosen, state=state, draws=draws, seed=seed)
+    if _last_stage_in_heads(cfg):
+        logger.warning(
+            "The last stage of this detector, roi_heads.res5, works on regions of interest and not "
+            "on the image: its layers are not drawn."
+        )
+    return chosen
+
+
+def _last_stage_in_heads(cfg: CfgNode | DictConfig) -> bool:
+    """Whether the detector has the C4 layout."""
+    if isinstance(cfg, DictConfig):
+        return OmegaConf.select(cfg, "model.roi_heads.res5") is not None
+    return cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads"
+
+
+def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:
+    """The names of the chosen lambda layers, in the order of the network.
+
+    Args:
+        network: a backbone, with or without lambda layers.
+        wanted: names, or patterns such as "res4.*". Empty: the last layer of each stage.
+
+    Raises:
+        ConfigError: a name or pattern matches no lambda layer.
+    """
+    names = [n for n, module in network.named_modules() if isinstance(module, LambdaLayer)]
+    for pattern in wanted:
+        if not fnmatch.filter(names, pattern):
+            there = f"it has {listed(names, 6)}" if names else "it has none"
+            raise ConfigError(f"The network has no lambda layer {pattern!r}; {there}.")
+    if wanted:
+        return [n for n in names if any(fnmatch.fnmatch(n, pattern) for pattern in wanted)]
+    return list({name.split(".")[0]: name for name in names}.values())
+
+
+def picture_names(network: nn.Module, layers: Sequence[str]) -> list[str]:
+    """The names of the pictures that :func:`draw_network` makes."""
+    names = ["receptive_field"]
+    for name in layers:
+        layer = network.get_submodule(name)
+        if layer.position is not None:
+            names.append(f"{name}.embeddings")
+        if layer.content is not None:
+            names.append(f"{name}.reach")
+        names.append(f"{name}.context")
+    return names
+
+
+def draw_network(
+    network: nn.Module,
+    given: Input,
+    pixel: tuple[float, float],
+    album: Album,
+    layers: Sequence[str],
+    *,
+    state: str,
+    draws: int = 8,
+    seed: int = 0,
+) -> None:
+    """Draw a network that returns features by name.
+
+    Args:
+        network: in evaluation mode.
+        given: the image.
+        pixel: (y, x) in ``given.tensor``.
+        album: for the pictures.
+        layers: names of lambda layers.
+        state: description of the weights, for the titles.
+        draws: number of random gradients for the receptive fields.
+        seed: of these gradients.
+    """
+    image = given.tensor.clone().requires_grad_()
+    with watch(network, list(layers)) as seen:
+        features: dict[str, Tensor] = network(image)
+        maps = {n: f for n, f in features.items() if f.dim() == 4}
+        maps |= {name: seen[name].output for name in layers}
+        fields = {}
+        for name in tqdm(maps, desc="receptive fields", unit="map"):
+            place = _place(maps[name], pixel, given)
+            field = receptive_field(maps[name], image, place, draws=draws, seed=seed)
+            fields[name] = figures.Field(field.cpu().numpy(), place, tuple(maps[name].shape[-2:]))
+    album.add(
+        "receptive_field", figures.receptive_fields(given.picture, fields, pixel, title=state)
+    )
+    for name in tqdm(layers, unit="layer"):
+        _draw_layer(network.get_submodule(name), name, seen[name], given, pixel, album, state)
+
+
+def _draw_layer(
+    layer: LambdaLayer,
+    name: str,
+    seen: Seen,
+    given: Input,
+    pixel: tuple[float, float],
+    album: Album,
+    state: str,
+) -> None:
+    if layer.position is not None:
+        embedding = layer.position.embedding.detach().cpu().double().numpy()
+        picture = figures.embeddings(embedding, f"{name}, {state}", layer.dilation)
+        album.add(f"{name}.embeddings", picture)
+    context = Context(layer, *seen.inputs)
+    y, x = _place(seen.output, pixel, given)
+    if context.keys is not None:
+        keys = context.keys[0].cpu()
+        album.add(
+            f"{name}.reach",
+            figures.content_reach(given.picture, keys, layer.content.key_norm, f"{name}, {state}"),
+        )
+    parts = {"content": context.content_weights(y, x), "position": context.position_weights(y, x)}
+    parts = {part: weights for part, weights in parts.items() if weights is not None}
+    if len(parts) == 2:
+        parts["sum"] = parts["content"] + parts["position"]
+    norms = {part: float(context.output(weights).norm()) for part, weights in parts.items()}
+    weights = {part: w[0].cpu().numpy() for part, w in parts.items()}
+    album.add(
+        f"{name}.context",
+        figures.context(given.picture, weights, norms, pixel, (y, x), f"{name}, {state}"),
+    )
+
+
+def _place(output: Tensor, pixel: tuple[float, float], given: Input) -> tuple[int, int]:
+    """The position on a map [1, C, H, W] whose cell contains a pixel of the input."""
+    sizes = zip(pixel, output.shape[-2:], given.tensor.shape[-2:], strict=True)
+    return tuple(min(int(p * cells / side), cells - 1) for p, cells, side in sizes)
+
+
+def _stride(network: nn.Module) -> int:
+    """The largest stride. Images are padded to multiples of it, so that cells cover them evenly."""
+    return max(spec.stride for spec in network.output_shape().values())
+
+
+def load_network(
+    cfg: CfgNode | DictConfig, weights: str | Path | None = None, *, file_pixels: bool = False
+) -> tuple[nn.Module, PixelSettings]:
+    """Build the backbone of a configuration, without an FPN around it, in evaluation mode.
+
+    Args:
+        cfg: of a detector, from YAML or a LazyConfig. MODEL.WEIGHTS is ignored.
+        weights: a checkpoint of the detector, of a classifier, or of the backbone. None: random
+            weights.
+        file_pixels: use the pixel settings recorded in ``weights``, if any, instead of those of
+            ``cfg``.
+
+    Returns:
+        The network and its pixel settings.
+
+    Raises:
+        ConfigError: the device is missing, an option cannot work, or the weights need other pixel
+            settings.
+        WeightsError: the weights cannot be read or do not fit.
+    """
+    task = task_of(cfg)
+    device = task.settings.device
+    check_device(device, 1, task.settings.key("device"))
+    backbone = task.build_backbone()
+    network = getattr(backbone, "bottom_up", backbone)
+    pixels = task.pixels or PixelSettings.from_config(get_cfg())
+    if weights is not None:
+        wanted = load_backbone_weights(network, weights)
+        if file_pixels:
+            pixels = wanted or pixels
+        pixels.check(wanted, weights)
+    network = convert_sync_norms(network, device).to(device)
+    # Recomputed blocks would call the hooks of watch() twice
+    if hasattr(network, "checkpoint_activations"):
+        network.checkpoint_activations = False
+    return network.eval().requires_grad_(False), pixels
+
+
+@dataclass(frozen=True)
+class Input:
+    """An image as the input of a network.
+
+    Attributes:
+        tensor: [1, C, height, width], normalised and padded.
+        picture: [height, width, 3] uint8, RGB, grey where padding is.
+        size: (height, width) of the image without padding.
+        scale: (y, x), the size relative to that of the file.
+    """
+
+    tensor: Tensor
+    picture: np.ndarray
+    size: tuple[int, int]
+    scale: tuple[float, float]
+
+
+def load_image(
+    path: str | Path, cfg: CfgNode | DictConfig, pixels: PixelSettings, divisibility: int = 0
+) -> Input:
+    """Read an image as a detector does in evaluation.
+
+    Args:
+        path: of the file.
+        cfg: gives the size; in a LazyConfig, the mapper of dataloader.test does.
+        pixels: the pixel settings of the network.
+        divisibility: pad the sides to multiples of this.
+
+    Raises:
+        DataError: the image cannot be read, or has more than 8 bits a channel.
+    """
+    original = read_image({"file_name": str(path)}, "RGB")
+    resized = AugInput(original)
+    task = task_of(cfg)
+    task.build_test_augmentations()(resized)
+    rgb = resized.image
+    channels = torch.from_numpy((rgb if pixels.format == "RGB" else rgb[:, :, ::-1]).copy())
+    mean, std = (torch.tensor(v)[:, None, None] for v in (pixels.mean, pixels.std))
+    normalised = (channels.permute(2, 0, 1).float() - mean) / std
+    tensor = ImageList.from_tensors([normalised], divisibility).tensor
+    picture = np.full((*tensor.shape[-2:], 3), 128, np.uint8)
+    picture[: rgb.shape[0], : rgb.shape[1]] = rgb
+    scale = (rgb.shape[0] / original.shape[0], rgb.shape[1] / original.shape[1])
+    return Input(tensor.to(task.settings.device), picture, rgb.shape[:2], scale)
+
+
+@dataclass
+class Seen:
+    """The inputs and the output of a layer."""
+
+    inputs: tuple[Tensor | None, ...]
+    output: Tensor
+
+
+@contextmanager
+def watch(network: nn.Module, names: list[str]) -> Iterator[dict[str, Seen]]:
+    """Record the inputs and the output of the first call of each named module."""
+    seen: dict[str, Seen] = {}
+
+    def keep(name: str):
+        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor | None:
+            if name in seen:
+                return None
+            seen[name] = Seen(tuple(i if i is None else i.detach() for i in inputs), output)
+            return output.clone()  # the next operation may work in place
+
+        return hook
+
+    hooks = [network.get_submodule(n).register_forward_hook(keep(n)) for n in names]
+    try:
+        yield seen
+    finally:
+        for handle in hooks:
+            handle.remove()

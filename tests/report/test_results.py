@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+
+import cv2
+import numpy as np
+import pycocotools.mask as mask_util
+import pytest
+import torch
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets import register_coco_instances
+from detectron2.structures import Boxes, BoxMode, Instances
+
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.report import Album
+from lambda_det.report.results import Match, draw_results, match, read_results
+
+BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three registered grey images of 64x48 with one object each, of the categories 3 and 7."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    images, annotations = [], []
+    for image, box in BOXES.items():
+        images.append({"id": image, "file_name": f"{image}.png", "width": 64, "height": 48})
+        cv2.imwrite(str(folder / f"{image}.png"), np.full((48, 64, 3), 90, np.uint8))
+        category = 7 if image == 20 else 3
+        annotations.append(
+            {"id": image, "image_id": image, "category_id": category, "bbox": box, "iscrowd": 0}
+            | {"area": box[2] * box[3], "segmentation": []}
+        )
+    categories = [{"id": 3, "name": "apple"}, {"id": 7, "name": "pear"}]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (tmp_path / "truth.json").write_text(json.dumps(content))
+    register_coco_instances("fruit", {}, str(tmp_path / "truth.json"), str(folder))
+    yield "fruit"
+    DatasetCatalog.remove("fruit")
+    MetadataCatalog.remove("fruit")
+
+
+def entry(image, category, box=None, score=0.9, **more):
+    return {
+        "image_id": image,
+        "category_id": category,
+        "bbox": BOXES[image] if box is None else box,
+        "score": score,
+        **more,
+    }
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_results(content):
+        path = tmp_path / "coco_instances_results.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return write_results
+
+
+# 10 is found, 20 has the wrong class, 30 has a false one besides and one below the threshold
+RESULTS = [
+    entry(10, 3),
+    entry(20, 3),
+    entry(30, 3),
+    entry(30, 3, [0, 0, 9, 9]),
+    entry(20, 7, score=0.2),
+]
+
+
+def test_counts_and_pictures_in_the_order_of_the_data_set(data, write, tmp_path):
+    album = Album(tmp_path / "out")
+    assert draw_results(write(RESULTS), data, album) == Match(found=2, missed=1, false=2)
+    assert [p.name for p in album.written] == ["0000_10.png", "0001_20.png", "0002_30.png"]
+
+
+def test_worst_first_and_limit(data, write, tmp_path):
+    album = Album(tmp_path / "out")
+    counts = draw_results(write(RESULTS), data, album, worst_first=True, limit=2)
+    assert [p.name for p in album.written] == ["0000_20.png", "0001_30.png"]
+    assert counts == Match(found=1, missed=1, false=2)
+
+
+def test_of_equally_bad_images_that_of_most_errors_is_first(data, write, tmp_path):
+    album = Album(tmp_path / "out")
+    results = [entry(10, 7), entry(20, 3), entry(20, 3, [0, 0, 9, 9]), entry(30, 3)]
+    draw_results(write(results), data, album, worst_first=True, limit=2)
+    assert [p.name for p in album.written] == ["0000_20.png", "0001_10.png"]
+
+
+def test_the_threshold_holds(data, write, tmp_path):
+    counts = draw_results(write(RESULTS), data, Album(tmp_path / "out"), score_threshold=0.1)
+    assert counts == Match(found=3, missed=0, false=2)
+
+
+def halves(path):
+    """The predicted and the true picture, at a scale of 8."""
+    picture = cv2.imread(str(path))[26:]  # below the caption
+    return picture[:, :512], picture[:, -512:]
+
+
+def test_predictions_are_at_the_left_where_the_file_says(data, write, tmp_path):
+    mask = np.zeros((48, 64), np.uint8)
+    mask[20:40, 34:60] = 1
+    runs = mask_util.encode(np.asfortranarray(mask))
+    runs = {"size": runs["size"], "counts": runs["counts"].decode()}
+    album = Album(tmp_path / "out")
+    draw_results(write([entry(10, 7, [34, 20, 26, 20], segmentation=runs)]), data, album, limit=1)
+    left, right = halves(album.written[0])
+    covered = (left != 90).any(2)
+    assert covered[22 * 8 : 38 * 8, 36 * 8 : 58 * 8].all() and not covered[:, : 32 * 8].any()
+    truth = (right != 90).any(2)
+    assert truth[10 * 8 : 20 * 8, 8 * 8 : 20 * 8].all() and not truth[:, 40 * 8 :].any()
+
+
+def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
+    points = [20, 40, 2, 50, 40, 2]
+    DatasetCatalog.remove(data)
+    record = {"file_name": str(tmp_path / "images" / "10.png"), "image_id": 10}
+    record |= {"height": 48, "width": 64}
+    record["annotations"] = [
+        {"bbox": BOXES[10], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 0, "keypoints": points}
+    ]
+    DatasetCatalog.register(data, lambda: [record])
+    MetadataCatalog.remove(data)
+    MetadataCatalog.get(data).set(
+        thing_classes=["apple"],
+        keypoint_names=["a", "b"],
+        keypoint_connection_rules=[("a", "b", (0, 255, 0))],
+    )
+    album = Album(tmp_path / "out")
+    # A data set in code, without ids of its own: its categories count from 0
+    draw_results(write([entry(10, 0, keypoints=points)]), data, album)
+    for half in halves(album.written[0]):
+        assert (half[40 * 8, 22 * 8 : 48 * 8] != 90).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([entry(10, 3) | {"image_id": 99}], "99"),
+        ([entry(10, 4)], "category 4"),
+        ([entry(10, 3, [50, 6, 20, 16])], r"10\.png.*64x48"),
+        ([entry(10, 3, segmentation={"size": [10, 10], "counts": "T3"})], r"10\.png.*64x48"),
+        ([], "predictions"),
+        ({"a": 1}, "dict"),
+        ([{"image_id": 10}], "Entry 0"),
+        ([{"image_id": 10, "category_id": 3, "score": 1}], "bbox.*segmentation"),
+        ("no json", "JSON"),
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(data, write, tmp_path, content, words):
+    with pytest.raises(DataError, match=words) as caught:
+        draw_results(write(content), data, Album(tmp_path / "out"))
+    assert "\n" not in str(caught.value) and "coco_instances_results.json" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_predictions_of_images_that_are_left_out_are_counted(data, write, tmp_path, caplog):
+    results = [*RESULTS, entry(10, 3) | {"image_id": 99}]
+    assert draw_results(write(results), data, Album(tmp_path / "out")).found == 2
+    assert "1 of the 6" in caplog.text
+
+
+def test_missing_files_and_mistakes_are_named(data, write, tmp_path):
+    with pytest.raises(DataError, match=r"none\.json"):
+        read_results(tmp_path / "none.json")
+    album = Album(tmp_path / "out")
+    results = write(RESULTS)
+    for arguments, words in (
+        ({"dataset": "fruits"}, "fruit"),
+        ({"limit": 0}, "0"),
+        ({"score_threshold": 2}, "2"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            draw_results(results, **{"dataset": data, "album": album, **arguments})
+    (tmp_path / "images" / "20.png").unlink()
+    with pytest.raises(DataError, match=r"20\.png"):
+        draw_results(results, data, album)
+
+
+# ---- matching
+
+
+def predicted(*entries):
+    """Entries are (score, class, box)."""
+    instances = Instances((100, 100))
+    instances.pred_boxes = Boxes(torch.tensor([e[2] for e in entries]).reshape(-1, 4).float())
+    instances.scores = torch.tensor([float(e[0]) for e in entries])
+    instances.pred_classes = torch.tensor([e[1] for e in entries], dtype=torch.int64)
+    return instances
+
+
+def true(category, box, crowd=0):
+    x0, y0, x1, y1 = box
+    return {
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+        "bbox_mode": BoxMode.XYWH_ABS,
+        "category_id": category,
+        "iscrowd": crowd,
+    }
+
+
+BOX = (10, 10, 50, 50)
+# Nearly BOX: an intersection over union of 0.9; HALF: of 0.45
+NEAR, HALF = (10, 10, 50, 46), (10, 10, 50, 28)
+
+
+@pytest.mark.parametrize(
+    ("predictions", "truth", "expected"),
+    [
+        ([], [], Match(0, 0, 0)),
+        ([], [true(0, BOX)], Match(0, 1, 0)),
+        ([(0.9, 0, BOX)], [], Match(0, 0, 1)),
+        ([(0.9, 0, NEAR)], [true(0, BOX)], Match(1, 0, 0)),
+        ([(0.9, 1, NEAR)], [true(0, BOX)], Match(0, 1, 1)),
+        ([(0.9, 0, HALF)], [true(0, BOX)], Match(0, 1, 1)),
+        ([(0.9, 0, NEAR), (0.8, 0, BOX)], [true(0, BOX)], Match(1, 0, 1)),
+        ([(0.8, 0, BOX), (0.9, 0, NEAR)], [true(0, BOX), true(0, NEAR)], Match(2, 0, 0)),
+        # The better score takes what the other one needs, though it would fit the second object
+        (
+            [(0.8, 0, (0, 10, 40, 50)), (0.9, 0, (11, 10, 51, 50))],
+            [true(0, BOX), true(0, (14, 10, 54, 50))],
+            Match(1, 1, 1),
+        ),
+        ([(0.9, 0, (12, 12, 20, 20))], [true(0, BOX, crowd=1)], Match(0, 0, 0)),
+        ([(0.9, 1, (12, 12, 20, 20))], [true(0, BOX, crowd=1)], Match(0, 0, 1)),
+        ([(0.9, 0, (40, 40, 99, 99))], [true(0, BOX, crowd=1)], Match(0, 0, 1)),
+    ],
+)
+def test_counts(predictions, truth, expected):
+    assert match(predicted(*predictions), truth) == expected
+
+
+def test_quality_orders_images_from_worst_to_best():
+    qualities = [
+        m.quality for m in (Match(0, 2, 3), Match(1, 2, 1), Match(1, 1, 0), Match(0, 0, 0))
+    ]
+    assert qualities == [0.0, 0.25, 0.5, 1.0]

@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from lambda_det.classification.config import get_classification_config
+from lambda_det.detection.data import make_shapes
+from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.report import run_page
+from lambda_det.report.class_results import evaluate_detections
+from lambda_det.report.page import Page, new_axes, to_svg
+from lambda_det.report.run_page import read_metrics, write_report
+from lambda_det.training.run_folder import save_config
+from tests.tool import load_tool
+from tests.training.tiny_detector import CONFIG, tiny_config
+
+CLASSES = ("bolt", "nut", "<b>washer</b>")
+
+
+def make_ground_truth(images: int = 6, seed: int = 0) -> COCO:
+    """Squares of three classes in a grid, and a crowd of bolts in image 0."""
+    rng = np.random.default_rng(seed)
+    annotations = []
+    for image in range(images):
+        for place in range(4):
+            x, y, side = 20 + 100 * (place % 2), 20 + 100 * (place // 2), int(rng.integers(20, 60))
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": image,
+                    "category_id": 10 * (1 + int(rng.integers(3))),
+                    "bbox": [x, y, side, side],
+                    "segmentation": [[x, y, x + side, y, x + side, y + side, x, y + side]],
+                    "area": side * side,
+                    "iscrowd": 0,
+                }
+            )
+    ground_truth = COCO()
+    ground_truth.dataset = {
+        "info": {},
+        "images": [{"id": i, "width": 220, "height": 220} for i in range(images)],
+        "annotations": annotations,
+        "categories": [{"id": 10 * (i + 1), "name": name} for i, name in enumerate(CLASSES)],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        ground_truth.createIndex()
+    return ground_truth
+
+
+def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:
+    """Most objects, moved a little, some of a wrong class, and some of nothing."""
+    rng = np.random.default_rng(seed)
+    results = []
+    for annotation in ground_truth.dataset["annotations"]:
+        if rng.random() < 0.2:
+            continue
+        x, y, w, h = annotation["bbox"]
+        box = [x + rng.integers(0, 8), y + rng.integers(0, 8), w, h]
+        category = annotation["category_id"] if rng.random() < 0.8 else 10
+        results.append(
+            {
+                "image_id": annotation["image_id"],
+                "category_id": category,
+                "bbox": [float(value) for value in box],
+                "score": float(rng.random()),
+            }
+        )
+    return results
+
+
+@pytest.fixture
+def ground_truth():
+    return make_ground_truth()
+
+
+def test_numbers_by_class_are_coco_s(ground_truth):
+    results = noisy_results(ground_truth)
+    detections = evaluate_detections(ground_truth, results, "bbox", 0.5)
+    for category, result in zip((10, 20, 30), detections.classes, strict=True):
+        evaluation = COCOeval(ground_truth, ground_truth.loadRes(results), "bbox")
+        evaluation.params.catIds = [category]
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        expected = [100 * evaluation.stats[i] for i in (0, 1, 3, 4, 5)]
+        found = [result.ap, result.ap50, result.small, result.medium, result.large]
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other) or (np.isnan(one) and other < 0)
+        anns = ground_truth.dataset["annotations"]
+        assert result.objects == sum(a["category_id"] == category for a in anns)
+
+
+def test_best_threshold_has_the_highest_f1(ground_truth):
+    results = noisy_results(ground_truth)
+    for result in evaluate_detections(ground_truth, results, "bbox", 0.0).classes:
+        category = 10 * (1 + CLASSES.index(result.name))
+        best = 0.0
+        for score in {r["score"] for r in results}:
+            kept = [r for r in results if r["score"] >= score]
+            matrix = evaluate_detections(ground_truth, kept, "bbox", 0.0)
+            place = category // 10 - 1
+            # The confusion matrix matches across classes, so count this class alone
+            own = [r for r in kept if r["category_id"] == category]
+            if not own:
+                continue
+            matrix = evaluate_detections(ground_truth, own, "bbox", 0.0).confusion
+            right = matrix[place, place]
+            precision, recall = right / len(own), right / result.objects
+            best = max(best, 2 * precision * recall / max(precision + recall, 1e-12))
+        f1 = 2 * result.precision * result.recall / (result.precision + result.recall)
+        assert f1 == pytest.approx(best)
+
+
+def _entry(category: int, box: list[float], score: float) -> dict:
+    return {"image_id": 0, "category_id": category, "bbox": box, "score": score}
+
+
+def test_confusion_counts_every_object_and_prediction_once():
+    ground_truth = make_ground_truth(images=1)
+    annotations = ground_truth.dataset["annotations"]
+    for annotation, category in zip(annotations, (10, 20, 30, 10), strict=True):
+        annotation["category_id"] = category
+    annotations[3]["iscrowd"] = 1
+    ground_truth.createIndex()
+    boxes = [[float(v) for v in a["bbox"]] for a in annotations]
+    results = [
+        _entry(10, boxes[0], 0.9),  # right
+        _entry(10, boxes[0], 0.8),  # the same again: nothing is left there
+        _entry(30, boxes[1], 0.7),  # another class
+        _entry(30, boxes[2], 0.2),  # below the score, so the object is missed
+        _entry(10, boxes[3], 0.9),  # in a crowd: not counted
+        _entry(20, [200.0, 200.0, 10.0, 10.0], 0.6),  # of nothing
+    ]
+    found = evaluate_detections(ground_truth, results, "bbox", 0.5).confusion
+    expected = np.zeros((4, 4), int)
+    expected[0, 0] = expected[1, 2] = expected[2, 3] = expected[3, 0] = expected[3, 1] = 1
+    assert (found == expected).all()
+
+
+def test_sizes_of_masks_are_those_of_the_masks(ground_truth):
+    """A mask smaller than 32² in a box larger than that is a small one."""
+    for annotation in ground_truth.dataset["annotations"]:
+        x, y, side, _ = annotation["bbox"]
+        annotation["segmentation"] = [[x, y, x + side, y, x + side, y + 2, x + 2, y + side]]
+        annotation["area"] = 100
+    results = []
+    for annotation in ground_truth.dataset["annotations"]:
+        runs = ground_truth.annToRLE(annotation)
+        keys = ("image_id", "category_id", "bbox")
+        entry = {key: annotation[key] for key in keys}
+        results.append({**entry, "segmentation": runs, "score": 0.9})
+    # Of the wrong image: false where the sizes of masks count, and ignored where those of boxes do
+    results = [{**r, "image_id": 0, "bbox": [0, 0, 150, 150]} for r in results] + results
+    without = [{k: v for k, v in r.items() if k != "bbox"} for r in results]
+    found, expected = (
+        evaluate_detections(ground_truth, r, "segm", 0.5).classes for r in (results, without)
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert one.small == other.small < 100
+
+
+def test_shares_are_of_all_classes(ground_truth, monkeypatch):
+    detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
+    confusion = np.array([[4, 0, 4, 2], [0, 6, 0, 0], [5, 1, 2, 0], [3, 1, 0, 0]])
+    drawn = []
+    monkeypatch.setattr(Axes, "imshow", lambda axes, share, **options: drawn.append(share))
+    monkeypatch.setattr(run_page, "_CLASSES_CONFUSED", 1)
+    run_page.draw_confusion(dataclasses.replace(detections, confusion=confusion))
+    np.testing.assert_allclose(drawn, [[[0.4, 0.2], [0.75, 0]]])
+
+
+def test_names_of_classes_stay_words():
+    figure, axes = new_axes(3, 2)
+    axes.plot([0, 1], label="螺栓 $5 to $9")
+    axes.legend()
+    axes.set_xticks([0], ["_$a$"])
+    text = to_svg(figure, "names")
+    assert "螺栓 $5 to $9" in text and "_$a$" in text
+
+
+class _Check(HTMLParser):
+    """Tags that are open, and what the page would fetch."""
+
+    VOID = frozenset(["meta", "img", "br", "path", "use"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.sources += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_page_is_whole_and_fetches_nothing(ground_truth):
+    detections = evaluate_detections(ground_truth, noisy_results(ground_truth), "bbox", 0.5)
+    page = Page("a <run> & more", "where")
+    run_page._add_classes(page, [detections], "")
+    page.single_figure(run_page.draw_confusion(detections))
+    page.picture(np.zeros((8, 8, 3), np.uint8), "a picture")
+    page.table(("key", "before", "now"), [("A.B", [1], "<x>")], text=True)
+    text = page.text()
+    check = _Check()
+    check.feed(text)
+    check.close()
+    assert not check.open
+    assert all(source.startswith(("#", "data:")) for source in check.sources)
+    assert "<script" not in text and "a &lt;run&gt; &amp; more" in text
+    assert CLASSES[2] not in text and "&lt;b&gt;washer&lt;/b&gt;" in text
+    assert not re.search(r"url\((?!#)", text)
+
+
+def test_curves_of_a_run(tmp_path):
+    records = [{"iteration": i, "total_loss": 3 / (i + 1), "lr": 0.1} for i in range(19, 2000, 20)]
+    records.append({"iteration": 1999, "bbox/AP": 40.0})
+    text = "\n".join(map(json.dumps, records)) + '\n{"iteration": 20'  # cut short by a kill
+    (tmp_path / "metrics.json").write_text(text)
+    assert read_metrics(tmp_path) == records
+    assert [figure.count("<svg") for figure in run_page.draw_curves(records)] == [1, 1, 1]
+    assert run_page._summary(records)["box AP"] == "40.0"
+    stopped = [{"iteration": 113}, {"iteration": 107, "bbox/AP": 40.0}]
+    assert run_page._summary(stopped)["steps"] == "114"
+
+
+def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
+    records = [{"iteration": i, "total_loss": 2.0, "loss_cls": 1.0} for i in (19, 39)]
+    records += [{"iteration": 39, "validation/total_loss": 3.0, "validation/loss_cls": 1.5}]
+    axes = new_axes(4, 3)[1]
+    assert run_page.draw_panel(axes, "losses", {"": records})
+    lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
+    for name in ("total_loss", "loss_cls"):
+        assert lines[f"validation/{name}"] == (lines[name][0], "--") and lines[name][1] == "-"
+    assert lines["total_loss"][0] != lines["loss_cls"][0]
+
+
+def test_damaged_metrics(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"iteration": 1}\n{]\n{"iteration": 2}\n')
+    with pytest.raises(DataError, match=r"Line 2 of .*metrics\.json"):
+        read_metrics(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """The annotations and images of a data set of three images."""
+    root = tmp_path_factory.mktemp("data")
+    make_shapes(root, num_train=1, num_val=3, size=64)
+    return root / "shapes/annotations/instances_val.json", root / "shapes/val"
+
+
+@pytest.fixture
+def run(shapes, tmp_path):
+    """The folder of an evaluated run that finds each object."""
+    folder = tmp_path / "mine"
+    cfg = tiny_config()
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, shapes)
+    cfg.OUTPUT_DIR, cfg.MODEL.FPN.OUT_CHANNELS = str(folder), 24
+    folder.mkdir()
+    base = tmp_path / "base.yaml"
+    base.write_text(CONFIG)
+    save_config(DetectionTask(cfg), str(base))
+    records = [{"iteration": i, "total_loss": 1.0, "peak_memory": i / 100} for i in (19, 39)]
+    (folder / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "last_checkpoint").write_text("model_0000039.pth")
+    truth = json.loads(shapes[0].read_text())["annotations"]
+    keys = ("image_id", "category_id", "bbox")
+    results = [{key: a[key] for key in keys} | {"score": 0.9} for a in truth]
+    (folder / "inference").mkdir()
+    (folder / "inference" / run_page._RESULTS).write_text(json.dumps(results))
+    return folder
+
+
+def _page(run) -> str:
+    text = write_report(run).read_text("utf-8")
+    check = _Check()
+    check.feed(text)
+    assert not check.open
+    assert all(source.startswith(("#", "data:")) for source in check.sources)
+    return text
+
+
+def test_report_of_a_run(run):
+    text = _page(run)
+    assert (text.count("<img"), text.count("<td>100.0</td>") >= 6) == (3, True)
+    assert "model_0000039.pth" in text and "trained weights" in text
+    assert "<b>40</b><span>steps" in text and "<b>0.4</b><span>GB" in text
+    rows = [row for row in text.split("<tr>") if ">MODEL.FPN.OUT_CHANNELS<" in row]
+    assert len(rows) == 1 and rows[0].index(">16<") < rows[0].index(">24<")
+    assert ">MODEL.MASK_ON<" not in text  # as in the base
+
+
+@pytest.mark.slow
+def test_averaged_weights_come_first(run):
+    (run / "inference").rename(run / "inference_EMA")
+    assert "averaged weights" in _page(run)
+
+
+@pytest.mark.slow
+def test_the_base_is_not_there_any_more(run, tmp_path):
+    (tmp_path / "base.yaml").unlink()
+    text = _page(run)
+    assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
+
+
+def test_the_base_is_no_configuration_any_more(run, tmp_path):
+    (tmp_path / "base.yaml").write_text("MODEL: [")
+    text = _page(run)
+    assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
+
+
+def test_images_that_left_the_data_are_counted(run, shapes):
+    path = run / "inference" / run_page._RESULTS
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries, {**entries[0], "image_id": 999}]))
+    text = _page(run)
+    assert f"1 of the {len(entries) + 1} predictions" in text and "<h2>What is missing" not in text
+
+
+def _without_a_category(run, shapes):
+    path = run / "inference" / run_page._RESULTS
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([*entries, {**entries[0], "category_id": 77}]))
+
+
+def _of_other_images(run, shapes):
+    path = run / "inference" / run_page._RESULTS
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps([{**entry, "image_id": 999} for entry in entries]))
+
+
+def _without_results(run, shapes):
+    (run / "inference" / run_page._RESULTS).unlink()
+
+
+def _found_nothing(run, shapes):
+    (run / "inference" / run_page._RESULTS).write_text("[]")
+
+
+def _cut_short(run, shapes):
+    path = run / "inference" / run_page._RESULTS
+    path.write_text(path.read_text()[:100])
+
+
+def _moved_data(run, shapes):
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(str(shapes[0]), "moved.json"))
+
+
+def _finds_no_instances(run, shapes):
+    path = run / "config.yaml"
+    name = "META_ARCHITECTURE: "
+    path.write_text(path.read_text().replace(f"{name}GeneralizedRCNN", f"{name}SemanticSegmentor"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (_without_results, run_page._RESULTS),
+        (_found_nothing, run_page._RESULTS),
+        (_cut_short, run_page._RESULTS),
+        (_moved_data, "moved.json"),
+        (_without_a_category, "category 77"),
+        (_of_other_images, run_page._RESULTS),
+        (_finds_no_instances, "SemanticSegmentor"),
+    ],
+)
+def test_what_a_run_lacks_stands_on_its_page(run, shapes, spoil, named, caplog):
+    spoil(run, shapes)
+    text = _page(run)
+    missing = text[text.index("<h2>What is missing") :]
+    assert named in missing and named in caplog.text
+    # An evaluation that is advised has to write what is missing
+    assert ("--eval-only" in missing) == (spoil is _without_results)
+    assert "<svg" in text and ">MODEL.FPN.OUT_CHANNELS<" in text
+
+
+def test_a_run_that_was_stopped_before_its_first_record(run):
+    (run / "metrics.json").unlink()
+    assert "no step" in _page(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"score": 1.5}, "1.5"),
+        ({"pictures": 0}, "0"),
+        ({"dataset": "coco_2017_val"}, "coco_2017_val"),
+        ({"output": "page.txt"}, r"page\.txt"),
+    ],
+)
+def test_options_that_cannot_be(run, options, named):
+    with pytest.raises(ConfigError, match=named):
+        write_report(run, **options)
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("content", [None, "- 1", "a: ["])
+def test_a_folder_without_a_run(tmp_path, content):
+    if content:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(DataError, match=r"config\.yaml"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_runs_of_other_kinds(tmp_path):
+    (tmp_path / "config.yaml").write_text(get_classification_config().dump())
+    (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
+    assert "12.5" in _page(tmp_path)
+    (tmp_path / "config.yaml").write_text("# --config-file /lost/mine.py\nmodel: {}\n")
+    assert "LazyConfig, /lost/mine.py" in _page(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_written(run):
+    with pytest.raises(ConfigError, match="/dev/null"):
+        write_report(run, "/dev/null/page.html")
+
+
+@pytest.mark.slow
+def test_command(run, capsys):
+    tool = load_tool("report")
+    assert tool.main([str(run), "--pictures", "1"]) == 0
+    assert str(run / "report.html") in capsys.readouterr().out
+    assert tool.main([str(run / "inference")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
