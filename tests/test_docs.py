@@ -15,9 +15,17 @@ from lambda_det.config import add_lambda_config, leaves
 pytestmark = pytest.mark.checkout
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*ROOT.glob("*.md"), ROOT / "datasets" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(
+        page
+        for room in ("datasets", "docs", "projects")
+        for page in sorted(ROOT.glob(f"{room}/**/*.md"))
+    ),
+]
 FILE = re.compile(
-    r"\b(?:lambda_det|tests|tools|configs|datasets|docs|\.ci)(?:/[\w.]+)*/\w+\.(?:py|md|yaml|cpp)\b"
+    r"(?<![\w/])(?:lambda_det|tests|tools|projects|configs|datasets|docs|\.ci)"
+    r"(?:/[\w.]+)*/\w+\.(?:py|md|yaml|cpp)\b"
 )
 MODULE = re.compile(r"\b(?:lambda_det|tests)(?:\.\w+)+\b")
 KEY = re.compile(r"\b(?:MODEL|DATA|DATASETS|DATALOADER|INPUT|SOLVER|TEST)(?:\.[A-Z0-9_]+)+\b")
