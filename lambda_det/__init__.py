@@ -60,6 +60,7 @@ if not _must_be_light():
         # Detectron2 scripts some functions when it is imported, which PyTorch has deprecated.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
         from lambda_det.config import add_lambda_config
+        from lambda_det.detection import heads as _heads  # noqa: F401
         from lambda_det.export.public import register_public_weights
         from lambda_det.layers import LambdaLayer, convert_lambda_layers
         from lambda_det.modeling import (

@@ -18,6 +18,7 @@ FLOORS = (
     ("errors", "files", "config", "native"),
     ("distributed", "layers", "weights"),
     ("modeling",),
+    ("cpu",),
     ("training",),
     ("detection", "classification"),
     ("export", "report", "doctor"),

@@ -23,11 +23,11 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 
 from lambda_det.config import leaves
-from lambda_det.detection.pooling import convolve_pooled, patch_pooling
+from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
+from lambda_det.cpu.winograd import use_winograd
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.modeling.winograd import use_winograd
 from lambda_det.native import missing
 
 __all__ = [

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lambda_det.modeling.build import (
         Classifier,
-        LambdaRes5ROIHeads,
         build_lambda_resnet_backbone,
         build_lambda_resnet_deeplab_backbone,
         build_lambda_resnet_fpn_backbone,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Classifier",
-    "LambdaRes5ROIHeads",
     "LambdaResNet",
     "MobileNetV2",
     "build_lambda_resnet_backbone",

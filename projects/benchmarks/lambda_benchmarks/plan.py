@@ -29,7 +29,7 @@ from lambda_benchmarks.dry_run import ELSEWHERE, Part, Trace, pretend_gpu
 from lambda_benchmarks.memory import peak_memory, tensor_bytes
 from lambda_benchmarks.trainings import Training
 from lambda_det.config import option
-from lambda_det.detection.pooling import patch_pooling
+from lambda_det.cpu.pooling import patch_pooling
 from lambda_det.detection.schedule import DetectionSettings, scale_settings
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import convert_sync_norms

@@ -1,7 +1,7 @@
 """3x3 convolutions on the CPU by Winograd's algorithm, with a fourth of the multiplications.
 
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
-convolutions in its less exact layout (tests/modeling/test_winograd.py). The kernel is
+convolutions in its less exact layout (tests/cpu/test_winograd.py). The kernel is
 native/winograd.cpp. Gradients of a map that are zero at most positions, as after the loss of an
 RPN, take the products of the others alone. In bfloat16 all else is PyTorch's, but for large maps
 where bfloat16 has no more than twice the rate of float32.

@@ -12,8 +12,8 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from lambda_det import native
-from lambda_det.modeling import winograd
-from lambda_det.modeling.winograd import use_winograd, winograd_conv2d
+from lambda_det.cpu import winograd
+from lambda_det.cpu.winograd import use_winograd, winograd_conv2d
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
 LAST = torch.channels_last

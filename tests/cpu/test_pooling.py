@@ -10,9 +10,9 @@ from detectron2.layers import ROIAlign
 from torch import nn
 
 from lambda_det import native
-from lambda_det.detection import pooling
+from lambda_det.cpu import pooling
+from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.detection.model import build_model
-from lambda_det.detection.pooling import convolve_pooled, patch_pooling
 from lambda_det.training.precision import Precision
 from tests.training.tiny_detector import tiny_config
 

@@ -1,0 +1,107 @@
+"""The C4 layout: the res5 of the network itself in the heads."""
+
+import pytest
+import torch
+from detectron2.config import get_cfg
+from detectron2.modeling import build_model
+from detectron2.structures import Boxes, ImageList, Instances
+
+import lambda_det
+from lambda_det.errors import ConfigError
+from lambda_det.layers import LambdaLayer
+from lambda_det.training.checkpointer import SafeCheckpointer
+
+
+def _c4_cfg():
+    cfg = get_cfg()
+    lambda_det.add_lambda_config(cfg)
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.BACKBONE.NAME = "build_lambda_resnet_backbone"
+    cfg.MODEL.BACKBONE.FREEZE_AT = 0
+    cfg.MODEL.LAMBDA_RESNET.NAME = "lambda_resnet26_slim"
+    cfg.MODEL.LAMBDA_RESNET.SCOPE = 7
+    cfg.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res4"]
+    cfg.MODEL.ROI_HEADS.NAME = "LambdaRes5ROIHeads"
+    cfg.MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION = 6
+    return cfg
+
+
+def test_the_res5_of_the_c4_heads_is_that_of_the_network():
+    model = build_model(_c4_cfg())
+    whole = lambda_det.create_backbone("lambda_resnet26_slim", scope=7)
+    assert not hasattr(model.backbone, "res5")
+    shapes = {name: tensor.shape for name, tensor in whole.res5.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in model.roi_heads.res5.state_dict().items()}
+    assert found == shapes
+    assert any(isinstance(m, LambdaLayer) for m in model.roi_heads.res5.modules())
+    whole.res5.load_state_dict(model.roi_heads.res5.state_dict())
+    regions = torch.randn(3, 256, 6, 6)
+    model.eval(), whole.eval()
+    with torch.no_grad():
+        expected = whole.res5[1](whole.res5[0](regions))
+        assert torch.equal(model.roi_heads.res5(regions), expected)
+    assert expected.shape == (3, 512, 3, 3)
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone.", "module.backbone.bottom_up."])
+def test_the_weights_of_a_classifier_land_in_both_places(tmp_path, prefix):
+    source = lambda_det.create_classifier("lambda_resnet26_slim", num_classes=3, scope=7).backbone
+    path = tmp_path / "weights.pth"
+    torch.save({"model": {prefix + n: t for n, t in source.state_dict().items()}}, path)
+    model = build_model(_c4_cfg())
+    SafeCheckpointer(model).load_initial_weights(str(path))
+    own = model.state_dict()
+    for name, tensor in source.state_dict().items():
+        if not name.startswith("linear"):
+            place = "roi_heads." if name.startswith("res5") else "backbone."
+            assert torch.equal(own[place + name], tensor), name
+
+
+def test_the_checkpoint_of_a_c4_detector_comes_back_whole(tmp_path):
+    model, other = build_model(_c4_cfg()), build_model(_c4_cfg())
+    torch.save({"model": model.state_dict()}, tmp_path / "model.pth")
+    SafeCheckpointer(other).load(str(tmp_path / "model.pth"), [])
+    assert all(torch.equal(t, other.state_dict()[n]) for n, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("found", [0, 2])
+def test_images_without_a_region(found):
+    model = build_model(_c4_cfg()).eval()
+    proposals = Instances((64, 64))
+    proposals.proposal_boxes = Boxes(torch.tensor([[0.0, 0, 30, 30]]).repeat(found, 1))
+    proposals.objectness_logits = torch.zeros(found)
+    features = {"res4": torch.randn(1, 256, 4, 4)}
+    images = ImageList(torch.zeros(1, 3, 64, 64), [(64, 64)])
+    with torch.no_grad():
+        (result,), _ = model.roi_heads(images, features, [proposals])
+    assert result.image_size == (64, 64) and (found or len(result) == 0)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "words"),
+    [
+        ("LAMBDA_RESNET", "NAME", "mobilenet_v2", "mobilenet_v2"),
+        ("ROI_HEADS", "IN_FEATURES", ["res3"], "IN_FEATURES.*res4"),
+        ("RESNETS", "RES5_DILATION", 2, "RES5_DILATION"),
+    ],
+)
+def test_what_the_c4_heads_cannot_follow_is_refused(section, key, value, words):
+    cfg = _c4_cfg()
+    cfg.MODEL[section][key] = value
+    cfg.MODEL.LAMBDA_RESNET.OUT_FEATURES = ["res3", "res4"]
+    if section == "LAMBDA_RESNET":
+        cfg.MODEL.LAMBDA_RESNET.SCOPE = 0
+        cfg.MODEL.RPN.IN_FEATURES = ["res4"]
+    with pytest.raises(ConfigError, match=words):
+        build_model(cfg)
+
+
+@pytest.mark.parametrize(
+    ("switch", "value"),
+    [("CHECKPOINT_ACTIVATIONS", True), ("MASK_PADDING", True), ("SHARE_POSITIONS", "size")],
+)
+def test_switches_that_do_not_reach_the_regions_are_refused(switch, value):
+    cfg = _c4_cfg()
+    cfg.MODEL.LAMBDA_RESNET[switch] = value
+    with pytest.raises(ConfigError, match=switch):
+        build_model(cfg)
