@@ -65,6 +65,7 @@ _NUM_CLASSES = ("model.roi_heads.num_classes", "model.num_classes")
 _ORDERS = ("dataloader.train.mapper.image_format", "dataloader.test.mapper.image_format")
 _PIXEL_KEYS = (_ORDERS[0], "model.pixel_mean", "model.pixel_std")
 _AUGMENTATIONS = "dataloader.train.mapper.augmentations"
+_FILTER = "dataloader.train.dataset.filter_empty"
 _MASKS = "dataloader.train.mapper.use_instance_mask"
 _TEST_PRECISION = "train.test_precision"
 # Of Detectron2's evaluators, the packages that they import once they are made or used
@@ -214,10 +215,12 @@ class LazyTask(DetectionTask):
         target = model.get("_target_", "")
         classes = [key for key in _NUM_CLASSES if OmegaConf.select(self.lazy, key) is not None]
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        reader = str(OmegaConf.select(self.lazy, "dataloader.train.dataset._target_"))
         return Detector(
             architecture=name.split(".")[-1],
             num_classes=read_value(self.lazy, classes[0], 1) if classes else None,
             masks=read_value(self.lazy, _MASKS, False),
+            filters_empty=read_value(self.lazy, _FILTER, "get_detection_dataset_dicts" in reader),
             semantic_classes=OmegaConf.select(self.lazy, "model.sem_seg_head.num_classes"),
             ignored_label=OmegaConf.select(self.lazy, "model.sem_seg_head.ignore_value"),
             keys={
@@ -226,6 +229,7 @@ class LazyTask(DetectionTask):
                 "masks": _MASKS,
                 "semantic_classes": "model.sem_seg_head.num_classes",
                 "ignored_label": "model.sem_seg_head.ignore_value",
+                "filters_empty": _FILTER,
                 "train": "dataloader.train.dataset.names",
                 "test": "dataloader.test.dataset.names",
             },

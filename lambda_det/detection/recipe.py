@@ -1,14 +1,14 @@
 """A training that fits the user's own data: what follows from a data set, and why.
 
-The recipe changes the schedule, the sampling and the anchors, never the architecture. A key that
-the command line sets is left as it is.
+The recipe changes batch, schedule, sampling and anchors, never the architecture: each level keeps
+its number of anchors. A key that the command line sets is left as it is.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
 from detectron2.utils import comm
 
-from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.loader import training_records
+from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.schedule import log_table
 from lambda_det.errors import ConfigError, DataError
 
@@ -29,18 +30,40 @@ __all__ = ["Derived", "Statistics", "apply_recipe", "derive", "fit_to_data"]
 
 logger = logging.getLogger(__name__)
 
-LEAST_IMAGES = 10  # of fewer nothing can be derived
 LEAST_BOXES = 50  # for anchors of one's own
 IMBALANCE = 10  # times as many images of the largest class as of the smallest
 # An anchor of a level meets the objects of its size only if its side is so many strides at least:
-# half a stride off, a square of four strides overlaps an equal one by an IoU of 0.62.
-_STRIDES_PER_ANCHOR = 4
+# half a stride off, a square of four strides overlaps an equal one by an IoU of 0.62. A single
+# level has to do for small objects, too: Detectron2's C4 and DC5 begin at two strides.
+_STRIDES_PER_ANCHOR, _STRIDES_ON_ONE_LEVEL = 4, 2
+_OCTAVE_STEP = 2 ** (1 / 3)  # between anchors of one level at least, as RetinaNet has them
 # Detectron2's own schedule, 3x, lowers the rate at 210k and 250k of 270k steps
 _LR_STEPS = (210 / 270, 250 / 270)
-# Learning rate per image of a step: 0.02 for 16 images in Detectron2's baselines
-_LR_PER_IMAGE = 0.02 / 16
-_BATCH = 16  # images of a step there
+_BATCH = 16  # images of a step in Detectron2's baselines
+_BATCH_ON_CPU = 4  # ours: a step of seconds
 _USABLE = 0.9  # of a GPU's memory: the count is none of a real run
+
+
+@dataclass(frozen=True)
+class _Structure:
+    """What the rules know of an architecture.
+
+    Attributes:
+        lr: of Detectron2's baselines, for a step of 16 images.
+        maps: the key that names the maps with anchors; "" where there are no anchors.
+    """
+
+    lr: float
+    maps: str = ""
+
+
+_STRUCTURES = {
+    "GeneralizedRCNN": _Structure(0.02, "MODEL.RPN.IN_FEATURES"),
+    "PanopticFPN": _Structure(0.02, "MODEL.RPN.IN_FEATURES"),
+    "ProposalNetwork": _Structure(0.02, "MODEL.RPN.IN_FEATURES"),
+    "RetinaNet": _Structure(0.01, "MODEL.RETINANET.IN_FEATURES"),
+    "SemanticSegmentor": _Structure(0.01),  # of the DeepLab project
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +71,7 @@ class Statistics:
     """What a recipe wants to know of a data set.
 
     Attributes:
-        images: that are trained on.
+        images: that are trained on, with those that are kept as background.
         images_of_class: how many images show each class, for the classes that occur.
         boxes: [N, 2] widths and heights in pixels of the input.
     """
@@ -72,10 +95,10 @@ class Statistics:
         images, counts, boxes = 0, Counter(), []
         for record in records:
             images += 1
-            factor = scale(record["height"], record["width"])
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
             counts.update({annotation["category_id"] for annotation in objects})
             for annotation in objects:
+                factor = scale(record["height"], record["width"])
                 box = BoxMode.convert(
                     list(annotation["bbox"]), annotation["bbox_mode"], BoxMode.XYWH_ABS
                 )
@@ -112,39 +135,71 @@ def derive(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
         statistics: of the training set.
 
     Raises:
-        ConfigError: RECIPE.EPOCHS is below 0, or RECIPE.MEMORY is not two numbers.
+        ConfigError: a key of RECIPE or the batch cannot be, or there are no rules for the
+            architecture.
     """
-    batch = _batch(cfg)
-    images = cfg.SOLVER.IMS_PER_BATCH
-    if batch and "SOLVER.IMS_PER_BATCH" not in cfg.RECIPE.KEEP:
-        images = batch[0].value
+    _check(cfg)
+    architecture = cfg.MODEL.META_ARCHITECTURE
+    batch = _batch(cfg, statistics.images)
+    images = batch[0].value if batch else cfg.SOLVER.IMS_PER_BATCH
     return [
         *_anchors(cfg, statistics),
-        *_sampling(statistics),
+        *(_sampling(statistics) if "instances" in predictions(architecture) else []),
         *batch,
         *_schedule(cfg, statistics, images),
     ]
 
 
-def _batch(cfg: CfgNode) -> list[Derived]:
-    """As many images as the memory of the GPUs takes, up to Detectron2's batch."""
-    memory = gpu_memory(cfg.MODEL.DEVICE)
-    if not cfg.RECIPE.MEMORY or memory is None:
-        return []
-    if len(cfg.RECIPE.MEMORY) != 2 or not cfg.RECIPE.MEMORY[1] > 0:
+def _check(cfg: CfgNode) -> None:
+    recipe, architecture = cfg.RECIPE, cfg.MODEL.META_ARCHITECTURE
+    if architecture not in _STRUCTURES:
         raise ConfigError(
-            f"RECIPE.MEMORY is {cfg.RECIPE.MEMORY}; give the GiB that a training takes without "
-            "images and for each image, such as [2.0, 1.5], or []."
+            f"RECIPE.ENABLED (--epochs) has no rules for MODEL.META_ARCHITECTURE {architecture}, "
+            f"only for {', '.join(_STRUCTURES)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
         )
-    fixed, each = cfg.RECIPE.MEMORY
-    workers, accumulate = comm.get_world_size(), cfg.SOLVER.ACCUMULATE_GRADIENTS
-    at_once = max(int((_USABLE * memory - fixed) / each), 1)
-    share = max(min(at_once, _BATCH // (workers * accumulate)), 1)
-    reason = (
-        f"{share} at once on each of {workers} GPU(s) of {memory:.1f} GiB, where a training takes "
-        f"{fixed:g} and {each:g} an image; {_BATCH} in all, as Detectron2 has it, at most"
-    )
-    return [Derived("SOLVER.IMS_PER_BATCH", share * workers * accumulate, reason)]
+    if not 0 <= recipe.EPOCHS < math.inf:
+        raise ConfigError(f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or more.")
+    for key, value in (
+        ("RECIPE.EVALUATIONS", recipe.EVALUATIONS),
+        ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),
+    ):
+        if not value >= 1:
+            raise ConfigError(f"{key} is {value}; give 1 or more.")
+
+
+def _batch(cfg: CfgNode, images: int) -> list[Derived]:
+    """What the memory of the GPUs takes, where it is known; else what the file has for so many."""
+    solver = cfg.SOLVER
+    if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
+        return []
+    workers, shares = comm.get_world_size(), comm.get_world_size() * solver.ACCUMULATE_GRADIENTS
+    memory = gpu_memory(cfg.MODEL.DEVICE)
+    if cfg.RECIPE.MEMORY and memory is not None:
+        if len(cfg.RECIPE.MEMORY) != 2 or not cfg.RECIPE.MEMORY[1] > 0:
+            raise ConfigError(
+                f"RECIPE.MEMORY is {cfg.RECIPE.MEMORY}; give the GiB that a training takes without "
+                "images and for each image, such as [2.0, 1.5], or []."
+            )
+        fixed, each = cfg.RECIPE.MEMORY
+        share, most = int((_USABLE * memory - fixed) / each), _BATCH
+        reason = (
+            f"at once on each of {workers} GPU(s) of {memory:.1f} GiB, where a training takes "
+            f"{fixed:g} and {each:g} an image"
+        )
+    else:
+        reference = solver.REFERENCE_WORLD_SIZE or shares
+        share, most = solver.IMS_PER_BATCH // reference, solver.IMS_PER_BATCH
+        reason = "of each process, as in the file"
+        if torch.device(cfg.MODEL.DEVICE).type == "cpu":
+            most = min(most, _BATCH_ON_CPU)
+        elif solver.REFERENCE_WORLD_SIZE:
+            most = min(most, _BATCH)
+    share = max(min(share, most // shares, images // shares), 1)
+    batch = share * shares
+    if batch == solver.IMS_PER_BATCH and not cfg.RECIPE.MEMORY:
+        return []
+    reason = f"{share} {reason}; {min(most, images)} in all at most"
+    return [Derived("SOLVER.IMS_PER_BATCH", batch, reason)]
 
 
 def gpu_memory(device: str) -> float | None:
@@ -160,8 +215,7 @@ def gpu_memory(device: str) -> float | None:
 
 def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]:
     recipe, images = cfg.RECIPE, statistics.images
-    if recipe.EPOCHS < 0:
-        raise ConfigError(f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or more.")
+    rate = _STRUCTURES[cfg.MODEL.META_ARCHITECTURE].lr
     epochs = recipe.EPOCHS or epochs_for(images)
     wanted = math.ceil(epochs * images / batch)
     # What is asked for is taken literally
@@ -183,7 +237,9 @@ def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]
         Derived(
             "SOLVER.WARMUP_ITERS", min(1000, steps // 10), "a tenth of the steps, 1000 at most"
         ),
-        Derived("SOLVER.BASE_LR", _LR_PER_IMAGE * batch, f"0.02 for 16 images, here {batch}"),
+        Derived(
+            "SOLVER.BASE_LR", rate / _BATCH * batch, f"{rate} for {_BATCH} images, here {batch}"
+        ),
         Derived("TEST.EVAL_PERIOD", period, f"{recipe.EVALUATIONS} evaluations"),
         Derived("SOLVER.CHECKPOINT_PERIOD", period, "with the evaluations"),
         Derived("SOLVER.REFERENCE_WORLD_SIZE", 0, "the schedule is not scaled to the processes"),
@@ -203,26 +259,61 @@ def _sampling(statistics: Statistics) -> list[Derived]:
 
 
 def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
-    """One size for each level and three ratios, from the boxes as the network sees them."""
-    levels = [name for name in cfg.MODEL.RPN.IN_FEATURES if name.startswith("p")]
-    boxes = statistics.boxes
-    if len(boxes) < LEAST_BOXES or not levels:
+    """As many sizes of each level and ratios as the file has, from the boxes at the input's size.
+
+    Several levels get a cluster each, and its steps to the next octave; a single one gets all.
+    """
+    generator, boxes = cfg.MODEL.ANCHOR_GENERATOR, statistics.boxes
+    strides = _strides(cfg)
+    counts = {len(sizes) for sizes in generator.SIZES}
+    if len(boxes) < LEAST_BOXES or not strides or len(counts) > 1:
         return []
-    strides = [2 ** int(name[1:]) for name in levels]
-    sizes = _clusters(np.log(boxes.prod(1)) / 2, len(levels))
-    # Fewer clusters than levels: the upper levels continue by doubling
-    while len(sizes) < len(levels):
-        sizes.append(2 * sizes[-1])
-    sizes = [
-        max(round(size), _STRIDES_PER_ANCHOR * stride)
-        for size, stride in zip(sizes, strides, strict=True)
-    ]
-    ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), 3)
+    (count,) = counts
+    several = len(strides) > 1
+    centres = _clusters(np.log(boxes.prod(1)) / 2, len(strides) if several else count)
+    # Fewer clusters than wanted: the upper ones continue by doubling
+    while len(centres) < (len(strides) if several else count):
+        centres.append(2 * centres[-1])
+    if several:
+        sizes = [
+            _octave(max(round(centre), _STRIDES_PER_ANCHOR * stride), count)
+            for centre, stride in zip(centres, strides, strict=True)
+        ]
+    else:
+        sizes, least = [[]], _STRIDES_ON_ONE_LEVEL * strides[0]
+        for centre in centres:
+            sizes[0].append(round(max(centre, least)))
+            least = sizes[0][-1] * _OCTAVE_STEP
     reason = f"clusters of {len(boxes)} boxes at the size of the input"
-    return [
-        Derived("MODEL.ANCHOR_GENERATOR.SIZES", [[size] for size in sizes], reason),
-        Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", [[round(r, 2) for r in ratios]], reason),
-    ]
+    found = [Derived("MODEL.ANCHOR_GENERATOR.SIZES", sizes, reason)]
+    ratios = _clusters(np.log(boxes[:, 1] / boxes[:, 0]), len(generator.ASPECT_RATIOS[0]))
+    if len(ratios) == len(generator.ASPECT_RATIOS[0]):  # else boxes say nothing about the others
+        ratios = [[round(ratio, 2) for ratio in ratios]]
+        found.append(Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
+    return found
+
+
+def _octave(size: float, count: int) -> list[float]:
+    """``count`` anchors from a size to below its double, as RetinaNet has three."""
+    return [size if i == 0 else round(size * 2 ** (i / count), 1) for i in range(count)]
+
+
+def _strides(cfg: CfgNode) -> list[int]:
+    """Of the maps with anchors; [] where there are none, or not the usual ones."""
+    maps = _STRUCTURES[cfg.MODEL.META_ARCHITECTURE].maps
+    by_rpn = maps.startswith("MODEL.RPN")
+    if (
+        not maps
+        or cfg.MODEL.ANCHOR_GENERATOR.NAME != "DefaultAnchorGenerator"
+        or (by_rpn and cfg.MODEL.PROPOSAL_GENERATOR.NAME != "RPN")
+    ):
+        return []
+    names = cfg.MODEL.RPN.IN_FEATURES if by_rpn else cfg.MODEL.RETINANET.IN_FEATURES
+    levels = [re.fullmatch(r"(?:p|res)(\d)", name) for name in names]
+    if not all(levels):
+        return []
+    dilated = {"res5": cfg.MODEL.RESNETS.RES5_DILATION}
+    return [2 ** int(level[1]) // dilated.get(level[0], 1) for level in levels]
 
 
 def _clusters(logarithms: np.ndarray, count: int) -> list[float]:
@@ -265,10 +356,7 @@ def fit_to_data(cfg: CfgNode) -> list[Derived]:
             "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
             "--train-images DIR."
         )
-    for name in cfg.DATASETS.TRAIN:
-        registered_files(name)
-    records = itertools.chain.from_iterable(map(DatasetCatalog.get, cfg.DATASETS.TRAIN))
-    return apply_recipe(cfg, records, _known(cfg))
+    return apply_recipe(cfg, training_records(cfg), _known(cfg))
 
 
 def _known(cfg: CfgNode) -> list[Derived]:
@@ -278,7 +366,8 @@ def _known(cfg: CfgNode) -> list[Derived]:
         (name,) = cfg.DATASETS.TRAIN
         classes = len(MetadataCatalog.get(name).thing_classes)
         reason = "the categories of --train-json"
-        known.append(Derived("MODEL.ROI_HEADS.NUM_CLASSES", classes, reason))
+        key = Detector.from_config(cfg).keys["num_classes"]
+        known.append(Derived(key or "classes", classes, reason))
     if cfg.DATASETS.VAL_SHARE:
         (name,) = cfg.DATASETS.TEST
         count, share = len(DatasetCatalog.get(name)), cfg.DATASETS.VAL_SHARE
@@ -306,16 +395,6 @@ def apply_recipe(
     """
     statistics = Statistics.of(records, input_scale(cfg))
     rules = derive(cfg, statistics)
-    if statistics.images < LEAST_IMAGES:
-        only = "only the schedule follows, from --epochs, and the rest of " * bool(
-            cfg.RECIPE.EPOCHS
-        )
-        logger.warning(
-            f"{statistics.images} training images are too few for a recipe, which wants "
-            f"{LEAST_IMAGES}: {only}the configuration stays as it is"
-        )
-        batch = cfg.SOLVER.IMS_PER_BATCH
-        rules = _schedule(cfg, statistics, batch) if cfg.RECIPE.EPOCHS else []
     rows = [(rule.key, "", rule.value, "", rule.reason) for rule in known]
     in_file, applied = dict(cfg.RECIPE.WRITTEN), []
     for rule in rules:

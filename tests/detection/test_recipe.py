@@ -1,17 +1,27 @@
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 from detectron2.config import get_cfg
+from detectron2.data.samplers import RepeatFactorTrainingSampler
 from detectron2.structures import BoxMode
+from PIL import Image
 
 from lambda_det.config import add_lambda_config
 from lambda_det.detection import recipe
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import FITTED_KEYS, load_config
+from lambda_det.detection.data import (
+    build_train_loader,
+    check_detector_data,
+    register_coco_files,
+)
+from lambda_det.detection.data.loader import training_records
+from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.model import build_on_meta
 from lambda_det.detection.recipe import (
     Derived,
@@ -19,6 +29,7 @@ from lambda_det.detection.recipe import (
     apply_recipe,
     derive,
     epochs_for,
+    fit_to_data,
     input_scale,
 )
 from lambda_det.errors import ConfigError, DataError
@@ -31,7 +42,9 @@ def cfg():
     cfg = get_cfg()
     add_lambda_config(cfg)
     cfg.SOLVER.IMS_PER_BATCH = 4
+    cfg.MODEL.DEVICE = "cpu"
     cfg.MODEL.RPN.IN_FEATURES = ["p2", "p3", "p4", "p5", "p6"]
+    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[32], [64], [128], [256], [512]]
     cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (300, 500), 10_000
     return cfg
 
@@ -202,25 +215,131 @@ def test_crowds_and_empty_boxes_do_not_count(cfg):
     assert len(statistics.boxes) == 0 and statistics.images_of_class == {0: 60}
 
 
-def test_too_few_images_change_nothing(cfg, caplog):
-    before = cfg.dump()
-    assert apply_recipe(cfg, make_records(9)) == []
-    assert cfg.dump() == before and "9 training images" in caplog.text
-    assert "only the schedule follows" not in caplog.text
-    cfg.RECIPE.EPOCHS = 4.0  # which is asked for
-    apply_recipe(cfg, make_records(9, [(20, 20)] * 9))
-    assert "only the schedule follows, from --epochs" in caplog.text
-    assert cfg.SOLVER.MAX_ITER == 9 and cfg.MODEL.ANCHOR_GENERATOR.SIZES == [
-        [32, 64, 128, 256, 512]
-    ]
+def test_few_images_follow_the_same_rules(cfg):
+    """There is no number of images below which the file's own schedule, of COCO, would hold."""
+    cfg.SOLVER.MAX_ITER = 130_000
+    for images in (1, 2, 9, 10, 11):
+        found = derived(cfg, make_records(images, [(20, 20)] * 60))
+        assert found["SOLVER.MAX_ITER"] == cfg.RECIPE.MIN_STEPS
+        assert found.get("SOLVER.IMS_PER_BATCH", 4) == min(images, 4)
+        assert "MODEL.ANCHOR_GENERATOR.SIZES" in found
 
 
-def test_bad_input(cfg):
+@pytest.mark.parametrize(
+    ("file", "words", "batch", "lr", "anchors"),
+    [
+        ("mask_rcnn_lambdaresnet50", "", 2, 0.02, [1] * 5),
+        ("point_rend_lambdaresnet50", "", 2, 0.02, [1] * 5),
+        ("keypoint_rcnn_lambdaresnet50", "", 2, 0.02, [1] * 5),
+        ("panoptic_fpn_lambdaresnet50", "", 2, 0.02, [1] * 5),
+        ("retinanet_lambdaresnet50", "", 2, 0.01, [3] * 5),
+        ("mask_rcnn_c4_lambdaresnet50", "", 2, 0.02, [5]),
+        ("mask_rcnn_dc5_lambdaresnet50", "", 2, 0.02, [5]),
+        ("deeplabv3plus_lambdaresnet50", "", 2, 0.01, None),
+        ("finetune/light_lambdaresnet26", "", 4, 0.02, [1] * 4),
+        ("mask_rcnn_lambdaresnet50", "SOLVER.ACCUMULATE_GRADIENTS 2", 4, 0.02, [1] * 5),
+        ("mask_rcnn_lambdaresnet50", "SOLVER.REFERENCE_WORLD_SIZE 0", 4, 0.02, [1] * 5),
+    ],
+)
+def test_each_structure_has_its_rules(file, words, batch, lr, anchors):
+    """On a CPU: batch, learning rate, and as many anchors of each level as the network has."""
+    arguments = ["--config-file", f"configs/{file}.yaml", "--epochs", "3"]
+    cfg = load_config(parser().parse_args([*arguments, "MODEL.DEVICE", "cpu", *words.split()]))
+    levels = dict(zip(("p2", "p3", "p4", "p5", "p6", "p7"), (4, 8, 16, 32, 64, 128), strict=True))
+    records = make_records(60, [(side, side) for side in (3, 20, 40, 70, 150, 160)])
+    if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
+        records = [{"file_name": "a.png", "sem_seg_file_name": "b.png"}] * 60
+    before = [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES]
+    apply_recipe(cfg, records)
+    solver = (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR)
+    assert solver == (batch, 180 / batch, pytest.approx(lr * batch / 16))
+    sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
+    assert [len(s) for s in sizes] == before
+    if anchors is None:
+        return
+    assert before == anchors
+    for rising in ([level[0] for level in sizes], *sizes):
+        assert rising == sorted(set(rising))
+    retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    names = cfg.MODEL.RETINANET.IN_FEATURES if retinanet else cfg.MODEL.RPN.IN_FEATURES
+    strides = [4 * levels[name] for name in names if name in levels] or [32]
+    assert all(min(level) >= least for level, least in zip(sizes, strides, strict=True))
+    assert any(min(level) == least for level, least in zip(sizes, strides, strict=True))
+    if retinanet:
+        assert np.allclose([np.array(s) / s[0] for s in sizes], [1, 1.26, 1.59], atol=0.01)
+    model = build_on_meta(cfg)  # the heads are those of the file
+    generator = model.anchor_generator if retinanet else model.proposal_generator.anchor_generator
+    assert generator.num_anchors == [3 * count for count in anchors]
+
+
+def test_boxes_of_other_anchors_leave_them_as_they_are(cfg):
+    records = make_records(60, [(20, 20)])
+    assert "MODEL.ANCHOR_GENERATOR.SIZES" in derived(cfg, records)
+    for key, value in (
+        ("ANCHOR_GENERATOR", "RotatedAnchorGenerator"),
+        ("PROPOSAL_GENERATOR", "PrecomputedProposals"),
+    ):
+        other = cfg.clone()
+        other.MODEL[key].NAME = value
+        assert not any("ANCHOR" in found for found in derived(other, records))
+    cfg.MODEL.RPN.IN_FEATURES = ["stride4", "stride8"]
+    assert not any("ANCHOR" in found for found in derived(cfg, records))
+
+
+@pytest.mark.parametrize(("keep", "images"), [(False, 100), (True, 1000)])
+def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, images):
+    """900 pictures without an object count only where they are trained on, as background."""
+    content = {
+        "images": [
+            {"id": i, "file_name": "0.png", "width": 200, "height": 200} for i in range(1000)
+        ],
+        "annotations": [
+            {"id": i, "image_id": i, "category_id": int(i < 5), "bbox": [1, 1, 50, 50]}
+            for i in range(100)
+        ],
+        "categories": [{"id": 0, "name": "often"}, {"id": 1, "name": "seldom"}],
+    }
+    Image.new("RGB", (200, 200)).save(tmp_path / "0.png")
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    cfg.DATASETS.TRAIN = (register_coco_files(str(tmp_path / "a.json"), str(tmp_path), "train"),)
+    cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = not keep
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 2
+    fit_to_data(cfg)
+    steps = cfg.SOLVER.MAX_ITER
+    assert steps == 30 * images / 4
+    # The sampler draws the rare class more often, whatever the share of background
+    loader = build_train_loader(cfg, 4)
+    assert loader.state_dict()["records"] == images
+    factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
+        training_records(cfg), cfg.DATALOADER.REPEAT_THRESHOLD
+    )
+    assert factors.max() == pytest.approx((9.5 / 5) ** 0.5) and factors.min() == 1
+    with caplog.at_level(logging.INFO):
+        check_detector_data(Detector.from_config(cfg), train=cfg.DATASETS.TRAIN, test=None)
+    said = "900 of 1000 images" in caplog.text
+    assert said is ("DATALOADER.FILTER_EMPTY_ANNOTATIONS False" in caplog.text) is not keep
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("RECIPE.EPOCHS", -1.0, r"RECIPE\.EPOCHS is -1"),
+        ("RECIPE.EPOCHS", float("nan"), r"RECIPE\.EPOCHS is nan"),
+        ("RECIPE.EPOCHS", float("inf"), r"RECIPE\.EPOCHS is inf"),
+        ("RECIPE.EVALUATIONS", 0, r"RECIPE\.EVALUATIONS is 0"),
+        ("SOLVER.IMS_PER_BATCH", 0, r"SOLVER\.IMS_PER_BATCH is 0"),
+        ("MODEL.META_ARCHITECTURE", "MyDetector", r"META_ARCHITECTURE MyDetector.*RetinaNet"),
+    ],
+)
+def test_what_cannot_be(cfg, key, value, named):
+    cfg.merge_from_list([key, value])
+    with pytest.raises(ConfigError, match=named):
+        apply_recipe(cfg, make_records(60))
+
+
+def test_no_image_is_refused(cfg):
     with pytest.raises(DataError, match="no image"):
         apply_recipe(cfg, [])
-    cfg.RECIPE.EPOCHS = -1.0
-    with pytest.raises(ConfigError, match=r"RECIPE\.EPOCHS"):
-        apply_recipe(cfg, make_records(60))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,10 @@ dataloader = OmegaConf.create()
 dataloader.image_size = 1024  # side of training images; test images fit into a square of this side
 
 dataloader.train = L(tolerant_train_loader)(
-    dataset=L(get_detection_dataset_dicts)(names="coco_2017_train"),
+    dataset=L(get_detection_dataset_dicts)(
+        names="coco_2017_train",
+        filter_empty=True,  # False keeps images without an object, as background
+    ),
     mapper=L(TolerantMapper)(
         is_train=True,
         augmentations=[

@@ -329,6 +329,7 @@ def inspect_annotations(json_file: str) -> Report:
         images=len(content.images),
         annotations=len(content.annotations),
         crowds=int(is_crowd.sum()),
+        empty=int((~np.isin(content.image_ids, content.image_of[~is_crowd])).sum()),
         usable=int((content.is_finite & ~content.is_flat & ~is_crowd).sum()),
         categories=names,
         per_category={name: counts[number] for number, name in names.items()},

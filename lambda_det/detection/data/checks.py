@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import MetadataCatalog
 from detectron2.data.detection_utils import convert_PIL_to_numpy
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
+from lambda_det.config import option
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.instances import check_instances
 from lambda_det.detection.data.predictions import Detector, evaluated, predictions
-from lambda_det.detection.data.registration import (
-    check_segmentation_files,
-    is_coco,
-    registered_files,
-)
+from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BAD_BOX, Report
 from lambda_det.errors import ConfigError, DataError, printable
 from lambda_det.weights.import_names import IMAGENET_PIXELS
@@ -112,6 +109,8 @@ def check_detector_data(
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
     reports = {name: _check_registered(name) for name in dict.fromkeys(train + test)}
+    for name in train:
+        _say_left_out(detector, name, reports[name])
     check_ground_truth(detector, train, test)
     _check_classes(detector, reports)
     check_instances(detector, reports, train, test)
@@ -119,11 +118,10 @@ def check_detector_data(
 
 def _check_registered(name: str) -> Report | None:
     """The report on a registered data set, or None where it is not COCO instances."""
-    if name in DatasetCatalog:
-        check_segmentation_files(name)
-        if not is_coco(name):
-            return None
-    json_file, image_root = registered_files(name)
+    files = check_files(name)
+    if files is None:
+        return None
+    json_file, image_root = files
     report = check_coco(json_file, image_root, files="sample")
     logger.info(
         "%s: %d images, %d annotations (%d crowds) of %d categories.",
@@ -153,6 +151,16 @@ def _check_registered(name: str) -> Report | None:
             "--test-json and --test-images."
         )
     return report
+
+
+def _say_left_out(detector: Detector, name: str, report: Report | None) -> None:
+    """Say how many images are not trained on, and how they can be."""
+    if report is not None and report.empty and detector.filters_empty:
+        key = detector.keys["filters_empty"]
+        logger.info(
+            f"{name}: {report.empty} of {report.images} images hold no object and are left out of "
+            f"training; {option(key, False)} keeps them as background."
+        )
 
 
 def _check_classes(detector: Detector, reports: dict[str, Report | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -13,6 +14,7 @@ from detectron2.data import (
     DatasetFromList,
     build_detection_test_loader,
     build_detection_train_loader,
+    get_detection_dataset_dicts,
 )
 from detectron2.data.build import trivial_batch_collator
 from detectron2.data.samplers import InferenceSampler, TrainingSampler
@@ -21,6 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.data.registration import check_files
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
@@ -211,6 +214,36 @@ class _Keys(Sampler):
         return self._loader.keys()
 
 
+def training_records(cfg: CfgNode) -> list[Record] | Dataset:
+    """What of ``DATASETS.TRAIN`` is trained on.
+
+    Images without an object are left out if ``DATALOADER.FILTER_EMPTY_ANNOTATIONS``, and those
+    without visible keypoints if the model learns keypoints.
+
+    Raises:
+        ConfigError: a data set is not registered.
+        DataError: a data set is missing, or no image is left.
+    """
+    for name in cfg.DATASETS.TRAIN:
+        check_files(name)
+    keypoints = cfg.MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE * cfg.MODEL.KEYPOINT_ON
+    try:
+        return get_detection_dataset_dicts(
+            cfg.DATASETS.TRAIN,
+            filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
+            min_keypoints=keypoints,
+            proposal_files=cfg.DATASETS.PROPOSAL_FILES_TRAIN if cfg.MODEL.LOAD_PROPOSALS else None,
+        )
+    except AssertionError as error:
+        if not re.search("No valid data|is empty", str(error)):
+            raise
+        visible = ", with visible keypoints," if cfg.MODEL.KEYPOINT_ON else ""
+        raise DataError(
+            f"{', '.join(cfg.DATASETS.TRAIN)}: no annotation{visible} is left to train on once "
+            "those without a usable mask are out; tools/check_dataset.py lists what is wrong."
+        ) from error
+
+
 def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     """An endless loader over ``DATASETS.TRAIN``, shuffled or sampled as ``DATALOADER`` says.
 
@@ -233,17 +266,10 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     _check_sampler(cfg)
     _check_proposals(cfg, "TRAIN")
     mapper = TolerantMapper(cfg, is_train=True)
-    # Detectron2 reads the data sets, the filters and the sampler from the config.
-    try:
-        arguments = build_detection_train_loader.from_config(cfg, mapper=mapper)
-    except AssertionError as error:
-        if "No valid data" not in str(error):
-            raise
-        keypoints = ", with visible keypoints," if cfg.MODEL.KEYPOINT_ON else ""
-        raise DataError(
-            f"{', '.join(cfg.DATASETS.TRAIN)}: no annotation{keypoints} is left to train on once "
-            "those without a usable mask are out; tools/check_dataset.py lists what is wrong."
-        ) from error
+    # Detectron2 reads the sampler from the config.
+    arguments = build_detection_train_loader.from_config(
+        cfg, mapper=mapper, dataset=training_records(cfg)
+    )
     arguments["total_batch_size"] = images_per_batch
     if cfg.INPUT.LSJ.ENABLED:
         # All images get the same size, so groups by orientation would only spoil the shuffle.

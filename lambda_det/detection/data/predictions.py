@@ -43,6 +43,7 @@ class Detector:
         masks: whether it learns masks.
         keypoints: how many it predicts of an object; None if it predicts none.
         semantic_classes, ignored_label: of semantic masks; None where nobody knows.
+        filters_empty: whether images without an object are left out of training.
         sigmas: how many numbers TEST.KEYPOINT_OKS_SIGMAS holds; 0 for those of COCO.
         keys: the user's keys for these, and for the data sets to "train" and to "test" on.
     """
@@ -53,6 +54,7 @@ class Detector:
     keypoints: int | None = None
     semantic_classes: int | None = None
     ignored_label: int | None = None
+    filters_empty: bool = False
     sigmas: int = 0
     keys: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,6 +70,7 @@ class Detector:
             keypoints=model.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS if model.KEYPOINT_ON else None,
             semantic_classes=model.SEM_SEG_HEAD.NUM_CLASSES,
             ignored_label=model.SEM_SEG_HEAD.IGNORE_VALUE,
+            filters_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS,
             sigmas=len(cfg.TEST.KEYPOINT_OKS_SIGMAS),
             keys={
                 "architecture": "MODEL.META_ARCHITECTURE",
@@ -76,6 +79,7 @@ class Detector:
                 "keypoints": "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS",
                 "semantic_classes": "MODEL.SEM_SEG_HEAD.NUM_CLASSES",
                 "ignored_label": "MODEL.SEM_SEG_HEAD.IGNORE_VALUE",
+                "filters_empty": "DATALOADER.FILTER_EMPTY_ANNOTATIONS",
                 "train": "DATASETS.TRAIN",
                 "test": "DATASETS.TEST",
             },

@@ -70,6 +70,20 @@ def registered_files(name: str) -> tuple[str, str]:
     return json_file, image_root
 
 
+def check_files(name: str) -> tuple[str, str] | None:
+    """:func:`registered_files`; None for a data set that does not hold COCO instances.
+
+    Raises:
+        ConfigError: ``name`` is not registered.
+        DataError: one of its files or folders is missing.
+    """
+    if name in DatasetCatalog:
+        check_segmentation_files(name)
+        if not is_coco(name):
+            return None
+    return registered_files(name)
+
+
 def is_coco(name: str) -> bool:
     """Whether a data set has instances in COCO format; it may have other annotations as well."""
     metadata = MetadataCatalog.get(name)

@@ -45,6 +45,7 @@ class Report:
         json_file: the annotation file.
         image_root: the folder of its images.
         images, annotations, crowds: how many there are; crowds are annotations, too.
+        empty: images without an annotation that is no crowd.
         usable: annotations that are not crowds and have a box to train on.
         categories: names by id, in the order of the ids.
         per_category: annotations by category name, crowds included.
@@ -58,6 +59,7 @@ class Report:
     images: int
     annotations: int
     crowds: int
+    empty: int
     usable: int
     categories: dict[int, str]
     per_category: dict[str, int]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from detectron2.config import LazyConfig, instantiate
 from detectron2.data import DatasetCatalog
 from detectron2.data.datasets import register_coco_instances
 from torch.utils.data import Dataset, IterableDataset
@@ -178,7 +179,8 @@ def test_without_a_beginning_each_loader_has_its_own_order(eleven):
     assert orders[0] != orders[1] and orders[0] == ids(loaders[0], 1)
 
 
-def test_images_without_annotations_are_left_out_as_the_config_says(four, content):
+@pytest.mark.parametrize("kind", ["yaml", "lazy"])
+def test_images_without_annotations_are_left_out_as_the_config_says(four, content, kind):
     cfg, folder = four
     DatasetCatalog.remove("loader_test")
     box = {"bbox": [4, 6, 20, 16], "bbox_mode": 1, "category_id": 0}
@@ -193,9 +195,15 @@ def test_images_without_annotations_are_left_out_as_the_config_says(four, conten
         for image in content["images"]
     ]
     DatasetCatalog.register("loader_test", lambda: found)
-    for keep, expected in ((True, {10, 20, 40}), (False, {10, 20, 30, 40})):
-        cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = keep
-        assert set(ids(build_train_loader(cfg, 4), 3)) == expected
+    lazy = LazyConfig.load("configs/common/data/coco_jitter.py")
+    lazy.dataloader.train |= {"total_batch_size": 4, "num_workers": 0}
+    lazy.dataloader.train.dataset.names = "loader_test"
+    for filter_empty, expected in ((True, {10, 20, 40}), (False, {10, 20, 30, 40})):
+        cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = filter_empty
+        lazy.dataloader.train.dataset.filter_empty = filter_empty
+        is_lazy = kind == "lazy"
+        loader = instantiate(lazy.dataloader.train) if is_lazy else build_train_loader(cfg, 4)
+        assert set(ids(loader, 3)) == expected
 
 
 class Draws(TrainImages):
