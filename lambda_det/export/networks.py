@@ -18,8 +18,6 @@ from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
 from lambda_det.export.portable import portable_copy
-from lambda_det.layers import LambdaLayer
-from lambda_det.layers.attention import GlobalAttention, RowAttention
 from lambda_det.modeling.fold import fold_norms
 
 __all__ = ["Network", "backbone_network", "detector_network", "fields"]
@@ -99,26 +97,12 @@ def check_exportable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, NaiveSyncBatchNorm) and module.training:
             module.eval()
-        largest = _largest_map(module)
-        if largest is not None:
+        if sides := getattr(module, "map_size", None):
             raise ConfigError(
-                f"{name} has global position embeddings, which hold for maps of up to {largest} "
-                "positions, and an exported graph would not notice a larger one; export a network "
-                "with a local scope."
+                f"{name} has global position embeddings, which hold for maps of up to "
+                f"{'x'.join(map(str, sides))} positions, and an exported graph would not notice a "
+                "larger one; export a network with a local scope."
             )
-
-
-def _largest_map(module: nn.Module) -> str | None:
-    """The largest map of a layer over whole maps, as text; None where any size will do."""
-    if isinstance(module, LambdaLayer) and module.position is not None:
-        sides = module.position.map_size or ()
-    elif isinstance(module, GlobalAttention):
-        sides = [len(part) // 2 + 1 for part in (module.y_offsets, module.x_offsets)]
-    elif isinstance(module, RowAttention):  # of axial attention
-        sides = [len(module.query_offsets) // 2 + 1]
-    else:
-        sides = ()
-    return "x".join(map(str, sides)) or None
 
 
 def fields(instances: Instances) -> dict[str, Tensor]:

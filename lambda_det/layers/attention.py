@@ -77,6 +77,7 @@ class GlobalAttention(SelfAttention):
         value_dim: int | None = None,
     ) -> None:
         super().__init__(dim, heads, key_dim, value_dim)
+        self.map_size = map_size
         self.y_offsets = _offsets(map_size[0], self.depth)
         self.x_offsets = _offsets(map_size[1], self.depth)
 
@@ -112,8 +113,13 @@ class AxialAttention(nn.Module):
         self, dim: int, heads: int, map_size: tuple[int, int], norm: Callable[[int], nn.Module]
     ) -> None:
         super().__init__()
-        self.along_column = RowAttention(dim, heads, map_size[0], norm)
-        self.along_row = RowAttention(dim, heads, map_size[1], norm)
+        try:
+            self.along_column = RowAttention(dim, heads, map_size[0], norm)
+            self.along_row = RowAttention(dim, heads, map_size[1], norm)
+        except ValueError as error:  # of a group norm whose groups do not divide the channels
+            raise ConfigError(
+                f"A norm within axial attention cannot be made ({error}); take NORM BN or SyncBN."
+            ) from error
 
     def forward(self, x: Tensor, mask: None = None) -> Tensor:
         columns = self.along_column(x.transpose(2, 3)).transpose(2, 3)
@@ -136,6 +142,7 @@ class RowAttention(SelfAttention):
 
     def __init__(self, dim: int, heads: int, width: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__(dim, heads, key_dim=dim // 2)
+        self.map_size = (width,)
         nn.init.normal_(self.projection.weight, std=dim**-0.5)
         self.projection = nn.Sequential(self.projection, norm(sum(self.rows)))
         self.query_offsets = _offsets(width, self.depth)
@@ -252,6 +259,9 @@ class DoubleAttention(nn.Module):
         self.projection = nn.Conv2d(dim, 3 * (dim // 2), 1, bias=False)  # rows: gather, give, V
         self.output = nn.Conv2d(dim // 2, dim, 1, bias=False)
         self.norm = norm(dim)
+        gamma = getattr(self.norm, "weight", None)
+        if isinstance(gamma, nn.Parameter):  # a residual branch starts at zero (Appendix F.2)
+            nn.init.zeros_(gamma)
 
     def forward(self, x: Tensor) -> Tensor:
         gather, give, values = self.projection(x).flatten(2).chunk(3, dim=1)  # [b, d, n]

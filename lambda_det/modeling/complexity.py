@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.attention import DoubleAttention, SelfAttention
 from lambda_det.layers.functional import crop_offsets
 from lambda_det.modeling.build import Classifier, create_classifier
 from lambda_det.modeling.resnet import LambdaResNet
@@ -61,8 +60,9 @@ def measure(
 ) -> Complexity:
     """Count a model's parameters, and its multiply-adds for one square image.
 
-    Counted are convolutions, linear layers, lambda layers and attention; norms, activations and
-    pooling are not, as is usual. The model may be on the meta device, where nothing is computed.
+    Counted are convolutions, linear layers, lambda layers, and layers with a method
+    ``multiply_adds``; norms, activations and pooling are not, as is usual. The model may be on the
+    meta device, where nothing is computed.
 
     Args:
         model: takes images [B, 3, H, W].
@@ -87,15 +87,16 @@ def measure(
         for index, count in enumerate(lambda_multiply_adds(layer, *output.shape[-2:])):
             counts[index] += count * times[layer]
 
-    def count_attention(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        for index in range(2):
-            counts[index] += layer.multiply_adds(*output.shape[-2:]) * times[layer]
+    def count_other(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if hasattr(layer, "multiply_adds"):
+            for index in range(2):
+                counts[index] += layer.multiply_adds(*output.shape[-2:]) * times[layer]
 
     counters = {
         nn.Conv2d: count_conv,
         nn.Linear: count_linear,
         LambdaLayer: count_lambda,
-        (SelfAttention, DoubleAttention): count_attention,
+        nn.Module: count_other,
     }
     hooks = [
         module.register_forward_hook(counter)
@@ -138,22 +139,14 @@ def measure_named(name: str, image_size: int) -> Complexity:
 
 def _without_repeats(spec: ResNetSpec) -> tuple[ResNetSpec, list[list[int]]]:
     """The network with one block of each kind in a stage, and how many each of them stands for."""
-    numbers, lambda_blocks, double_attention = [], {}, {}
+    numbers, lambda_blocks = [], {}
     for name, blocks in zip(STAGES, spec.blocks, strict=True):
         # The first block differs from the others by its stride and its shortcut
-        doubles = spec.double_attention.get(name, ())
-        kinds = [(b == 1, spec.has_lambda(name, b), b in doubles) for b in range(1, blocks + 1)]
+        kinds = [(b == 1, spec.has_lambda(name, b)) for b in range(1, blocks + 1)]
         distinct = sorted(set(kinds), reverse=True)
         numbers.append([kinds.count(kind) for kind in distinct])
-        lambda_blocks[name] = tuple(i for i, (_, has, _) in enumerate(distinct, 1) if has)
-        double_attention[name] = tuple(i for i, (*_, has) in enumerate(distinct, 1) if has)
-    short = replace(
-        spec,
-        blocks=tuple(map(len, numbers)),
-        lambda_blocks=lambda_blocks,
-        double_attention=double_attention,
-    )
-    return short, numbers
+        lambda_blocks[name] = tuple(i for i, (_, has) in enumerate(distinct, 1) if has)
+    return replace(spec, blocks=tuple(map(len, numbers)), lambda_blocks=lambda_blocks), numbers
 
 
 _LEFT_OUT = {"batch_norm", "kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from lambda_det.layers import LambdaLayer, RelativePosition
 from lambda_det.layers.attention import (
     AugmentedConvolution,
     AxialAttention,
+    DoubleAttention,
     GlobalAttention,
     LocalAttention,
 )
@@ -22,31 +24,34 @@ from lambda_det.modeling.specs import STAGES, ResNetSpec
 __all__ = ["Replacements", "layer_arguments"]
 
 SHARING = ("", "stage", "size")
-HEADS = 8  # of attention
-_Size = tuple[int, int] | None
-_MakeNorm = Callable[[int], nn.Module]
-# By what ResNetSpec.attention names; of channels, the largest map, and what makes norms within
-ATTENTION: dict[str, Callable[[int, _Size, _MakeNorm], nn.Module]] = {
-    "global": lambda dim, size, norm: GlobalAttention(dim, HEADS, size),
-    "axial": lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm),
-    "local": lambda dim, size, norm: LocalAttention(dim, HEADS, 7),
-    "augmented": lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size),
-}
+MakeNorm = Callable[[int], nn.Module]  # of a number of channels
 
 
-def attention_norm(norm: str | _MakeNorm, channels: int) -> nn.Module:
-    """The network's norm for channels within attention; nothing where the network has none.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of layer that blocks of a network have in the place of lambda layers.
 
-    Raises:
-        ConfigError: it does not divide so many channels.
+    Its layers take maps [B, C, H, W] and return them in the same layout. If they have a method
+    ``multiply_adds(height, width)``, it is counted; if they have a ``map_size``, they hold for maps
+    of up to that size and are not exported.
+
+    Attributes:
+        make: a layer, from its channels, the largest map (H, W) or None, and what makes norms.
+        follows: whether it follows a block instead of replacing the block's 3x3 convolution.
     """
-    try:
-        return get_norm(norm, channels) or nn.Identity()
-    except ValueError as error:
-        raise ConfigError(
-            f"NORM is {norm!r}, which cannot be made for the {channels} channels within axial "
-            f"attention ({error}); take BN or SyncBN."
-        ) from error
+
+    make: Callable[[int, tuple[int, int] | None, MakeNorm], nn.Module]
+    follows: bool = False
+
+
+HEADS = 8  # of attention
+KINDS: dict[str, Kind] = {
+    "global": Kind(lambda dim, size, norm: GlobalAttention(dim, HEADS, size)),
+    "axial": Kind(lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm)),
+    "local": Kind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
+    "augmented": Kind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
+    "double": Kind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
+}
 
 
 def layer_arguments(
@@ -109,7 +114,7 @@ class Replacements:
         given = [*options, *(name for name in reaches if name not in options)]
         given += ["share_positions"] * bool(share_positions)
         unknown = given
-        if spec.attention:  # that over a whole map is made for images of one size
+        if spec.kind:  # what spans a whole map is made for images of one size
             unknown = [n for n in given if n != "global_context" or not spec.global_context]
         elif any(spec.lambda_blocks.values()):
             unknown = []
@@ -135,12 +140,17 @@ class Replacements:
             global_context = spec.global_context
         self.global_context, self.share_positions = global_context, share_positions
         self.scopes = dict(zip(STAGES, stage_scopes, strict=False))
-        self.attention, self.norm = spec.attention, norm
+        self.kind, self.norm = KINDS[spec.kind] if spec.kind else None, norm
         self.options = layer_arguments(norm, **{**spec.layer, **options})
         self._shared: dict[Any, RelativePosition | None] = {}
 
+    @property
+    def follow(self) -> bool:
+        """Whether the layers follow their blocks."""
+        return self.kind is not None and self.kind.follows
+
     def make(self, stage: str, channels: int, *, stride: int, dilation: int = 1) -> nn.Module:
-        """The layer of the next block.
+        """The layer of the next block that has one.
 
         Args:
             stage: "res2" to "res5".
@@ -149,9 +159,12 @@ class Replacements:
             dilation: of a local scope.
         """
         side = self.global_context and -(-self.global_context // stride)
-        if self.attention:
-            make_norm = partial(attention_norm, self.norm)
-            return ATTENTION[self.attention](channels, side and (side, side), make_norm)
+        if self.kind is not None:
+            return self.kind.make(
+                channels,
+                side and (side, side),
+                lambda channels: get_norm(self.norm, channels) or nn.Identity(),
+            )
         options = dict(self.options)
         if stage in self.scopes:
             options["scope"] = self.scopes[stage]

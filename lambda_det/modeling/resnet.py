@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers.attention import DoubleAttention
 from lambda_det.modeling.padding import PaddingMask
 from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.specs import STAGES, ResNetSpec
@@ -147,7 +146,7 @@ class Bottleneck(CNNBlockBase):
             zeros beyond the border, or 2 (timm), which does not.
         activation: after the norms and after the sum.
         stochastic_depth: probability of leaving the residual branch of an image out in training.
-        double_attention: whether that of Chen et al. (2018) follows the block.
+        after: what follows the block, or None. Files of weights have it as ``attention``.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class Bottleneck(CNNBlockBase):
         lambda_pool: Literal[2, 3] = 3,
         activation: Activation = F.relu_,
         stochastic_depth: float = 0.0,
-        double_attention: bool = False,
+        after: nn.Module | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, stride)
         self.shortcut = self.shortcut_pool = None
@@ -203,16 +202,11 @@ class Bottleneck(CNNBlockBase):
         self.conv3 = conv_norm(width, out_channels, 1, norm=norm, activation=None)
         self.se = SqueezeExcitation(out_channels, se_ratio) if se_ratio else None
         self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
-        self.attention = None
-        if double_attention:
-            self.attention = DoubleAttention(
-                out_channels, lambda channels: get_norm(norm, channels) or nn.Identity()
-            )
+        self.attention = after
         # Every residual branch starts at zero: gamma = 0 in its last norm (Appendix F.2)
-        for last in (self.conv3.norm, getattr(self.attention, "norm", None)):
-            gamma = getattr(last, "weight", None)
-            if isinstance(gamma, nn.Parameter):  # of a frozen norm it is a buffer
-                nn.init.zeros_(gamma)
+        gamma = getattr(self.conv3.norm, "weight", None)
+        if isinstance(gamma, nn.Parameter):  # of a frozen norm it is a buffer
+            nn.init.zeros_(gamma)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, in_channels, H, W] to [B, out_channels, ceil(H / stride), ceil(W / stride)]."""
@@ -264,8 +258,10 @@ def make_stage(
     blocks: list[Bottleneck] = []
     for number in range(1, spec.blocks[STAGES.index(name)] + 1):
         spacing = 1 if dilation is None else dilation[number - 1]
-        layer = None
-        if spec.has_lambda(name, number):
+        layer = after = None
+        if spec.has_lambda(name, number) and layers.follow:
+            after = layers.make(name, channels, stride=in_stride * stride)
+        elif spec.has_lambda(name, number):
             before = in_stride if number == 1 else in_stride * stride
             layer = layers.make(name, channels // 4, stride=before, dilation=spacing)
         block = Bottleneck(
@@ -281,7 +277,7 @@ def make_stage(
             lambda_pool=2 if spec.design == "timm" else 3,
             activation=_ACTIVATIONS[spec.activation],
             stochastic_depth=stochastic_depth,
-            double_attention=number in spec.double_attention.get(name, ()),
+            after=after,
         )
         blocks.append(block)
         in_channels = channels
@@ -344,12 +340,10 @@ class LambdaResNet(ResNet):
         else:
             stem = BasicStem(in_channels, spec.width, norm)
         dilations = check_dilation(spec, dilation, multi_grid)
-        if (spec.attention or spec.double_attention) and (
-            mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1
-        ):
+        if spec.kind and (mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1):
             raise ConfigError(
-                "The networks with attention take no MASK_PADDING, no dilation and no "
-                "RES5_MULTI_GRID above 1; leave these out."
+                f"The networks with layers of the kind {spec.kind!r} take no MASK_PADDING, no "
+                "dilation and no RES5_MULTI_GRID above 1; leave these out."
             )
         stages = []
         channels, in_stride = stem.out_channels, stem.stride

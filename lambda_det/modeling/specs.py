@@ -45,9 +45,8 @@ class ResNetSpec:
         design: of stem, shortcut and pooling: "rs" as in ResNet-RS, "vanilla" as in He et al.
             (2016), "timm" as in timm's lambda ResNets.
         lambda_blocks: by stage, which blocks have a lambda layer.
-        attention: what replaces the convolutions instead of lambda layers: "global", "axial",
-            "local" or "augmented", of :mod:`lambda_det.layers.attention`.
-        double_attention: by stage, the blocks that a double attention follows.
+        kind: of what these blocks have instead of lambda layers, a key of
+            ``KINDS`` in :mod:`lambda_det.modeling.replacements`; "" for lambda layers.
         se_stages: stages whose blocks have squeeze-and-excitation.
         se_ratio: how much narrower its inner layer is.
         layer: options of the lambda layers that differ from the paper's default.
@@ -61,8 +60,7 @@ class ResNetSpec:
     blocks: tuple[int, int, int, int]
     design: Literal["rs", "vanilla", "timm"] = "rs"
     lambda_blocks: Mapping[str, Blocks] = field(default_factory=dict)
-    attention: Literal["", "global", "axial", "local", "augmented"] = ""
-    double_attention: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    kind: str = ""
     se_stages: tuple[str, ...] = ()
     se_ratio: int = 4
     layer: Mapping[str, Any] = field(default_factory=dict)
@@ -225,14 +223,15 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         stages = STAGES[1:] if kind == "augmented" else STAGES
         specs[f"resnet50_{kind}_attention"] = replace(
             vanilla,
-            attention=kind,
+            kind=kind,
             lambda_blocks=dict.fromkeys(stages, ALL),
             global_context=None if kind == "local" else 224,
             paper=paper,
         )
     specs["resnet50_double_attention"] = replace(
         vanilla,
-        double_attention={"res3": (2, 4), "res4": (2, 4, 6)},
+        kind="double",
+        lambda_blocks={"res3": (2, 4), "res4": (2, 4, 6)},
         paper=PaperFigures(33.0, top1=77.0, source="Table 3", note=_NOT_FROM_TEXT),
     )
 

@@ -177,7 +177,7 @@ def test_global_positions_are_refused():
 )
 def test_attention_with_global_positions_is_refused(kind, words):
     spec = ResNetSpec(
-        (1, 1, 1, 1), width=16, lambda_blocks={"res5": ALL}, attention=kind, global_context=256
+        (1, 1, 1, 1), width=16, lambda_blocks={"res5": ALL}, kind=kind, global_context=256
     )
     with pytest.raises(ConfigError, match=rf"res5\.0\.conv2.*{words}"):
         backbone_network(LambdaResNet(spec))

@@ -240,7 +240,7 @@ def test_other_refusals():
     cfg.MODEL.LAMBDA_RESNET.NAME, cfg.MODEL.LAMBDA_RESNET.SCOPE = "resnet50_local_attention", 0
     cfg.MODEL.RESNETS.RES4_DILATION = cfg.MODEL.RESNETS.RES5_DILATION = 1
     cfg.MODEL.RESNETS.RES5_MULTI_GRID = [1, 2, 4]
-    with pytest.raises(ConfigError, match=r"attention take .*RES5_MULTI_GRID"):
+    with pytest.raises(ConfigError, match=r"'local' take .*RES5_MULTI_GRID"):
         build_backbone(cfg)
     for dilation in ({"res4": 2}, {"res5": 0}, {"res2": 2}):
         with pytest.raises(ConfigError, match=r"res[245]"):

@@ -535,7 +535,7 @@ def hybrid_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
         for title, changes, options in (
             ("lambda layers", {}, {}),
             ("lambda layers, shared embeddings", {}, shared),
-            ("global self-attention", {"attention": "global", "global_context": side}, {}),
+            ("global self-attention", {"kind": "global", "global_context": side}, {}),
         )
     ]
     title = f"{name} and the same with self-attention, batch {batch}, {side}x{side}"

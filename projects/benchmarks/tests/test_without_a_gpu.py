@@ -84,17 +84,20 @@ def run(make, shape, settings, *more, backward=False, same_layout=True):
 
 def shortened(spec):
     """The network with one block of each kind in a stage: equal blocks do the same."""
-    blocks, lambda_blocks, double_attention = [], {}, {}
+    blocks, lambda_blocks = [], {}
     for stage, count in zip(STAGES, spec.blocks, strict=True):
-        attention = spec.double_attention.get(stage, ())
-        contents = [(spec.has_lambda(stage, n), n in attention) for n in range(1, count + 1)]
+        contents = [spec.has_lambda(stage, n) for n in range(1, count + 1)]
         # What a block gets depends on the one before; the first of a stage has none there
         kinds = list(dict.fromkeys(zip([None, *contents], contents, strict=False)))
         blocks.append(len(kinds))
-        lambda_blocks[stage] = tuple(n for n, (_, (has, _)) in enumerate(kinds, 1) if has)
-        double_attention[stage] = tuple(n for n, (_, (_, has)) in enumerate(kinds, 1) if has)
-    parts = {"lambda_blocks": lambda_blocks, "double_attention": double_attention}
-    return replace(spec, blocks=tuple(blocks), **parts, image_size=224, paper=PaperFigures())
+        lambda_blocks[stage] = tuple(n for n, (_, has) in enumerate(kinds, 1) if has)
+    return replace(
+        spec,
+        blocks=tuple(blocks),
+        lambda_blocks=lambda_blocks,
+        image_size=224,
+        paper=PaperFigures(),
+    )
 
 
 def _kind(spec):
@@ -102,8 +105,7 @@ def _kind(spec):
     if not isinstance(spec, ResNetSpec):
         return str(spec)
     layer = {key: value and min(value, 2) for key, value in spec.layer.items()}
-    attention = {"double_attention": bool(spec.double_attention)}
-    same = {"blocks": (), "width": 64, "image_size": 224, "paper": PaperFigures(), **attention}
+    same = {"blocks": (), "width": 64, "image_size": 224, "paper": PaperFigures()}
     return str(replace(spec, lambda_blocks=bool(spec.lambda_blocks), layer=layer, **same))
 
 
