@@ -12,13 +12,6 @@ from torch import nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
-from lambda_det.layers.attention import (
-    AugmentedConvolution,
-    AxialAttention,
-    DoubleAttention,
-    GlobalAttention,
-    LocalAttention,
-)
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
 __all__ = ["Replacements", "layer_arguments"]
@@ -44,14 +37,9 @@ class Kind:
     follows: bool = False
 
 
-HEADS = 8  # of attention
-KINDS: dict[str, Kind] = {
-    "global": Kind(lambda dim, size, norm: GlobalAttention(dim, HEADS, size)),
-    "axial": Kind(lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm)),
-    "local": Kind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
-    "augmented": Kind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
-    "double": Kind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
-}
+# By ResNetSpec.kind. Projects add theirs, and networks of that kind to SPECS, when they are
+# imported (projects/paper/lambda_paper/attention.py).
+KINDS: dict[str, Kind] = {}
 
 
 def layer_arguments(

@@ -139,14 +139,6 @@ _PLACEMENTS: dict[str, PaperFigures] = {
     "c5": PaperFigures(18.8, top1=77.3, source="Table 12"),
 }
 
-# Tables 3 and 4: the vanilla ResNet-50 with self-attention
-_ATTENTION: dict[str, PaperFigures] = {
-    "global": PaperFigures(source="Table 4", note="out of memory in the paper"),
-    "axial": PaperFigures(top1=77.5, source="Table 4"),
-    "local": PaperFigures(18.0, top1=77.4, source="Tables 3, 4"),
-    "augmented": PaperFigures(25.8, top1=77.7, source="Table 3"),
-}
-
 # Table 8: (|k|, |h|, |u|) with all 3x3 convolutions replaced; the scope is 7x7 where |u| > 1
 _ABLATIONS: dict[tuple[int, int, int], PaperFigures] = {
     (8, 2, 1): PaperFigures(14.8, top1=77.2, source="Table 8", note=_NOT_FROM_TEXT),
@@ -218,21 +210,6 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         se_stages=STAGES,
         se_ratio=16,
         paper=PaperFigures(28.1, top1=77.6, source="Table 3"),
-    )
-    for kind, paper in _ATTENTION.items():
-        stages = STAGES[1:] if kind == "augmented" else STAGES
-        specs[f"resnet50_{kind}_attention"] = replace(
-            vanilla,
-            kind=kind,
-            lambda_blocks=dict.fromkeys(stages, ALL),
-            global_context=None if kind == "local" else 224,
-            paper=paper,
-        )
-    specs["resnet50_double_attention"] = replace(
-        vanilla,
-        kind="double",
-        lambda_blocks={"res3": (2, 4), "res4": (2, 4, 6)},
-        paper=PaperFigures(33.0, top1=77.0, source="Table 3", note=_NOT_FROM_TEXT),
     )
 
     # timm's lambda ResNets, of which it has weights

@@ -35,7 +35,9 @@ The sizes are those of LambdaResNet at 1024x1024: c4 with 256 channels, the firs
 
 A ResNet-50 whose 3x3 convolutions are all replaced. The paper's memory is that of attention maps or
 position embeddings alone, for 128 images; here it is what a run takes in all. Heads of attention
-are 8, with which the paper's figures come out, but for axial self-attention: 4.3 GB beside 4.8.""",
+are 8, with which the paper's figures come out, but for axial self-attention: 4.3 GB beside 4.8.
+The rows of self-attention need PYTHONPATH=projects/paper and
+DETECTRON2_ENV_MODULE=lambda_paper.attention in the environment.""",
     "placement": """Where lambda layers stand in a ResNet, and how many: Tables 12 and 13.
 
 Classifiers of 1000 classes in inference and in a training step, without and with
@@ -68,7 +70,8 @@ On the CPU the batch is 4.""",
 
 Global self-attention, 8 heads, in the places of the lambda layers. The paper's memory is that of
 position embeddings or attention maps alone, which is counted below the table, for Table 4, too;
-here peak memory is what a run takes in all.""",
+here peak memory is what a run takes in all. The row of self-attention needs
+PYTHONPATH=projects/paper and DETECTRON2_ENV_MODULE=lambda_paper.attention in the environment.""",
     "size": """Cost against the size of the images: a layer, a network, and its memory.
 
 The layer stands in c4, so its map has a sixteenth of the image's side, and 256 channels. Forward

@@ -172,17 +172,6 @@ def test_global_positions_are_refused():
         network(global_context=256)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [("global", "16x16"), ("axial", "to 16 "), ("augmented", "16x16")]
-)
-def test_attention_with_global_positions_is_refused(kind, words):
-    spec = ResNetSpec(
-        (1, 1, 1, 1), width=16, lambda_blocks={"res5": ALL}, kind=kind, global_context=256
-    )
-    with pytest.raises(ConfigError, match=rf"res5\.0\.conv2.*{words}"):
-        backbone_network(LambdaResNet(spec))
-
-
 def test_missing_runtimes_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(formats_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="onnx, onnxscript, onnxruntime"):

@@ -236,12 +236,6 @@ def test_other_refusals():
     cfg.MODEL.RESNETS.RES5_DILATION = 2
     with pytest.raises(ConfigError, match=r"mobilenet_v2_lambda.*RES5_DILATION"):
         build_backbone(cfg)
-    cfg = _dilated_cfg("build_lambda_resnet_deeplab_backbone", deeplab=True)
-    cfg.MODEL.LAMBDA_RESNET.NAME, cfg.MODEL.LAMBDA_RESNET.SCOPE = "resnet50_local_attention", 0
-    cfg.MODEL.RESNETS.RES4_DILATION = cfg.MODEL.RESNETS.RES5_DILATION = 1
-    cfg.MODEL.RESNETS.RES5_MULTI_GRID = [1, 2, 4]
-    with pytest.raises(ConfigError, match=r"'local' take .*RES5_MULTI_GRID"):
-        build_backbone(cfg)
     for dilation in ({"res4": 2}, {"res5": 0}, {"res2": 2}):
         with pytest.raises(ConfigError, match=r"res[245]"):
             lambda_det.create_backbone("lambda_resnet26_slim", dilation=dilation)

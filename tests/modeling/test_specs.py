@@ -20,9 +20,6 @@ PARAMETERS = {
     "lambda_resnet200_c4": 41.67,
     "resnet50": 25.56,
     "resnet50_se": 28.09,
-    "resnet50_local_attention": 18.02,
-    "resnet50_augmented_attention": 25.79,
-    "resnet50_double_attention": 32.91,  # 33.0 in the paper
     "resnet50_lambda_c2345": 15.00,
     "resnet50_lambda_c2": 25.49,
     "resnet50_lambda_c23": 24.99,
@@ -80,8 +77,6 @@ def test_operations(name, giga):
         "lambda_resnet50ts",
         "lambda_resnet26rpt_256",
         "resnet_rs101_se",
-        "resnet50_axial_attention",
-        "resnet50_double_attention",
         "mobilenet_v2_lambda",
     ],
 )

@@ -32,12 +32,19 @@ from lambda_benchmarks.measure import (
 )
 from lambda_benchmarks.memory import kept_for_backward, limited_memory
 from lambda_benchmarks.report import installed
-from lambda_det import LambdaLayer, convert_lambda_layers, create_backbone, create_classifier
+from lambda_det import (
+    LambdaLayer,
+    convert_lambda_layers,
+    create_backbone,
+    create_classifier,
+    list_models,
+)
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError
 from lambda_det.layers import IMPLEMENTATIONS, local_position_output
 from lambda_det.layers.local import check_implementation
 from lambda_det.modeling.build import Classifier
+from lambda_det.modeling.replacements import KINDS
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import ResNetSpec, get_spec
 
@@ -226,6 +233,10 @@ def layer_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
 
 # attention ----------------------------------------------------------------------------------------
 
+ATTENTION_IS_ELSEWHERE = (
+    "attention networks are in projects/paper: set PYTHONPATH=projects/paper and "
+    "DETECTRON2_ENV_MODULE=lambda_paper.attention"
+)
 # Table 4's rows. name: (network, its options), then in the paper images per second on 8 TPUv3
 # cores, GB of a batch of 128, and top-1
 TABLE_4: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
@@ -249,6 +260,9 @@ def attention_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     side, batch = image_side(args, 224, 160), batch_size(args, setting, 128, 8)
     cases = []
     for name, (network, options, rate, memory, accuracy) in TABLE_4.items():
+        if network not in list_models():
+            print(f"{name}: left out, as {ATTENTION_IS_ELSEWHERE}")
+            continue
         if get_spec(network).global_context:
             options = {**options, "global_context": side}
         make = partial(with_images, create_classifier, network, batch, side, **options)
@@ -537,6 +551,7 @@ def hybrid_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
             ("lambda layers, shared embeddings", {}, shared),
             ("global self-attention", {"kind": "global", "global_context": side}, {}),
         )
+        if "kind" not in changes or changes["kind"] in KINDS
     ]
     title = f"{name} and the same with self-attention, batch {batch}, {side}x{side}"
     return [Group(title, cases, (FORWARD, BOTH), {"batch": batch, "image_size": side})]

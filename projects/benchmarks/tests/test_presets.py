@@ -215,15 +215,19 @@ def one_lambda_layer(monkeypatch):
 
 @pytest.mark.benchmark
 def test_attention(run, one_lambda_layer):
-    attention = [name for name in presets.TABLE_4 if "attention" in name]
-    one_lambda_layer(*attention)
-    _, content = run("--preset", "attention", "--small", "--image-size", "32", "--batch", "2")
-    check(content, modes=FORWARD_AND_BOTH, cases=["lambda layer", *attention])
+    one_lambda_layer("lambda convolution, 7x7", "axial self-attention")
+    options = ("--preset", "attention", "--small", "--image-size", "32", "--batch", "2")
+    captured, content = run(*options)
+    check(content, modes=FORWARD_AND_BOTH, cases=["lambda layer", "lambda convolution, 7x7"])
+    assert "axial self-attention: left out" in captured.out
 
 
 @pytest.mark.benchmark
-def test_case_that_is_out_of_memory(run, monkeypatch, one_lambda_layer):
-    one_lambda_layer("global self-attention")
+def test_case_that_is_out_of_memory(run, monkeypatch):
+    network, _, *paper = presets.TABLE_4["lambda layer"]
+    cases = {"lambda layer": (network, {}, *paper)}
+    cases["pairs"] = (network, {"implementation": "dense"}, *paper)
+    monkeypatch.setattr(presets, "TABLE_4", cases)
     options = ("--preset", "attention", "--small", "--image-size", "192", "--memory-limit", "0.4")
     captured, content = run(*options)
     first, second = content["groups"][0]["cases"].values()
@@ -286,7 +290,7 @@ def test_families(run, monkeypatch, tmp_path):
 def test_hybrid(run):
     options = ("--preset", "hybrid", "--small", "--image-size", "64", "--batch", "2")
     captured, content = run(*options)
-    cases = ["lambda layers", "lambda layers, shared embeddings", "global self-attention"]
+    cases = ["lambda layers", "lambda layers, shared embeddings"]
     check(content, modes=FORWARD_AND_BOTH, cases=cases)
     # 8 layers, 16 numbers for each pair of 20x20 positions, 2 bytes each; the paper has 38.4 MB
     assert re.search(r"\| 40\.96 +\| 39\.06 +\|", captured.out)

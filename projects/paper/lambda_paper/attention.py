@@ -1,19 +1,28 @@
 """The paper's baselines: self-attention with relative positions (Tables 3 and 4), and linear.
 
-Each takes maps [B, C, H, W] and returns them in the same layout. Attention maps are held in memory,
-as in the implementations of the paper's time. Letters in einsum: b batch, h heads, d depth of a
-head, y and x the query's place, Y and X the context's.
+To import this module adds the networks that have them, ``resnet50_local_attention`` and so on, to
+those of :func:`lambda_det.list_models`. With ``DETECTRON2_ENV_MODULE=lambda_paper.attention`` in
+the environment, and this folder's parent in ``PYTHONPATH``, Detectron2 imports it in every process.
+
+Each layer takes maps [B, C, H, W] and returns them in the same layout. Attention maps are held in
+memory, as in the implementations of the paper's time. Letters in einsum: b batch, h heads, d depth
+of a head, y and x the query's place, Y and X the context's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.replacements import KINDS, Kind
+from lambda_det.modeling.specs import ALL, SPECS, STAGES, PaperFigures
+
+HEADS = 8  # with which the paper's figures come out
 
 
 class SelfAttention(nn.Module):
@@ -295,3 +304,46 @@ def _by_pair(offsets: Tensor, side: int) -> Tensor:
         )
     places = torch.arange(side, device=offsets.device)
     return offsets[places[None, :] - places[:, None] + offsets.shape[0] // 2]
+
+
+KINDS |= {
+    "global": Kind(lambda dim, size, norm: GlobalAttention(dim, HEADS, size)),
+    "axial": Kind(lambda dim, size, norm: AxialAttention(dim, HEADS, size, norm)),
+    "local": Kind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
+    "augmented": Kind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
+    "double": Kind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
+}
+
+# By kind: the blocks of the vanilla ResNet-50 that have the layer, the side of the largest image,
+# and what the paper prints
+_NETWORKS = {
+    "global": (
+        dict.fromkeys(STAGES, ALL),
+        224,
+        PaperFigures(source="Table 4", note="out of memory in the paper"),
+    ),
+    "axial": (dict.fromkeys(STAGES, ALL), 224, PaperFigures(top1=77.5, source="Table 4")),
+    "local": (
+        dict.fromkeys(STAGES, ALL),
+        None,
+        PaperFigures(18.0, top1=77.4, source="Tables 3, 4"),
+    ),
+    "augmented": (
+        dict.fromkeys(STAGES[1:], ALL),
+        224,
+        PaperFigures(25.8, top1=77.7, source="Table 3"),
+    ),
+    "double": (
+        {"res3": (2, 4), "res4": (2, 4, 6)},
+        None,
+        PaperFigures(33.0, top1=77.0, source="Table 3", note="does not follow from the text"),
+    ),
+}
+for _kind, (_blocks, _side, _paper) in _NETWORKS.items():
+    SPECS[f"resnet50_{_kind}_attention"] = replace(
+        SPECS["resnet50"], kind=_kind, lambda_blocks=_blocks, global_context=_side, paper=_paper
+    )
+
+
+def setup_environment() -> None:
+    """What Detectron2 calls after it has imported this module; nothing is left to do."""

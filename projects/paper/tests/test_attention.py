@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,14 +14,17 @@ from torch import Tensor
 import lambda_det
 from lambda_det import LambdaLayer
 from lambda_det.errors import ConfigError
-from lambda_det.layers.attention import (
+from lambda_det.export.networks import backbone_network
+from lambda_det.modeling import LambdaResNet
+from lambda_det.modeling.complexity import measure, measure_named
+from lambda_det.modeling.specs import ALL, ResNetSpec, get_spec
+from lambda_paper.attention import (
     AugmentedConvolution,
     AxialAttention,
     DoubleAttention,
     GlobalAttention,
     LocalAttention,
 )
-from lambda_det.modeling.specs import get_spec
 
 HEADS = 2
 
@@ -252,8 +260,49 @@ def test_networks_train(kind):
         ("axial", {"mask_padding": True}),
         ("axial", {"norm": "GN"}),
         ("double", {"dilation": {"res5": 2}}),
+        ("local", {"multi_grid": [1, 2, 4]}),
     ],
 )
 def test_options_that_attention_does_not_have(name, options):
     with pytest.raises(ConfigError):
         lambda_det.create_backbone(f"resnet50_{name}_attention", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "millions"), [("local", 18.02), ("augmented", 25.79), ("double", 32.91)]
+)
+def test_parameters_are_those_of_the_paper(kind, millions):
+    with torch.device("meta"):
+        model = lambda_det.create_classifier(f"resnet50_{kind}_attention")
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["axial", "double"])
+def test_counts_without_repeated_blocks_are_those_of_the_network(kind):
+    name = f"resnet50_{kind}_attention"
+    assert measure_named(name, 160) == measure(lambda_det.create_classifier(name), 160)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("global", "16x16"), ("axial", "to 16 "), ("augmented", "16x16")]
+)
+def test_global_positions_are_not_exported(kind, words):
+    spec = ResNetSpec(
+        (1, 1, 1, 1), width=16, lambda_blocks={"res5": ALL}, kind=kind, global_context=256
+    )
+    with pytest.raises(ConfigError, match=rf"res5\.0\.conv2.*{words}"):
+        backbone_network(LambdaResNet(spec))
+
+
+@pytest.mark.slow
+def test_detectron2_adds_the_networks_in_every_process(tmp_path):
+    """As docs/paper.md has it: the environment names this module."""
+    root = Path(__file__).resolve().parents[3]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{root}:{root / 'projects/paper'}",
+        "DETECTRON2_ENV_MODULE": "lambda_paper.attention",
+    }
+    words = [sys.executable, "-c", "import lambda_det; print(lambda_det.list_models())"]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert "resnet50_axial_attention" in found.stdout
