@@ -196,7 +196,7 @@ def test_images_without_annotations_are_left_out_as_the_config_says(four, conten
     ]
     DatasetCatalog.register("loader_test", lambda: found)
     lazy = LazyConfig.load("configs/common/data/coco_jitter.py")
-    lazy.dataloader.train |= {"total_batch_size": 4, "num_workers": 0}
+    lazy.dataloader.train.update(total_batch_size=4, num_workers=0)
     lazy.dataloader.train.dataset.names = "loader_test"
     for filter_empty, expected in ((True, {10, 20, 40}), (False, {10, 20, 30, 40})):
         cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = filter_empty
