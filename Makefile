@@ -21,8 +21,16 @@ SUITABLE := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))
 
 setup: $(PROJECT)
 
+# Started again, it goes on where it was stopped
+DEMO := output/demo
+
 demo: setup
-	$(BIN)/python tools/demo.py
+	$(BIN)/python datasets/make_shapes.py
+	$(BIN)/lambda-det train --config configs/quick/shapes_lambdaresnet26_slim.yaml --resume \
+		--output $(DEMO)
+	$(BIN)/lambda-det predict --model $(DEMO) --dataset test --limit 12 --overwrite \
+		--output $(DEMO)/pictures
+	$(BIN)/lambda-det report $(DEMO)
 
 # Two processes of one thread each take half the time of one process of two; a file stays in one.
 # Long tests wait for others' processes and for disks, which leaves room for a third.

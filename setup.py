@@ -61,7 +61,8 @@ setup(
         "tqdm>4.29.0",
         "yacs>=0.1.8",
     ],
-    # tools/export_model.py writes ONNX with these, and compares what it has written
+    entry_points={"console_scripts": ["lambda-det = lambda_det.cli:main"]},
+    # lambda-det export writes ONNX with these, and compares what it has written
     extras_require={"onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"]},
     classifiers=[
         "Development Status :: 4 - Beta",

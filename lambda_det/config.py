@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 from detectron2.config import CfgNode as CN
 
 __all__ = [
+    "CONFIGS",
     "LAMBDA_LAYER_KEYS",
     "PYTHON_TAG",
     "add_lambda_config",
     "add_lambda_layer_keys",
+    "find_config_file",
     "leaves",
     "option",
     "read_plain",
 ]
 
+_PACKAGE = Path(__file__).parent
+# The configurations that lambda_det brings, in their places in the wheel and in a checkout
+CONFIGS = next(
+    (folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir()),
+    _PACKAGE / "configs",
+)
 PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 
 # The lambda layers, under MODEL.LAMBDA_RESNET in detection and in classification. In Python and in
@@ -190,6 +199,15 @@ def leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def find_config_file(name: str) -> str:
+    """The path of a configuration that lambda_det brings, such as configs/quick/FILE.yaml.
+
+    A file of that name that is there comes first. A name that neither is stays as it is.
+    """
+    brought = CONFIGS / name.removeprefix("configs/")
+    return str(brought) if name and not Path(name).is_file() and brought.is_file() else name
 
 
 def option(key: str, value: Any) -> str:

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 EXAMPLES = """examples:
-  python -m lambda_det.run path/to/train_net.py --config-file my.yaml --num-gpus 8 \\
+  lambda-det run path/to/train_net.py --config-file my.yaml --num-gpus 8 \\
       MODEL.BACKBONE.NAME build_lambda_resnet_fpn_backbone MODEL.BACKBONE.FREEZE_AT 0
-  python -m lambda_det.run lazyconfig_train_net.py --config-file my.py
-  python -m lambda_det.run -m package.train --config-file my.yaml
+  lambda-det run lazyconfig_train_net.py --config-file my.py
+  lambda-det run -m package.train --config-file my.yaml
   torchrun --nproc_per_node 8 -m lambda_det.run train.py    (not one that calls launch())
   DETECTRON2_ENV_MODULE=lambda_det.run python train_net.py    (the same)
 
@@ -54,9 +54,9 @@ def setup_environment() -> None:
         warn_of_idle_keys(added)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m lambda_det.run",
+        prog="lambda-det run",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, with its own arguments")
-    words = sys.argv[1:]
+    words = sys.argv[1:] if argv is None else argv
     end = next((i for i, word in enumerate(words, 1) if not word.startswith("-")), len(words))
     args = parser.parse_args(words[:end])
     if not args.module and not os.path.isfile(args.script):
@@ -76,12 +76,15 @@ def main() -> None:
         os.environ[_VARIABLE_BEFORE] = before
     os.environ[_VARIABLE] = _OUR_MODULE
 
-    sys.argv[1:] = words[end:]
+    sys.argv = [args.script, *words[end:]]
+    by_words = not getattr(sys.flags, "safe_path", False)  # not python -P
     if args.module:
+        if by_words:
+            sys.path[0] = os.getcwd()  # as python -m does; lambda-det has its own folder there
         runpy.run_module(args.script, run_name="__main__", alter_sys=True)
         return
     script = os.path.abspath(args.script)
-    if not getattr(sys.flags, "safe_path", False):  # python -P
+    if by_words:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     home = str(Path(__file__).resolve().parents[1])
     if home not in sys.path:  # processes that the script spawns import lambda_det, too

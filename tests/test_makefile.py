@@ -15,7 +15,7 @@ STAND_IN = """\
 echo "$*" >> "$LOG"
 case "$*" in *"$FAIL_AT"*) exit 1;; esac
 if [ "$1 $2 $3" = "-m venv --clear" ]; then
-    rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"
+    rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; cp "$0" "$4/bin/lambda-det"
 fi
 """
 
@@ -102,7 +102,7 @@ def test_no_suitable_python_ends_in_one_sentence(project):
     [
         ("test", ["-m pytest"]),
         ("lint", ["-m ruff check", "-m ruff format --check"]),
-        ("demo", ["tools/demo.py"]),
+        ("demo", ["datasets/make_shapes.py", "train --config", "predict --model", "report output"]),
     ],
 )
 def test_every_target_has_the_environment(project, target, commands):

@@ -69,8 +69,9 @@ def _run(commands: str, folder: Path) -> str:
     commands = commands.replace("$LAMBDA_DET", str(ROOT)).replace("\\\n", " ")
     printed = ""
     for line in commands.splitlines():
-        python, *words = shlex.split(line)
-        assert python == "python"
+        program, *words = shlex.split(line)
+        assert program in ("python", "lambda-det")
+        words = ["-m", "lambda_det", *words] if program == "lambda-det" else words
         printed += _forked(words, folder)
     return printed
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import sys
 
-from lambda_det.detection.command_line import lazy_parser, run
-from lambda_det.errors import exit_status
+from lambda_det.detection.command_line import lazy_parser
+from lambda_det.training import command_line
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = lazy_parser().parse_args(argv)
-    return exit_status(lambda: run(args), "stopped; --resume continues from the last checkpoint")
+    return command_line.main(lazy_parser(), argv)
 
 
 if __name__ == "__main__":

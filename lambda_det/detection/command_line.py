@@ -84,6 +84,7 @@ def lazy_parser() -> argparse.ArgumentParser:
         "config": "LazyConfig: a Python file, which is run, or the config.yaml of its run",
         "folder": "train.output_dir",
         "weights": "train.init_checkpoint",
+        "device": "train.device",
         "cpu": "train.device=cpu",
         "opts": "keys and their values, such as train.output_dir=output/mine",
     }

@@ -9,13 +9,11 @@ import detectron2
 from detectron2.config import CfgNode, LazyConfig, get_cfg
 from omegaconf import DictConfig
 
-from lambda_det.config import add_lambda_config, leaves
+from lambda_det.config import CONFIGS, add_lambda_config, leaves
 from lambda_det.detection.config import add_projects
 from lambda_det.errors import ConfigError
 
 __all__ = ["detectron2_config", "get_config"]
-
-_PACKAGE = Path(__file__).parents[1]
 
 
 def get_config(name: str) -> DictConfig | CfgNode:
@@ -31,8 +29,7 @@ def get_config(name: str) -> DictConfig | CfgNode:
     Raises:
         ConfigError: there is no such file, or it is a recipe of a classifier.
     """
-    folder = _PACKAGE / "configs"  # their place in the wheel
-    return _load(folder if folder.is_dir() else _PACKAGE.parent / "configs", name)
+    return _load(CONFIGS, name)
 
 
 def detectron2_config(name: str) -> DictConfig | CfgNode:

@@ -51,7 +51,7 @@ _WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}  # command
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m lambda_det.doctor",
+        prog="lambda-det doctor",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

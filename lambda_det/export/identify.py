@@ -222,7 +222,7 @@ def identify(state: Mapping[str, Tensor], source: str, *, imported: bool = False
             _check_unambiguous(name, options, source, imported)
             return KnownNetwork(name, options, None, "tensors")
     raise WeightsError(
-        f"{source} holds no known backbone: no network of tools/model_info.py has the tensors "
+        f"{source} holds no known backbone: no network of lambda-det info has the tensors "
         f"{listed(state)}; if it was made with options, give its configuration with --config."
     )
 

@@ -257,6 +257,6 @@ def get_spec(name: str) -> ResNetSpec | MobileNetSpec:
         near = difflib.get_close_matches(name, SPECS, n=3) or list(SPECS)[:3]
         raise ConfigError(
             f"There is no model named {name!r}; near names are {', '.join(near)}, and "
-            f"`tools/model_info.py` prints all of them."
+            f"`lambda-det info` prints all of them."
         )
     return SPECS[name]

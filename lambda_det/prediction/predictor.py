@@ -114,7 +114,7 @@ class Predictor:
 
         Args:
             source: the folder of a run, whose last checkpoint is taken; a configuration or its
-                file; or a detector that tools/export_model.py wrote (.ts or .pt2). The run or file
+                file; or a detector that lambda-det export wrote (.ts or .pt2). The run or file
                 of a LazyConfig and an exported detector must be from people you trust, because what
                 they name or hold is called.
             weights: a checkpoint instead of the run's last. Averaged weights in it are preferred.
@@ -189,7 +189,7 @@ class Predictor:
             names, where = described["outputs"], torch.device(described["device"])
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise DataError(
-                f"{sidecar}, which tools/export_model.py writes beside a detector, is missing or "
+                f"{sidecar}, which lambda-det export writes beside a detector, is missing or "
                 f"is something else ({reason(error)}); give a detector with it."
             ) from error
         if device:

@@ -1,19 +1,20 @@
-"""The flags that all trainings have, and what starts with them.
-
-PyTorch and Detectron2 are imported by :func:`run`, and not for --help.
-"""
+"""The flags that all trainings have, and what starts with them."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 
-__all__ = ["YAML_EXAMPLES", "run", "run_parser"]
+from lambda_det.config import find_config_file, option
+from lambda_det.errors import exit_status
+
+__all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "run", "run_parser"]
 
 _YAML_NAMES = {
     "config": "YAML file of configuration keys, read over the defaults",
     "folder": "OUTPUT_DIR",
     "weights": "MODEL.WEIGHTS",
+    "device": "MODEL.DEVICE",
     "cpu": "MODEL.DEVICE cpu",
     "opts": "configuration keys and their values, such as OUTPUT_DIR output/mine",
 }
@@ -47,8 +48,8 @@ def run_parser(
         task: the dotted name of the class of the :class:`~lambda_det.training.task.Task`.
         description: one sentence.
         examples: shown after the flags; ``%(prog)s`` is the program.
-        names: what "config", "folder", "weights", "cpu" and "opts" are called in the help; by
-            default as in YAML files.
+        names: what "config", "folder", "weights", "device", "cpu" and "opts" are called in the
+            help; by default as in YAML files.
     """
     names = names or _YAML_NAMES
     result = argparse.ArgumentParser(
@@ -56,7 +57,9 @@ def run_parser(
         epilog=examples + _STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    result.add_argument("--config-file", default="", metavar="FILE", help=names["config"])
+    add_config_flag(result, names["config"])
+    result.add_argument("--output", metavar="DIR", help=f"folder of the run; {names['folder']}")
+    result.add_argument("--device", metavar="D", help=f"cpu or cuda; {names['device']}")
     result.add_argument(
         "--resume",
         action="store_true",
@@ -90,8 +93,26 @@ def run_parser(
         "training is slower",
     )
     result.add_argument("opts", nargs=argparse.REMAINDER, help=names["opts"])
-    result.set_defaults(task=task)
+    result.set_defaults(task=task, keys={"output": names["folder"], "device": names["device"]})
     return result
+
+
+def add_config_flag(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """The flag of a configuration file, which may be one of lambda_det's by its name."""
+    parser.add_argument(
+        *("--config", "--config-file"),
+        dest="config_file",
+        type=find_config_file,
+        default="",
+        metavar="FILE",
+        help=f"{what}; or the name of one that lambda_det brings",
+    )
+
+
+def main(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> int:
+    """Do what a command line says, and return the exit status."""
+    args = parser.parse_args(argv)
+    return exit_status(lambda: run(args), "stopped; --resume continues from the last checkpoint")
 
 
 def run(args: argparse.Namespace, task: type | None = None) -> None:
@@ -106,5 +127,8 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
     """
     from lambda_det.training import start
 
+    for flag, key in args.keys.items():
+        if value := getattr(args, flag):
+            args.opts += option(key, value).split(" ", 1)
     module, _, name = args.task.rpartition(".")
     start.run(args, task or getattr(importlib.import_module(module), name))

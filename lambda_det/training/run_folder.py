@@ -224,8 +224,8 @@ def cut_metrics(folder: str, first_iteration: int) -> None:
 def describe_run(folder: str) -> str:
     """One line on where the results of a run are, and how to look at them."""
     where = (
-        f"Log, configuration, metrics and results are in {folder}; tools/report.py {folder} makes "
-        "a page of them"
+        f"Log, configuration, metrics and results are in {folder}; lambda-det report {folder} "
+        "makes a page of them"
     )
     checkpoint = last_checkpoint(folder)
     return f"{where}; the last checkpoint is {checkpoint}" if checkpoint else where

@@ -103,7 +103,7 @@ REFUSED = {
     "no stem": (lambda c: {"model": {k: v for k, v in c["model"].items() if "stem" not in k}},
                 "backbone.res2"),
     "no network": (lambda c: {"model": {k: c["model"][k] for k in c["model"] if "res5.1" not in k}},
-                   "tools/model_info.py"),
+                   "lambda-det info"),
     "nothing": (lambda c: {"iteration": 3}, "'model'"),
     "no tensors": (lambda c: _change(c, model={"a": 1}), "'a'"),
 }

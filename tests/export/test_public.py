@@ -12,13 +12,12 @@ from torch import nn
 import lambda_det
 from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.backbone_command import main
 from lambda_det.export.public import read_source
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.public import fetch
-from tests.tool import load_tool
 from tests.weights.public_networks import make
 
-tool = load_tool("export_backbone")
 URL = "timm://mobilenetv2_100.ra_in1k"
 
 
@@ -81,18 +80,18 @@ def test_weights_of_another_network(placed):
 
 
 def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, capsys):
-    assert tool.main([URL, str(tmp_path / "a.pth")]) == 0
+    assert main([URL, str(tmp_path / "a.pth")]) == 0
     out = capsys.readouterr().out
     for part in (URL, "apache-2.0", "top1 72.91", "INPUT.FORMAT BGR"):
         assert part in out
     plain = tmp_path / "downloaded.pth"
     torch.save(network.state_dict(), plain)
-    assert tool.main([str(plain), str(tmp_path / "b.pth"), "--no-fold"]) == 0
+    assert main([str(plain), str(tmp_path / "b.pth"), "--no-fold"]) == 0
     assert "MobileNet-v2 of timm" in capsys.readouterr().out
     one, other = (read_backbone(tmp_path / f"{name}.pth") for name in "ab")
     assert one["meta"]["model"] == other["meta"]["model"] == "mobilenet_v2"
     assert one["meta"]["folded"] and not other["meta"]["folded"]
-    assert tool.main([URL.replace("100", "1000"), str(tmp_path / "c.pth")]) == 2
+    assert main([URL.replace("100", "1000"), str(tmp_path / "c.pth")]) == 2
     assert URL in capsys.readouterr().err and not (tmp_path / "c.pth").exists()
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import cv2
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -19,10 +20,10 @@ from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.report import run_page
 from lambda_det.report.class_results import evaluate_detections
+from lambda_det.report.command_line import main
 from lambda_det.report.page import Page, new_axes, to_svg
 from lambda_det.report.run_page import read_metrics, write_report
 from lambda_det.training.run_folder import save_config
-from tests.tool import load_tool
 from tests.training.tiny_detector import CONFIG, tiny_config
 
 CLASSES = ("bolt", "nut", "<b>washer</b>")
@@ -435,8 +436,28 @@ def test_a_page_that_cannot_be_written(run):
 
 @pytest.mark.slow
 def test_command(run, capsys):
-    tool = load_tool("report")
-    assert tool.main([str(run), "--pictures", "1"]) == 0
+    assert main([str(run), "--pictures", "1"]) == 0
     assert str(run / "report.html") in capsys.readouterr().out
-    assert tool.main([str(run / "inference")]) == 2
+    assert main([str(run / "inference")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_curves_of_several_runs_as_a_picture(tmp_path, capsys):
+    runs = [tmp_path / name for name in ("a", "b")]
+    for run in runs:
+        run.mkdir()
+        losses = [{"iteration": 19, "total_loss": 3.0}, {"iteration": 39, "total_loss": 2.0}]
+        records = [*losses, {"iteration": 39, "bbox/AP": 40.0}]
+        (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    picture = tmp_path / "curves.png"
+    words = [*map(str, runs), "--curves", str(picture)]
+    assert main(words) == 0 and str(picture) in capsys.readouterr().out
+    image = cv2.imread(str(picture))
+    left, right = image[:, : image.shape[1] // 2], image[:, image.shape[1] // 2 :]
+    for half in (left, right):  # lines and points are coloured, axes and text are not
+        assert (half.max(2).astype(int) - half.min(2) > 100).sum() > 10
+    picture.unlink()
+    assert main([str(tmp_path), *words]) == 2
+    assert "metrics.json" in capsys.readouterr().err and not picture.exists()
+    with pytest.raises(SystemExit):
+        main(words[:2])

@@ -8,14 +8,14 @@ import pickle
 import pytest
 import torch
 
+from lambda_det.export import backbone_command as export_backbone
+from lambda_det.export import command_line as export_model
+from lambda_det.prediction import command_line as predict
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.tool import load_tool
 from tests.training.tiny_detector import CONFIG, save_run
 
-export_backbone = load_tool("export_backbone")
-export_model = load_tool("export_model")
 lazyconfig_train_net = load_tool("lazyconfig_train_net")
-predict = load_tool("predict")
 train_imagenet = load_tool("train_imagenet")
 train_net = load_tool("train_net")
 

@@ -240,7 +240,7 @@ def training_records(cfg: CfgNode) -> list[Record] | Dataset:
         visible = ", with visible keypoints," if cfg.MODEL.KEYPOINT_ON else ""
         raise DataError(
             f"{', '.join(cfg.DATASETS.TRAIN)}: no annotation{visible} is left to train on once "
-            "those without a usable mask are out; tools/check_dataset.py lists what is wrong."
+            "those without a usable mask are out; lambda-det check lists what is wrong."
         ) from error
 
 

@@ -264,7 +264,7 @@ class TolerantMapper(DatasetMapper):
         if what not in _warned:
             _warned.add(what)
             logger.warning(
-                "%s: an annotation %s (reported once; tools/check_dataset.py lists all of them).",
+                "%s: an annotation %s (reported once; lambda-det check lists all of them).",
                 printable(dataset_dict["file_name"]),
                 what,
             )

@@ -82,7 +82,7 @@ class Report:
 
     def refusal(self) -> str | None:
         """Why this data set is not to be trained or evaluated on, in one sentence, or None."""
-        advice = f"correct the file (tools/check_dataset.py {self.json_file} lists all kinds)"
+        advice = f"correct the file (lambda-det check {self.json_file} lists all kinds)"
         for kind, problem in self.of(REFUSED).items():
             found = f"{problem.count} x {kind}, the first: {problem.first[0]}"
             return f"{self.json_file}: {found}; {advice}."

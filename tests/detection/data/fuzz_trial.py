@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import io
 import logging
 import os
@@ -27,6 +26,7 @@ from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
     check_datasets,
+    command_line,
     mapper,
     register_json_datasets,
 )
@@ -42,10 +42,6 @@ WAITING = 900  # seconds
 MEMORY = 3 * 2**30  # bytes that a case may take more than the process has already
 
 _SHOWN = 10  # ways to fail
-_TOOL = Path(__file__).parents[3] / "tools" / "check_dataset.py"
-_SPEC = importlib.util.spec_from_file_location("check_dataset_for_fuzzing", _TOOL)
-check_dataset = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(check_dataset)
 
 
 class Hang(BaseException):
@@ -128,7 +124,7 @@ class Trial:
 def _take(case: Case, json_file: Path, images: Path) -> str:
     cfg = config(case, json_file, images)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        status = check_dataset.main([str(json_file), str(images)])
+        status = command_line.main([str(json_file), str(images)])
     assert status in (0, 1, 2)
     outcomes = set()
     for use in (_train, _evaluate):
@@ -140,7 +136,7 @@ def _take(case: Case, json_file: Path, images: Path) -> str:
         except UserError as error:
             _assert_clear(str(error), json_file, images)
             assert status or isinstance(error, ConfigError) or "no annotation" in str(error), (
-                f"tools/check_dataset.py finds nothing wrong, but: {error}"
+                f"lambda-det check finds nothing wrong, but: {error}"
             )
             outcomes.add(type(error).__name__)
     return " and ".join(sorted(outcomes))

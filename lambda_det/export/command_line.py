@@ -1,15 +1,14 @@
-#!/usr/bin/env python
-"""Write a trained backbone or detector as TorchScript, torch.export or ONNX, and check the file."""
+"""``lambda-det export``: a trained network as TorchScript, torch.export or ONNX, compared."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # lambda_det is imported in functions, so that --help answers at once
-    from lambda_det.export import Report
+from lambda_det.detection.lazy_task import load_any_config
+from lambda_det.errors import exit_status
+from lambda_det.export.session import Report, export_network
+from lambda_det.export.sources import named_backbone, network_of_config, read_images
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX.
@@ -33,7 +32,11 @@ status: 0; 1 if the file did not compute the same and was removed; 2 if it could
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="lambda-det export",
+        description="Write a trained backbone or detector as TorchScript, torch.export or ONNX, "
+        "and compare the file with the model.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -75,10 +78,6 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lambda_det.detection.lazy_task import load_any_config
-    from lambda_det.export import export_network
-    from lambda_det.export.sources import named_backbone, network_of_config, read_images
-
     images = read_images(args.images)
     if args.model:
         network = named_backbone(args.model, args.weights)
@@ -129,11 +128,5 @@ def describe(report: Report) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    from lambda_det.errors import exit_status
-
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     return exit_status(lambda: run(args))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,26 +1,15 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 from detectron2.data import MetadataCatalog
 
-from lambda_det.detection.data import make_shapes, register_shapes
+from lambda_det.detection.data import command_line, make_shapes, register_shapes
+from tests.tool import load_tool
 
-ROOT = Path(__file__).parents[2]
-
-
-def load_tool(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-check_dataset = load_tool(ROOT / "tools" / "check_dataset.py")
-maker = load_tool(ROOT / "datasets" / "make_shapes.py")
+maker = load_tool("make_shapes", "datasets")
 
 
 @pytest.fixture
@@ -31,7 +20,7 @@ def shapes(tmp_path):
 
 
 def run(*arguments):
-    return check_dataset.main([str(argument) for argument in arguments])
+    return command_line.main([str(argument) for argument in arguments])
 
 
 def test_a_clean_data_set(shapes, capsys):

@@ -1,5 +1,4 @@
-#!/usr/bin/env python
-"""Draw the predictions of a trained detector on images, folders of images or videos."""
+"""``lambda-det predict``: the predictions of a trained detector on images and videos."""
 
 from __future__ import annotations
 
@@ -8,10 +7,17 @@ import logging
 import sys
 from pathlib import Path
 
-# lambda_det is imported in functions, so that --help answers at once
+from lambda_det.detection import load_config
+from lambda_det.detection.inference import find_weights
+from lambda_det.detection.lazy_task import load_any_config
+from lambda_det.distributed.memory import keep_memory
+from lambda_det.errors import ConfigError, exit_status
+from lambda_det.prediction.annotations import Annotations, check_target
+from lambda_det.prediction.files import plan_dataset, plan_files, predict
+from lambda_det.prediction.predictor import Predictor, find_config, is_exported
 
 EXAMPLES = """
-With the last checkpoint of a run, or a detector that tools/export_model.py wrote:
+With the last checkpoint of a run, or a detector that lambda-det export wrote:
   %(prog)s --model output/run --input photo.jpg --output pictures
   %(prog)s --model detector.ts --input holiday/ film.mp4 --output pictures
 
@@ -31,7 +37,11 @@ configuration's train or test set:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="lambda-det predict",
+        description="Draw the predictions of a trained detector on images, folders of images or "
+        "videos.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", metavar="PATH", help="folder of a run, or an exported detector")
@@ -95,16 +105,6 @@ def typed_weights(opts: list[str]) -> str | None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from lambda_det.detection import load_config
-    from lambda_det.detection.inference import find_weights
-    from lambda_det.detection.lazy_task import load_any_config
-    from lambda_det.distributed.memory import keep_memory
-    from lambda_det.errors import ConfigError
-    from lambda_det.prediction import Predictor
-    from lambda_det.prediction.annotations import Annotations, check_target
-    from lambda_det.prediction.files import plan_dataset, plan_files, predict
-    from lambda_det.prediction.predictor import find_config, is_exported
-
     exported = args.model is not None and is_exported(args.model)
     given = [*args.opts, *(["--precision"] if args.precision else [])]
     if exported and given:
@@ -142,11 +142,5 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
-    from lambda_det.errors import exit_status
-
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     return exit_status(lambda: run(args))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

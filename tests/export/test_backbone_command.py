@@ -1,4 +1,4 @@
-"""tools/export_backbone.py: the files it writes, what it prints, its exit status."""
+"""``lambda-det backbone``: the files it writes, what it prints, its exit status."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import pytest
 import torch
 
 import lambda_det
+from lambda_det.export import backbone_command as tool
 from lambda_det.weights.backbone_file import read_backbone
 from tests.export.test_verify import CONFIG
 from tests.export.toy import classifier_checkpoint, in_fpn
-from tests.tool import load_tool
-
-tool = load_tool("export_backbone")
 
 
 @pytest.fixture(scope="module")

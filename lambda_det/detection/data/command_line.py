@@ -1,19 +1,19 @@
-#!/usr/bin/env python
-"""Check a COCO-format data set before a long run."""
+"""``lambda-det check``: check a COCO-format data set before a long run."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # lambda_det is imported in functions, so that --help answers at once
-    from lambda_det.detection.data.report import Report
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
+from lambda_det.errors import exit_status
 
 EXAMPLES = """examples:
-  python tools/check_dataset.py annotations.json images/
-  python tools/check_dataset.py --dataset coco_2017_val
-  python tools/check_dataset.py --dataset shapes_train --no-images
+  %(prog)s annotations.json images/
+  %(prog)s --dataset coco_2017_val
+  %(prog)s --dataset shapes_train --no-images
 
 The exit status is 0 if nothing is wrong, 1 if problems were found, and 2 if the data cannot be
 read at all.
@@ -22,7 +22,8 @@ read at all.
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__,
+        prog="lambda-det check",
+        description="Check a COCO-format data set before a long run.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,8 +47,6 @@ def show_progress(done: int, total: int) -> None:
 
 
 def print_report(report: Report) -> None:
-    from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED
-
     headings = {
         REFUSED: "Problems that training and evaluation refuse",
         BAD_BOX: "Left out of training or cut at the border; more than 1 % of them are refused",
@@ -72,10 +71,6 @@ def print_report(report: Report) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    from lambda_det.detection.data import check_coco
-    from lambda_det.detection.data.registration import registered_files
-    from lambda_det.detection.data.report import BAD_BOX, REFUSED
-
     if arguments.dataset:
         json_file, images = registered_files(arguments.dataset)
     else:
@@ -90,10 +85,4 @@ def check(arguments: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
-    from lambda_det.errors import exit_status
-
     return exit_status(lambda: check(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

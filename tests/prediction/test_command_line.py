@@ -1,20 +1,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
+from lambda_det.prediction import command_line as tool
 from tests import forked
-from tests.tool import load_tool
 from tests.training.tiny_detector import save_run
-
-tool = load_tool("predict")
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +38,7 @@ def test_draws_with_the_last_checkpoint_of_the_run(run, image, tmp_path, capsys)
 
 @pytest.mark.slow
 def test_works_as_a_command_from_another_folder(run, image, tmp_path):
-    argv = [ROOT / "tools/predict.py", *arguments(run, image, tmp_path)]
+    argv = ["-m", "lambda_det", "predict", *arguments(run, image, tmp_path)]
     done = forked.run(argv, tmp_path / "printed", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "out" / "photo.png").exists()

@@ -1,4 +1,4 @@
-"""tools/export_model.py: one line from a checkpoint to a file that was compared."""
+"""``lambda-det export``: one line from a checkpoint to a file that was compared."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from lambda_det.export import command_line as tool
 from lambda_det.modeling import create_backbone
 from tests.export.tiny import scramble
-from tests.tool import load_tool
 from tests.training.tiny_detector import save_run
-
-tool = load_tool("export_model")
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,0 +1,97 @@
+"""The command ``lambda-det``, also ``python -m lambda_det``: a table of the commands below it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from typing import NamedTuple
+
+__all__ = ["COMMANDS", "main", "train"]
+
+
+class Command(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        home: module and function; the function takes the words after the name of the command, and
+            returns the exit status.
+        help: what the command does.
+    """
+
+    home: str
+    help: str
+
+
+COMMANDS = {
+    "train": Command("cli:train", "train or evaluate a detector or a classifier"),
+    "check": Command("detection.data.command_line:main", "check a COCO-format data set"),
+    "predict": Command("prediction.command_line:main", "draw predictions on images and videos"),
+    "report": Command("report.command_line:main", "write one HTML page on a run"),
+    "export": Command("export.command_line:main", "write TorchScript, torch.export or ONNX"),
+    "backbone": Command("export.backbone_command:main", "write a backbone file for detectors"),
+    "info": Command("modeling.command_line:main", "list the networks with their operations"),
+    "doctor": Command("doctor.__main__:main", "look for what is missing or broken here"),
+    "run": Command("run:main", "run a training script of Detectron2 with our backbones"),
+}
+_HELP = ("-h", "--help")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the words of a command line say, and return the exit status."""
+    name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in _HELP:
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}."
+        print(f"error: there is no command {name}; {hint}", file=sys.stderr)
+        return 2
+    module, function = COMMANDS[name].home.split(":")
+    return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0
+
+
+def usage() -> str:
+    lines = [f"  {name:<10}{command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: lambda-det COMMAND ...",
+            "",
+            "LambdaNetworks for Detectron2: train detectors and classifiers, and use them.",
+            "",
+            *lines,
+            "",
+            "lambda-det COMMAND --help shows the flags of a command, and examples.",
+        ]
+    )
+
+
+def train(argv: list[str]) -> int:
+    """Train what a file describes: a detector of YAML or a LazyConfig, or a classifier."""
+    from lambda_det.classification.command_line import parser as classifier_parser
+    from lambda_det.classification.config import is_recipe
+    from lambda_det.detection.command_line import lazy_parser
+    from lambda_det.detection.command_line import parser as detector_parser
+    from lambda_det.detection.lazy import is_lazy_file
+    from lambda_det.training.command_line import add_config_flag, main
+
+    only_file = argparse.ArgumentParser(add_help=False)
+    add_config_flag(only_file)
+    file = only_file.parse_known_args(argv)[0].config_file
+    if file and is_lazy_file(file):
+        parser = lazy_parser()
+    elif file and is_recipe(file):
+        parser = classifier_parser()
+    else:
+        parser = detector_parser()
+    parser.prog = "lambda-det train"
+    if not file:
+        parser.description = (
+            "Train and evaluate what a file describes: a detector (YAML or a LazyConfig) or a "
+            "classifier. These are the flags of a detector; --config FILE --help shows the file's."
+        )
+        if not any(word in _HELP for word in argv):
+            parser.error("--config FILE is missing, which names a file of yours or of configs/")
+    return main(parser, argv)

@@ -1,0 +1,175 @@
+"""``lambda-det backbone``: a verified backbone file for detectors from a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lambda_det.errors import ConfigError, exit_status
+from lambda_det.export.backbone import export_backbone, extract_backbone, names_network
+from lambda_det.export.identify import (
+    KnownNetwork,
+    config_of_run,
+    find_checkpoint,
+    network_of_config,
+)
+from lambda_det.export.public import read_source
+from lambda_det.export.verify import load_target
+from lambda_det.weights.backbone_file import check_target
+from lambda_det.weights.provenance import format_options
+from lambda_det.weights.public import is_public
+
+EXAMPLES = """examples:
+  %(prog)s output/imagenet/model_best.pth output/backbone.pth
+      the averaged weights of a classifier, for detectors with Detectron2's default pixel settings
+  %(prog)s output/imagenet/model_best.pth output/backbone.pth \\
+      --verify-config configs/mask_rcnn_lambdaresnet50_pretrained.yaml
+      also load the file into that detector, and compare every tensor and the features
+  %(prog)s output/mask_rcnn output/backbone.safetensors
+      the backbone of a detector, from the last checkpoint of its run
+  %(prog)s timm://resnetrs101.tf_in1k output/resnetrs101.pth
+      published weights; the pixel settings are folded as for a classifier of ours
+  %(prog)s output/backbone.pth output/backbone.pkl
+      a backbone file in another format
+
+formats of OUTPUT, each with the same tensors, pixel settings and checksum:
+  .pth          a file of torch.save; Detectron2's own checkpointer loads it
+  .pkl          arrays, as in Detectron2's model zoo; Detectron2's own checkpointer loads it
+  .safetensors  cannot hold code; Detectron2's own checkpointer does not read it
+lambda_det.create_backbone(NAME, weights=OUTPUT) and MODEL.WEIGHTS OUTPUT of a training load all
+of them.
+
+The file is written under a temporary name and verified. It is renamed to OUTPUT only if it passes;
+with --overwrite, an existing OUTPUT stays until then.
+
+exit status: 0; 1 if the file failed the verification and was removed; 2 if it could not be made
+"""
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lambda-det backbone",
+        description="Make a verified backbone file for detectors from a checkpoint.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "checkpoint",
+        help="of a classifier or a detector, with FPN or without; the folder of a run, for its "
+        "last checkpoint; a file of timm or torchvision; or published weights: timm://NAME, "
+        "torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
+    )
+    parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
+    parser.add_argument(
+        "--weights",
+        choices=("ema", "model"),
+        help="averaged or raw ones; default: averaged if there are any",
+    )
+    parser.add_argument(
+        "--no-fold",
+        action="store_true",
+        help="do not fold the input normalisation of a classifier into its first convolution",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="configuration of the detector, which names the network and the pixel settings: YAML, "
+        "or a LazyConfig (.py), which is run; default: config.yaml beside CHECKPOINT",
+    )
+    parser.add_argument(
+        "--verify-config",
+        metavar="FILE",
+        help="a detector to load the file into: YAML, or a LazyConfig (.py, or the config.yaml of "
+        "its run), which is run",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace OUTPUT if it exists and the new file passes",
+    )
+    return parser.parse_args(argv)
+
+
+def export(args: argparse.Namespace) -> int:
+    target = load_target(args.verify_config) if args.verify_config else None
+    path = args.checkpoint if is_public(args.checkpoint) else find_checkpoint(args.checkpoint)
+    if Path(args.output).resolve() == Path(path).resolve():
+        raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
+    check_target(args.output, overwrite=args.overwrite)
+    checkpoint = read_source(path)
+    content = extract_backbone(
+        checkpoint,
+        weights=args.weights,
+        fold_input=not args.no_fold,
+        network=None if names_network(checkpoint) else _network(args.config, path),
+        source=path,
+    )
+    report = export_backbone(
+        content, args.output, target, checkpoint=checkpoint, overwrite=args.overwrite
+    )
+    print(f"checkpoint: {path}\n{describe(content, args.output)}")
+    where = args.verify_config or "the backbone alone"
+    print(f"{'verified' if report.passed else 'FAILED'} in {where}: {report}")
+    for offender in report.offenders:
+        print(f"  {offender}")
+    if not report.passed:
+        print(f"{args.output} was not written")
+    return 0 if report.passed else 1
+
+
+def _network(config: str | None, checkpoint: str) -> KnownNetwork | None:
+    file = config or config_of_run(checkpoint)
+    return network_of_config(file) if file else None
+
+
+_KNOWN_FROM = {
+    "recipe": "from its recipe",
+    "configuration": "from its configuration",
+    "tensors": "identified by its tensors (--config FILE is more certain)",
+}
+_STATISTICS = {
+    "precise": "recomputed for these weights",
+    "running": "running averages, which lag behind the weights; model_best.pth and model_final.pth "
+    "have recomputed ones",
+    None: "not recorded in the checkpoint",
+}
+
+
+def describe(content: Mapping[str, Any], path: str) -> str:
+    """The content of a backbone file as a table of text."""
+    meta, tensors = content["meta"], content["model"].values()
+    accuracy = "; ".join(
+        f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
+        for part, values in meta["accuracy"].items()
+    )
+    if meta["input_format"] is None:
+        pixels = ["not recorded; use those of the configuration it was trained with"]
+    else:
+        pixels = [
+            f"INPUT.FORMAT {meta['input_format']}",
+            f"MODEL.PIXEL_MEAN {meta['pixel_mean']}",
+            f"MODEL.PIXEL_STD {meta['pixel_std']}",
+        ]
+    network = f"{meta['model']}{format_options(meta['options'])}"
+    rows = {
+        "file": path,
+        "model": f"{network}, {_KNOWN_FROM[meta['known_from']]}",
+        "stages": ", ".join(meta["stages"]),
+        "source": f"{meta.get('source')}, licence {meta.get('license') or 'not stated'}",
+        "weights": "averaged (EMA)" if meta["weights"] == "ema" else "raw",
+        "accuracy": accuracy or "not recorded in the checkpoint",
+        "statistics": _STATISTICS[meta["statistics"]],
+        "tensors": f"{len(tensors)} of {sum(t.numel() for t in tensors) / 1e6:.2f} M values",
+        "sha256": meta["sha256"],
+        "pixels": ", ".join(pixels) + (" (input normalisation folded)" if meta["folded"] else ""),
+    }
+    if meta.get("source") is None:
+        del rows["source"]
+    return "\n".join(f"{name + ':':<12}{value}" for name, value in rows.items())
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    return exit_status(lambda: export(args))

@@ -1,0 +1,98 @@
+"""``lambda-det info``: the networks, and the paper's figures beside their counts."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+
+from lambda_det.errors import exit_status
+from lambda_det.modeling.complexity import measure_named
+from lambda_det.modeling.specs import PaperFigures, get_spec, list_models
+
+EXAMPLES = """examples:
+  %(prog)s                        all networks, at the image size of the paper's figures
+  %(prog)s 'lambda_resnet*'       those whose names match
+  %(prog)s lambda_resnet152 --image-size 1024 --markdown
+
+columns:
+  params, paper      millions of parameters with 1000 classes
+  GFLOPs             2 per multiply-add, position lambdas built first, as the paper counts
+  GFLOPs qf          the same with the query contracted first, as lambda_det computes them
+"""
+HEADER = [
+    "model",
+    "params",
+    "paper",
+    "size",
+    "GFLOPs",
+    "GFLOPs qf",
+    "paper",
+    "top-1 (paper)",
+    "source",
+]
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lambda-det info",
+        description="Print the networks: parameters, multiply-adds, and the paper's figures.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("models", nargs="*", default=["*"], help="names or patterns; all if none")
+    parser.add_argument("--image-size", type=int, help="side of the input instead of the paper's")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    return parser.parse_args(argv)
+
+
+def rows(patterns: list[str], image_size: int | None = None) -> list[list[str]]:
+    """A row for each network whose name matches a pattern.
+
+    Raises:
+        ConfigError: there is no such network.
+    """
+    names = []
+    for pattern in patterns:
+        matching = fnmatch.filter(list_models(), pattern)
+        names += matching or [pattern]  # an unknown name is refused by get_spec
+    table = []
+    for name in dict.fromkeys(names):
+        spec = get_spec(name)
+        size = image_size or spec.image_size
+        counted = measure_named(name, size)
+        # Parameters don't depend on the image size; the paper's other figures do
+        paper = spec.paper if size == spec.image_size else PaperFigures(spec.paper.params)
+        table.append(
+            [
+                name,
+                f"{counted.params / 1e6:.2f}",
+                "" if paper.params is None else f"{paper.params:g}",
+                str(size),
+                f"{2 * counted.multiply_adds / 1e9:.2f}",
+                f"{2 * counted.multiply_adds_query_first / 1e9:.2f}",
+                "" if paper.flops is None else f"{paper.flops:g}",
+                "" if paper.top1 is None else f"{paper.top1:g}",
+                "; ".join(filter(None, (spec.paper.source, spec.paper.note))),
+            ]
+        )
+    return table
+
+
+def as_text(table: list[list[str]], markdown: bool) -> str:
+    """The header and the rows, in columns of equal width or as a Markdown table."""
+    if markdown:
+        rule = ["---"] + ["---:"] * (len(HEADER) - 2) + ["---"]
+        return "\n".join("| " + " | ".join(row) + " |" for row in [HEADER, rule, *table])
+    widths = [max(map(len, column)) for column in zip(HEADER, *table, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if index in (0, len(row) - 1) else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [HEADER, *table]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    return exit_status(lambda: print(as_text(rows(args.models, args.image_size), args.markdown)))

@@ -1,0 +1,113 @@
+"""``lambda-det report``: one HTML page on a run, or the curves of several runs."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from lambda_det.errors import DataError, exit_status
+from lambda_det.report.run_page import draw_panel, read_metrics, write_report
+
+__all__ = ["draw_curves", "main"]
+
+DESCRIPTION = """\
+Write one HTML page on a run: curves, AP by class, errors, worst images, speed, configuration.
+The page holds its figures and pictures: no server and no other file is needed to look at it.
+"""
+EXAMPLES = """
+The page of a run, output/mine/report.html:
+  %(prog)s output/mine
+
+Its confusion of classes and its pictures at another score; another file:
+  %(prog)s output/mine --score-threshold 0.3 --pictures 20 --output mine.html
+
+Only the losses and the AP or accuracy, of one run or of several, as a picture:
+  %(prog)s output/mine output/other --curves curves.png
+"""
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="lambda-det report",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="folder of a training or an evaluation"
+    )
+    parser.add_argument(
+        "--curves", metavar="FILE", help="write a picture of the curves, and no page"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="the page, replaced if it exists; default: RUN/report.html"
+    )
+    parser.add_argument(
+        "--dataset", metavar="NAME", default="", help="of DATASETS.TEST; default: the first"
+    )
+    parser.add_argument(
+        "--score-threshold",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="of predictions in the confusion of classes and in pictures (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pictures",
+        type=int,
+        default=8,
+        metavar="N",
+        help="of the worst images (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    if len(args.runs) > 1 and not args.curves:
+        parser.error("a page is of one RUN; --curves FILE draws several")
+    return args
+
+
+def draw_curves(runs: Sequence[str], picture: str) -> None:
+    """Draw losses at the left, AP or accuracy at the right, over the steps.
+
+    Args:
+        runs: their folders.
+        picture: the file to write.
+
+    Raises:
+        DataError: a folder holds no run.
+    """
+    records = {}
+    for run in map(Path, runs):
+        if not (run / "metrics.json").is_file():
+            raise DataError(f"There is no {run / 'metrics.json'}; name the folder of a run.")
+        label = f"{run.resolve().name}: " if len(runs) > 1 else ""
+        records[label] = read_metrics(run)
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    draw_panel(left, "losses", records)
+    draw_panel(right, "AP or accuracy, percent", records)
+    figure.savefig(picture, dpi=100)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.curves:
+        draw_curves(args.runs, args.curves)
+        print(f"The picture is {args.curves}")
+        return
+    path = write_report(
+        *args.runs,
+        args.output,
+        dataset=args.dataset,
+        score=args.score_threshold,
+        pictures=args.pictures,
+    )
+    print(f"The page is {path}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    return exit_status(lambda: run(args))

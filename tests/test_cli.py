@@ -1,0 +1,135 @@
+"""The command ``lambda-det``, and the files of ``tools/`` that answer as they did before it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lambda_det import cli
+from lambda_det.config import CONFIGS, find_config_file
+from lambda_det.training import command_line
+
+ROOT = Path(__file__).parents[1]
+TOOLS = sorted(p for folder in ("tools", "datasets") for p in (ROOT / folder).glob("*.py"))
+# Of each file, whether it prints its usage; in a process where the import of ``tools`` finds
+# another's package, as beside a Detectron2 that installs one
+HELP = """
+import runpy, sys
+for path in sys.argv[1:]:
+    sys.argv = [path, "--help"]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, path
+    else:
+        raise AssertionError(f"{path} did not end")
+assert "tools" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_a_help_with_its_name(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"])
+    assert not end.value.code
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: lambda-det {name} [-h]")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_list_of_commands(words, capsys):
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in cli.COMMANDS)
+
+
+def test_a_command_that_is_none(capsys):
+    assert cli.main(["tarin"]) == 2
+    assert "train?" in capsys.readouterr().err
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would be trained: the class of the task, the file and the keys."""
+    runs = []
+    monkeypatch.setattr(
+        "lambda_det.training.start.run",
+        lambda args, task: runs.append((task.__name__, args.config_file, args.opts)),
+    )
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("file", "task", "keys"),
+    [
+        ("mask_rcnn_lambdaresnet50.yaml", "DetectionTask", "OUTPUT_DIR a b MODEL.DEVICE cpu"),
+        ("mask_rcnn_lambdaresnet50.py", "LazyTask", "train.output_dir=a b train.device=cpu"),
+        (
+            "imagenet/lambda_resnet50_160.yaml",
+            "ClassificationTask",
+            "OUTPUT_DIR a b MODEL.DEVICE cpu",
+        ),
+    ],
+)
+def test_train_does_what_the_file_says(file, task, keys, started, tmp_path, monkeypatch):
+    """Of a file that lambda_det brings, too, from any folder; flags become keys."""
+    monkeypatch.chdir(tmp_path)
+    key = "SOLVER.IMS_PER_BATCH" if file.endswith("yaml") else "dataloader.train.total_batch_size"
+    pair = [key, "8"] if file.endswith("yaml") else [f"{key}=8"]
+    words = ["--resume", "--output", "a b", "--device", "cpu", *pair]
+    assert cli.main(["train", "--config", f"configs/{file}", *words]) == 0
+    ((found, config, opts),) = started
+    assert (found, config) == (task, str(CONFIGS / file))
+    assert " ".join(opts) == " ".join([*pair, keys])
+
+
+def test_train_wants_a_file(started, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "OUTPUT_DIR", "a"])
+    assert "--config FILE" in capsys.readouterr().err and not started
+
+
+def test_a_file_that_is_there_comes_before_one_that_lambda_det_brings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "mask_rcnn_lambdaresnet50.yaml"
+    assert find_config_file(name) == str(CONFIGS / name)
+    Path(name).touch()
+    assert find_config_file(name) == name
+    assert find_config_file("nothing.yaml") == "nothing.yaml" and find_config_file("") == ""
+
+
+def test_the_words_after_ctrl_c(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "run", interrupted)
+    assert cli.main(["train", "--config", "mask_rcnn_lambdaresnet50.yaml"]) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such mode")
+@pytest.mark.checkout
+def test_every_file_of_tools_can_be_executed():
+    files = [path for path in TOOLS if path.read_bytes().startswith(b"#!")]
+    assert files and [path for path in files if not os.access(path, os.X_OK)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.checkout
+def test_every_file_starts_beside_a_foreign_package_named_tools(tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/__init__.py").write_text("raise ImportError('the foreign tools')\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    result = subprocess.run(
+        [sys.executable, "-c", HELP, *map(str, TOOLS)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.count("usage: ") == len(TOOLS)
