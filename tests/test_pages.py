@@ -136,7 +136,7 @@ def test_from_pictures_to_a_report(own_data: Path):
     assert "%" in _run("python use.py", own_data)
 
 
-NEIGHBOURS = {
+INTEGRATIONS = {
     "supervision": "supervision",
     "fiftyone": "FiftyOne",
     "sahi": "SAHI",
@@ -144,7 +144,7 @@ NEIGHBOURS = {
 }
 
 
-@pytest.mark.parametrize("module", NEIGHBOURS)
+@pytest.mark.parametrize("module", INTEGRATIONS)
 def test_a_neighbour_takes_the_predictions(module: str, request):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
@@ -152,7 +152,7 @@ def test_a_neighbour_takes_the_predictions(module: str, request):
         pytest.skip("FiftyOne has no MongoDB here")
     (script,) = [
         text
-        for kind, text in _blocks("neighbours")
+        for kind, text in _blocks("integrations")
         if f"import {module}" in text or f"from {module}" in text
     ]
     folder = request.getfixturevalue("own_data")
@@ -168,6 +168,6 @@ def _has_database() -> bool:
 
 
 def test_each_neighbour_has_its_section():
-    text = (ROOT / "docs/neighbours.md").read_text("utf-8")
-    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == list(NEIGHBOURS.values())
-    assert len(_blocks("neighbours")) == len(NEIGHBOURS)
+    text = (ROOT / "docs/integrations.md").read_text("utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == list(INTEGRATIONS.values())
+    assert len(_blocks("integrations")) == len(INTEGRATIONS)
