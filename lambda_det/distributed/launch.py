@@ -17,7 +17,8 @@ from detectron2.utils import comm
 
 from lambda_det.config import option
 from lambda_det.distributed.connection import run_connected
-from lambda_det.distributed.spawn import end_with_parent, spawn
+from lambda_det.distributed.parent import end_with_parent
+from lambda_det.distributed.spawn import spawn
 from lambda_det.errors import (
     PREEMPTED_STATUS,
     ConfigError,

@@ -18,10 +18,11 @@ from multiprocessing.connection import Connection
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessRaisedException
 
+from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS, die_of, restore_handlers
 from lambda_det.errors import PREEMPTED_STATUS, LostProcessError, Preempted, UserError
 
-__all__ = ["GRACE", "end_with_parent", "spawn"]
+__all__ = ["GRACE", "spawn"]
 
 # Seconds that the other processes have after one has failed; rank 0 may be writing a checkpoint
 GRACE = 15.0
@@ -244,16 +245,3 @@ def _exit(status: int) -> None:
     for child in multiprocessing.active_children():  # loader workers
         child.kill()
     os._exit(status)
-
-
-def end_with_parent(parent: int) -> None:
-    """Have this process killed when the process ``parent`` ends in whatever way; Linux only.
-
-    What was trained since the last checkpoint is lost, as with any kill. Training on alone would be
-    worse: the run that is started in its place writes into the same folder.
-    """
-    if sys.platform != "linux":
-        return
-    mp._prctl_pr_set_pdeathsig(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        os.kill(os.getpid(), signal.SIGKILL)

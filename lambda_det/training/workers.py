@@ -7,6 +7,8 @@ its workers ignore them.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -25,6 +27,7 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import ConfigError, DataError, listed
 
@@ -144,9 +147,16 @@ class _WorkerStart:
 
     def __init__(self, table: Tensor) -> None:
         self._table = table
+        self._parent = os.getpid()
+        self._by_main_thread = threading.current_thread() is threading.main_thread()
 
     def __call__(self, number: int) -> None:
         global _own_row
+        # A forkserver ends with the main process
+        parent = (
+            os.getppid() if multiprocessing.get_start_method() == "forkserver" else self._parent
+        )
+        end_with_parent(parent, by_main_thread=self._by_main_thread)
         # One thread for each worker: there are as many workers as cores to use.
         cv2.setNumThreads(0)
         torch.set_num_threads(1)

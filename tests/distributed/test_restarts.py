@@ -15,7 +15,7 @@ import torch
 
 from lambda_det.errors import PREEMPTED_STATUS
 from tests import forked
-from tests.reliability.machines import descendants
+from tests.processes import descendants
 from tests.reliability.runs import detection_words
 
 pytestmark = [

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from lambda_det.distributed.connection import IN_STEPS
+from tests.processes import descendants
 from tests.reliability.runs import content, detection_words, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -55,16 +56,6 @@ def can_make_namespaces() -> bool:
         return subprocess.run(command, capture_output=True).returncode == 0
     except OSError:
         return False
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes that the main thread of ``pid`` started, children before grandchildren."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    result = [int(child) for child in children]
-    return result + [pid for child in result for pid in descendants(child)]
 
 
 class Machines:

@@ -1,0 +1,32 @@
+"""Which processes a test has started, directly or not, and whether they still live; Linux only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "timed out"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that any thread of a process started, children before grandchildren."""
+    result: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            result += map(int, (task / "children").read_text().split())
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return result + [pid for child in result for pid in descendants(child)]

@@ -1,0 +1,113 @@
+"""A run that is killed by SIGKILL leaves no process and no shared memory behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lambda_det.training.workers import WatchedLoader
+from tests import forked
+from tests.processes import descendants, is_alive, wait_until
+from tests.reliability.runs import detection_words
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+ROOT = Path(__file__).parents[2]
+TOOL = str(ROOT / "tools" / "train_net.py")
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+SECONDS = 10  # after which nothing may be left
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def _kill(pid: int) -> list[int]:
+    """Kill a process alone; all that it had started."""
+    left = descendants(pid)
+    os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _load(in_thread: bool, ready: Callable[[], None]) -> None:
+    """Hold a loader whose workers have more batches ready than their pipes take."""
+    big = [np.zeros(2**20, np.uint8)] * 64
+    loader = WatchedLoader(big, collate_fn=list, timeout=0, num_workers=4, batch_size=1)
+    batches = iter(loader)
+    if in_thread:  # the kernel may take its end for that of the parent
+        thread = threading.Thread(target=next, args=(batches,))
+        thread.start()
+        thread.join()
+    else:
+        next(batches)
+    time.sleep(1)
+    assert len([pid for pid in descendants(os.getpid()) if is_alive(pid)]) == 4
+    ready()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_loader_processes_with_full_pipes_end(in_thread):
+    context, before = multiprocessing.get_context("fork"), _shared_memory()
+    ready = context.Event()
+    process = context.Process(target=_load, args=(in_thread, ready.set))
+    process.start()
+    assert ready.wait(60)
+    left = _kill(process.pid)
+    process.join()
+    assert len(left) == 4
+    wait_until(lambda: not any(map(is_alive, left)), SECONDS)
+    assert _shared_memory() <= before
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory) -> list[str]:
+    words = detection_words(tmp_path_factory.mktemp("data"))
+    words += ["SOLVER.MAX_ITER", "1000", "DATALOADER.NUM_WORKERS", "2"]
+    return [*words, "SOLVER.IMS_PER_BATCH", "2", "TEST.EVAL_PERIOD", "1000"]
+
+
+# How the run is started, what it sets, and what it has written before it is killed
+MOMENTS = {
+    "start": ([TOOL], [], ""),
+    "step": ([TOOL], [], "last_checkpoint"),
+    "evaluation": ([TOOL], ["TEST.EVAL_PERIOD", "1"], "inference"),
+    "spawned": ([TOOL, "--num-gpus", "2"], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], "last_checkpoint"),
+    "start of spawned": ([TOOL, "--num-gpus", "2"], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], ""),
+    "torchrun": ([*TORCHRUN, TOOL], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], "last_checkpoint"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_run_leaves_nothing(arguments, tmp_path, moment):
+    command, settings, written = MOMENTS[moment]
+    before, folder, output = _shared_memory(), tmp_path / "run", tmp_path / "output"
+    words = [*command, *arguments, *settings, "OUTPUT_DIR", str(folder)]
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    run = forked.start(words, output, cwd=tmp_path, **variables)
+
+    def is_there() -> bool:
+        assert run.is_alive(), output.read_text()[-5000:]
+        return bool(descendants(run.pid)) and (folder / written).exists()
+
+    if written:
+        wait_until(is_there, 200)
+    else:
+        wait_until(lambda: descendants(run.pid), 200)
+    left = _kill(run.pid)
+    run.join()
+    assert run.exitcode == -signal.SIGKILL and left
+    # A spawned process sees that it has no parent as soon as it has imported PyTorch
+    seconds = 60 if moment == "start of spawned" else SECONDS
+    wait_until(lambda: not any(map(is_alive, left)), seconds)
+    wait_until(lambda: _shared_memory() <= before, SECONDS)
