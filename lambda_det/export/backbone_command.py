@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lambda_det.config import find_config_file
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.export.backbone import export_backbone, extract_backbone, names_network
 from lambda_det.export.identify import (
@@ -74,12 +75,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--config",
+        type=find_config_file,
         metavar="FILE",
         help="configuration of the detector, which names the network and the pixel settings: YAML, "
         "or a LazyConfig (.py), which is run; default: config.yaml beside CHECKPOINT",
     )
     parser.add_argument(
         "--verify-config",
+        type=find_config_file,
         metavar="FILE",
         help="a detector to load the file into: YAML, or a LazyConfig (.py, or the config.yaml of "
         "its run), which is run",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
+from lambda_det.config import find_config_file
 from lambda_det.detection.lazy_task import load_any_config
 from lambda_det.errors import exit_status
 from lambda_det.export.session import Report, export_network
@@ -15,12 +16,12 @@ The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx 
 
 A backbone by its name, and the backbone of a detector, with features by name:
   %(prog)s backbone.onnx --model lambda_resnet50 --weights backbone.pth
-  %(prog)s backbone.onnx --config-file output/run/config.yaml --backbone-only
+  %(prog)s backbone.onnx --config output/run/config.yaml --backbone-only
 
 A whole detector (TorchScript, torch.export), compared on photographs; the config.yaml of a run's
 folder brings the run's last checkpoint with it:
-  %(prog)s detector.ts --images photo.jpg street.jpg --config-file output/run/config.yaml
-  %(prog)s detector.pt2 --config-file configs/mask_rcnn_lambdaresnet50.yaml \\
+  %(prog)s detector.ts --images photo.jpg street.jpg --config output/run/config.yaml
+  %(prog)s detector.pt2 --config configs/mask_rcnn_lambdaresnet50.yaml \\
       --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
 
 The file is read again and compared with the model on several sizes. Only if all agree does OUTPUT
@@ -40,7 +41,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config-file", metavar="FILE", help="of the detector, YAML or Python")
+    source.add_argument(
+        *("--config", "--config-file"),
+        dest="config_file",
+        type=find_config_file,
+        metavar="FILE",
+        help="of the detector, YAML or Python",
+    )
     source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
     parser.add_argument(
         "--weights", metavar="FILE", help="checkpoint, if not the last one of the config's run"

@@ -7,6 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
+from lambda_det.config import find_config_file
 from lambda_det.detection import load_config
 from lambda_det.detection.inference import find_weights
 from lambda_det.detection.lazy_task import load_any_config
@@ -25,7 +26,7 @@ With annotations in COCO's format beside the pictures, for labelling tools:
   %(prog)s --model output/run --input holiday/ --output pictures --json holiday.json
 
 Other weights, and configuration keys at the end:
-  %(prog)s --config-file configs/mask_rcnn_lambdaresnet50.yaml --weights model.pth \\
+  %(prog)s --config configs/mask_rcnn_lambdaresnet50.yaml --weights model.pth \\
       --input photo.jpg --output pictures MODEL.DEVICE cpu INPUT.MIN_SIZE_TEST 800
 
 Predictions beside the ground truth, for the first images of a registered data set, or of the
@@ -46,7 +47,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", metavar="PATH", help="folder of a run, or an exported detector")
     model.add_argument(
-        "--config-file", metavar="FILE", help="of the detector; that of a run brings its weights"
+        *("--config", "--config-file"),
+        dest="config_file",
+        type=find_config_file,
+        metavar="FILE",
+        help="of the detector; that of a run brings its weights",
     )
     parser.add_argument(
         "--weights",
