@@ -23,7 +23,7 @@ _PRELOADED = (
     *("lambda_det.detection", "lambda_det.classification", "lambda_det.report"),
     # What every run imports when it starts and opens its log
     *(
-        "lambda_det.detection.lazy_task",
+        "lambda_det.detection.task",
         "lambda_det.classification.task",
         "lambda_det.training.start",
     ),

@@ -12,7 +12,7 @@ from detectron2.solver import build_lr_scheduler
 
 import lambda_det
 from lambda_det.detection import load_config
-from lambda_det.detection.model import build_on_meta
+from tests.detection.tiny import on_meta
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 PAPER = {
@@ -91,7 +91,7 @@ def test_all_of_them_are_here():
 def test_it_loads_and_its_detector_is_built(name):
     cfg = _load(name)
     assert cfg.MODEL.LAMBDA_RESNET.NAME in lambda_det.list_models()
-    model = build_on_meta(cfg)
+    model = on_meta(cfg)
     assert all(parameter.is_meta and parameter.requires_grad for parameter in model.parameters())
     names = set(model.state_dict())
     lambdas = {n for n in names if n.startswith("backbone.") and "position" in n}

@@ -7,8 +7,8 @@ import importlib
 
 _HOMES = {
     "DetectionTask": "task",
-    "LazyTask": "lazy_task",
     "lazy_parser": "command_line",
+    "load_any_config": "task",
     "load_config": "config",
     "load_lazy_config": "lazy",
     "parser": "command_line",

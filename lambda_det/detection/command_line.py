@@ -89,7 +89,7 @@ def lazy_parser() -> argparse.ArgumentParser:
         "opts": "keys and their values, such as train.output_dir=output/mine",
     }
     result = run_parser(
-        "lambda_det.detection.lazy_task.LazyTask",
+        "lambda_det.detection.task.DetectionTask",
         "Train and evaluate what a LazyConfig describes.",
         _LAZY_EXAMPLES,
         names,

@@ -11,8 +11,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from lambda_det.detection.data import class_names
-from lambda_det.detection.lazy_task import task_of
 from lambda_det.detection.model import for_inference
+from lambda_det.detection.task import DetectionTask, read_parts
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import UserError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
@@ -39,7 +39,7 @@ def trained_detector(
     """
     if not os.path.isfile(weights):
         raise WeightsError(f"There is no weights file {weights}; correct the path.")
-    task = task_of(cfg)
+    task = DetectionTask(cfg)
     check_device(task.settings.device, 1, task.settings.key("device"))
     model = task.build_model()
     content = read_weights(weights)
@@ -47,7 +47,8 @@ def trained_detector(
         logger.info(f"The averaged weights of {weights} are taken")
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
-    return for_inference(model, precision or task.test_precision, channels_last=task.channels_last)
+    precision = precision or task.parts.test_precision
+    return for_inference(model, precision, channels_last=task.parts.channels_last)
 
 
 def find_weights(cfg: CfgNode | DictConfig, config_file: str | None, weights: str | None) -> str:
@@ -62,7 +63,7 @@ def find_weights(cfg: CfgNode | DictConfig, config_file: str | None, weights: st
         WeightsError: none of the three is set.
     """
     last = last_checkpoint(os.path.dirname(config_file)) if config_file else ""
-    settings = task_of(cfg).settings
+    settings = read_parts(cfg).settings
     found = weights or last or settings.weights
     if not found:
         where = f"{settings.key('weights')} is empty"
@@ -77,11 +78,13 @@ def known_class_names(cfg: CfgNode | DictConfig) -> list[str] | None:
     named = copy.deepcopy(cfg)
     if isinstance(named, CfgNode):
         named.defrost()
-    task = task_of(named)
-    count = task.detector.num_classes  # registering data changes it to that of the annotations
+    task = DetectionTask(named)
+    count = (
+        task.parts.detector.num_classes
+    )  # registering data changes it to that of the annotations
     try:
         task.register_data()
-        names = class_names((*task.train_names, *task.test_names))
+        names = class_names((*task.parts.train_names, *task.parts.test_names))
     except UserError as error:
         logger.warning("Classes have numbers, because their names are unknown: %s", error)
         return None

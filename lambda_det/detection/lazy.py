@@ -66,6 +66,7 @@ KEYS = {
     "eval_period":          "train.eval_period",
     "event_writers":        "train.event_writers",
     "best_metric":          "train.best_metric",
+    "test_precision":       "train.test_precision",
     "precise_bn":           "train.precise_bn.enabled",
     "precise_bn_batches":   "train.precise_bn.num_iter",
 }
@@ -73,7 +74,6 @@ KEYS = {
 # Keys that a command line may set though the file does not have them
 _OTHER_KEYS = (
     "train.channels_last",
-    "train.test_precision",
     "train.ddp.broadcast_buffers",
     "train.ddp.find_unused_parameters",
     "train.ddp.fp16_compression",

@@ -33,10 +33,10 @@ from lambda_det.native import missing
 __all__ = [
     "LossNormalizers",
     "build_model",
-    "build_on_meta",
     "channels_last_pays",
     "check_precision",
     "for_inference",
+    "make_model",
     "prepare_model",
 ]
 
@@ -60,41 +60,34 @@ _REGISTRIES = {
 _NORMS = ("BN", "SyncBN", "FrozenBN", "GN", "LN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
 
-def build_model(cfg: CfgNode, *, channels_last: bool | None = None) -> nn.Module:
+def make_model(cfg: CfgNode) -> nn.Module:
+    """The model of ``cfg`` as Detectron2 builds it, where PyTorch makes its tensors.
+
+    Raises:
+        ConfigError: the configuration describes no model.
+    """
+    _check_point_head(cfg)
+    try:
+        return modeling.META_ARCH_REGISTRY.get(cfg.MODEL.META_ARCHITECTURE)(cfg)
+    except KeyError as error:
+        unknown = _unknown_name(cfg, error)
+        if unknown is None:
+            raise
+        raise unknown from error
+
+
+def build_model(cfg: CfgNode) -> nn.Module:
     """The model of ``cfg`` on its device, with norms and pooling that are right there.
 
-    Args:
-        cfg: a detector.
-        channels_last: the layout of all maps; None for MODEL.CHANNELS_LAST.
-
     Raises:
         ConfigError: the configuration describes no model.
     """
-    model = _build(cfg, cfg.MODEL.DEVICE)
-    if channels_last is None:
-        channels_last = cfg.MODEL.CHANNELS_LAST
     return prepare_model(
-        model,
+        make_model(cfg),
         cfg.MODEL.DEVICE,
         mixed_precision=cfg.SOLVER.AMP.ENABLED,
-        channels_last=channels_last,
+        channels_last=cfg.MODEL.CHANNELS_LAST,
     )
-
-
-def build_on_meta(cfg: CfgNode) -> nn.Module:
-    """The model of ``cfg`` with names and shapes and no values, which takes hardly any time.
-
-    Returns:
-        The model on the meta device, as Detectron2 builds it; on the CPU if it must be.
-
-    Raises:
-        ConfigError: the configuration describes no model.
-    """
-    try:
-        with torch.device("meta"):
-            return _build(cfg, "meta")
-    except RuntimeError:  # NotImplementedError is one, too
-        return _build(cfg, "cpu")  # a model that looks at values while it is built
 
 
 def prepare_model(
@@ -273,20 +266,6 @@ def _without_foreground(head: type[nn.Module]) -> type[nn.Module]:
             return super()._sample_train_points(coarse_mask, instances)
 
     return _PointRendMaskHead
-
-
-def _build(cfg: CfgNode, device: str) -> nn.Module:
-    _check_point_head(cfg)
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE = device
-    try:
-        return modeling.build_model(cfg)
-    except KeyError as error:
-        unknown = _unknown_name(cfg, error)
-        if unknown is None:
-            raise
-        raise unknown from error
 
 
 def _check_point_head(cfg: CfgNode) -> None:

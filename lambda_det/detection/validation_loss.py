@@ -7,32 +7,29 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from detectron2.config import CfgNode
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from lambda_det.detection.data import build_loss_loader
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all, seeded
 
-__all__ = ["validation_loss"]
+__all__ = ["mean_losses"]
 
 _CHANGED = ("vis_period", "loss_normalizer")  # attributes that the losses need or leave changed
 
 
 @torch.no_grad()
-def validation_loss(
-    cfg: CfgNode, model: nn.Module, dataset_name: str, precision: Precision
+def mean_losses(
+    model: nn.Module, batches: Iterable[list[dict]], precision: Precision
 ) -> dict[str, float]:
-    """The mean losses over a data set's images, at the size of a test and without augmentation.
+    """The mean losses over the images of all processes.
 
     The heads draw the regions that they learn from. Here they draw the same ones each time.
 
     Args:
-        cfg: of the detector.
         model: a detector of Detectron2's, which gives losses by name in training.
-        dataset_name: a registered data set.
+        batches: images with their ground truth, at the size of a test and without augmentation.
         precision: of the forward pass.
 
     Returns:
@@ -41,13 +38,6 @@ def validation_loss(
     Raises:
         DataError: an image cannot be read.
     """
-    return mean_losses(model, build_loss_loader(cfg, dataset_name), precision)
-
-
-def mean_losses(
-    model: nn.Module, batches: Iterable[list[dict]], precision: Precision
-) -> dict[str, float]:
-    """The mean losses over the images of all processes; see :func:`validation_loss`."""
     sums, images = Counter(), 0
     gpus = [torch.cuda.current_device()] if precision.device == "cuda" else []
     with (

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from lambda_det.classification.config import is_recipe, load_recipe
 from lambda_det.classification.model import model_options
-from lambda_det.detection.lazy_task import load_any_config, task_of
+from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
 from lambda_det.doctor.parts import version
 from lambda_det.errors import ConfigError, reason
@@ -107,9 +107,9 @@ class _Training(NamedTuple):
 
 
 def _of_detector(file: str) -> _Training:
-    task = task_of(load_any_config(argparse.Namespace(config_file=file, opts=[])))
+    task = DetectionTask(load_any_config(argparse.Namespace(config_file=file, opts=[])))
     with torch.device("meta"):
-        network = task.build_backbone()
+        network = task.parts.make_backbone()
     if "LambdaRes5ROIHeads" in task.dump():
         print(
             "The lambda layers of LambdaRes5ROIHeads, on the regions, are not proved; "
@@ -117,7 +117,7 @@ def _of_detector(file: str) -> _Training:
         )
     dtype = str(Precision.of(task.settings))
     stride = max(network.size_divisibility, 32)
-    return _Training(network, task.training_size, dtype, task.channels_last, stride)
+    return _Training(network, task.parts.training_size, dtype, task.parts.channels_last, stride)
 
 
 def _of_recipe(file: str) -> _Training:

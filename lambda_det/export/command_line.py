@@ -6,7 +6,7 @@ import argparse
 import logging
 
 from lambda_det.config import find_config_file
-from lambda_det.detection.lazy_task import load_any_config
+from lambda_det.detection.task import load_any_config
 from lambda_det.errors import exit_status
 from lambda_det.export.session import Report, export_network
 from lambda_det.export.sources import named_backbone, network_of_config, read_images

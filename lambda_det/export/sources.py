@@ -11,10 +11,9 @@ from detectron2.data.transforms import ResizeShortestEdge
 from omegaconf import DictConfig
 from torch import Tensor
 
-from lambda_det.detection import DetectionTask
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
-from lambda_det.detection.lazy_task import task_of
+from lambda_det.detection.task import DetectionTask
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
 from lambda_det.weights.formats import read_checkpoint
@@ -52,7 +51,7 @@ def network_of_config(
     """
     weights = find_weights(cfg, config_file, weights)
     model = trained_detector(cfg, weights, "float32")
-    task = task_of(cfg)
+    task = DetectionTask(cfg)
     pixels: dict[str, Any] = {
         "config": config_file,
         "weights": weights,
@@ -68,7 +67,7 @@ def network_of_config(
 
 def _test_size(task: DetectionTask) -> dict[str, int]:
     """The sides that images are resized to in an evaluation; nothing where it does more to them."""
-    made = task.build_test_augmentations().augs
+    made = task.parts.make_test_augmentations().augs
     if len(made) != 1 or not isinstance(made[0], ResizeShortestEdge):
         return {}
     return {"min_size_test": made[0].short_edge_length[0], "max_size_test": made[0].max_size}

@@ -10,7 +10,7 @@ from pathlib import Path
 from lambda_det.config import find_config_file
 from lambda_det.detection import load_config
 from lambda_det.detection.inference import find_weights
-from lambda_det.detection.lazy_task import load_any_config
+from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.prediction.annotations import Annotations, check_target

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
-from lambda_det.detection.lazy_task import task_of
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
@@ -128,11 +128,11 @@ def plan_dataset(
         cfg = copy.deepcopy(cfg)
         if isinstance(cfg, CfgNode):
             cfg.defrost()
-        task = task_of(cfg)
+        task = DetectionTask(cfg)
         task.register_data()
-        names = task.train_names if name == "train" else task.test_names
+        names = task.parts.train_names if name == "train" else task.parts.test_names
         if not names:
-            key = task.detector.keys[name]
+            key = task.parts.detector.keys[name]
             raise ConfigError(f"{key} is empty; give the name of a data set.")
         name = names[0]
     json_file, images = registered_files(name)

@@ -25,7 +25,7 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
-from lambda_det.detection.lazy_task import load_any_config, task_of
+from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, WeightsError, reason
 from lambda_det.export import FORMATS, format_of
@@ -158,15 +158,15 @@ class Predictor:
             source = load_any_config(argparse.Namespace(config_file=file, opts=[]))
         self.cfg = cfg = copy.deepcopy(source)
         if isinstance(cfg, DictConfig):
-            cfg.train.device = device or task_of(cfg).settings.device
+            cfg.train.device = device or DetectionTask(cfg).settings.device
         else:
             cfg.defrost()
             cfg.MODEL.DEVICE = device or cfg.MODEL.DEVICE
-        task = task_of(cfg)
-        architecture = task.detector.architecture
-        if "instances" not in predictions(architecture):
+        task = DetectionTask(cfg)
+        detector = task.parts.detector
+        if "instances" not in predictions(detector.architecture):
             raise ConfigError(
-                f"{task.detector.keys['architecture']} {architecture} finds no instances, and "
+                f"{detector.keys['architecture']} {detector.architecture} finds no instances, and "
                 "only those are predicted; --eval-only of the training's tool evaluates it."
             )
         self.class_names = known_class_names(cfg)
@@ -176,7 +176,7 @@ class Predictor:
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold
         channels = task.pixels.format if task.pixels else "BGR"
-        self._set_input(channels, task.build_test_augmentations())
+        self._set_input(channels, task.parts.make_test_augmentations())
         self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
 
     def _open_exported(self, path: Path, device: str | None) -> None:

@@ -27,7 +27,7 @@ from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.evaluation import read_ground_truth
 from lambda_det.detection.lazy import is_lazy
-from lambda_det.detection.lazy_task import load_any_config, task_of
+from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, UserError, listed
 from lambda_det.files import replace_text
 from lambda_det.report.class_results import Detections, evaluate_detections
@@ -338,17 +338,17 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     Raises:
         UserError: the run was not evaluated, or its data are not where they were.
     """
-    task = task_of(
+    task = DetectionTask(
         load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
     )
     task.register_data()
-    architecture = task.detector.architecture
+    architecture = task.parts.detector.architecture
     if "instances" not in predictions(architecture):
         raise ConfigError(
             f"AP by class, errors and images: {architecture} finds no instances. The results of "
             "its evaluations are among the numbers above and in metrics.json."
         )
-    names = task.test_names
+    names = task.parts.test_names
     if not names:
         raise ConfigError("The run names no data to evaluate on, so there are no results.")
     dataset = dataset or names[0]

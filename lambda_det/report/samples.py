@@ -22,7 +22,7 @@ from torch import nn
 from tqdm import tqdm
 
 from lambda_det.detection.drawing import captioned, draw_instances
-from lambda_det.detection.lazy_task import task_of
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
 from lambda_det.report.album import Album
 
@@ -52,14 +52,16 @@ def draw_samples(cfg: CfgNode | DictConfig, album: Album, *, limit: int = 8, see
         raise ConfigError(f"The number of samples is {limit}; ask for 1 or more.")
     names = [f"sample_{index:03d}" for index in range(limit)]
     album.check(names)
-    task = task_of(copy.deepcopy(cfg))
-    task.settings = replace(task.settings, num_workers=0, images_per_step=1, accumulate=1)
+    task = DetectionTask(copy.deepcopy(cfg))
     task.register_data()
+    task.settings = replace(task.settings, num_workers=0, images_per_step=1, accumulate=1)
     task.check_data(train=True)
     # There are no names if another project names its data in another way
-    metadata = MetadataCatalog.get(task.train_names[0]) if task.train_names else Metadata()
+    metadata = (
+        MetadataCatalog.get(task.parts.train_names[0]) if task.parts.train_names else Metadata()
+    )
     has_backbone = not isinstance(cfg, DictConfig) or "backbone" in cfg.model
-    backbone = task.build_backbone() if has_backbone else None
+    backbone = task.parts.make_backbone() if has_backbone else None
     image_format = task.pixels.format if task.pixels else "BGR"
     seed_all_rng(seed)
     samples = itertools.chain.from_iterable(task.build_train_loader())

@@ -198,7 +198,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _samples(args: argparse.Namespace, album: Album) -> None:
-    from lambda_det.detection.lazy_task import load_any_config
+    from lambda_det.detection.task import load_any_config
     from lambda_det.report import draw_samples
 
     draw_samples(load_any_config(args), album, limit=args.limit, seed=args.seed)
@@ -266,7 +266,7 @@ def _layers(args: argparse.Namespace, album: Album) -> None:
 
 def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
     from lambda_det.detection import load_config
-    from lambda_det.detection.lazy_task import load_any_config
+    from lambda_det.detection.task import load_any_config
 
     if not args.model:
         return load_any_config(args)
@@ -278,14 +278,14 @@ def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
 
 
 def _own_weights(args: argparse.Namespace, cfg: CfgNode | DictConfig) -> str | None:
-    from lambda_det.detection.lazy_task import task_of
+    from lambda_det.detection.task import DetectionTask
     from lambda_det.export.identify import find_checkpoint
     from lambda_det.training.checkpointer import last_checkpoint
 
     folder = os.path.dirname(args.config_file) if args.config_file else None
     if folder is not None and last_checkpoint(folder):
         return find_checkpoint(folder or ".")  # raises an error if the file is missing
-    return task_of(cfg).settings.weights or None
+    return DetectionTask(cfg).settings.weights or None
 
 
 _COMMANDS = {"samples": _samples, "results": _results, "layers": _layers}

@@ -32,10 +32,11 @@ from lambda_det.detection.data import (
     register_panoptic_shapes,
     register_shapes,
 )
-from lambda_det.detection.model import build_model, build_on_meta
+from lambda_det.detection.model import build_model
 from lambda_det.errors import ConfigError, UserError
 from tests.detection.heads.tiny import HEADS
 from tests.detection.test_lazy_parity import _network, _settings
+from tests.detection.tiny import on_meta
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = """
@@ -272,7 +273,7 @@ def base(groups, kept) -> Callable[[str, str], Any]:
 def _values(task: DetectionTask) -> Any:
     """What the tensors of a model hold when it is made: anchors, pixel means, initial weights."""
     torch.manual_seed(0)
-    state = build_model(task.cfg)
+    state = build_model(task.config)
     return [
         float(value.detach().double().abs().sum())
         for value in (*state.parameters(), *state.buffers())
@@ -282,7 +283,7 @@ def _values(task: DetectionTask) -> Any:
 def _on_meta(task: DetectionTask) -> torch.nn.Module:
     """The model without data, made once for the parts that only look at it."""
     if not hasattr(task, "made"):
-        task.made = build_on_meta(task.cfg)
+        task.made = on_meta(task.config)
     return task.made
 
 
@@ -309,20 +310,20 @@ def _rates(task: DetectionTask) -> list[float]:
 def _loaders(task: DetectionTask) -> Any:
     torch.manual_seed(0)
     np.random.seed(0)
-    made = [task.build_train_loader(), task.build_test_loader(task.cfg.DATASETS.TEST[0])]
+    made = [task.build_train_loader(), task.parts.make_test_loader(task.config.DATASETS.TEST[0])]
     return [_settings(loader, set()) for loader in made]
 
 
 def _evaluators(task: DetectionTask) -> Any:
-    cfg = task.cfg
+    cfg = task.config
     kept = ("_tasks", "_max_dets_per_image", "_kpt_oks_sigmas", "_output_dir", "dataset_name")
-    made = task.build_evaluator(cfg.DATASETS.TEST[0])
+    made = task.parts.make_evaluator(cfg.DATASETS.TEST[0], "inference")
     result = [
         (type(one).__name__, [str(vars(one).get(name)) for name in kept])
         for one in getattr(made, "_evaluators", [made])
     ]
     if cfg.TEST.AUG.ENABLED:
-        tested = GeneralizedRCNNWithTTA(cfg, build_on_meta(cfg))
+        tested = GeneralizedRCNNWithTTA(cfg, on_meta(cfg))
         result.append(_settings(tested.tta_mapper, set()))
     return result
 

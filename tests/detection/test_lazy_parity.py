@@ -16,12 +16,11 @@ from detectron2.engine.hooks import IterationTimer, LRScheduler
 from detectron2.utils.env import seed_all_rng
 from torch import nn
 
-from lambda_det.detection import DetectionTask, LazyTask, load_config, load_lazy_config
+from lambda_det.detection import DetectionTask, load_config, load_lazy_config
 from lambda_det.detection.data import make_shapes
-from lambda_det.detection.model import build_on_meta
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.training.trainer import Trainer
-from tests.detection.tiny import TINY
+from tests.detection.tiny import TINY, on_meta
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file has its twin
@@ -33,16 +32,8 @@ def yaml_task(name: str, options: str = "", **flags: str) -> DetectionTask:
     return DetectionTask(load_config(_arguments(f"{name}.yaml", options, flags)))
 
 
-def lazy_task(name: str, options: str = "", **flags: str) -> LazyTask:
-    return LazyTask(load_lazy_config(_arguments(f"{name}.py", options, flags)))
-
-
-def _on_meta(task: DetectionTask) -> nn.Module:
-    """The model without values."""
-    if isinstance(task, LazyTask):
-        with torch.device("meta"):
-            return task.make_model()
-    return build_on_meta(task.cfg)
+def lazy_task(name: str, options: str = "", **flags: str) -> DetectionTask:
+    return DetectionTask(load_lazy_config(_arguments(f"{name}.py", options, flags)))
 
 
 def _arguments(file: str, options: str, flags: dict[str, str]) -> argparse.Namespace:
@@ -68,8 +59,8 @@ def tiny(shapes, tmp_path):
     yaml = yaml_task(name, f"{TINY[0]} OUTPUT_DIR {tmp_path / 'yaml'}", **shapes)
     lazy = lazy_task(name, f"{TINY[1]} train.output_dir={tmp_path / 'lazy'}", **shapes)
     return [
-        DetectionTask.for_run(yaml.cfg, train=True),
-        LazyTask.for_run(lazy.lazy, train=True),
+        DetectionTask.for_run(yaml.config, train=True),
+        DetectionTask.for_run(lazy.config, train=True),
     ]
 
 
@@ -115,7 +106,7 @@ def test_every_lazyconfig_has_its_yaml_file():
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_network_is_the_same(name):
-    models = [_on_meta(yaml_task(name)), _on_meta(lazy_task(name))]
+    models = [on_meta(yaml_task(name).config), on_meta(lazy_task(name).config)]
     one, other = ([(k, v.shape) for k, v in m.state_dict().items()] for m in models)
     assert one == other
     assert [p.requires_grad for m in models[:1] for p in m.parameters()] == [
@@ -125,8 +116,8 @@ def test_the_network_is_the_same(name):
 
 def test_every_setting_of_the_network_is_the_same():
     """Thresholds, numbers of proposals, strides, norms: all that the modules hold."""
-    yaml = _network(_on_meta(yaml_task(PAPER[0])))
-    lazy = _network(_on_meta(lazy_task(PAPER[0])))
+    yaml = _network(on_meta(yaml_task(PAPER[0]).config))
+    lazy = _network(on_meta(lazy_task(PAPER[0]).config))
     assert list(yaml) == list(lazy)
     for module in yaml:
         assert yaml[module] == lazy[module], module
@@ -137,7 +128,7 @@ def test_the_run_is_the_same(name):
     yaml, lazy = yaml_task(name), lazy_task(name)
     assert yaml.settings == lazy.settings
     assert yaml.pixels == lazy.pixels
-    assert yaml.train_names == lazy.train_names
+    assert yaml.parts.train_names == lazy.parts.train_names
 
 
 def _schedules(world_size: int, accumulate: int = 1):
@@ -180,7 +171,7 @@ def test_another_length_stretches_the_schedule(tmp_path):
 def test_the_optimiser_is_the_same_for_each_parameter(tiny):
     groups = []
     for task in tiny:
-        model = _on_meta(task)
+        model = on_meta(task.config)
         names = {parameter: name for name, parameter in model.named_parameters()}
         optimizer = task.build_optimizer(model)
         groups.append(
@@ -226,11 +217,11 @@ def test_the_augmented_samples_are_the_same(tiny):
 
 def test_the_test_images_and_the_evaluator_are_the_same(tiny):
     images, evaluators = [], []
-    name = tiny[0].cfg.DATASETS.TEST[0]
+    name = tiny[0].config.DATASETS.TEST[0]
     for task in tiny:
-        loader = task.build_test_loader(name)
+        loader = task.parts.make_test_loader(name)
         images.append([i["image"].numpy().tobytes() for batch in loader for i in batch])
-        evaluator = task.build_evaluator(name)
+        evaluator = task.parts.make_evaluator(name, "inference")
         [evaluator] = getattr(evaluator, "_evaluators", [evaluator])
         own = vars(evaluator)
         assert Path(own["_output_dir"]) == Path(task.settings.output_dir, "inference")

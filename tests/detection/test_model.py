@@ -7,23 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from detectron2.modeling import META_ARCH_REGISTRY
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
 
-from lambda_det.detection import LazyTask, lazy_parser, load_lazy_config
+from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.model import (
     LossNormalizers,
     build_model,
-    build_on_meta,
     channels_last_pays,
     for_inference,
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
-from tests.detection.tiny import TINY
+from tests.detection.tiny import TINY, on_meta
 from tests.training.tiny_detector import tiny_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -31,7 +29,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_it_has_the_names_and_shapes_of_the_model_and_no_values():
     cfg = tiny_config()
-    trial = build_on_meta(cfg).state_dict()
+    trial = on_meta(cfg).state_dict()
     real = build_model(cfg).state_dict()
     assert {k: v.shape for k, v in trial.items()} == {k: v.shape for k, v in real.items()}
     assert all(tensor.is_meta for tensor in trial.values())
@@ -80,21 +78,9 @@ def test_an_unknown_name_is_one_sentence(key, value, near):
     cfg.MODEL.ROI_BOX_HEAD.NUM_CONV = 1
     cfg.merge_from_list([key, value])
     with pytest.raises(ConfigError) as caught:
-        build_on_meta(cfg)
+        on_meta(cfg)
     text = str(caught.value)
     assert text.startswith(key) and near in text and "\n" not in text
-
-
-def test_a_model_that_looks_at_values_is_built_on_the_cpu():
-    @META_ARCH_REGISTRY.register()
-    class LooksAtValues(nn.Module):
-        def __init__(self, cfg):
-            super().__init__()
-            self.layer = nn.Linear(2, int(torch.full((), 3.0).item()))
-
-    cfg = tiny_config()
-    cfg.MODEL.META_ARCHITECTURE = "LooksAtValues"
-    assert build_on_meta(cfg).layer.weight.shape == (3, 2)
 
 
 def _images(count: int = 2) -> list[dict]:
@@ -150,7 +136,7 @@ def test_a_training_has_the_layout_that_is_faster_there(
     file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
     changes = [*TINY[1].split(), f"dataloader.image_size={smaller_side}"]
     lazy = load_lazy_config(lazy_parser().parse_args(["--config-file", file, *changes]))
-    for task in (DetectionTask(cfg), LazyTask(lazy)):
+    for task in (DetectionTask(cfg), DetectionTask(lazy)):
         model = task.build_model()
         assert _layouts(model) == {"last" if fast else "first"}
         # Whatever it is in training

@@ -22,7 +22,6 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.model import build_on_meta
 from lambda_det.detection.recipe import (
     Derived,
     Statistics,
@@ -35,6 +34,7 @@ from lambda_det.detection.recipe import (
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
+from tests.detection.tiny import on_meta
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_each_structure_has_its_rules(file, words, batch, lr, anchors):
     assert any(min(level) == least for level, least in zip(sizes, strides, strict=True))
     if retinanet:
         assert np.allclose([np.array(s) / s[0] for s in sizes], [1, 1.26, 1.59], atol=0.01)
-    model = build_on_meta(cfg)  # the heads are those of the file
+    model = on_meta(cfg)  # the heads are those of the file
     generator = model.anchor_generator if retinanet else model.proposal_generator.anchor_generator
     assert generator.num_anchors == [3 * count for count in anchors]
 
@@ -349,7 +349,7 @@ def test_the_recipes_files(file):
     """Each is a detector, with the weights of its own network if any."""
     cfg = load_config(parser().parse_args(["--config-file", str(file)]))
     assert cfg.RECIPE.ENABLED and cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
-    model = build_on_meta(cfg)
+    model = on_meta(cfg)
     assert hasattr(model.roi_heads, "mask_head") == (not file.stem.startswith("faster"))
     on_gpu = cfg.MODEL.DEVICE == "cuda"
     if not cfg.MODEL.WEIGHTS:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run
-from lambda_det.detection import task as detection_task
+from lambda_det.detection import read_yaml as detection_reader
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
 from lambda_det.training import run_folder, start
@@ -54,7 +54,7 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def short_log_period(monkeypatch):
     """Records that are due at, before and after the steps at which a run is stopped."""
-    monkeypatch.setattr(detection_task, "LOG_PERIOD", 2)
+    monkeypatch.setattr(detection_reader, "LOG_PERIOD", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def whole(flags, tmp_path_factory):
             folders[name] = tmp_path_factory.mktemp("whole")
             words = VARIANTS[name].split()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(detection_task, "LOG_PERIOD", 2)
+                patch.setattr(detection_reader, "LOG_PERIOD", 2)
                 run(parser().parse_args([*flags, "OUTPUT_DIR", str(folders[name]), *words]))
         return folders[name]
 
@@ -385,6 +385,6 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
     process.join()
     assert process.exitcode == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detection_task, "LOG_PERIOD", 20)
+        patch.setattr(detection_reader, "LOG_PERIOD", 20)
         train(tmp_path / "whole", *words)
     assert_same_run(tmp_path / "whole", tmp_path / "run")

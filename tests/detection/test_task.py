@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import math
-from pathlib import Path
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from detectron2.modeling import GeneralizedRCNN
 
-from lambda_det.detection import DetectionTask, LazyTask, lazy_parser, load_lazy_config
+from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
 from lambda_det.detection.data import make_shapes, register_shapes
+from lambda_det.detection.task import read_parts
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW
 from tests.training.tiny_detector import tiny_config
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 class Detector(torch.nn.Module):
@@ -40,20 +38,16 @@ def evaluate(monkeypatch):
         "inference_on_dataset",
         lambda model, loader, evaluator: {"bbox": {"AP": model.ap}},
     )
-    monkeypatch.setattr(
-        task_module,
-        "GeneralizedRCNNWithTTA",
-        lambda cfg, model: SimpleNamespace(ap=10 * model.ap),
-    )
-    monkeypatch.setattr(DetectionTask, "build_test_loader", lambda self, name: None)
-    monkeypatch.setattr(
-        DetectionTask, "build_evaluator", lambda self, name, folder: folders.append(folder)
-    )
 
-    def call(names: tuple[str, ...], *, final: bool) -> dict:
-        cfg = tiny_config()
-        cfg.DATASETS.TEST, cfg.TEST.AUG.ENABLED = names, True
-        return DetectionTask(cfg).evaluate(MODELS, final=final)
+    def call(names: tuple[str, ...], *, final: bool, **parts) -> dict:
+        task = DetectionTask(tiny_config())
+        given = {
+            "make_test_loader": lambda name: None,
+            "make_evaluator": lambda name, folder: folders.append(folder),
+            "make_augmented": lambda model: SimpleNamespace(ap=10 * model.ap),
+        }
+        task.parts = replace(task.parts, test_sets=names, **(given | parts))
+        return task.evaluate(MODELS, final=final)
 
     return call, folders
 
@@ -70,40 +64,32 @@ def test_averaged_weights_and_augmentation_have_results_of_their_own(evaluate):
     assert call(("one", "two"), final=True) == {"one": everything, "two": everything}
 
 
-@pytest.mark.parametrize("kind", [DetectionTask, LazyTask])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_an_evaluation_runs_the_copy_for_inference(monkeypatch, kind, precision):
-    cfg = tiny_config()
-    cfg.DATASETS.TEST, cfg.TEST.PRECISION = ("one",), precision
-    if kind is LazyTask:
-        file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
-        args = ["--config-file", file, "train.device=cpu", f"train.test_precision={precision}"]
-        cfg = load_lazy_config(lazy_parser().parse_args(args))
-    monkeypatch.setattr(kind, "build_test_loader", lambda self, *name: None)
-    monkeypatch.setattr(kind, "build_evaluator", lambda self, *name, **folder: None)
-    module = importlib.import_module(kind.__module__)
+def test_an_evaluation_runs_the_copy_for_inference(evaluate, monkeypatch, precision):
     norm = torch.nn.BatchNorm2d(4)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), norm).eval()
     given = []
-    monkeypatch.setattr(module, "inference_on_dataset", lambda model, *more: given.append(model))
-    kind(cfg).evaluate({RAW: model}, final=True)
-    assert len(given) == 1 and not any(
-        isinstance(m, torch.nn.BatchNorm2d) for m in given[0].modules()
+    monkeypatch.setattr(
+        task_module, "inference_on_dataset", lambda model, *more: given.append(model)
     )
+    monkeypatch.setitem(MODELS, RAW, model)
+    monkeypatch.delitem(MODELS, EMA)
+    evaluate[0](("one",), final=False, test_precision=precision)
+    [copied] = given
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in copied.modules())
     assert model[1] is norm
-    assert given[0](torch.randn(1, 3, 2, 2)).dtype == getattr(torch, precision)
+    assert copied(torch.randn(1, 3, 2, 2)).dtype == getattr(torch, precision)
 
 
 @pytest.mark.parametrize("benchmark", [False, True])
 def test_cudnn_tries_no_algorithms_for_the_sizes_of_an_evaluation(evaluate, monkeypatch, benchmark):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
     during = []
-    monkeypatch.setattr(
-        DetectionTask,
-        "build_test_loader",
-        lambda self, name: during.append(torch.backends.cudnn.benchmark),
-    )
-    evaluate[0](("one",), final=False)
+
+    def loader(name: str) -> None:
+        during.append(torch.backends.cudnn.benchmark)
+
+    evaluate[0](("one",), final=False, make_test_loader=loader)
     assert set(during) == {False} and torch.backends.cudnn.benchmark is benchmark
 
 
@@ -160,7 +146,7 @@ def test_the_largest_image_of_a_training():
         cfg.INPUT.LSJ.ENABLED, cfg.INPUT.LSJ.SIZE = False, 1000
         cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.MAX_SIZE_TRAIN = (640, 800), 1333
         cfg.merge_from_list([word for pair in changes.items() for word in pair])
-        return DetectionTask(cfg).training_size
+        return read_parts(cfg).training_size
 
     assert size() == (800, 1344)
     assert size(**{"DATALOADER.ASPECT_RATIO_GROUPING": False}) == (1344, 1344)

@@ -114,6 +114,7 @@ def test_the_losses_are_among_the_results(tmp_path):
     task, model = DetectionTask(cfg), build_model(cfg)
     assert "validation" not in task.evaluate({RAW: model}, final=False)
     cfg.TEST.LOSS = True
+    task = DetectionTask(cfg)
     losses = task.evaluate({RAW: model}, final=False)["validation"]
     parts = {"loss_cls", "loss_box_reg", "loss_mask", "loss_rpn_cls", "loss_rpn_loc"}
     assert losses.keys() == parts | {"total_loss"} and losses["loss_mask"] > 0

@@ -1,5 +1,14 @@
 """The same small changes to a YAML configuration and to a LazyConfig of configs/."""
 
+from __future__ import annotations
+
+import torch
+from detectron2.config import CfgNode
+from omegaconf import DictConfig
+from torch import nn
+
+from lambda_det.detection import DetectionTask
+
 # (YAML's keys, LazyConfig's)
 TINY = (
     "MODEL.DEVICE cpu MODEL.LAMBDA_RESNET.NAME lambda_resnet26_slim MODEL.LAMBDA_RESNET.SCOPE 7 "
@@ -13,3 +22,9 @@ TINY = (
     "dataloader.train.num_workers=0 dataloader.test.num_workers=0 dataloader.image_size=64 "
     "train.seed=5 train.amp.enabled=False",
 )
+
+
+def on_meta(config: CfgNode | DictConfig) -> nn.Module:
+    """The model of a configuration with names and shapes and no values."""
+    with torch.device("meta"):
+        return DetectionTask(config).parts.make_model()

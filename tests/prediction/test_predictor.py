@@ -15,10 +15,10 @@ from detectron2.engine import DefaultPredictor
 from PIL import Image
 
 import lambda_det
-from lambda_det.detection import LazyTask, load_lazy_config
+from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.inference import find_weights
 from lambda_det.detection.lazy import dump_lazy
-from lambda_det.detection.lazy_task import load_any_config
+from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_of_config
@@ -74,7 +74,9 @@ def lazy_run(tmp_path_factory):
     lazy = load_lazy_config(argparse.Namespace(config_file=str(LAZY_CONFIG), opts=opts))
     (folder / "config.yaml").write_text(dump_lazy(lazy))
     torch.manual_seed(1)
-    torch.save({"model": LazyTask(lazy).make_model().state_dict()}, folder / "model_final.pth")
+    torch.save(
+        {"model": DetectionTask(lazy).parts.make_model().state_dict()}, folder / "model_final.pth"
+    )
     (folder / "last_checkpoint").write_text("model_final.pth")
     return folder, lazy
 
@@ -87,7 +89,7 @@ def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, picture, 
     mapper = instantiate(lazy.dataloader.test.mapper)
     record = mapper({"file_name": str(tmp_path / "photo.png"), "height": 48, "width": 64})
     assert record["image"].shape[-1] == 96
-    model = LazyTask(lazy).make_model().eval()
+    model = DetectionTask(lazy).parts.make_model().eval()
     model.load_state_dict(torch.load(folder / "model_final.pth", weights_only=True)["model"])
     model.roi_heads.box_predictor.test_score_thresh = 0.0
     with torch.no_grad():

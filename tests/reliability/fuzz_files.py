@@ -39,7 +39,7 @@ from lambda_det.classification.data.build import Sources
 from lambda_det.classification.data.pseudo_labels import PseudoLabelSource, write_pseudo_labels
 from lambda_det.classification.data.shards import ShardSource
 from lambda_det.classification.data.sources import SyntheticSource
-from lambda_det.detection import DetectionTask, LazyTask, lazy_parser, load_config
+from lambda_det.detection import DetectionTask, lazy_parser, load_config
 from lambda_det.detection import parser as detection_parser
 from lambda_det.detection.data import (
     build_test_loader,
@@ -170,9 +170,9 @@ def _detector_task(args: argparse.Namespace) -> Task:
 
 
 def _lazy_task(args: argparse.Namespace) -> Task:
-    lazy = LazyTask.read(args)
+    lazy = DetectionTask.read(args)
     refuse_unknown_train_keys(lazy)
-    return LazyTask(lazy)
+    return DetectionTask(lazy)
 
 
 def _recipe_task(args: argparse.Namespace) -> Task:

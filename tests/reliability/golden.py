@@ -22,7 +22,7 @@ from detectron2.utils.env import seed_all_rng
 from lambda_det.classification import parser
 from lambda_det.classification.config import load_recipe
 from lambda_det.classification.task import ClassificationTask
-from lambda_det.detection import DetectionTask, LazyTask, load_config, load_lazy_config
+from lambda_det.detection import DetectionTask, load_config, load_lazy_config
 from lambda_det.detection.data import make_shapes
 from lambda_det.training.task import Task
 from lambda_det.training.trainer import Trainer
@@ -84,7 +84,7 @@ def _yaml(root: Path, options: str = "") -> Task:
 
 def _finetuning(root: Path) -> Task:
     torch.manual_seed(3)
-    backbone = _yaml(root).build_backbone()
+    backbone = _yaml(root).parts.make_backbone()
     state = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
     torch.save({"model": state}, root / "weights.pth")
     options = "MODEL.BACKBONE.FREEZE_AT 2 SOLVER.BACKBONE_MULTIPLIER 0.1"
@@ -96,7 +96,7 @@ def _lazy(root: Path) -> Task:
     words += f"train.max_iter={STEPS} dataloader.train.total_batch_size=2 optimizer.lr=0.01 {_FEW}"
     file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
     args = argparse.Namespace(config_file=file, opts=words.split(), **_data(root))
-    return LazyTask.for_run(load_lazy_config(args), train=True)
+    return DetectionTask.for_run(load_lazy_config(args), train=True)
 
 
 def _classification(root: Path) -> Task:

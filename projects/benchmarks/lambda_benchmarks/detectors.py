@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.shapes import background, image_rng, paint_shapes, place_shapes
 from lambda_det.detection.model import build_model, for_inference
-from lambda_det.detection.task import DetectionTask, read_settings
+from lambda_det.detection.read_yaml import read_settings
+from lambda_det.detection.task import DetectionTask
 from lambda_det.training.precision import Precision
 
 __all__ = ["Detector", "default_precision", "detectron2_detector", "our_detector"]
@@ -81,7 +82,7 @@ def our_detector(
     model = build_model(cfg) if changes else task.build_model()
     pictures, samples = _pictures(batch, side)
     _find_something(model, pictures, samples)
-    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=task.channels_last)
+    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=task.parts.channels_last)
     return Detector(model, inference, Precision.of(read_settings(cfg)), samples), pictures
 
 

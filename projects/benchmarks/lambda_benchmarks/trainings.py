@@ -18,10 +18,10 @@ from lambda_det.classification.config import check_ranges, is_recipe, load_recip
 from lambda_det.classification.data import build_sources
 from lambda_det.classification.model import build_classifier, make_classifier
 from lambda_det.classification.schedule import build_optimizer, peak_learning_rate, plan_training
-from lambda_det.detection.lazy_task import load_any_config, task_of
+from lambda_det.detection.read_yaml import read_settings
 from lambda_det.detection.recipe import fit_to_data
 from lambda_det.detection.schedule import DetectionSettings
-from lambda_det.detection.task import DetectionTask, read_settings
+from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.config_file import common_settings
 
@@ -83,7 +83,7 @@ def load_training(args: argparse.Namespace) -> Training:
 def _of_yaml(cfg: CfgNode) -> Training:
     cfg = cfg.clone()
     cfg.defrost()
-    task = task_of(cfg)
+    task = DetectionTask(cfg)
     notes = []
     if cfg.DATASETS.TRAIN_JSON:
         task.register_data()
@@ -101,25 +101,25 @@ def _of_yaml(cfg: CfgNode) -> Training:
         changed = cfg.clone()
         changed.MODEL.DEVICE = device
         changed.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = checkpointing
-        return task_of(changed).make_model()
+        return DetectionTask(changed).parts.make_model()
 
     return Training(
         kind="detector",
         settings=read_settings(cfg),
-        size=task.training_size,
+        size=task.parts.training_size,
         checkpointing="MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
         is_checkpointed=own.CHECKPOINT_ACTIVATIONS,
         moments=1 if cfg.SOLVER.MOMENTUM else 0,
         make=make,
-        build=lambda: _built(task_of(cfg)),
+        build=lambda: _built(DetectionTask(cfg)),
         keypoints=cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS,
         notes=tuple(notes),
     )
 
 
 def _of_lazy(lazy: DictConfig) -> Training:
-    task = task_of(lazy)
-    if task.training_size is None:
+    task = DetectionTask(lazy)
+    if task.parts.training_size is None:
         raise ConfigError(
             "The size of training images does not follow from "
             "dataloader.train.mapper.augmentations: let the last of them be a FixedSizeCrop, or a "
@@ -133,12 +133,12 @@ def _of_lazy(lazy: DictConfig) -> Training:
         OmegaConf.update(changed, "train.device", device)
         if checkpointing:
             OmegaConf.update(changed, key, checkpointing)
-        return task_of(changed).make_model()
+        return DetectionTask(changed).parts.make_model()
 
     return Training(
         kind="detector",
         settings=task.settings,
-        size=task.training_size,
+        size=task.parts.training_size,
         checkpointing=key,
         is_checkpointed=bool(OmegaConf.select(lazy, key)),
         moments=1 if optimizer.get("momentum") else 2 if "Adam" in str(optimizer._target_) else 0,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.lazy_task import task_of
+from lambda_det.detection.task import DetectionTask
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, listed
 from lambda_det.layers import LambdaLayer
@@ -244,10 +244,10 @@ def load_network(
             settings.
         WeightsError: the weights cannot be read or do not fit.
     """
-    task = task_of(cfg)
+    task = DetectionTask(cfg)
     device = task.settings.device
     check_device(device, 1, task.settings.key("device"))
-    backbone = task.build_backbone()
+    backbone = task.parts.make_backbone()
     network = getattr(backbone, "bottom_up", backbone)
     pixels = task.pixels or PixelSettings.from_config(get_cfg())
     if weights is not None:
@@ -295,8 +295,8 @@ def load_image(
     """
     original = read_image({"file_name": str(path)}, "RGB")
     resized = AugInput(original)
-    task = task_of(cfg)
-    task.build_test_augmentations()(resized)
+    task = DetectionTask(cfg)
+    task.parts.make_test_augmentations()(resized)
     rgb = resized.image
     channels = torch.from_numpy((rgb if pixels.format == "RGB" else rgb[:, :, ::-1]).copy())
     mean, std = (torch.tensor(v)[:, None, None] for v in (pixels.mean, pixels.std))
