@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -27,6 +32,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
+MARKERS = "not (slow or fuzz or benchmark or gpu)"  # of the quick tests
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -86,6 +92,60 @@ def test_nothing_imports_a_top_level_package_named_tools():
         file for room in ("lambda_det", "tools", "tests") for file in ROOT.glob(f"{room}/**/*.py")
     ]
     assert not [f for f in files if any(name.split(".")[0] == "tools" for name in imported(f))]
+
+
+PROJECTS = sorted(path for path in (ROOT / "projects").iterdir() if path.is_dir())
+# The package of a project lies in its folder
+_PACKAGES = {
+    path.parent.name: path.parents[1].name for path in ROOT.glob("projects/*/*/__init__.py")
+}
+
+
+def of_other_projects(file: Path) -> list[str]:
+    """The projects that a file imports, without its own."""
+    parts = file.relative_to(ROOT).parts
+    own = parts[1] if parts[0] == "projects" else None
+    found = {_PACKAGES.get(name.split(".")[0]) for name in imported(file)}
+    found |= {name.split(".")[1] for name in imported(file) if name.startswith("projects.")}
+    return sorted(found - {own, None})
+
+
+def test_nothing_imports_a_project():
+    """Nor does one project import another."""
+    rooms = ("lambda_det", "tools", "datasets", "configs", "tests", "projects")
+    files = [file for room in rooms for file in ROOT.glob(f"{room}/**/*.py")]
+    wrong = {str(file.relative_to(ROOT)): of_other_projects(file) for file in files}
+    assert not {file: names for file, names in wrong.items() if names}
+
+
+def test_an_import_of_a_project_is_seen():
+    package, project = next(iter(_PACKAGES.items()))
+    file = ROOT / "projects" / "another" / "wrong.py"
+    text = f"import {package}.part\n"
+    with mock.patch.object(Path, "read_text", lambda *encoding: text):
+        assert of_other_projects(file) == [project]
+        assert of_other_projects(ROOT / "projects" / project / "right.py") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
+def test_the_house_stands_without_a_project(project, tmp_path):
+    """In a copy without its folder all tests are collected, and those of the house pass."""
+    left_out = shutil.ignore_patterns(".*", "output", "__pycache__", "*.pth")
+    for entry in ROOT.iterdir():
+        if entry.is_dir() and not entry.name.startswith("."):
+            shutil.copytree(entry, tmp_path / entry.name, ignore=left_out)
+        elif entry.is_file():
+            shutil.copy(entry, tmp_path)
+    shutil.rmtree(tmp_path / "projects" / project.name)
+    house = ("test_structure.py", "test_docs.py", "test_configs.py", "test_packaging.py")
+    for words in (["--collect-only"], ["-m", MARKERS, *(f"tests/{name}" for name in house)]):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
 
 
 def test_few_files_share_a_name():

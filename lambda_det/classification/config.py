@@ -66,15 +66,6 @@ def get_classification_config() -> CN:
     _C.DATA.HELD_OUT = 0.0
     # Share of the training images, of each class alike, that is used at all
     _C.DATA.FRACTION = 1.0
-    # Images with labels of a teacher, to train on as well: a file that
-    # projects/noisy_student/pseudo_label.py wrote, and the folder that its names start from
-    _C.DATA.PSEUDO_LABELS = ""
-    _C.DATA.PSEUDO_IMAGES = ""
-    # So many of them for each labelled image of a batch, besides SOLVER.IMS_PER_BATCH. Epochs count
-    # the labelled images alone.
-    _C.DATA.PSEUDO_RATIO = 1.0
-    # Of the teacher's probabilities, which are the labels; 0: its most probable class alone
-    _C.DATA.PSEUDO_TEMPERATURE = 1.0
     _C.DATA.MAX_UNREADABLE_IMAGES = 20
 
     _C.INPUT = CN()
@@ -177,20 +168,35 @@ def get_classification_config() -> CN:
     return _C
 
 
-def load_recipe(args: argparse.Namespace) -> CN:
+# Of projects/noisy_student now, at the values that mean nothing; earlier runs' config.yaml has them
+_FORMER = {
+    "DATA.PSEUDO_LABELS": "",
+    "DATA.PSEUDO_IMAGES": "",
+    "DATA.PSEUDO_RATIO": 1.0,
+    "DATA.PSEUDO_TEMPERATURE": 1.0,
+}
+
+
+def _accept_former(cfg: CN, settings: list[tuple[str, Any]]) -> None:
+    given = [(key, value) for key, value in settings if key in _FORMER]
+    if all(value == _FORMER[key] for key, value in given):
+        cfg.DATA.update({key.removeprefix("DATA."): value for key, value in given})
+
+
+def load_recipe(args: argparse.Namespace, defaults: CN | None = None) -> CN:
     """The recipe of a command line, not frozen.
 
     Args:
         args: of :func:`lambda_det.classification.parser`.
+        defaults: read over instead of those of :func:`get_classification_config`; changed.
 
     Raises:
         ConfigError: the file or a key or value cannot be.
     """
-    cfg = get_classification_config()
-    read_config(cfg, args.config_file, args.opts)
+    cfg = defaults or get_classification_config()
+    read_config(cfg, args.config_file, args.opts, _accept_former)
     if args.synthetic_data:
         cfg.DATA.FORMAT = "synthetic"
-        cfg.DATA.PSEUDO_LABELS = cfg.DATA.PSEUDO_IMAGES = ""
     if args.debug_numerics:
         cfg.MODEL.COMPILE = False  # compiled modules cannot be watched
     return cfg

@@ -60,28 +60,22 @@ class PixelClassifier(nn.Module):
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor] | Tensor:
         """
         Args:
-            batch: images uint8 [B, S, S, 3], red first, and in training labels int64 [B]. The
-                images "soft_rows" int64 [P] have "soft_labels" float32 [P, classes] instead, if
-                there are any, which are not smoothed.
+            batch: images uint8 [B, S, S, 3], red first, and in training labels int64 [B].
 
         Returns:
             In training the mean loss by name, otherwise float32 scores [B, classes].
         """
-        device = self.pixel_mean.device
-        pixels = batch["images"].to(device, non_blocking=True).permute(0, 3, 1, 2)
-        images = ((pixels - self.pixel_mean) / self.pixel_std).contiguous(memory_format=self.layout)
-        scores = self.classifier(images).float()
+        scores = self.scores(batch["images"])
         if not self.training:
             return scores
-        labels = batch["labels"].to(device, non_blocking=True)
-        if "soft_rows" not in batch:
-            return {"loss": F.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)}
-        losses = F.cross_entropy(
-            scores, labels, label_smoothing=self.label_smoothing, reduction="none"
-        )
-        rows, soft_labels = (batch[key].to(device) for key in ("soft_rows", "soft_labels"))
-        soft_losses = F.cross_entropy(scores[rows], soft_labels, reduction="none")
-        return {"loss": losses.index_copy(0, rows, soft_losses).mean()}
+        labels = batch["labels"].to(scores.device, non_blocking=True)
+        return {"loss": F.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)}
+
+    def scores(self, images: Tensor) -> Tensor:
+        """From uint8 [B, S, S, 3] on any device to float32 [B, classes]."""
+        pixels = images.to(self.pixel_mean.device, non_blocking=True).permute(0, 3, 1, 2)
+        pixels = ((pixels - self.pixel_mean) / self.pixel_std).contiguous(memory_format=self.layout)
+        return self.classifier(pixels).float()
 
 
 def model_options(cfg: CfgNode) -> dict[str, Any]:
@@ -125,16 +119,25 @@ def pixel_settings(cfg: CfgNode) -> PixelSettings:
     return PixelSettings("RGB", cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
 
 
-def build_classifier(cfg: CfgNode, num_classes: int) -> PixelClassifier:
+def build_classifier(
+    cfg: CfgNode, num_classes: int, kind: type[PixelClassifier] = PixelClassifier
+) -> PixelClassifier:
     """The model of ``cfg`` on its device.
+
+    Args:
+        cfg: a recipe.
+        num_classes: of the data.
+        kind: what computes scores and losses.
 
     Raises:
         ConfigError: the configuration describes no model.
     """
-    return make_classifier(cfg, num_classes).to(cfg.MODEL.DEVICE)
+    return make_classifier(cfg, num_classes, kind).to(cfg.MODEL.DEVICE)
 
 
-def make_classifier(cfg: CfgNode, num_classes: int) -> PixelClassifier:
+def make_classifier(
+    cfg: CfgNode, num_classes: int, kind: type[PixelClassifier] = PixelClassifier
+) -> PixelClassifier:
     """The model of ``cfg``, for its device, where PyTorch makes its tensors.
 
     Raises:
@@ -143,7 +146,7 @@ def make_classifier(cfg: CfgNode, num_classes: int) -> PixelClassifier:
     if cfg.MODEL.NORM not in _NORMS:
         raise ConfigError(f"MODEL.NORM is {cfg.MODEL.NORM!r}; it can be one of {list(_NORMS)}.")
     classifier = create_classifier(cfg.MODEL.NAME, num_classes, **model_options(cfg))
-    return PixelClassifier(
+    return kind(
         convert_sync_norms(classifier, cfg.MODEL.DEVICE),
         cfg.MODEL.PIXEL_MEAN,
         cfg.MODEL.PIXEL_STD,

@@ -8,7 +8,7 @@ import datetime
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ import lambda_det
 from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data import (
     Sources,
+    TrainLoader,
     build_eval_loader,
     build_sources,
-    build_train_loader,
     check_held_out,
     write_list,
 )
@@ -46,12 +46,12 @@ from lambda_det.classification.schedule import (
     plan_training,
 )
 from lambda_det.distributed.launch import on_main_process
-from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training import config_file
 from lambda_det.training.hooks import peak_memory
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys, Settings
-from lambda_det.training.task import EMA, RAW, Results, Task
+from lambda_det.training.task import EMA, RAW, Loader, Results, Task
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
 __all__ = ["ClassificationTask"]
@@ -86,8 +86,6 @@ class ClassificationTask(Task):
             "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
             "MODEL.WEIGHTS",
             "DATA.MAX_UNREADABLE_IMAGES",
-            "DATA.PSEUDO_IMAGES",
-            "DATA.PSEUDO_LABELS",
             "DATA.TRAIN",
             "DATA.VAL",
             "INPUT.TEST_CROP",
@@ -201,8 +199,8 @@ class ClassificationTask(Task):
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
 
-    def build_train_loader(self, *, for_statistics: bool = False) -> _TrainLoader:
-        return _TrainLoader(self)
+    def build_train_loader(self, *, for_statistics: bool = False) -> Loader:
+        return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
@@ -295,43 +293,6 @@ class ClassificationTask(Task):
     def write_lists(self) -> None:
         if (held_out := self.sources.held_out) is not None:
             write_list(self._held_out_list, map(held_out.name, range(len(held_out))))
-
-
-class _TrainLoader:
-    """The training images of a run, begun at any batch."""
-
-    def __init__(self, task: ClassificationTask) -> None:
-        self._task = task
-        self._seed = self._batches = 0
-
-    def begin(self, seed: int, batches: int) -> None:
-        self._seed, self._batches = seed, batches
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        task = self._task
-        loader = build_train_loader(
-            task.cfg,
-            task.sources.train,
-            batch_size=task.plan.forward,
-            start=self._batches * (task.plan.batch // task.settings.accumulate),
-            seed=self._seed,
-        )
-        return iter(loader)
-
-    def state_dict(self) -> dict[str, Any]:
-        pseudo = getattr(self._task.sources.train, "pseudo", ())
-        return {"images": self._task.plan.images, "pseudo_images": len(pseudo)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, now in self.state_dict().items():
-            before = state.get(name, 0)
-            if before != now:
-                key = "DATA.TRAIN" if name == "images" else "DATA.PSEUDO_LABELS"
-                raise DataError(
-                    f"The run in {self._task.settings.output_dir} has {before} images of {key} and "
-                    f"would have {now} now, so its order of images would be another: restore "
-                    f"{key}, or give another OUTPUT_DIR."
-                )
 
 
 class _ProgressPrinter(EventWriter):

@@ -27,7 +27,6 @@ class Purpose(IntEnum):
     STEP = 4
     SAMPLERS = 5
     GROUPS = 6
-    PSEUDO_ORDER = 7
     VALIDATION = 8
 
 

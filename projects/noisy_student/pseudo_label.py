@@ -22,7 +22,7 @@ After an interruption, the same command continues. The predictions of all images
 LABELS.predictions, so another --threshold or --per-class takes seconds (with --overwrite).
 
 Then train on both kinds of images:
-  tools/train_imagenet.py --config-file configs/imagenet/semi_supervised.yaml \\
+  projects/noisy_student/train.py --config-file projects/noisy_student/semi_supervised.yaml \\
       DATA.PSEUDO_LABELS LABELS DATA.PSEUDO_IMAGES IMAGES
 """
 

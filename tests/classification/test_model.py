@@ -1,11 +1,10 @@
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import lambda_det
 from lambda_det.classification.config import get_classification_config
-from lambda_det.classification.model import PixelClassifier, build_classifier, model_options
+from lambda_det.classification.model import build_classifier, model_options
 from lambda_det.errors import ConfigError
 
 LAYER = "MODEL.LAMBDA_RESNET"
@@ -113,21 +112,3 @@ def test_scores_are_float32_under_autocast():
     batch = {"images": torch.zeros(1, 32, 32, 3, dtype=torch.uint8)}
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model(batch).dtype == torch.float32
-
-
-def test_soft_labels_replace_the_hard_ones_of_their_rows(monkeypatch):
-    """By hand; hard labels are smoothed, soft ones are not."""
-    torch.manual_seed(0)
-    scores = torch.randn(3, 4)
-    model = PixelClassifier(nn.Identity(), [0] * 3, [1] * 3, label_smoothing=0.2)
-    monkeypatch.setattr(model.classifier, "forward", lambda images: scores)
-    soft = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]])
-    batch = {
-        "images": torch.zeros(3, 8, 8, 3, dtype=torch.uint8),
-        "labels": torch.tensor([1, 3, 0]),
-    }
-    batch |= {"soft_rows": torch.tensor([0, 2]), "soft_labels": soft}
-    logarithms = scores.log_softmax(1)
-    hard = 0.8 * logarithms[1, 3] + 0.2 * logarithms[1].mean()
-    expected = -(hard + (soft * logarithms[[0, 2]]).sum()) / 3
-    torch.testing.assert_close(model(batch)["loss"], expected)

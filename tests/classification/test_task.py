@@ -10,7 +10,6 @@ import torch
 
 from lambda_det.classification import parser, run, task
 from lambda_det.classification.data import build
-from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.training import trainer
@@ -83,30 +82,6 @@ def test_killed_and_resumed_is_the_run_that_was_not(whole, arguments, folder, mo
         for row in table:
             del row[speed]
     assert read[0] == read[1]
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_with_pseudo_labels(arguments, folder, monkeypatch, pictures, tmp_path):
-    """Of 24 labelled and 9 other images, 8 and 12 a step: the steps are those of the labelled."""
-    names = sorted(str(p.relative_to(pictures / "val")) for p in (pictures / "val").rglob("*.jpg"))
-    labels = {"classes": ["blue", "green", "red"], "teacher": "x", "root": "y"}
-    rows = [(name, [(n % 3, 0.7), ((n + 1) % 3, 0.2)]) for n, name in enumerate(names)]
-    write_pseudo_labels(tmp_path / "labels.tsv", rows, **labels)
-    pairs = ["DATA.PSEUDO_LABELS", tmp_path / "labels.tsv", "DATA.PSEUDO_IMAGES", pictures / "val"]
-    pairs += ["DATA.PSEUDO_RATIO", 1.5, "INPUT.RANDAUGMENT.LAYERS", 0]
-    run(arguments(*pairs, "OUTPUT_DIR", tmp_path / "whole"))
-    with monkeypatch.context() as patch:
-        _kill_before(patch, 5)
-        with pytest.raises(Killed):
-            run(arguments(*pairs))
-    write_pseudo_labels(tmp_path / "labels.tsv", rows[1:], **labels)
-    with pytest.raises(DataError, match=r"DATA\.PSEUDO_LABELS"):
-        run(arguments("--resume", *pairs))
-    write_pseudo_labels(tmp_path / "labels.tsv", rows, **labels)
-    run(arguments("--resume", *pairs))
-    states = [_load(place / "model_final.pth") for place in (tmp_path / "whole", folder)]
-    assert states[0]["iteration"] == 5
-    assert_same_state(*states)
 
 
 def _finish(root, pictures, *more):

@@ -1,9 +1,9 @@
 """Damage files of all kinds that a run reads: each is used, or refused in words that name it.
 
 Annotations and images of detection have a fuzz test of their own, tests/detection/data/fuzz.py.
-Here are panoptic and semantic masks, labels of a teacher, shards, configuration files and backbone
-files. A case takes sound files, changes one of them at a seed's choice, and reads them as a run
-does. Anything but success or one of the package's own errors is a failure.
+Here are panoptic and semantic masks, shards, configuration files and backbone files. A case takes
+sound files, changes one of them at a seed's choice, and reads them as a run does. Anything but
+success or one of the package's own errors is a failure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from lambda_det.classification import ClassificationTask
 from lambda_det.classification import parser as classification_parser
 from lambda_det.classification.config import check_ranges
 from lambda_det.classification.data.build import Sources
-from lambda_det.classification.data.pseudo_labels import PseudoLabelSource, write_pseudo_labels
 from lambda_det.classification.data.shards import ShardSource
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.detection import DetectionTask, lazy_parser, load_config
@@ -118,23 +117,7 @@ def _use_panoptic(folder: Path, file: Path) -> None:
     assert {"bbox", "segm", "sem_seg", "panoptic_seg"} <= set(evaluator.evaluate())
 
 
-# --------------------------------------------------------------------------- labels and shards
-def _make_labels(folder: Path) -> None:
-    make_pictures(folder)
-    names = [f"{colour}/{number}.jpg" for colour in sorted(COLOURS) for number in range(3)]
-    rows = [(name, [(n % 3, 0.7), ((n + 1) % 3, 0.2)]) for n, name in enumerate(names)]
-    write_pseudo_labels(
-        folder / "labels.tsv", rows, classes=sorted(COLOURS), teacher="a teacher", root="val"
-    )
-
-
-def _use_labels(folder: Path, file: Path) -> None:
-    source = PseudoLabelSource(folder / "labels.tsv", folder / "val", sorted(COLOURS))
-    for index in range(len(source)):
-        assert abs(source.soft_label(index, 1.0).sum() - 1) < 1e-3
-        source.load(index)
-
-
+# ------------------------------------------------------------------------------------------- shards
 def _make_shards(folder: Path) -> None:
     make_pictures(folder / "pictures")
     with tarfile.open(folder / "a.tar", "w") as tar:
@@ -219,7 +202,6 @@ def _use_backbone(folder: Path, file: Path) -> None:
 KINDS = {
     "panoptic": Kind(_make_panoptic, ("*/panoptic_*/*", "*/*/panoptic_*.json"), _use_panoptic),
     "semantic": Kind(_make_panoptic, ("*/stuff_*/*",), _use_panoptic),
-    "labels": Kind(_make_labels, ("labels.tsv",), _use_labels),
     "shards": Kind(_make_shards, ("*.*",), _use_shards),
     "configs": Kind(_make_configs, ("*.yaml",), _use_config),
     "backbones": Kind(_make_backbones, ("backbone.*",), _use_backbone),

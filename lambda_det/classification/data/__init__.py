@@ -1,7 +1,11 @@
 """Labelled images for classification: sources, augmentation, batches."""
 
 from lambda_det.classification.data.build import Sources, build_sources
-from lambda_det.classification.data.loader import build_eval_loader, build_train_loader
+from lambda_det.classification.data.loader import (
+    TrainLoader,
+    build_eval_loader,
+    build_train_loader,
+)
 from lambda_det.classification.data.sources import FolderSource, Source, check_same_classes
 from lambda_det.classification.data.subset import check_held_out, read_list, write_list
 
@@ -9,6 +13,7 @@ __all__ = [
     "FolderSource",
     "Source",
     "Sources",
+    "TrainLoader",
     "build_eval_loader",
     "build_sources",
     "build_train_loader",

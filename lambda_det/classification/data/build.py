@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from detectron2.config import CfgNode
-from detectron2.utils import comm
 
-from lambda_det.classification.data.pseudo_labels import PseudoLabelSource
 from lambda_det.classification.data.shards import ShardSource
 from lambda_det.classification.data.sources import (
     Cifar10Source,
@@ -18,12 +16,7 @@ from lambda_det.classification.data.sources import (
     SyntheticSource,
     check_same_classes,
 )
-from lambda_det.classification.data.subset import (
-    MixedSource,
-    Subset,
-    split_held_out,
-    take_fraction,
-)
+from lambda_det.classification.data.subset import Subset, split_held_out, take_fraction
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -32,7 +25,7 @@ class Sources:
     """The images of a run.
 
     Attributes:
-        train: to train on; a :class:`MixedSource` if there are a teacher's labels.
+        train: to train on.
         held_out: labelled training images that choose the best checkpoint, or None.
         val: to validate on, or None if DATA.VAL is empty.
     """
@@ -45,8 +38,7 @@ class Sources:
 def build_sources(cfg: CfgNode) -> Sources:
     """Open the images that a configuration names.
 
-    DATA.FRACTION applies to the labelled training images, and DATA.HELD_OUT to what it leaves.
-    Images with a teacher's labels are drawn besides the rest.
+    DATA.FRACTION applies to the training images, and DATA.HELD_OUT to what it leaves.
 
     Args:
         cfg: a configuration of :func:`get_classification_config`. A SEED of -1 splits as 0 does,
@@ -74,9 +66,6 @@ def build_sources(cfg: CfgNode) -> Sources:
                 "set DATA.HELD_OUT 0, or a larger DATA.FRACTION."
             )
         train, held_out = Subset(train, kept), Subset(train, held)
-    if cfg.DATA.PSEUDO_LABELS:
-        pseudo = PseudoLabelSource(cfg.DATA.PSEUDO_LABELS, cfg.DATA.PSEUDO_IMAGES, train.classes)
-        train = MixedSource(train, pseudo)
     return Sources(train, held_out, val)
 
 
@@ -115,15 +104,6 @@ def _check(cfg: CfgNode) -> None:
         raise ConfigError(f"DATA.FRACTION is {data.FRACTION}; give a share above 0 and up to 1.")
     if not 0 <= data.HELD_OUT <= 0.5:
         raise ConfigError(f"DATA.HELD_OUT is {data.HELD_OUT}; give a share from 0 to 0.5.")
-    if bool(data.PSEUDO_LABELS) != bool(data.PSEUDO_IMAGES):
-        given, missing = "PSEUDO_LABELS", "PSEUDO_IMAGES"
-        if data.PSEUDO_IMAGES:
-            given, missing = missing, given
-        raise ConfigError(
-            f"DATA.{given} is {data[given]!r} but DATA.{missing} is empty; give both or neither."
-        )
-    if data.PSEUDO_LABELS:
-        _check_pseudo_labels(cfg)
     if data.MAX_UNREADABLE_IMAGES < 0:
         raise ConfigError(
             f"DATA.MAX_UNREADABLE_IMAGES is {data.MAX_UNREADABLE_IMAGES}; give 0 or more."
@@ -132,23 +112,4 @@ def _check(cfg: CfgNode) -> None:
         raise ConfigError(
             "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
             "one of them."
-        )
-
-
-def _check_pseudo_labels(cfg: CfgNode) -> None:
-    ratio, temperature = cfg.DATA.PSEUDO_RATIO, cfg.DATA.PSEUDO_TEMPERATURE
-    if not 0 < ratio < float("inf"):
-        raise ConfigError(f"DATA.PSEUDO_RATIO is {ratio}; give a number above 0.")
-    if not 0 <= temperature < float("inf"):
-        raise ConfigError(
-            f"DATA.PSEUDO_TEMPERATURE is {temperature}; give a number above 0, or 0 for hard "
-            "labels."
-        )
-    shares = comm.get_world_size() * cfg.SOLVER.ACCUMULATE_GRADIENTS
-    images = cfg.SOLVER.IMS_PER_BATCH / shares * ratio
-    if images != int(images):
-        raise ConfigError(
-            f"DATA.PSEUDO_RATIO {ratio} x {cfg.SOLVER.IMS_PER_BATCH / shares:g} labelled images of "
-            f"a forward pass (SOLVER.IMS_PER_BATCH {cfg.SOLVER.IMS_PER_BATCH} over {shares} of "
-            "processes x SOLVER.ACCUMULATE_GRADIENTS) is not a whole number; change one of them."
         )

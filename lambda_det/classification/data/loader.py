@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +14,8 @@ from detectron2.utils import comm
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from lambda_det.classification.data.sources import Source
-from lambda_det.classification.data.subset import MixedSource
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
+from lambda_det.errors import DataError
 from lambda_det.training.randomness import Purpose, generator
 from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
 
@@ -35,7 +35,6 @@ class EpochBatches(Sampler):
         batch_size: images of one batch of this process.
         rank: this process, from 0.
         world_size: processes.
-        purpose: of the random numbers of the order.
     """
 
     def __init__(
@@ -46,9 +45,7 @@ class EpochBatches(Sampler):
         batch_size: int,
         rank: int,
         world_size: int,
-        purpose: Purpose = Purpose.ORDER,
     ) -> None:
-        self._purpose = purpose
         self._size = size
         self._seed = seed
         self._first = start + rank * batch_size
@@ -65,30 +62,11 @@ class EpochBatches(Sampler):
             yield [(epoch, int(order(epoch)[offset])) for epoch, offset in places]
 
     def _order(self, epoch: int) -> np.ndarray:
-        return generator(self._purpose, self._seed, epoch).permutation(self._size)
+        return generator(Purpose.ORDER, self._seed, epoch).permutation(self._size)
 
 
-class MixedBatches(Sampler):
-    """Batches of labelled images, each followed by one of pseudo-labelled images.
-
-    Both have an order and epochs of their own.
-
-    Args:
-        labelled, pseudo: the batches of both.
-        first: the index of the first pseudo-labelled image.
-    """
-
-    def __init__(self, labelled: EpochBatches, pseudo: EpochBatches, first: int) -> None:
-        self._labelled, self._pseudo, self._first = labelled, pseudo, first
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield lists of (epoch, index) without end."""
-        for labelled, pseudo in zip(self._labelled, self._pseudo, strict=True):
-            yield labelled + [(epoch, self._first + index) for epoch, index in pseudo]
-
-
-# Image uint8 [S, S, 3], label, index in the source, and a soft label float32 [classes] or None
-Item = tuple[np.ndarray, int, int, np.ndarray | None]
+# Image uint8 [S, S, 3], label, index in the source
+Item = tuple[np.ndarray, int, int]
 
 
 class TrainImages(Dataset):
@@ -99,7 +77,6 @@ class TrainImages(Dataset):
         transform: from an image, uint8 [H, W, 3], and a generator to one uint8 [S, S, 3].
         seed: from 0.
         max_unreadable: how many different images may be unreadable; the next one replaces them.
-        soft_label: from an index to a soft label, or None for an image without one.
     """
 
     def __init__(
@@ -108,9 +85,7 @@ class TrainImages(Dataset):
         transform: Callable[[np.ndarray, np.random.Generator], np.ndarray],
         seed: int,
         max_unreadable: int,
-        soft_label: Callable[[int], np.ndarray | None] | None = None,
     ) -> None:
-        self._soft_label = soft_label
         self._source = source
         self._transform = transform
         self._seed = seed
@@ -125,9 +100,7 @@ class TrainImages(Dataset):
             with reading(self._source.name(candidate)):
                 image = self._source.load(candidate)
                 rng = generator(Purpose.SAMPLE, self._seed, epoch, candidate)
-                label = int(self._source.labels[candidate])
-                soft_label = self._soft_label(candidate) if self._soft_label else None
-                return self._transform(image, rng), label, candidate, soft_label
+                return self._transform(image, rng), int(self._source.labels[candidate]), candidate
 
         return self._unreadable.next_readable(index, read)
 
@@ -147,12 +120,11 @@ class EvalImages(Dataset):
     def __getitem__(self, index: int) -> Item:
         with reading(self._source.name(index)):
             image = self._source.load(index)
-            return self._transform(image), int(self._source.labels[index]), index, None
+            return self._transform(image), int(self._source.labels[index]), index
 
 
 # "images": uint8 RGB [B, S, S, 3]; "labels": int64 [B]; "indices": of the images in the source,
-# int64 [B]; where there are soft labels, "soft_labels": float32 [P, classes] of the images
-# "soft_rows": int64 [P]
+# int64 [B]
 Batch = dict[str, torch.Tensor]
 
 
@@ -165,9 +137,8 @@ def build_train_loader(
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
-        source: the training images. With those of a :class:`MixedSource`, DATA.PSEUDO_RATIO
-            pseudo-labelled images follow for each labelled one of a batch.
-        batch_size: labelled images of one batch of this process.
+        source: the training images.
+        batch_size: images of one batch of this process.
         start: the first position in the stream of all processes; step t of a global batch of B
             images starts at t * B.
         seed: of the order and of augmentation, from 0.
@@ -175,33 +146,55 @@ def build_train_loader(
     Raises:
         ConfigError: a key of DATALOADER, DATA or INPUT has an invalid value.
     """
-    processes = comm.get_rank(), comm.get_world_size()
-    batches: Sampler = EpochBatches(len(source), seed, start, batch_size, *processes)
-    options: dict[str, Any] = {}
-    if isinstance(source, MixedSource):
-        ratio, purpose = cfg.DATA.PSEUDO_RATIO, Purpose.PSEUDO_ORDER
-        places = len(source.pseudo), seed, round(start * ratio), round(batch_size * ratio)
-        pseudo = EpochBatches(*places, *processes, purpose)
-        batches = MixedBatches(batches, pseudo, len(source))
-        if cfg.DATA.PSEUDO_TEMPERATURE:
-            options["soft_label"] = _SoftLabels(source, cfg.DATA.PSEUDO_TEMPERATURE)
-        source = source.all
-    images = TrainImages(
-        source, TrainTransform(cfg), seed, cfg.DATA.MAX_UNREADABLE_IMAGES, **options
+    batches = EpochBatches(
+        len(source), seed, start, batch_size, comm.get_rank(), comm.get_world_size()
     )
+    images = TrainImages(source, TrainTransform(cfg), seed, cfg.DATA.MAX_UNREADABLE_IMAGES)
     return _build(cfg, images, batches)
 
 
-class _SoftLabels:
-    """The soft labels of the pseudo-labelled images of a source."""
+class TrainLoader:
+    """The training images of a run, begun at any batch.
 
-    def __init__(self, source: MixedSource, temperature: float) -> None:
-        self._pseudo, self._first, self._temperature = source.pseudo, len(source), temperature
+    Args:
+        cfg: a configuration of :func:`get_classification_config`.
+        source: the images.
+        batch_size: images of one batch of this process.
+        key: of the images, for messages.
+    """
 
-    def __call__(self, index: int) -> np.ndarray | None:
-        if index < self._first:
-            return None
-        return self._pseudo.soft_label(index - self._first, self._temperature)
+    def __init__(
+        self, cfg: CfgNode, source: Source, *, batch_size: int, key: str = "DATA.TRAIN"
+    ) -> None:
+        self._cfg, self._source, self._batch_size, self._key = cfg, source, batch_size, key
+        self._seed = self._batches = 0
+
+    def begin(self, seed: int, batches: int) -> None:
+        self._seed, self._batches = seed, batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = self._batches * self._batch_size * comm.get_world_size()
+        return iter(
+            build_train_loader(
+                self._cfg,
+                self._source,
+                batch_size=self._batch_size,
+                start=start,
+                seed=self._seed,
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"images": len(self._source)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before, now = state.get("images", 0), len(self._source)
+        if before != now:
+            raise DataError(
+                f"The run in {self._cfg.OUTPUT_DIR} has {before} images of {self._key} and would "
+                f"have {now} now, so its order of images would be another: restore {self._key}, or "
+                "give another OUTPUT_DIR."
+            )
 
 
 def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> WatchedLoader:
@@ -235,14 +228,9 @@ def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> WatchedLoader:
 
 
 def _collate(items: Sequence[Item]) -> Batch:
-    images, labels, indices, soft_labels = zip(*items, strict=True)
-    batch = {
+    images, labels, indices = zip(*items, strict=True)
+    return {
         "images": torch.from_numpy(np.stack(images)),
         "labels": torch.tensor(labels, dtype=torch.int64),
         "indices": torch.tensor(indices, dtype=torch.int64),
     }
-    rows = [row for row, soft_label in enumerate(soft_labels) if soft_label is not None]
-    if rows:
-        batch["soft_rows"] = torch.tensor(rows)
-        batch["soft_labels"] = torch.from_numpy(np.stack([soft_labels[row] for row in rows]))
-    return batch

@@ -1,15 +1,14 @@
-"""Parts of a source: subsets, held-out images, several sources as one, and lists of names."""
+"""Parts of a source: subsets, held-out images, and lists of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lambda_det.classification.data.pseudo_labels import PseudoLabelSource
-from lambda_det.classification.data.sources import Source, check_same_classes
+from lambda_det.classification.data.sources import Source
 from lambda_det.errors import DataError
 from lambda_det.files import replace_text
 from lambda_det.training.randomness import Purpose, generator
@@ -28,54 +27,6 @@ class Subset(Source):
 
     def load(self, index: int) -> np.ndarray:
         return self._source.load(int(self._indices[index]))
-
-
-class ConcatSource(Source):
-    """The images of several sources with the same classes, one source after the other."""
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        for other in sources[1:]:
-            check_same_classes(sources[0].classes, other.classes, "the first", "another source")
-        super().__init__(sources[0].classes, np.concatenate([source.labels for source in sources]))
-        self._sources = list(sources)
-        self._ends = np.cumsum([len(source) for source in sources])
-
-    def name(self, index: int) -> str:
-        source, inside = self._find(index)
-        return source.name(inside)
-
-    def load(self, index: int) -> np.ndarray:
-        source, inside = self._find(index)
-        return source.load(inside)
-
-    def _find(self, index: int) -> tuple[Source, int]:
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        source = self._sources[number]
-        return source, index - int(self._ends[number]) + len(source)
-
-
-class MixedSource(Source):
-    """Labelled images, with images of a teacher's labels that are drawn besides them.
-
-    Its length, and so an epoch, counts the labelled images alone. Indices from there on are those
-    of the pseudo-labelled images.
-
-    Attributes:
-        labelled: the labelled images.
-        pseudo: the pseudo-labelled images.
-        all: both, one after the other.
-    """
-
-    def __init__(self, labelled: Source, pseudo: PseudoLabelSource) -> None:
-        super().__init__(labelled.classes, labelled.labels)
-        self.labelled, self.pseudo = labelled, pseudo
-        self.all = ConcatSource([labelled, pseudo])
-
-    def name(self, index: int) -> str:
-        return self.all.name(index)
-
-    def load(self, index: int) -> np.ndarray:
-        return self.all.load(index)
 
 
 def take_fraction(source: Source, fraction: float, seed: int) -> np.ndarray:

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
 from lambda_det.classification.data.sources import FileSource, PackedNames, image_files
 from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.files import replace_file
 from lambda_det.training.precision import Precision
+from noisy_student.pseudo_labels import write_pseudo_labels
 from noisy_student.teacher import Teacher
 
 __all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lambda_det.classification.data import build_sources, build_train_loader
-from lambda_det.classification.data.pseudo_labels import write_pseudo_labels
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -59,55 +58,6 @@ def test_without_validation_images_the_held_out_ones_serve(ready):
     ready.DATA.HELD_OUT = 0.1
     sources = build_sources(ready)
     assert sources.val is None and per_class(sources.held_out) == [1, 3]
-
-
-@pytest.fixture
-def labelled(ready, make_folder, tmp_path):
-    """A config with five images more, for which a teacher says "bee"."""
-    ready.DATA.PSEUDO_IMAGES = str(make_folder({"any": 5}, "unlabelled"))
-    ready.DATA.PSEUDO_LABELS = str(tmp_path / "labels.txt")
-    rows = [(f"any/{n:03d}.png", [(1, 0.5)]) for n in range(5)]
-    write_pseudo_labels(
-        ready.DATA.PSEUDO_LABELS, rows, classes=["ant", "bee"], teacher="x", root="y"
-    )
-    return ready
-
-
-def test_pseudo_labels_lie_besides_the_training_images(labelled):
-    labelled.DATA.HELD_OUT = 0.5
-    train, held_out = (sources := build_sources(labelled)).train, sources.held_out
-    assert per_class(train) == [5, 15] and len(train) == 20  # an epoch
-    assert names(train.pseudo) == [f"any/{n:03d}.png" for n in range(5)]
-    assert train.name(20) == "any/000.png" and train.load(20).shape == (24, 20, 3)
-    assert not any(name.startswith("any/") for name in names(held_out))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *(("PSEUDO_RATIO", value) for value in (0.0, -1.0, float("nan"), float("inf"), 0.3)),
-        *(("PSEUDO_TEMPERATURE", value) for value in (-1.0, float("nan"))),
-    ],
-)
-def test_ratios_and_temperatures_that_cannot_be(labelled, key, value):
-    labelled.DATA[key] = value
-    with pytest.raises(ConfigError, match=rf"DATA\.{key}"):
-        build_sources(labelled)
-
-
-@pytest.mark.parametrize("missing", ["PSEUDO_LABELS", "PSEUDO_IMAGES"])
-def test_pseudo_labels_need_their_images_and_the_other_way_round(labelled, missing):
-    labelled.DATA[missing] = ""
-    with pytest.raises(ConfigError, match=rf"DATA\.{missing}"):
-        build_sources(labelled)
-
-
-def test_pseudo_labels_of_other_classes(labelled):
-    write_pseudo_labels(labelled.DATA.PSEUDO_LABELS, [], classes=["ant"], teacher="x", root="y")
-    with open(labelled.DATA.PSEUDO_LABELS, "a") as file:
-        file.write("any/000.png\t0:1\n")
-    with pytest.raises(DataError, match="bee"):
-        build_sources(labelled)
 
 
 def test_validation_images_of_other_classes(ready, make_folder):

@@ -17,7 +17,6 @@ from lambda_det.classification.data import (
     transforms,
 )
 from lambda_det.classification.data.loader import EpochBatches, TrainImages
-from lambda_det.classification.data.subset import MixedSource
 from lambda_det.errors import DataError
 from lambda_det.training.randomness import Purpose, generator
 from tests.classification.data.toy import ToySource
@@ -277,62 +276,3 @@ def test_memory_is_pinned_for_a_gpu(cfg, given, device, pinned):
     cfg.MODEL.DEVICE = device
     build_eval_loader(cfg, ToySource([0]), batch_size=1)
     assert given["pin_memory"] is pinned
-
-
-# -------------------------------------------------------------------------------- pseudo-labels
-
-
-class ToyPseudoSource(ToySource):
-    def soft_label(self, index, temperature):
-        soft = np.full(3, 0.1 * temperature, np.float32)
-        soft[self.labels[index]] = 1 - 0.2 * temperature
-        return soft
-
-
-@pytest.fixture
-def mixed(cfg):
-    """Eleven labelled images, and seven of a teacher."""
-    cfg.DATA.PSEUDO_RATIO = 1.5
-    return MixedSource(ToySource(LABELS), ToyPseudoSource([2, 1, 0, 2, 1, 0, 2]))
-
-
-def orders(batches, first=11):
-    labelled = [int(i) for batch in batches for i in batch["indices"] if i < first]
-    return labelled, [int(i) - first for batch in batches for i in batch["indices"] if i >= first]
-
-
-def test_each_batch_has_pseudo_labelled_images_in_the_ratio(cfg, mixed):
-    """Each kind in epochs and an order of its own; the labelled one as without the others."""
-    batches = train_batches(cfg, mixed, 14)
-    assert all(batch["images"].shape == (10, 16, 16, 3) for batch in batches)
-    assert all((batch["indices"][:4] < 11).all() for batch in batches)
-    labelled, pseudo = orders(batches)
-    assert labelled == orders(train_batches(cfg, mixed.labelled, 14))[0]
-    assert all(sorted(pseudo[n : n + 7]) == list(range(7)) for n in range(0, 84, 7))
-    for batch in batches:
-        assert batch["soft_rows"].tolist() == [4, 5, 6, 7, 8, 9]
-        assert batch["soft_labels"].dtype == torch.float32
-        best = batch["soft_labels"].argmax(1)
-        assert torch.equal(best, batch["labels"][4:])
-        assert best.tolist() == [mixed.pseudo.labels[i - 11] for i in batch["indices"][4:]]
-
-
-def test_pseudo_labelled_batches_can_be_begun_anywhere(cfg, mixed, monkeypatch):
-    expected = train_batches(cfg, mixed, 9)
-    assert_same_batches(train_batches(cfg, mixed, 4, start=20), expected[5:])
-    cfg.DATALOADER.NUM_WORKERS = 2
-    assert_same_batches(train_batches(cfg, mixed, 4, start=20), expected[5:])
-    cfg.DATALOADER.NUM_WORKERS = 0
-    shares = []
-    for rank in range(2):
-        as_process(monkeypatch, rank, 2)
-        shares.append(train_batches(cfg, mixed, 4, batch_size=2, start=20))
-    for whole, *parts in zip(expected[5:], *shares, strict=True):
-        for kind in (0, 1):  # all labelled images first, then all others
-            assert orders(parts)[kind] == orders([whole])[kind]
-
-
-def test_hard_labels(cfg, mixed):
-    cfg.DATA.PSEUDO_TEMPERATURE = 0.0
-    (batch,) = train_batches(cfg, mixed, 1)
-    assert "soft_rows" not in batch and len(batch["labels"]) == 10

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lambda_det.classification.data.subset import (
-    ConcatSource,
     Subset,
     check_held_out,
     read_list,
@@ -72,22 +71,6 @@ def test_a_subset_is_the_images_of_its_indices():
     assert [int(subset.load(index)[0, 0, 0]) for index in range(3)] == [7, 3, 40]
     nested = Subset(subset, np.array([2, 0]))
     assert nested.name(0) == "image 40" and nested.labels.tolist() == [LABELS[40], LABELS[7]]
-
-
-def test_sources_one_behind_the_other():
-    """An image at each end of each source."""
-    parts = [ToySource([0, 1, 2]), ToySource([2]), ToySource([1, 2, 0, 2])]
-    whole = ConcatSource(parts)
-    assert len(whole) == 8 and whole.classes == parts[0].classes
-    assert whole.labels.tolist() == [0, 1, 2, 2, 1, 2, 0, 2]
-    expected = [0, 1, 2, 0, 0, 1, 2, 3]
-    assert [whole.name(index) for index in range(8)] == [f"image {n}" for n in expected]
-    assert [int(whole.load(index)[0, 0, 0]) for index in range(8)] == expected
-
-
-def test_sources_of_other_classes_do_not_go_together():
-    with pytest.raises(DataError, match="class 2"):
-        ConcatSource([ToySource([0, 1]), ToySource([0, 1, 2])])
 
 
 NAMES = ["a/1.jpg", "ü \t.png", "\udcff", "\u2028", ""]

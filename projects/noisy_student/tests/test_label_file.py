@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from lambda_det.classification.data import pseudo_labels
-from lambda_det.classification.data.pseudo_labels import (
+from lambda_det.errors import DataError
+from noisy_student import pseudo_labels
+from noisy_student.pseudo_labels import (
     PseudoLabelSource,
     read_pseudo_labels,
     write_pseudo_labels,
 )
-from lambda_det.errors import DataError
 
 CLASSES = ["ant", "bee", "owl"]
 ROWS = [
@@ -128,8 +129,13 @@ def test_a_file_without_labels(tmp_path, content):
 
 
 @pytest.fixture
-def images(make_folder):
-    return make_folder({"b": 2, "c": 2})
+def images(tmp_path):
+    """Two folders of two images each; image n has the colour (n, 100, 200)."""
+    for number, name in enumerate(("b/000", "b/001", "c/000", "c/001")):
+        file = tmp_path / "images" / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 24), (number, 100, 200)).save(file)
+    return tmp_path / "images"
 
 
 def test_the_source_has_the_images_that_the_file_names(tmp_path, images):
