@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -94,7 +93,7 @@ def test_nothing_imports_a_top_level_package_named_tools():
     assert not [f for f in files if any(name.split(".")[0] == "tools" for name in imported(f))]
 
 
-PROJECTS = sorted(path for path in (ROOT / "projects").iterdir() if path.is_dir())
+PROJECTS = sorted(path for path in ROOT.glob("projects/*") if path.is_dir())
 # The package of a project lies in its folder
 _PACKAGES = {
     path.parent.name: path.parents[1].name for path in ROOT.glob("projects/*/*/__init__.py")
@@ -118,34 +117,47 @@ def test_nothing_imports_a_project():
     assert not {file: names for file, names in wrong.items() if names}
 
 
-def test_an_import_of_a_project_is_seen():
-    package, project = next(iter(_PACKAGES.items()))
-    file = ROOT / "projects" / "another" / "wrong.py"
-    text = f"import {package}.part\n"
-    with mock.patch.object(Path, "read_text", lambda *encoding: text):
-        assert of_other_projects(file) == [project]
-        assert of_other_projects(ROOT / "projects" / project / "right.py") == []
+def test_an_import_of_a_project_is_seen(monkeypatch):
+    monkeypatch.setitem(_PACKAGES, "package", "one")
+    monkeypatch.setattr(Path, "read_text", lambda *encoding: "import package.part\n")
+    assert of_other_projects(ROOT / "projects" / "another" / "wrong.py") == ["one"]
+    assert of_other_projects(ROOT / "projects" / "one" / "right.py") == []
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory) -> Path:
+    """The repository without its projects."""
+    folder = tmp_path_factory.mktemp("copy") / "house"
+    left_out = shutil.ignore_patterns(
+        "projects", ".git", ".venv*", "output", "__pycache__", "*.pth"
+    )
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    return folder
+
+
+def _run_pytest(folder: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_all_tests_of_the_house_are_found_without_projects(copy):
+    _run_pytest(copy, "--collect-only", "tests")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
-def test_the_house_stands_without_a_project(project, tmp_path):
-    """In a copy without its folder all tests are collected, and those of the house pass."""
-    left_out = shutil.ignore_patterns(".*", "output", "__pycache__", "*.pth")
-    for entry in ROOT.iterdir():
-        if entry.is_dir() and not entry.name.startswith("."):
-            shutil.copytree(entry, tmp_path / entry.name, ignore=left_out)
-        elif entry.is_file():
-            shutil.copy(entry, tmp_path)
-    shutil.rmtree(tmp_path / "projects" / project.name)
-    house = ("test_structure.py", "test_docs.py", "test_configs.py", "test_packaging.py")
-    for words in (["--collect-only"], ["-m", MARKERS, *(f"tests/{name}" for name in house)]):
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout[-3000:]
+def test_the_house_stands_without_a_project(project, copy):
+    """Its folder can be removed: pages, configurations and arrows are right without it."""
+    others = shutil.ignore_patterns(project.name, "__pycache__")
+    shutil.copytree(ROOT / "projects", copy / "projects", ignore=others)
+    house = [f"tests/test_{name}.py" for name in ("structure", "docs", "configs")]
+    try:
+        _run_pytest(copy, "-m", MARKERS, *house)
+    finally:
+        shutil.rmtree(copy / "projects")
 
 
 def test_few_files_share_a_name():
