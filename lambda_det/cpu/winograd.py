@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
-from lambda_det.layers.functional import without_autocast
+from lambda_det.layers.tensors import without_autocast
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 __all__ = ["use_winograd", "winograd_conv2d"]

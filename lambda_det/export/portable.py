@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.layers import ContentLambda, LambdaLayer, RelativePosition
-from lambda_det.layers.functional import normalize_keys
+from lambda_det.layers.lambda_layer import normalize_keys
 from lambda_det.layers.local import dilated
 
 __all__ = ["portable_copy"]

@@ -1,8 +1,7 @@
 """Lambda layers in pure PyTorch, without Detectron2."""
 
 from lambda_det.layers.convert import convert_lambda_layers
-from lambda_det.layers.lambda_layer import LambdaLayer
-from lambda_det.layers.lambdas import ContentLambda, RelativePosition
+from lambda_det.layers.lambda_layer import ContentLambda, LambdaLayer, RelativePosition
 from lambda_det.layers.local import IMPLEMENTATIONS, local_position_output
 
 __all__ = [

@@ -1,22 +1,253 @@
 """The lambda layer: a linear function of a position's context, applied to its query.
 
 Sections, figures, tables and appendices are those of "LambdaNetworks: Modeling Long-Range
-Interactions Without Attention" (Bello, ICLR 2021). The layer is that of Figure 3.
+Interactions Without Attention" (Bello, ICLR 2021). The layer is that of Figure 3, on maps; what
+plain maps do not need is in :mod:`lambda_det.layers.general`.
+
+b: batch, h: heads, k: query and key depth, v: value depth, u: intra-depth, r: offsets of a scope.
+n counts the positions of queries, m those of the context. Queries are written [b, H, W, h, k],
+keys [b, H, W, k, u] and values [b, H, W, v, u].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import gt
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from lambda_det.layers import grids
-from lambda_det.layers.functional import KeyNorm
-from lambda_det.layers.lambdas import ContentLambda, RelativePosition
-from lambda_det.layers.options import check_inputs, check_lambdas, check_sizes, make_norm
+from lambda_det.errors import ConfigError
+from lambda_det.layers import general, options
+from lambda_det.layers.local import local_position_output
+from lambda_det.layers.tensors import (
+    crop_offsets,
+    cut_heads,
+    depth_softmax,
+    grid_size,
+    hide_padding,
+    join_heads,
+    split,
+    without_autocast,
+)
 
 Parts = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
+
+
+# Table 11: norms of keys over the positions of a context, which are the dimension ``dim``.
+# ``inside`` is None or bool, False at positions that are no part of the context.
+
+
+def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
+    if inside is not None:
+        # The lowest finite number and not -inf: a context without a position must not be NaN
+        keys = keys.masked_fill(~inside, torch.finfo(keys.dtype).min)
+    return keys.softmax(dim=dim)
+
+
+def _l2(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
+    return F.normalize(_none(keys, dim, inside), dim=dim)
+
+
+def _none(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
+    return keys if inside is None else keys.masked_fill(~inside, 0.0)
+
+
+KEY_NORMS: dict[str, Callable[[Tensor, int, Tensor | None], Tensor]] = {
+    "softmax": _softmax,  # the paper's choice
+    "l2": _l2,
+    "none": _none,
+}
+
+
+def normalize_keys(keys: Tensor, key_norm: str = "softmax", inside: Tensor | None = None) -> Tensor:
+    """Normalise the keys over the context positions, in float32 at least.
+
+    In float16 the mean softmax weight over a 256x336 map is subnormal.
+
+    Args:
+        keys: [b, m, k, u].
+        key_norm: a name of ``KEY_NORMS``.
+        inside: None, or bool [b, m]; positions that are False get the weight 0.
+
+    Returns:
+        [b, m, k, u] in float32, or in float64 if the keys are.
+    """
+    keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    return KEY_NORMS[key_norm](keys, 1, None if inside is None else inside[:, :, None, None])
+
+
+class ContentLambda(nn.Module):
+    """The sum over the whole context, one linear function for all queries (Equations 1 and 2).
+
+    Args:
+        key_norm: a name of ``KEY_NORMS``: "softmax", "l2" or "none", over the context positions.
+
+    Raises:
+        ConfigError: there is no such norm.
+    """
+
+    def __init__(self, key_norm: str = "softmax") -> None:
+        super().__init__()
+        options.check_name("key_norm", key_norm, KEY_NORMS)
+        self.key_norm = key_norm
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Map queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] to
+        [b, H, W, h, v]; the mask is that of :class:`LambdaLayer`.
+        """
+        q, k, v = (x.flatten(1, -3) for x in (queries, keys, values))  # [b, n or m, ..]
+        # Autocast would take the softmax's sums, and the products, to 16 bits
+        with without_autocast(queries):
+            if mask is not None and mask.dim() == 2:
+                y = general.content_output(q, k, v, mask, KEY_NORMS[self.key_norm])
+            else:
+                k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
+                # In this order the gradient of values that are a map per channel is one, too
+                content_lambda = torch.einsum("bmvu,bmku->bvk", v.to(k.dtype), k).mT
+                y = self._apply_lambda(q, content_lambda.to(q.dtype))
+        return y.unflatten(1, queries.shape[1:-2])
+
+    def _apply_lambda(self, queries: Tensor, content_lambda: Tensor) -> Tensor:
+        """Apply [b, k, v] to queries [b, n, h, k]: [b, n, h, v], laid out as the queries are."""
+        if queries.stride(-1) == 1:
+            return torch.einsum("bnhk,bkv->bnhv", queries, content_lambda)
+        maps = torch.matmul(content_lambda.mT[:, None], queries.permute(0, 2, 3, 1))  # [b, h, v, n]
+        return maps.permute(0, 3, 1, 2)
+
+    def extra_repr(self) -> str:
+        return f"key_norm={self.key_norm}"
+
+
+class RelativePosition(nn.Module):
+    """The learned embeddings R of Section 3.3, and the position output that is made of them.
+
+    ``embedding`` has the shape [k, u, r_y, r_x], and with ``heads`` (the multi-head form) one such
+    tensor per head, [h, k, u, r_y, r_x]. Entry [.., dy, dx] meets the value at the offset
+    (dy - r_y // 2, dx - r_x // 2) from the query, as in a PyTorch convolution. The embeddings
+    depend on offsets only, which makes the position output translation equivariant. A global map
+    of H x W positions is the scope of all its (2H - 1) x (2W - 1) offsets. Layers share their
+    embeddings by holding the same instance of this module.
+
+    Args:
+        query_depth: k.
+        intra_depth: u.
+        scope: (r_y, r_x), both odd, of a local scope; or None with ``map_size``. Of volumes
+            (r_z, r_y, r_x), and the embedding has one more dimension.
+        map_size: (H, W), or (D, H, W), the largest map a global embedding is used on.
+        heads: h for the multi-head form, None for the paper's multi-query form.
+        bias: add ``bias`` [k] ([h, k]) to every position lambda [k, v], as the bias of a
+            convolution that builds them does.
+
+    Raises:
+        ConfigError: if a scope is even or not positive, or is given beside a ``map_size``.
+    """
+
+    def __init__(
+        self,
+        query_depth: int,
+        intra_depth: int = 1,
+        *,
+        scope: tuple[int, ...] | None = None,
+        map_size: tuple[int, ...] | None = None,
+        heads: int | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        options.check_scope(scope, map_size)
+        if map_size is not None:
+            scope = tuple(2 * side - 1 for side in map_size)
+        self.map_size, self.heads = map_size, heads
+        leading = () if heads is None else (heads,)
+        self.embedding = nn.Parameter(torch.empty(*leading, query_depth, intra_depth, *scope))
+        self.bias = nn.Parameter(torch.empty(*leading, query_depth)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the embeddings from N(0, 1) (Appendix F.2)."""
+        nn.init.normal_(self.embedding)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(
+        self,
+        queries: Tensor,
+        values: Tensor,
+        mask: Tensor | None = None,
+        head: int = 0,
+        dilation: int = 1,
+        implementation: str = "auto",
+        stride: int = 1,
+    ) -> Tensor:
+        """Map queries [b, H, W, h, k] and values [b, H, W, v, u] to [b, H, W, h, v].
+
+        The lambda of position n is the sum over the offsets r of E_r v_{n+r}, and applied to its
+        queries (Section 3.4):
+
+            lambda_n = einsum("kur,bvur->bkv", E, V around n), 0 outside the map
+            y_n      = einsum("bhk,bkv->bhv", q_n, lambda_n)
+
+        :mod:`lambda_det.layers.local` has what computes this for all n, in whichever order.
+
+        Args:
+            queries: of the heads that share an embedding.
+            values: likewise.
+            mask: that of :class:`LambdaLayer`.
+            head: which embedding, in the multi-head form.
+            dilation: how many positions apart neighbouring offsets are.
+            implementation: see :func:`lambda_det.layers.local.local_position_output`.
+            stride: query (i, j) is at position (stride i, stride j) of the values' map.
+        """
+        size = queries.shape[1:-2]
+        pairs = mask is not None and mask.dim() == 2
+        if pairs or stride > 1 or len(size) != 2 or size != values.shape[1:-2]:
+            y = general.position_output(
+                self, queries, values, mask, head, dilation, implementation, stride
+            )
+        else:
+            embedding = self.offsets(*grid_size(size, dilation), head=head)  # [k, u, r_y, r_x]
+            if mask is not None:
+                values = hide_padding(values, mask)
+            y = local_position_output(queries, values, embedding, implementation, dilation=dilation)
+        return self.add_bias(y, queries, head)
+
+    def add_bias(self, y: Tensor, queries: Tensor, head: int) -> Tensor:
+        """Add q . b, the same number in every value channel, to [b, H, W, h, v]."""
+        if self.bias is None:
+            return y
+        bias = self.bias if self.heads is None else self.bias[head]
+        return y + (queries @ bias.to(queries.dtype))[..., None]
+
+    def offsets(self, *size: int, head: int | None = None) -> Tensor:
+        """The embeddings of the offsets that occur on a map of this size.
+
+        Args:
+            size: (H, W).
+            head: in the multi-head form, which embedding; None for all of them.
+
+        Returns:
+            [.., min(r_y, 2 H - 1), min(r_x, 2 W - 1)], the middle of ``embedding``.
+
+        Raises:
+            ConfigError: if a global embedding is used on a map larger than it was made for.
+        """
+        if self.map_size and any(map(gt, size, self.map_size)):
+            raise ConfigError(
+                f"A global position embedding for maps of up to {options.by(self.map_size)} "
+                f"positions got a map of {options.by(size)}; make it with a larger map_size, or "
+                "use a local scope, which takes maps of any size."
+            )
+        embedding = self.embedding
+        if self.heads is not None and head is not None:
+            embedding = embedding[head]
+        return crop_offsets(embedding, *size)
+
+    def extra_repr(self) -> str:
+        kind = "local" if self.map_size is None else "global"
+        return f"{kind}, embedding={list(self.embedding.shape)}"
 
 
 class LambdaLayer(nn.Module):
@@ -45,13 +276,17 @@ class LambdaLayer(nn.Module):
         content: False leaves the content lambda and the keys out (position only).
         norm: "BN", "" for none, or a function from a number of channels to a module; used on
             queries and values, as 2-d norms on [B, channels, H, W].
-        key_norm: "softmax", "l2" or "none", over the context positions (Table 11).
+        key_norm: a name of ``KEY_NORMS``: "softmax", "l2" or "none", over the context positions
+            (Table 11).
         query_softmax: also take the softmax of each query over its depth (Table 11).
         multi_head: give each head keys, values and embeddings of its own (Appendix C.3).
         position: the ``position`` module of another layer, to share its embeddings.
         position_bias: add a learned number per query depth to every position lambda. The paper has
             none; other public layers do.
         implementation: of the local position output, see :mod:`lambda_det.layers.local`.
+
+    Attributes:
+        rows: of ``qkv.weight``: how many are of queries, of keys and of values.
 
     Shape:
         x: [B, dim, H, W], [B, dim, N] or [B, dim, D, H, W]; output: the same with dim_out channels,
@@ -77,7 +312,7 @@ class LambdaLayer(nn.Module):
         sequence: bool = False,
         content: bool = True,
         norm: str | Callable[[int], nn.Module | None] = "BN",
-        key_norm: KeyNorm = "softmax",
+        key_norm: str = "softmax",
         query_softmax: bool = False,
         multi_head: bool = False,
         position: RelativePosition | None = None,
@@ -86,7 +321,7 @@ class LambdaLayer(nn.Module):
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
-        check_sizes(dim, dim_out, query_depth, heads, intra_depth)
+        options.check_sizes(dim, dim_out, query_depth, heads, intra_depth)
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
         self.query_softmax, self.multi_head = query_softmax, multi_head
@@ -97,8 +332,8 @@ class LambdaLayer(nn.Module):
         shared = intra_depth * (heads if multi_head else 1)
         self.rows = [heads * query_depth, content * query_depth * shared, self.value_depth * shared]
         self.qkv = nn.Conv2d(dim, sum(self.rows), 1, bias=False)
-        self.query_norm = make_norm(norm, self.rows[0])
-        self.value_norm = make_norm(norm, self.rows[2])
+        self.query_norm = options.make_norm(norm, self.rows[0])
+        self.value_norm = options.make_norm(norm, self.rows[2])
         self.content = ContentLambda(key_norm) if content else None
         if position is None and (scope is not None or map_size is not None):
             position = RelativePosition(
@@ -110,7 +345,7 @@ class LambdaLayer(nn.Module):
                 bias=position_bias,
             )
         self.position = position
-        check_lambdas(self)
+        options.check_lambdas(self)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -139,57 +374,59 @@ class LambdaLayer(nn.Module):
             embeddings: position embeddings of this call instead of the layer's own, such as the
                 relations of a graph: [n, m, k, u], or [B, n, m, k, u] for those of each example.
         """
-        check_inputs(self, x, mask, context, embeddings)
-        if context is None and self.stride > 1:
-            context = x
-        parts = self.project(grids.strided(x, self.stride), context)
-        if self.multi_head:
-            of_heads = zip(*(grids.cut_heads(part, self.heads) for part in parts), strict=True)
-            outputs = [self._output(p, mask, embeddings, h) for h, p in enumerate(of_heads)]
-            y = grids.join_heads(outputs)
-        else:
-            y = self._output(parts, mask, embeddings)
-        y = y.flatten(-2)
-        y = y.permute(0, -1, *range(1, y.dim() - 1))
-        return y[:, :, 0] if x.dim() == 3 else y
+        if x.dim() != 4 or self.stride > 1 or context is not None or embeddings is not None:
+            return general.forward(self, x, mask, context, embeddings)
+        options.check_input(self, x, mask)
+        queries, keys, values = self.project(x)
+        y = self.apply_lambdas(queries, keys, values, mask, self.position)  # [b, H, W, h, v]
+        return y.flatten(-2).permute(0, 3, 1, 2)
 
     def project(self, x: Tensor, context: Tensor | None = None) -> Parts:
         """Queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] of a map.
 
         Keys and values are those of the context, if there is one. In the multi-head form keys are
-        [b, H, W, (h, k), u] and values [b, H, W, (h, v), u]. Volumes give [b, D, H, W, ..].
+        [b, H, W, (h, k), u] and values [b, H, W, (h, v), u].
         """
-        if context is None:
-            context = x
-            queries, keys, values = self.qkv(grids.as_map(x)).split(self.rows, dim=1)
-        else:
-            # Project both maps with all rows: a folded norm's bias and hooks need the whole
-            # convolution.
-            queries = self.qkv(grids.as_map(x)).split(self.rows, dim=1)[0]
-            keys, values = self.qkv(grids.as_map(context)).split(self.rows, dim=1)[1:]
-        queries = grids.split(self.query_norm(queries), self.query_depth, x.shape[2:])
-        keys = grids.split(keys, self.intra_depth, context.shape[2:])
-        values = grids.split(self.value_norm(values), self.intra_depth, context.shape[2:])
+        queries, keys, values = self.qkv(x).split(self.rows, dim=1)
+        if context is not None:
+            # With all rows, as a folded norm's bias and hooks need the whole convolution
+            keys, values = self.qkv(context).split(self.rows, dim=1)[1:]
+        queries = split(self.query_norm(queries), self.query_depth)
+        keys = split(keys, self.intra_depth)
+        values = split(self.value_norm(values), self.intra_depth)
         if self.query_softmax:
             # Under autocast CUDA gives it in float32
-            queries = grids.depth_softmax(queries).to(values.dtype)
+            queries = depth_softmax(queries).to(values.dtype)
         return queries, keys, values
 
-    def _output(
-        self, parts: Parts, mask: Tensor | None, embeddings: Tensor | None, head: int = 0
+    def apply_lambdas(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        position: Callable[..., Tensor] | None,
     ) -> Tensor:
-        """Apply the lambdas that these heads share: [b, H, W, h, v]."""
-        queries, keys, values = parts
-        y = 0
-        if self.content is not None:
-            y = self.content(queries, keys, values, mask)
-        if embeddings is not None:
-            y = y + grids.given_position_output(queries, values, embeddings, mask)
-        if self.position is not None:
-            y = y + self.position(
-                queries, values, mask, head, self.dilation, self.implementation, self.stride
-            )
-        return y
+        """The output [b, H, W, h, v] of what :meth:`project` gives.
+
+        Args:
+            position: ``self.position``, or what else makes a position output.
+        """
+
+        def output(q: Tensor, k: Tensor, v: Tensor, head: int = 0) -> Tensor:
+            outputs = []
+            if self.content is not None:
+                outputs.append(self.content(q, k, v, mask))
+            if position is not None:
+                how = self.dilation, self.implementation, self.stride
+                outputs.append(position(q, v, mask, head, *how))
+            return sum(outputs[1:], outputs[0])
+
+        if not self.multi_head:
+            return output(queries, keys, values)
+        # Figure 7: heads are layers side by side
+        of_heads = zip(*(cut_heads(x, self.heads) for x in (queries, keys, values)), strict=True)
+        return join_heads([output(*parts, head) for head, parts in enumerate(of_heads)])
 
     def extra_repr(self) -> str:
         return (

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.functional import crop_offsets
 from lambda_det.modeling.build import Classifier, create_classifier
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, ResNetSpec, get_spec
@@ -49,7 +48,7 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[i
         content = positions * (groups * k * u * v + h * k * v)
     if layer.position is None:
         return content, content
-    r = crop_offsets(layer.position.embedding, height, width).shape[-2:].numel()
+    r = layer.position.offsets(height, width).shape[-2:].numel()
     lambda_first = groups * r * k * u * v + h * k * v
     query_first = h * r * u * (k + v)
     return content + positions * lambda_first, content + positions * query_first

@@ -9,7 +9,7 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import NonFiniteLossError
-from lambda_det.layers import LambdaLayer, lambdas
+from lambda_det.layers import LambdaLayer, lambda_layer
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
 from tests.training.toy import Steps, ToyModel, batches, items
@@ -90,9 +90,9 @@ def test_parts_of_a_lambda_layer_that_are_modules(net, parameter, beginning):
 
 @pytest.mark.parametrize("bad", ["content", "position"])
 def test_the_lambda_that_breaks_is_named_with_queries_keys_and_values(net, bad, monkeypatch):
-    function = {"content": "content_lambda", "position": "grid_position_output"}[bad]
-    original = getattr(lambdas, function)
-    monkeypatch.setattr(lambdas, function, lambda *a, **k: original(*a, **k) * torch.inf)
+    function = {"content": "normalize_keys", "position": "local_position_output"}[bad]
+    original = getattr(lambda_layer, function)
+    monkeypatch.setattr(lambda_layer, function, lambda *a, **k: original(*a, **k) * torch.inf)
     name = next(n for n, m in net.named_modules() if isinstance(m, LambdaLayer))
     text = _found(net)
     assert text.startswith(f"{name}.{bad} (")

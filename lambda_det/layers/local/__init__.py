@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError, reason
-from lambda_det.layers.functional import crop_offsets, grid_size, without_autocast
 from lambda_det.layers.local import compiled, fused, verdict
 from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
 from lambda_det.layers.local.query_first import (
@@ -19,6 +18,7 @@ from lambda_det.layers.local.query_first import (
     query_first_gradients,
     query_first_output,
 )
+from lambda_det.layers.tensors import crop_offsets, grid_size, without_autocast
 
 __all__ = [
     "IMPLEMENTATIONS",

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.library import CustomOpDef
 from torch.nn import functional as F
 
-from lambda_det.layers.functional import without_autocast
+from lambda_det.layers.tensors import without_autocast
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23.
 TILE_HEIGHT, TILE_WIDTH = 8, 8

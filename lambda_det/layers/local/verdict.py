@@ -54,7 +54,7 @@ DEVICES = {"cuda"}  # types of devices that verdicts are for
 _FORMAT = 1
 _MAKE_ONE = "python -m lambda_det.doctor --gpu makes one"
 _DRIVER = Path("/proc/driver/nvidia/version")
-_SOURCES = ("functional.py", "local/fused.py", "local/fused_kernels.py")
+_SOURCES = ("tensors.py", "local/fused.py", "local/fused_kernels.py")
 _SOURCES += ("local/lambda_first.py", "local/query_first.py")
 _logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
-from lambda_det.layers.functional import crop_offsets, grid_size, normalize_keys, spread
+from lambda_det.layers.lambda_layer import normalize_keys
+from lambda_det.layers.tensors import crop_offsets, grid_size, spread
 
 __all__ = [
     "Context",
