@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +27,6 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-MARKERS = "not (slow or fuzz or benchmark or gpu)"  # of the quick tests
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -93,7 +88,6 @@ def test_nothing_imports_a_top_level_package_named_tools():
     assert not [f for f in files if any(name.split(".")[0] == "tools" for name in imported(f))]
 
 
-PROJECTS = sorted(path for path in ROOT.glob("projects/*") if path.is_dir())
 # The package of a project lies in its folder
 _PACKAGES = {
     path.parent.name: path.parents[1].name for path in ROOT.glob("projects/*/*/__init__.py")
@@ -122,42 +116,6 @@ def test_an_import_of_a_project_is_seen(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda *encoding: "import package.part\n")
     assert of_other_projects(ROOT / "projects" / "another" / "wrong.py") == ["one"]
     assert of_other_projects(ROOT / "projects" / "one" / "right.py") == []
-
-
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory) -> Path:
-    """The repository without its projects."""
-    folder = tmp_path_factory.mktemp("copy") / "house"
-    left_out = shutil.ignore_patterns(
-        "projects", ".git", ".venv*", "output", "__pycache__", "*.pth"
-    )
-    shutil.copytree(ROOT, folder, ignore=left_out)
-    return folder
-
-
-def _run_pytest(folder: Path, *words: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-
-
-@pytest.mark.slow
-def test_all_tests_of_the_house_are_found_without_projects(copy):
-    _run_pytest(copy, "--collect-only", "tests")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
-def test_the_house_stands_without_a_project(project, copy):
-    """Its folder can be removed: pages, configurations and arrows are right without it."""
-    others = shutil.ignore_patterns(project.name, "__pycache__")
-    shutil.copytree(ROOT / "projects", copy / "projects", ignore=others)
-    house = [f"tests/test_{name}.py" for name in ("structure", "docs", "configs")]
-    try:
-        _run_pytest(copy, "-m", MARKERS, *house)
-    finally:
-        shutil.rmtree(copy / "projects")
 
 
 def test_few_files_share_a_name():
