@@ -37,6 +37,8 @@ setup(
         "pillow>=9.4",
         "pycocotools>=2.0.7",
         "safetensors>=0.4",
+        # Locks the folder of a run; torch needs it, too.
+        "filelock>=3.12",
         # Decodes a JPEG bit for bit as Pillow does, in four fifths of the time.
         "simplejpeg>=1.8",
         # TensorFlow's RMSProp, and teachers for pseudo-labels.

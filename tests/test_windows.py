@@ -48,7 +48,7 @@ from tests.training.test_trainer import ToyTask
 for steps in (3, 6):
     with buffered_log() as log:
         start.train(ToyTask(sys.argv[1], max_iter=steps), log, resume=True)
-assert not Path(sys.argv[1], "run.lock").exists() and Path(sys.argv[1], "model_final.pth").exists()
+assert Path(sys.argv[1], "model_final.pth").exists()
 assert peak_memory("cpu") == 0
 assert _describe_end(-6).startswith("was killed by SIGABRT, as")
 """

@@ -37,7 +37,7 @@ from lambda_det.training.run_folder import (
     describe_run,
     save_config,
 )
-from lambda_det.training.run_lock import RunLock, run_lock
+from lambda_det.training.run_lock import RunLock
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.training.trainer import Trainer
 from lambda_det.training.writers import check_writers
@@ -125,7 +125,7 @@ def train(
         UserError: what cannot work, before anything is written; or as :meth:`Trainer.train` does.
     """
     folder = task.settings.output_dir
-    with run_lock(folder, task.settings.key("output_dir")) as lock:
+    with RunLock(folder, task.settings.key("output_dir")) as lock:
         on_main_process(lock.acquire)
         changes: list[Change] = []
         on_main_process(lambda: changes.extend(check_run_folder(task, resume=resume)))
