@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
@@ -24,8 +23,7 @@ import cv2
 import numpy as np
 import torch
 from torch import Tensor
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS
@@ -47,16 +45,12 @@ KEYS = {
     "timeout": "DATALOADER.TIMEOUT",
     "max_unreadable": "DATALOADER.MAX_UNREADABLE_IMAGES",
 }
-_CAUSES = {
+_CURES = {
     "SIGKILL": "mostly memory ran out: lower {num_workers}, or give the machine more memory",
-    "SIGBUS": "mostly /dev/shm is full: lower {num_workers}, or give the machine or container "
-    "more of it",
-    **dict.fromkeys(
-        ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"),
-        "mostly a file that crashes the image library: fetch it again, or take it out of the data",
-    ),
+    "SIGBUS": "mostly /dev/shm is full: lower {num_workers}, or give the machine more of it",
+    "SIGSEGV": "mostly a file that crashes the image library: fetch it again, or take it out",
 }
-_OTHER_CAUSE = "look for what ended it, or set {num_workers} to 0 to see it happen"
+_OTHER_CURE = "look for what ended it, or set {num_workers} to 0 to see it happen"
 
 
 # ------------------------------------------------------------------- images that cannot be read
@@ -167,48 +161,6 @@ class _WorkerStart:
         _own_row = self._table[number].numpy()
 
 
-class _Failure:
-    """An error in place of a batch."""
-
-    def __init__(self, error: Exception, where: str = "") -> None:
-        self._sentence = str(error) if isinstance(error, DataError) else None
-        self._wrapper = None if self._sentence else ExceptionWrapper(where=where)
-
-    def raise_(self) -> None:
-        """Raise a DataError with its sentence alone, any other error with its stack trace."""
-        if self._wrapper is None:
-            raise DataError(self._sentence)
-        self._wrapper.reraise()
-
-
-class _Batches(Dataset):
-    """A data set of which whole batches are read, each collated or a :class:`_Failure`.
-
-    torch would raise a worker's error from the same call that raises its own errors about dead
-    workers and time that is up, and of the same type.
-    """
-
-    def __init__(self, dataset: Dataset, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset = dataset
-        self._collate = collate
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitems__(self, indices: Sequence[Any]) -> Any:
-        worker = get_worker_info()
-        try:
-            return self._collate([self._dataset[index] for index in indices])
-        except Exception as error:
-            if worker is None:
-                raise
-            return _Failure(error, f"in loader process {worker.id}")
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
 # ------------------------------------------------------------------------------------ the loader
 
 
@@ -222,7 +174,6 @@ class WatchedLoader:
         self,
         dataset: Dataset,
         *,
-        collate_fn: Callable[[list[Any]], Any],
         timeout: int,
         num_workers: int = 0,
         generator: torch.Generator | None = None,
@@ -232,12 +183,11 @@ class WatchedLoader:
         """
         Args:
             dataset: items by the indices of the sampler.
-            collate_fn: makes a batch of a list of items.
             timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
             num_workers: processes that load images.
             generator: of torch's seeds for the workers.
             keys: how messages name ``num_workers`` and ``timeout``.
-            options: of torch's DataLoader; a sampler with a batch size, or a batch sampler.
+            options: of torch's DataLoader.
 
         Raises:
             ConfigError: ``num_workers`` or ``timeout`` is negative.
@@ -249,8 +199,7 @@ class WatchedLoader:
         self._timeout = timeout
         self._keys = keys
         self._loader = DataLoader(
-            _Batches(dataset, collate_fn),
-            collate_fn=_identity,
+            dataset,
             num_workers=num_workers,
             timeout=_POLL if num_workers else 0,
             # Each new iterator draws its seed from this generator. From the global one, an iterator
@@ -278,40 +227,46 @@ class WatchedLoader:
         # At its exit, Python sends SIGTERM to the workers of an open iterator and waits for them.
         # They ignore it, so they are killed before.
         end = Finalize(None, _kill, args=(workers,), exitpriority=10)
+        waited = 0.0  # the sum of the polls: a clock goes on while a job is suspended
         try:
-            while (batch := self._next(batches, workers, table)) is not None:
-                if isinstance(batch, _Failure):
-                    batch.raise_()
-                yield batch
+            while True:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+                except DataError as error:  # torch puts the stack trace of a worker before it
+                    raise DataError(str(error).rpartition("DataError: ")[2].strip()) from None
+                except (RuntimeError, EOFError, OSError) as error:
+                    # No batch came within the poll; or a worker ended, or the connection to it
+                    # broke, and it ends a moment later; or the data set raised it
+                    is_poll = str(error).startswith("DataLoader timed out")
+                    if dead := _ended(workers, within=0 if is_poll else 1):
+                        raise DataError(self._describe_death(workers, dead, table)) from error
+                    if not is_poll:
+                        raise
+                    waited += _POLL
+                    if self._timeout and waited >= self._timeout:
+                        _kill(workers)  # the end of the iterator would wait for them
+                        raise DataError(self._describe_hang(table)) from error
+                else:
+                    waited = 0.0
+                    yield batch
         finally:
             # A traceback may keep this frame, and with it the workers, until the interpreter exits.
             # Ending them there takes ten seconds.
             del batches
             end()
 
-    def _next(self, batches: Iterator[Any], workers: Sequence[BaseProcess], table: Tensor) -> Any:
-        """The next batch or a ``_Failure``, or None at the end."""
-        waited = 0.0  # the sum of the polls: a clock goes on while a job is suspended
-        while True:
-            began = time.monotonic()
-            try:
-                return next(batches, None)
-            except (RuntimeError, EOFError, OSError) as error:
-                if not workers:
-                    raise
-                # A RuntimeError is torch's: a worker died, or no batch came within the poll. The
-                # others: the connection to a worker broke, whose process may end a moment later.
-                is_poll = isinstance(error, RuntimeError)
-                if dead := _ended(workers, within=0 if is_poll else 1):
-                    message = _describe_death(workers, dead, table, self._keys)
-                    return _Failure(DataError(message))
-                if not is_poll or time.monotonic() - began < _POLL:
-                    raise
-            waited += _POLL
-            if self._timeout and waited >= self._timeout:
-                message = self._describe_hang(table)
-                _kill(workers)  # the end of the iterator would wait for them
-                return _Failure(DataError(message))
+    def _describe_death(
+        self, workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor
+    ) -> str:
+        status = workers[dead[0]].exitcode
+        known = {-number: number.name for number in signal.Signals}
+        name = known.get(status, f"{'signal' if status < 0 else 'status'} {abs(status)}")
+        names = [name for name in map(_name, table[list(dead)]) if name]
+        what = f"while it read {listed(names)}" if names else "between two images"
+        cure = _CURES.get(name, _OTHER_CURE).format(**self._keys)
+        return f"One of {len(workers)} processes that load images ended with {name} {what}; {cure}."
 
     def _describe_hang(self, table: Tensor) -> str:
         names = [name for name in map(_name, table) if name]
@@ -342,21 +297,6 @@ def _start(loader: DataLoader) -> Iterator[Any]:
         return batches
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _describe_death(
-    workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor, keys: Mapping[str, str]
-) -> str:
-    status = workers[dead[0]].exitcode
-    cause, how = _OTHER_CAUSE, f"with status {status}"
-    if status is not None and status < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        name = known.get(-status, f"signal {-status}")
-        cause, how = _CAUSES.get(name, _OTHER_CAUSE), f"by {name}"
-    names = [name for name in (_name(table[number]) for number in dead) if name]
-    what = f"while it read {listed(names)}" if names else "between two images"
-    cause = cause.format(**keys)
-    return f"One of {len(workers)} processes that load images was ended {how} {what}; {cause}."
 
 
 def _ended(workers: Sequence[BaseProcess], *, within: float) -> list[int]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import cv2
@@ -124,25 +125,18 @@ def test_a_worker_that_ends_by_itself():
         list(itertools.islice(train(doing(lambda: os._exit(3))), 9))
 
 
-class Cut:
-    """A connection to a worker that breaks."""
+def test_a_worker_that_dies_as_it_hands_over_a_batch(monkeypatch):
+    """torch sees the connection break before it sees the process end."""
 
-    def __next__(self):
+    def cut(self):
+        for worker in self._workers:
+            threading.Timer(0.3, worker.kill).start()
         raise EOFError
 
-
-def test_a_worker_that_dies_as_it_hands_over_a_batch():
-    """torch sees the connection break before it sees the process end."""
-    worker = torch.multiprocessing.get_context("fork").Process(
-        target=lambda: (time.sleep(0.3), killed_by("SIGKILL")())
-    )
-    worker.start()
-    table = torch.zeros(1, 8, dtype=torch.uint8)
-    loader = train(dict)._loader
+    kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(kind, "__next__", cut)
     with pytest.raises(DataError, match="SIGKILL between two images"):
-        loader._next(Cut(), [worker], table).raise_()
-    with pytest.raises(EOFError):
-        loader._next(Cut(), [], table)
+        next(iter(train(dict)))
 
 
 def test_a_worker_that_is_killed_between_two_images():
@@ -303,9 +297,8 @@ def test_a_slow_image_is_waited_for():
     ("option", "key"), [("num_workers", "NUM_WORKERS"), ("timeout", "TIMEOUT")]
 )
 def test_negative_options(option, key):
-    options = {"timeout": 1, "collate_fn": list, option: -1}
     with pytest.raises(ConfigError, match=rf"DATALOADER\.{key} is -1"):
-        WatchedLoader([1, 2], **options)
+        WatchedLoader([1, 2], **{"timeout": 1, option: -1})
 
 
 # ------------------------------------------------------------------------ signals and settings

@@ -366,7 +366,7 @@ def test_everything_can_be_sent_to_a_spawned_worker(eleven):
     inner = loader._loader._loader
     dataset = pickle.loads(ForkingPickler.dumps(inner.dataset))
     (keys,) = itertools.islice(loader.keys(), 1)
-    assert [plain(image) for image in dataset.__getitems__(keys)] == expected
+    assert [plain(dataset[key]) for key in keys] == expected
     for sent in (inner.collate_fn, inner.worker_init_fn):
         pickle.loads(ForkingPickler.dumps(sent))
 
