@@ -1,4 +1,11 @@
-"""Processes of this machine that start together and end together."""
+"""Processes of this machine that start together and end together.
+
+PyTorch starts them. Its elastic launcher, which waits for them as well, breaks three promises of
+ours: it kills a process 30 s after a signal, though that may be saving; in PyTorch 2.4 it dies of
+SIGUSR1 and waits for ever for a process that hangs after another one has ended; and it names the
+process that it saw end first, which may not be the cause. Several machines, and restarts, are left
+to torchrun.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,39 +34,40 @@ __all__ = ["GRACE", "spawn"]
 # Seconds that the other processes have after one has failed; rank 0 may be writing a checkpoint
 GRACE = 15.0
 _POLL = 0.1  # seconds between two looks at the processes and the signals
+_START_METHOD = "spawn"
 
 
-@dataclass
-class _Child:
-    """One of the processes.
+@dataclass(frozen=True)
+class _End:
+    """How one of the processes has ended.
 
     Attributes:
+        status: of its exit; below 0 the signal that killed it.
         error: what it raised; None if it returned or was killed.
-        was_cut_off: it was still running when its grace was over.
     """
 
     index: int
-    name: str
-    process: mp.Process
-    errors: Connection
-    error: BaseException | None = None
-    was_cut_off: bool = False
-
-    def receive_error(self) -> None:
-        """Once it has ended."""
-        self.process.join()
-        try:
-            if self.errors.poll():
-                self.error = self.errors.recv()
-        except EOFError:
-            pass  # it sent none
+    pid: int
+    status: int
+    error: BaseException | None
 
     @property
     def failed(self) -> bool:
-        return self.process.exitcode not in (0, PREEMPTED_STATUS)
+        return self.status not in (0, PREEMPTED_STATUS)
+
+    def distance_from_cause(self, passed_on: set[int]) -> int:
+        """How likely another process was the cause: the higher, the more likely."""
+        if isinstance(self.error, Preempted):
+            return 1
+        if self.error is None and -self.status in passed_on:
+            return 2
+        if isinstance(self.error, LostProcessError):
+            return 3
+        # PyTorch's threads abort a process when another is gone
+        return 4 if self.error is None and self.status == -signal.SIGABRT else 0
 
 
-def spawn(work: Callable[[int], None], names: list[str]) -> None:
+def spawn(work: Callable[[int], None], names: Sequence[str]) -> None:
     """Call ``work(0)``, ``work(1)``, ... each in a process of its own, and wait for all.
 
     SIGTERM and SIGUSR1 are passed on to the processes. When one fails, the others have ``GRACE``
@@ -75,27 +83,29 @@ def spawn(work: Callable[[int], None], names: list[str]) -> None:
             processes failed, the cause is raised and not what followed from it.
         ProcessRaisedException: ``work`` raised another error; the message holds its stack trace.
     """
-    context = mp.get_context("spawn")
-    method = multiprocessing.get_start_method()
-    children: list[_Child] = []
+    receivers, senders = zip(*(multiprocessing.Pipe(duplex=False) for _ in names), strict=True)
+    about = (work, senders, os.getpid(), multiprocessing.get_start_method())
+    processes: list[mp.Process] = []
     with _collect_signals() as received:
         try:
-            for index, name in enumerate(names):
-                receiver, sender = context.Pipe(duplex=False)
-                about = (work, index, sender, os.getpid(), method)
-                process = context.Process(target=_run, args=about)
-                process.start()
+            processes = mp.start_processes(
+                _run, about, len(names), join=False, start_method=_START_METHOD
+            ).processes
+            for sender in senders:
                 sender.close()
-                children.append(_Child(index, name, process, receiver))
-            ended, passed_on = _wait(children, received)
+            ended, passed_on = _wait(processes, receivers, received)
         except KeyboardInterrupt:
             # The terminal has interrupted the processes, too
-            _wait_until_grace_is_over(children)
+            deadline = time.monotonic() + GRACE
+            while any(map(_is_running, processes)) and time.monotonic() < deadline:
+                time.sleep(_POLL)
             raise
         finally:
-            for child in children:
-                child.process.kill()
-    _raise_cause(ended, passed_on)
+            for process in processes:
+                process.kill()
+    failed = [end for end in ended if end.status != 0]
+    if failed:
+        _raise_cause(failed, passed_on, names)
 
 
 @contextmanager
@@ -114,83 +124,69 @@ def _collect_signals() -> Iterator[list[int]]:
         restore_handlers(previous)
 
 
-def _wait(children: list[_Child], received: list[int]) -> tuple[list[_Child], set[int]]:
+def _wait(
+    processes: Sequence[mp.Process], receivers: Sequence[Connection], received: list[int]
+) -> tuple[list[_End], set[int]]:
     """Wait for the end of all processes.
 
     Returns:
-        The processes in the order in which they ended, and the signals that were passed on.
+        How they ended, in that order, without those that had to be killed; and the signals that
+        were passed on.
     """
-    running, ended, passed_on = list(children), [], set()
+    running, cut_off = dict(enumerate(processes)), set()
+    ended: list[_End] = []
+    passed_on: set[int] = set()
     deadline = float("inf")
     while running:
         while received:
-            number = received.pop(0)
-            passed_on.add(number)
-            for child in running:
-                if child.process.exitcode is None:  # the signal may have reached and ended it
-                    os.kill(child.process.pid, number)
-        newly_ended = _ended(running)
-        if not newly_ended:
+            passed_on.add(number := received.pop(0))
+            for process in filter(_is_running, running.values()):
+                os.kill(process.pid, number)
+        over = [index for index, process in running.items() if not _is_running(process)]
+        if not over:
             time.sleep(_POLL)
-        for child in newly_ended:
-            child.receive_error()
-            running.remove(child)
-            if child.failed:
-                deadline = min(deadline, time.monotonic() + GRACE)
+        ends = [_end_of(index, running.pop(index), receivers[index]) for index in over]
+        if any(end.failed for end in ends):
+            deadline = min(deadline, time.monotonic() + GRACE)
         # Of processes that are seen to end together, those without an error were killed first,
         # and the others noticed it
-        ended += sorted(newly_ended, key=lambda child: child.error is not None)
+        ended += sorted(ends, key=lambda end: end.error is not None)
         if time.monotonic() > deadline:
-            for child in running:
-                child.was_cut_off = True
-                child.process.kill()
+            cut_off = set(running)
+            for process in running.values():
+                process.kill()
             deadline = float("inf")
-    return ended, passed_on
+    return [end for end in ended if end.index not in cut_off], passed_on
 
 
-def _ended(children: list[_Child]) -> list[_Child]:
-    # Not by the sentinels of the processes: loader workers inherit those, and may live longer
-    return [child for child in children if child.process.exitcode is not None]
+def _is_running(process: mp.Process) -> bool:
+    # Not by its sentinel, which what it has started may inherit
+    return process.exitcode is None
 
 
-def _wait_until_grace_is_over(children: list[_Child]) -> None:
-    deadline = time.monotonic() + GRACE
-    while len(_ended(children)) < len(children) and time.monotonic() < deadline:
-        time.sleep(_POLL)
+def _end_of(index: int, process: mp.Process, errors: Connection) -> _End:
+    try:
+        error = errors.recv() if errors.poll() else None
+    except EOFError:
+        error = None
+    return _End(index, process.pid, process.exitcode, error)
 
 
-def _raise_cause(ended: list[_Child], passed_on: set[int]) -> None:
-    failed = [c for c in ended if c.process.exitcode != 0 and not c.was_cut_off]
-    if not failed:
-        return
-    cause = min(failed, key=lambda child: _distance_from_cause(child, passed_on))
+def _raise_cause(failed: list[_End], passed_on: set[int], names: Sequence[str]) -> None:
+    cause = min(failed, key=lambda end: end.distance_from_cause(passed_on))
     if isinstance(cause.error, Preempted):
         # Rank 0 has saved; the others may have ended before it did
-        preempted = [c for c in failed if isinstance(c.error, Preempted)]
-        cause = min(preempted, key=lambda child: child.index)
+        preempted = [end for end in failed if isinstance(end.error, Preempted)]
+        cause = min(preempted, key=lambda end: end.index)
     if cause.error is not None:
         raise cause.error
-    number = -cause.process.exitcode
-    if number in passed_on:
+    if -cause.status in passed_on:
         # It had not begun to train, or got a second signal: end as a single process would
-        die_of(number)
+        die_of(-cause.status)
     raise UserError(
-        f"{cause.name} (pid {cause.process.pid}) {_describe_end(cause.process.exitcode)}, and the "
-        "others were ended with it. The same command with --resume continues from the last "
-        "checkpoint."
+        f"{names[cause.index]} (pid {cause.pid}) {_describe_end(cause.status)}, and the others "
+        "were ended with it. The same command with --resume continues from the last checkpoint."
     )
-
-
-def _distance_from_cause(child: _Child, passed_on: set[int]) -> int:
-    if isinstance(child.error, LostProcessError):
-        return 3
-    if isinstance(child.error, Preempted):
-        return 1
-    if child.error is None and -child.process.exitcode in passed_on:
-        return 2
-    if child.error is None and child.process.exitcode == -signal.SIGABRT:
-        return 4  # PyTorch's threads abort a process when another is gone
-    return 0
 
 
 def _describe_end(status: int) -> str:
@@ -208,37 +204,33 @@ def _describe_end(status: int) -> str:
 
 
 def _run(
-    work: Callable[[int], None], index: int, errors: Connection, parent: int, method: str
+    index: int,
+    work: Callable[[int], None],
+    senders: Sequence[Connection],
+    parent: int,
+    method: str,
 ) -> None:
     """What a spawned process does."""
     end_with_parent(parent)
     # Else its loader workers would be spawned as well, and each would import for seconds
     multiprocessing.set_start_method(method, force=True)
-    status = 0
+    status, error = 0, None
     try:
         work(index)
     except KeyboardInterrupt:
         status = 130
     except Preempted as stop:
-        errors.send(stop)
-        status = PREEMPTED_STATUS
-    except UserError as error:
-        errors.send(error)
-        status = 2
+        status, error = PREEMPTED_STATUS, stop
+    except UserError as refusal:
+        status, error = 2, refusal
     except Exception:
         trace = traceback.format_exc()[-20_000:]  # what a pipe holds without a reader
         text = f"\n\n-- Process {index} ended with the following error:\n{trace}"
-        errors.send(ProcessRaisedException(text, index, os.getpid()))
-        status = 1
-    _exit(status)
-
-
-def _exit(status: int) -> None:
-    """End this process without the interpreter's finalization.
-
-    In that, a thread of PyTorch's may abort the process because another one has ended, and the
-    exit status would be that of a failure.
-    """
+        status, error = 1, ProcessRaisedException(text, index, os.getpid())
+    if error is not None:
+        senders[index].send(error)
+    # Not by the interpreter's finalization, in which a thread of PyTorch's may abort the process
+    # because another one has ended
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

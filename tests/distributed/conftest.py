@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
-
 import pytest
 
 from lambda_det.distributed import spawn
@@ -10,5 +8,4 @@ from lambda_det.distributed import spawn
 @pytest.fixture
 def forked(monkeypatch):
     """Fork processes that would be spawned; a spawned one imports for seconds."""
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr(spawn.mp, "get_context", lambda _: fork)
+    monkeypatch.setattr(spawn, "_START_METHOD", "fork")

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from lambda_det.errors import (
     Preempted,
     UserError,
 )
+from tests.processes import is_alive, wait_until
 
 NAMES = ["Process 0 of 2", "Process 1 of 2"]
 
@@ -35,23 +35,9 @@ def _die_of(name: str) -> None:
     os.kill(os.getpid(), number)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)
-
-
 def _start_worker(folder: Path) -> int:
     """Start what stands for a loader worker: it ends when the test does."""
-    work = functools.partial(_wait_until, (folder / "over").exists)
+    work = functools.partial(wait_until, (folder / "over").exists)
     worker = multiprocessing.get_context("fork").Process(target=work, daemon=True)
     worker.start()
     return worker.pid
@@ -61,7 +47,7 @@ def _one_dies(index: int, *, folder: Path, name: str) -> None:
     worker = _start_worker(folder)  # which does not notice that this process ends
     (folder / str(index)).write_text(f"{os.getpid()} {worker}")
     if index == 1:
-        _wait_until((folder / "0").exists)
+        wait_until((folder / "0").exists)
         _die_of(name)
     with signals.catch_signals():  # which makes SIGTERM harmless
         time.sleep(600)
@@ -80,7 +66,7 @@ def test_one_is_killed_and_the_other_hangs(tmp_path, monkeypatch, name, named):
     with pytest.raises(UserError, match=named):
         spawn.spawn(functools.partial(_one_dies, folder=tmp_path, name=name), NAMES)
     pids = [int(pid) for index in range(2) for pid in (tmp_path / str(index)).read_text().split()]
-    assert [_is_alive(pid) for pid in pids] == [False, True] * 2
+    assert [is_alive(pid) for pid in pids] == [False, True] * 2
     (tmp_path / "over").touch()
 
 
@@ -133,17 +119,23 @@ def test_the_cause_is_raised_and_not_what_followed(raised_by, order, raised, nam
         spawn.spawn(functools.partial(_raises, what=raised_by, order=order), NAMES)
 
 
+def _ended(work, names):
+    """Processes that did some work and have ended, and what they have sent."""
+    context = multiprocessing.get_context("fork")
+    receivers, senders = zip(*(context.Pipe(duplex=False) for _ in names), strict=True)
+    processes = []
+    for index in range(len(names)):
+        about = (index, work, senders, os.getpid(), "fork")
+        processes.append(context.Process(target=spawn._run, args=about))
+        processes[-1].start()
+        processes[-1].join()
+    return processes, receivers
+
+
 def test_of_two_that_ended_the_killed_one_was_the_first():
-    context, children = multiprocessing.get_context("fork"), []
     work = functools.partial(_raises, what=[DATA, "SIGKILL"], order=[0, 1])
-    for index, name in enumerate(NAMES):
-        receiver, sender = context.Pipe(duplex=False)
-        about = (work, index, sender, os.getpid(), "fork")
-        process = context.Process(target=spawn._run, args=about)
-        process.start()
-        process.join()
-        children.append(spawn._Child(index, name, process, receiver))
-    assert spawn._wait(children, []) == (children[::-1], set())
+    ended, passed_on = spawn._wait(*_ended(work, NAMES), [])
+    assert [end.index for end in ended] == [1, 0] and passed_on == set()
 
 
 def _sleeps(index: int, *, folder: Path) -> None:
@@ -156,7 +148,7 @@ def test_interrupted_parent_leaves_no_process(tmp_path, monkeypatch):
     """Ctrl-C reaches the processes, too, but they may ignore it."""
 
     def interrupted(*_):
-        _wait_until(lambda: all(path.read_text() for path in files))
+        wait_until(lambda: all(path.read_text() for path in files))
         raise KeyboardInterrupt
 
     files = [tmp_path / f"{index}.txt" for index in range(2)]
@@ -166,7 +158,7 @@ def test_interrupted_parent_leaves_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(spawn, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         spawn.spawn(functools.partial(_sleeps, folder=tmp_path), NAMES)
-    _wait_until(lambda: not any(_is_alive(int(path.read_text())) for path in files), seconds=10)
+    wait_until(lambda: not any(is_alive(int(path.read_text())) for path in files), seconds=10)
 
 
 def test_all_return(tmp_path):
@@ -183,7 +175,7 @@ def _works_until_signal(index: int, *, folder: Path, catches: bool) -> None:
         time.sleep(600)
     with signals.catch_signals():
         (folder / f"{index}.ready").touch()
-        _wait_until(signals.received_signal)
+        wait_until(signals.received_signal)
         time.sleep(0.5 * index)  # rank 1 ends later
         raise Preempted(f"Stopped by {signal.Signals(signals.received_signal()).name}")
 
@@ -203,10 +195,10 @@ def _start_parent(folder: Path, *, catches: bool) -> tuple[int, list[int], list[
         finally:
             os._exit(9)
     suffix = "ready" if catches else "txt"
-    _wait_until(lambda: len(list(folder.glob(f"*.{suffix}"))) == 2)
-    _wait_until(lambda: all(len(p.read_text().split()) == 2 for p in folder.glob("*.txt")))
+    wait_until(lambda: len(list(folder.glob(f"*.{suffix}"))) == 2)
+    wait_until(lambda: all(len(p.read_text().split()) == 2 for p in folder.glob("*.txt")))
     pids = [int(pid) for path in folder.glob("*.txt") for pid in path.read_text().split()]
-    assert all(map(_is_alive, pids))
+    assert all(map(is_alive, pids))
     return parent, pids[::2], pids[1::2]
 
 
@@ -220,24 +212,21 @@ def test_signal_to_the_parent_preempts_all(tmp_path, number):
     os.kill(parent, number)
     assert _status(parent) == PREEMPTED_STATUS
     assert (tmp_path / "message").read_text() == f"Stopped by {signal.Signals(number).name}"
-    assert not any(map(_is_alive, [*pids, *workers]))
+    assert not any(map(is_alive, [*pids, *workers]))
 
 
 def test_signal_before_the_training_loop_ends_all(tmp_path):
     parent, pids, _ = _start_parent(tmp_path, catches=False)
     os.kill(parent, signal.SIGTERM)
     assert _status(parent) == -signal.SIGTERM
-    assert not any(map(_is_alive, pids))
+    assert not any(map(is_alive, pids))
     (tmp_path / "over").touch()
 
 
 def test_signal_that_has_already_ended_the_processes():
-    gone = multiprocessing.get_context("fork").Process(target=_die_of, args=("SIGTERM",))
-    gone.start()
-    gone.join()
-    receiver, _ = multiprocessing.Pipe(duplex=False)
-    child = spawn._Child(0, "Process 0 of 1", gone, receiver)
-    assert spawn._wait([child], [signal.SIGTERM]) == ([child], {signal.SIGTERM})
+    work = functools.partial(_raises, what=["SIGTERM"], order=[0])
+    ended, passed_on = spawn._wait(*_ended(work, NAMES[:1]), [signal.SIGTERM])
+    assert [end.status for end in ended] == [-signal.SIGTERM] and passed_on == {signal.SIGTERM}
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="prctl is Linux's")
@@ -245,5 +234,5 @@ def test_no_process_outlives_a_killed_parent(tmp_path):
     parent, pids, _ = _start_parent(tmp_path, catches=True)
     os.kill(parent, signal.SIGKILL)
     assert _status(parent) == -signal.SIGKILL
-    _wait_until(lambda: not any(map(_is_alive, pids)), seconds=20)
+    wait_until(lambda: not any(map(is_alive, pids)), seconds=20)
     (tmp_path / "over").touch()
