@@ -6,8 +6,10 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from lambda_det.config import leaves, read_plain
 from lambda_det.errors import ConfigError, listed, printable
 from lambda_det.files import replace_text
 from lambda_det.training.checkpoint_files import candidates, last_checkpoint
-from lambda_det.training.disk_errors import let_logs_fail
 from lambda_det.training.task import Task
 
 __all__ = [
@@ -54,11 +55,25 @@ class BufferedLog:
         for name in _LOGGERS:
             logging.getLogger(name).removeHandler(self._buffer)
             setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
-        let_logs_fail()
+            for handler in logging.getLogger(name).handlers:
+                handler.handleError = partial(_give_up, handler)
         for record in self._buffer.buffer:
             for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
                 handler.handle(record)
         self._buffer.buffer.clear()
+
+
+def _give_up(handler: logging.StreamHandler, record: logging.LogRecord) -> None:
+    """Say once that a log file cannot be written; logging prints a stack trace for each record."""
+    error, stream = sys.exc_info()[1], handler.stream
+    if not isinstance(error, OSError) or stream in (sys.stdout, sys.stderr):
+        type(handler).handleError(handler, record)
+        return
+    print(f"{stream.name} cannot be written any more: {error.strerror}", file=sys.stderr)
+    # The buffer still holds records, and closing the file would fail: they go to os.devnull
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lambda_det.errors import ConfigError
-from lambda_det.training.disk_errors import explain_disk_errors
 
 __all__ = ["RunLock"]
 
@@ -49,7 +48,7 @@ class RunLock:
 
         Raises:
             ConfigError: another training has it.
-            DiskError: the file of the lock cannot be written.
+            OSError: the file of the lock cannot be written.
         """
         writable = os.path.isdir(self._folder) and os.access(self._folder, os.W_OK)
         if self._lock.is_locked or not writable:
@@ -57,20 +56,19 @@ class RunLock:
         owner = ""
         with contextlib.suppress(OSError):  # it is not there; Windows does not show a locked one
             owner = self._file.read_text("utf-8", "replace").strip()
-        with explain_disk_errors(self._folder):
-            try:
-                self._lock.acquire(timeout=_SECONDS)
-            except Timeout as error:
-                raise ConfigError(
-                    f"Another training runs in {self._key} {self._folder} "
-                    f"({owner or 'another process'}): wait for its end or stop it, or give another "
-                    f"{self._key}. --eval-only is possible meanwhile."
-                ) from error
-            except NotImplementedError:
-                logger.warning(
-                    f"The file system of {self._folder} has no locks: nothing refuses a second "
-                    "training there"
-                )
-                return
-            with contextlib.suppress(PermissionError):  # Windows locks it against this, too
-                self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
+        try:
+            self._lock.acquire(timeout=_SECONDS)
+        except Timeout as error:
+            raise ConfigError(
+                f"Another training runs in {self._key} {self._folder} "
+                f"({owner or 'another process'}): wait for its end or stop it, or give another "
+                f"{self._key}. --eval-only is possible meanwhile."
+            ) from error
+        except NotImplementedError:
+            logger.warning(
+                f"The file system of {self._folder} has no locks: nothing refuses a second "
+                "training there"
+            )
+            return
+        with contextlib.suppress(PermissionError):  # Windows locks it against this, too
+            self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")

@@ -27,7 +27,6 @@ from lambda_det.layers.local import verdict
 from lambda_det.training import implementations
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.disk_errors import explain_disk_errors
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import (
     Averaging,
@@ -270,7 +269,6 @@ class Trainer(TrainerBase):
         self._batches = batches_ahead(self._loading, self.settings.device)
         with (
             catch_signals(),
-            explain_disk_errors(folder),
             EventStorage(self.start_iter) as self.storage,
         ):
             self.checkpointer.warn_of_little_space()
