@@ -27,6 +27,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("cli:train", "train or evaluate a detector or a classifier"),
     "check": Command("detection.data.command_line:main", "check a COCO-format data set"),
+    "convert": Command(
+        "detection.data.command_line:convert_main",
+        "write YOLO, VOC, LabelMe or CVAT labels as COCO",
+    ),
     "predict": Command("prediction.command_line:main", "draw predictions on images and videos"),
     "report": Command("report.command_line:main", "write one HTML page on a run"),
     "export": Command("export.command_line:main", "write TorchScript, torch.export or ONNX"),

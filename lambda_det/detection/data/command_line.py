@@ -1,14 +1,19 @@
-"""``lambda-det check``: check a COCO-format data set before a long run."""
+"""``lambda-det check`` and ``lambda-det convert``: data sets before a long run."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import sys
+from pathlib import Path
 
 from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.labels import FORMATS, read_labels
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import exit_status
+from lambda_det.errors import ConfigError, exit_status
+from lambda_det.files import replace_file
 
 EXAMPLES = """examples:
   %(prog)s annotations.json images/
@@ -86,3 +91,36 @@ def check(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     arguments = parse_arguments(argv)
     return exit_status(lambda: check(arguments))
+
+
+CONVERT_EXAMPLES = """examples:
+  %(prog)s VOC2007/Annotations train.json --images VOC2007/JPEGImages
+  %(prog)s data.yaml train.json --images images/train
+  %(prog)s annotations.xml train.json --images pictures
+"""
+
+
+def convert(arguments: argparse.Namespace) -> None:
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    output = Path(arguments.output)
+    if output.exists() and not arguments.overwrite:
+        raise ConfigError(f"{output} exists; --overwrite replaces it.")
+    content = read_labels(arguments.labels, arguments.images)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(output, lambda file: file.write(json.dumps(content).encode()))
+    print(output)
+
+
+def convert_main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="lambda-det convert",
+        description=f"Write labels of {', '.join(FORMATS)} in COCO's format.",
+        epilog=CONVERT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")
+    parser.add_argument("output", metavar="OUT.json", help="the file to write")
+    parser.add_argument("--images", metavar="DIR", help="folder of the pictures; default: of IN")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT.json")
+    arguments = parser.parse_args(argv)
+    return exit_status(lambda: convert(arguments))

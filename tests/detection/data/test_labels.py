@@ -1,0 +1,183 @@
+"""Labels of other tools: each format against what it says in pixels, and its obvious mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pycocotools.mask
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lambda_det.detection.data.command_line import convert_main
+from lambda_det.detection.data.labels import read_labels
+from lambda_det.errors import DataError
+
+VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
+{objects}</annotation>"""
+VOC_OBJECT = """<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax>
+<ymax>{}</ymax></bndbox></object>"""
+CVAT = """<annotations><image id="0" name="sub/größe 1.png" width="40" height="30">
+<box label="a" xtl="1" ytl="2" xbr="11" ybr="7"/>
+<box label="b" xtl="10" ytl="10" xbr="20" ybr="20" rotation="90"/>
+<polygon label="a" points="1,1;5,1;5,4"/>
+<mask label="b" left="3" top="2" width="2" height="2" rle="1,3"/>
+<points label="a" points="1,1"/></image></annotations>"""
+
+
+def picture(file, size=(40, 30)):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size).save(file)
+
+
+def boxes(content):
+    names = {entry["id"]: entry["name"] for entry in content["categories"]}
+    return [(names[a["category_id"]], a["bbox"]) for a in content["annotations"]]
+
+
+def test_pascal_voc(tmp_path):
+    """The size is that of the picture, not the one that the file gets wrong."""
+    picture(tmp_path / "images" / "größe 1.png")
+    picture(tmp_path / "images" / "empty.png")
+    objects = VOC_OBJECT.format("cell", 1, 2, 11, 7.5) + VOC_OBJECT.format("a cell", 0, 0, 4, 4)
+    for name, text in (("größe 1", objects), ("empty", "")):
+        file = tmp_path / "labels" / f"{name}.xml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(VOC.format(name=f"{name}.png", objects=text), "utf-8")
+    content = read_labels(tmp_path / "labels", tmp_path / "images")
+    assert [(i["file_name"], i["width"], i["height"]) for i in content["images"]] == [
+        ("empty.png", 40, 30),
+        ("größe 1.png", 40, 30),
+    ]
+    assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
+    assert {a["image_id"] for a in content["annotations"]} == {2}
+
+
+def test_cvat(tmp_path):
+    picture(tmp_path / "sub" / "größe 1.png")
+    (tmp_path / "annotations.xml").write_text(CVAT, "utf-8")
+    content = read_labels(tmp_path)
+    (one,) = content["images"]
+    assert one["file_name"] == "sub/größe 1.png"
+    plain, turned, triangle, mask = content["annotations"]
+    assert plain["bbox"] == [1, 2, 10, 5] and "segmentation" not in plain
+    assert turned["bbox"] == pytest.approx([10, 10, 10, 10]) and turned["segmentation"]
+    assert triangle["segmentation"] == [[1, 1, 5, 1, 5, 4]] and triangle["bbox"] == [1, 1, 4, 3]
+    assert mask["bbox"] == [3, 2, 2, 2]
+    found = pycocotools.mask.decode(mask["segmentation"])
+    assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]
+
+
+def test_a_box_turns_clockwise_as_in_cvat(tmp_path):
+    """By 45 degrees the corner at the upper left comes to the top."""
+    picture(tmp_path / "a.png")
+    text = (
+        '<annotations><image name="a.png"><box label="a" xtl="10" ytl="10" xbr="20" ybr="12" {}/>'
+    )
+    text = text.format('rotation="90"') + "</image></annotations>"
+    (tmp_path / "a.xml").write_text(text)
+    (one,) = read_labels(tmp_path)["annotations"]
+    assert one["bbox"] == pytest.approx([14, 6, 2, 10])
+    assert one["segmentation"][0][:2] == pytest.approx([16, 6])  # was the upper left
+
+
+def test_labelme(tmp_path):
+    picture(tmp_path / "a.png")
+    shapes = [
+        {"label": "a", "points": [[11, 7], [1, 2]], "shape_type": "rectangle"},
+        {"label": "b", "points": [[0, 0], [4, 0], [4, 4]], "shape_type": "polygon", "group_id": 7},
+        {"label": "b", "points": [[8, 8], [9, 8], [9, 9]], "shape_type": "polygon", "group_id": 7},
+        {"label": "a", "points": [[10, 10], [13, 14]], "shape_type": "circle"},
+        {"label": "a", "points": [[10, 10]], "shape_type": "point"},
+    ]
+    text = json.dumps({"imagePath": "..\\elsewhere\\a.png", "shapes": shapes})
+    (tmp_path / "a.json").write_text(text)
+    content = read_labels(tmp_path)
+    assert boxes(content)[:2] == [("a", [1, 2, 10, 5]), ("b", [0, 0, 9, 9])]
+    assert len(content["annotations"][1]["segmentation"]) == 2
+    assert content["annotations"][2]["bbox"] == pytest.approx([5, 5, 10, 10])
+    assert len(content["annotations"]) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    corners=st.lists(st.lists(st.floats(0, 1), min_size=4, max_size=4).map(sorted), max_size=5),
+)
+def test_yolo_boxes_come_back(tmp_path_factory, size, corners):
+    folder = tmp_path_factory.mktemp("yolo")
+    picture(folder / "images" / "train" / "a b.png", size)
+    (folder / "labels" / "train").mkdir(parents=True)
+    (folder / "data.yaml").write_text("names: {0: x, 3: y}\n")
+    lines = [
+        f"3 {(x0 + x1) / 2!r} {(y0 + y1) / 2!r} {x1 - x0!r} {y1 - y0!r}"
+        for x0, y0, x1, y1 in corners
+    ]
+    (folder / "labels" / "train" / "a b.txt").write_text("\n".join(lines) + "\n")
+    content = read_labels(folder / "data.yaml", folder / "images")
+    assert [entry["name"] for entry in content["categories"]] == ["x", "y"]
+    assert content["images"][0]["file_name"] == "train/a b.png"
+    for (label, box), (x0, y0, x1, y1) in zip(boxes(content), corners, strict=True):
+        wanted = np.array([x0, y0, x1 - x0, y1 - y0]) * [*size, *size]
+        assert label == "y" and box == pytest.approx(wanted.tolist(), abs=1e-9)
+
+
+def test_yolo_polygons(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "data.yaml").write_text("names: [x]\n")
+    (tmp_path / "a.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n\n")
+    (one,) = read_labels(tmp_path / "data.yaml")["annotations"]
+    assert one["segmentation"][0] == pytest.approx([4, 3, 20, 3, 20, 15])
+
+
+REFUSED = {
+    "not XML": ({"a.xml": "<annotation>"}, "a.xml"),
+    "a box without a side": (
+        {"a.xml": VOC.format(name="a.png", objects="<object><name>x</name></object>")},
+        "a.xml: object 1",
+    ),
+    "no picture": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its picture 'b.png'"),
+    "a word": ({"data.yaml": "names: [x]", "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
+    "an unknown class": (
+        {"data.yaml": "names: [x]", "a.txt": "0 .5 .5 1 1\n2 .5 .5 1 1"},
+        "a.txt, line 2: class 2",
+    ),
+    "three numbers": ({"data.yaml": "names: [x]", "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
+    "no names": ({"data.yaml": "train: images"}, "data.yaml"),
+    "half a LabelMe": ({"a.json": '{"shapes": [{"points": [[1, 1]]}]}'}, "a.json: shape 0"),
+    "nothing": ({}, "YOLO"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mistakes_name_the_file_and_the_line(case, tmp_path):
+    files, message = REFUSED[case]
+    picture(tmp_path / "a.png")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError) as found:
+        read_labels(tmp_path)
+    assert message in str(found.value)
+
+
+def test_pictures_of_one_name_are_not_guessed(tmp_path):
+    for folder in ("day", "night"):
+        picture(tmp_path / folder / "a.png")
+    (tmp_path / "a.xml").write_text(VOC.format(name="a.png", objects=""))
+    with pytest.raises(DataError, match="2 pictures"):
+        read_labels(tmp_path)
+    (tmp_path / "a.xml").write_text(VOC.format(name="night/a.png", objects=""))
+    assert read_labels(tmp_path)["images"][0]["file_name"] == "night/a.png"
+
+
+def test_the_command_writes_a_file_and_replaces_none(tmp_path, capsys):
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.xml").write_text(VOC.format(name="a.png", objects=VOC_OBJECT.format(*"x0123")))
+    words = [str(tmp_path), str(tmp_path / "out" / "train.json")]
+    assert convert_main(words) == 0
+    content = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert content["annotations"][0]["bbox"] == [0, 1, 2, 2]
+    assert convert_main(words) == 2 and "--overwrite" in capsys.readouterr().err
+    assert convert_main([*words, "--overwrite"]) == 0
