@@ -23,6 +23,7 @@ from lambda_det.export.networks import Network
 
 __all__ = ["FORMATS", "OPSET", "Format", "format_of"]
 
+SIZES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
 OPSET = 18  # of ONNX; the one that torch.onnx writes without converting versions
 Runner = Callable[[Tensor], dict[str, Tensor]]
 
@@ -73,14 +74,14 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
 
 
 def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
-    """The graph for any number of images of any size; a detector's for one from 65 pixels on."""
-    dim = torch.export.Dim
+    """The graph for any number of images of any size that the network takes."""
+    batch, height, width = (torch.export.Dim(name, min=1) for name in SIZES)
     if network.detector:
-        # PyTorch chooses the convolutions of the heads for maps of more than one position, and the
-        # last one of an FPN has stride 64
-        sizes = {1: dim("height", min=65), 2: dim("width", min=65)}
+        sizes = {1: height, 2: width}
+    elif network.stride == 1:
+        sizes = {0: batch, 2: height, 3: width}
     else:
-        sizes = {0: dim("batch", min=1), 2: dim("height", min=1), 3: dim("width", min=1)}
+        sizes = {0: batch, 2: network.stride * height, 3: network.stride * width}
     with (
         torch.no_grad(),
         _any_size(),
@@ -120,17 +121,18 @@ def _write_onnx(network: Network, example: Tensor, path: Path) -> None:
             external_data=False,
             verbose=False,
         )
-    _name_sizes(path, ("batch", "", "height", "width"))
+    _name_sizes(path)
 
 
-def _name_sizes(path: Path, names: tuple[str, ...]) -> None:
+def _name_sizes(path: Path) -> None:
     """Call the sizes of the input, and what is computed from them, by names instead of s77."""
     import onnx
 
     model = onnx.load(path)
     (images,) = model.graph.input
     sizes = [dim.dim_param for dim in images.type.tensor_type.shape.dim]
-    words = {symbol: name for symbol, name in zip(sizes, names, strict=True) if symbol}
+    symbols = [re.search(r"[a-z]\w*", size)[0] for size in sizes if size]  # of "32*s77"
+    words = dict(zip(symbols, SIZES, strict=True))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:

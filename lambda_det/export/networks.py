@@ -44,6 +44,11 @@ class Network:
     features: tuple[Callable[[Tensor], dict[str, Tensor]], ...] = ()
 
     @property
+    def stride(self) -> int:
+        """Sides of the input are multiples of it."""
+        return self.pixels.get("size_divisibility") or 1
+
+    @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 

@@ -30,7 +30,8 @@ def portable_copy(model: Module) -> Module:
 
     Names and parameters are those of the model.
     """
-    model = copy.deepcopy(model).eval()
+    # Weights laid out for channels last would make the exporters ask for the layout of every map
+    model = copy.deepcopy(model).eval().to(memory_format=torch.contiguous_format)
     for module in model.modules():
         form = _form(module)
         if form is not None:

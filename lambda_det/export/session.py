@@ -148,7 +148,7 @@ def export_network(
 
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
     """Sizes to compare on, of which an FPN takes multiples of its largest stride."""
-    stride = network.pixels.get("size_divisibility") or 1
+    stride = network.stride
     if sizes is None:
         return [(height + -height % stride, width + -width % stride) for height, width in SIZES]
     for height, width in sizes:

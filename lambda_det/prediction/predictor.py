@@ -203,9 +203,18 @@ class Predictor:
         self.cfg, self.weights, self.class_names = None, str(path), described.get("classes")
         resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
         self._set_input(channels, AugmentationList([resize]))
-        self._detect = lambda inputs: [
-            _postprocessed(runner(entry["image"].to(where)), entry) for entry in inputs
-        ]
+
+        def detect(inputs: list[dict[str, Any]]) -> list[Instances]:
+            try:
+                outputs = [runner(entry["image"].to(where)) for entry in inputs]
+            except (AssertionError, RuntimeError) as error:  # a guard of its graph
+                size = "x".join(map(str, inputs[-1]["image"].shape[:0:-1]))
+                raise DataError(
+                    f"{path} cannot compute an image of {size} pixels ({reason(error)})."
+                ) from error
+            return list(map(_postprocessed, outputs, inputs))
+
+        self._detect = detect
 
     def _set_input(self, channels: str, augmentations: AugmentationList) -> None:
         if channels not in ("BGR", "RGB"):

@@ -9,8 +9,11 @@ from PIL import Image
 
 from lambda_det.export import command_line as tool
 from lambda_det.modeling import create_backbone
-from tests.export.tiny import scramble
-from tests.training.tiny_detector import save_run
+from lambda_det.prediction import Predictor
+from tests.export.conftest import needs_any_size
+from tests.export.tiny import lambda_detector_config, save_lambda_run, scramble
+
+PT2 = (".pt2", ".onnx")  # of torch.export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -33,19 +36,56 @@ def test_backbone_by_name(weights, tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return save_lambda_run(tmp_path_factory.mktemp("runs") / "run")
+
+
 @pytest.mark.slow
-def test_detector_and_its_backbone(tmp_path, capsys):
-    config, _ = save_run(tmp_path / "run")
-    whole, part = ["--sizes", "64x96"], ["--backbone-only"]
-    for name, extra in (("d.ts", whole), ("b.ts", part)):
-        path = str(tmp_path / name)
-        arguments = [path, "--config-file", str(config), *extra]
-        assert tool.main([*arguments, "MODEL.ROI_HEADS.SCORE_THRESH_TEST", "1.0"]) == 0
-        out = capsys.readouterr().out
-        assert ("note: nothing was detected" in out) == (extra == whole)
-        assert (tmp_path / f"{name}.json").exists()
-    odd = [str(tmp_path / "odd.ts"), "--config-file", str(config), *part, "--sizes", "64x96,64x97"]
+@pytest.mark.parametrize("suffix", [".ts", *(pytest.param(s, marks=needs_any_size) for s in PT2)])
+def test_the_backbone_of_a_run_at_the_default_sizes(run, suffix, tmp_path, capsys):
+    path = tmp_path / f"b{suffix}"
+    command = [str(path), "--config-file", str(run / "config.yaml"), "--backbone-only"]
+    assert tool.main(command) == 0
+    assert "  p6: " in capsys.readouterr().out
+    if suffix == ".onnx":
+        import onnxruntime
+
+        (images,) = onnxruntime.InferenceSession(str(path)).get_inputs()
+        assert images.shape == ["batch", 3, "32*height", "32*width"]
+    odd = [*command, "--overwrite", "--sizes", "64x96,64x97"]
     assert tool.main(odd) == 2 and "64x97" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".ts", pytest.param(".pt2", marks=needs_any_size)])
+def test_a_detector_finds_the_same_on_every_picture(run, suffix, tmp_path, capsys):
+    """At the default sizes, from a checkpoint; then it predicts on wide, thin and tiny pictures."""
+    path = tmp_path / f"d{suffix}"
+    source = ["--config-file", str(run / "config.yaml")]
+    source += ["--weights", str(run / "model_final.pth"), "MODEL.DEVICE", "cpu"]
+    assert tool.main([str(path), *source, "INPUT.MIN_SIZE_TEST", "8"]) == 0
+    assert "  pred_masks: " in capsys.readouterr().out
+    cfg = lambda_detector_config()
+    cfg.INPUT.MIN_SIZE_TEST = 8
+    original = Predictor(cfg, weights=str(run / "model_final.pth"), score_threshold=0.3)
+    exported = Predictor(path, score_threshold=0.3)
+    rng, most = np.random.default_rng(0), 0
+    for size in ((60, 1000), (300, 40), (9, 1), (50, 70)):
+        picture = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
+        expected, found = original(picture), exported(picture)
+        np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
+        most = max(most, len(found))
+    assert most > 1
+
+
+@pytest.mark.slow
+def test_nothing_detected_is_said(run, tmp_path, capsys):
+    source = ["--config-file", str(run / "config.yaml"), "--sizes", "64x96"]
+    nothing = ["MODEL.ROI_HEADS.SCORE_THRESH_TEST", "1.0"]
+    assert tool.main([str(tmp_path / "d.ts"), *source, *nothing]) == 0
+    assert "note: nothing was detected" in capsys.readouterr().out
 
 
 def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from detectron2.config import CfgNode
 from torch import nn
 
+from lambda_det.detection.model import build_model
 from tests.training.tiny_detector import tiny_config
 
 # A fresh detector's scores are all alike; norms at the end of a block start at 0
@@ -40,3 +43,14 @@ def lambda_detector_config() -> CfgNode:
     cfg = tiny_config()
     cfg.merge_from_other_cfg(CfgNode.load_cfg(OPTIONS))
     return cfg
+
+
+def save_lambda_run(folder: Path) -> Path:
+    """Write a folder as a run of this detector leaves it."""
+    cfg, file = lambda_detector_config(), folder / "model_final.pth"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(cfg.dump())
+    torch.manual_seed(0)
+    torch.save({"model": scramble(build_model(cfg)).state_dict()}, file)
+    (folder / "last_checkpoint").write_text(file.name)
+    return folder

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -20,7 +21,7 @@ from lambda_det.detection.inference import find_weights
 from lambda_det.detection.lazy import dump_lazy
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.export import export_network
+from lambda_det.export import FORMATS, export_network
 from lambda_det.export.sources import network_of_config
 from lambda_det.prediction import Predictor
 from lambda_det.prediction.predictor import find_config
@@ -302,6 +303,22 @@ def test_an_exported_detector_names_a_device_that_is_none(tmp_path):
     sidecar.write_text(json.dumps({**described, "device": "foo"}))
     with pytest.raises(DataError, match=r"detector\.ts\.json"):
         Predictor(tmp_path / "detector.ts")
+
+
+def test_a_picture_that_an_exported_detector_refuses_is_named(tmp_path, monkeypatch):
+    described = {"input_format": "BGR", "min_size_test": 8, "max_size_test": 80, "device": "cpu"}
+    (tmp_path / "d.ts.json").write_text(json.dumps({**described, "outputs": ["pred_boxes"]}))
+
+    def read(path, names, where):
+        def run(image):
+            raise AssertionError("Guard failed: image.size()[1] >= 65")
+
+        return run
+
+    monkeypatch.setitem(FORMATS, ".ts", dataclasses.replace(FORMATS[".ts"], read=read))
+    detector = Predictor(tmp_path / "d.ts")
+    with pytest.raises(DataError, match=r"d\.ts.*80x5.*Guard failed"):
+        detector(np.zeros((60, 1000, 3), np.uint8))
 
 
 @pytest.mark.slow
