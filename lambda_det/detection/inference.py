@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import logging
 import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
 from omegaconf import DictConfig
@@ -15,23 +18,66 @@ from lambda_det.detection.model import for_inference
 from lambda_det.detection.task import DetectionTask, read_parts
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import UserError, WeightsError
-from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.training.checkpoint_files import choose_checkpoint
+from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.loading import read_weights
 
-__all__ = ["find_weights", "known_class_names", "trained_detector"]
+__all__ = ["Taken", "add_checkpoint_flags", "find_weights", "known_class_names", "trained_detector"]
 
 logger = logging.getLogger(__name__)
 
 
+class Taken(NamedTuple):
+    """The weights that a detector has: of which file, saved after how many steps, of which kind."""
+
+    file: str
+    step: int | None
+    averaged: bool
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"after {self.step:,} steps, "
+        return f"{self.file} ({step}{'averaged' if self.averaged else 'raw'} weights)"
+
+    @classmethod
+    def of(cls, file: str, content: Mapping[str, Any], *, raw: bool = False) -> Taken:
+        """Those of a checkpoint or a backbone file, read already."""
+        about = content.get("meta")
+        about = about if isinstance(about, Mapping) else {}
+        iteration = content.get("iteration")
+        step = iteration + 1 if type(iteration) is int else about.get("step")
+        return cls(file, step, about.get("weights") == "ema" or ("ema" in content and not raw))
+
+    def as_meta(self) -> dict[str, Any]:
+        """What an exported file says of them."""
+        return {"weights": self.file, "step": self.step, "averaged": self.averaged}
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Let a command choose the weights of a run by ``--checkpoint`` and ``--raw``."""
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="best|last|STEP",
+        help="of the run (default: the best one at its evaluations)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="the trained weights, also where there are averaged ones"
+    )
+
+
 def trained_detector(
-    cfg: CfgNode | DictConfig, weights: str, precision: str | None = None
-) -> nn.Module:
+    cfg: CfgNode | DictConfig, weights: str, precision: str | None = None, *, raw: bool = False
+) -> tuple[nn.Module, Taken]:
     """The detector of a configuration with the weights of a file, for inference on its device.
 
     Args:
         cfg: the configuration that the weights were trained with.
         weights: a checkpoint of the whole model; its averaged weights are taken where it has them.
         precision: "float32" or "bfloat16"; None for that of the configuration.
+        raw: take the trained weights instead of averaged ones.
+
+    Returns:
+        The detector, and what its weights are.
 
     Raises:
         ConfigError: the device is missing, or the configuration describes no model.
@@ -43,28 +89,36 @@ def trained_detector(
     check_device(task.settings.device, 1, task.settings.key("device"))
     model = task.build_model()
     content = read_weights(weights)
-    if "ema" in content:
-        logger.info(f"The averaged weights of {weights} are taken")
+    taken = Taken.of(weights, content, raw=raw)
+    if taken.averaged:
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
     precision = precision or task.parts.test_precision
-    return for_inference(model, precision, channels_last=task.parts.channels_last)
+    return for_inference(model, precision, channels_last=task.parts.channels_last), taken
 
 
-def find_weights(cfg: CfgNode | DictConfig, config_file: str | None, weights: str | None) -> str:
-    """Choose ``weights`` if given, else the last checkpoint of the run, else those of ``cfg``.
+def find_weights(
+    cfg: CfgNode | DictConfig,
+    config_file: str | None,
+    weights: str | None,
+    checkpoint: str = "best",
+) -> str:
+    """Choose ``weights`` if given, else a checkpoint of the run, else those of ``cfg``.
 
     Args:
         cfg: names what the training started from.
         config_file: its folder is the folder of the run; None where ``cfg`` is of no file.
         weights: given by the user.
+        checkpoint: of the run: "best", "last", or the number of its step.
 
     Raises:
-        WeightsError: none of the three is set.
+        WeightsError: none of the three is set, or the run has no such checkpoint.
     """
-    last = last_checkpoint(os.path.dirname(config_file)) if config_file else ""
+    of_run = ""
+    if config_file and not weights:
+        of_run = choose_checkpoint(os.path.dirname(config_file), checkpoint)
     settings = read_parts(cfg).settings
-    found = weights or last or settings.weights
+    found = weights or of_run or settings.weights
     if not found:
         where = f"{settings.key('weights')} is empty"
         if config_file:

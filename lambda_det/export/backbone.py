@@ -1,26 +1,20 @@
-"""Extract the backbone of any checkpoint and write it as a verified backbone file."""
+"""The backbone of any checkpoint as the content of a backbone file."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from detectron2.config import CfgNode
-from omegaconf import DictConfig
 from torch import Tensor
 
 import lambda_det
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
-from lambda_det.export.identify import KnownNetwork, fits, identify
-from lambda_det.export.verify import Verification, verify_backbone
+from lambda_det.export.sources import KnownNetwork
 from lambda_det.modeling import Classifier, create_backbone, create_classifier
 from lambda_det.modeling.specs import STAGES
-from lambda_det.weights.backbone_file import check_target, fold_normalisation, save_backbone
+from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.names import compare, is_counter, named_as_in, tensors_only
 from lambda_det.weights.provenance import (
     AUTHOR,
@@ -31,11 +25,7 @@ from lambda_det.weights.provenance import (
     wanted_pixels,
 )
 
-__all__ = [
-    "export_backbone",
-    "extract_backbone",
-    "names_network",
-]
+__all__ = ["extract_backbone", "names_network"]
 
 _RECIPE = ("model", "options", "num_classes", "input_format", "pixel_mean", "pixel_std")
 _RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", by kind of weights
@@ -63,8 +53,7 @@ def extract_backbone(
         weights: "ema" or "model". None: "ema" if the checkpoint has them.
         fold_input: fold the input normalisation of a classifier into its first convolution, see
             :func:`lambda_det.weights.backbone_file.fold_normalisation`. Detectors are not changed.
-        network: of a detector, see :func:`lambda_det.export.identify.network_of_config`. None:
-            identify it by its tensors.
+        network: of a checkpoint that does not record it, such as a detector's.
         source: name of the checkpoint for messages.
 
     Returns:
@@ -89,18 +78,24 @@ def extract_backbone(
             state, pixels = fold_normalisation(model.backbone, state, network.pixels)
             network = replace(network, pixels=pixels)
     else:
+        if network is None:
+            raise WeightsError(
+                f"{source} does not say which network it holds; name it with --model, or give its "
+                "configuration with --config."
+            )
         fold_input = False
-        part = _backbone_part(state, source)
         from_heads = any(name.startswith(_STAGE_IN_HEADS) for name in state)
+        state = _backbone_part(state, source)
         try:
-            state, network = part, _checked(part, network, source)
+            _check_network(state, network, source)
         except WeightsError:
             if not from_heads:
                 raise
             # The C4 heads of Detectron2 have their own res5, of convolutions, for any backbone
-            state = {name: tensor for name, tensor in part.items() if not name.startswith("res5.")}
-            network = _checked(state, network, source)
+            state = {name: t for name, t in state.items() if not name.startswith("res5.")}
+            _check_network(state, network, source)
     _check_trained(state, source)
+    iteration = checkpoint.get("iteration")
     meta = {
         "model": network.model,
         "options": dict(network.options),
@@ -109,6 +104,7 @@ def extract_backbone(
         "recipe": recipe.get("config", "") if isinstance(recipe, Mapping) else None,
         "known_from": network.known_from,
         "weights": chosen,
+        "step": iteration + 1 if type(iteration) is int else None,
         "folded": fold_input,
         "accuracy": _accuracy(checkpoint, chosen),
         # "precise": recomputed for these weights; "running": the running averages of the training
@@ -230,25 +226,25 @@ def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor
     }
 
 
-def _checked(
-    state: Mapping[str, Tensor], network: KnownNetwork | None, source: str
-) -> KnownNetwork:
-    """Check that the tensors match ``network``; identify the network if it is None.
+def _check_network(state: Mapping[str, Tensor], network: KnownNetwork, source: str) -> None:
+    """Check that the stages of the network that ``state`` has are complete.
 
     Raises:
-        WeightsError: the tensors do not match ``network``, or match no network.
+        WeightsError: they are not, or the network does not exist.
     """
-    if network is None:
-        return identify(state, source)
-    if fits(network.model, network.options, state):
-        return network
-    with torch.device("meta"):
-        fit = compare(create_backbone(network.model, **network.options).state_dict(), state)
-    raise WeightsError(
-        f"{source} does not match its configuration, which names "
-        f"{network.model}{format_options(network.options)}: {fit.summary()}; give the right one "
-        "with --config."
-    )
+    named = f"{network.model}{format_options(network.options)}"
+    try:
+        with torch.device("meta"):
+            own = create_backbone(network.model, **network.options).state_dict()
+    except (ConfigError, TypeError) as error:
+        raise WeightsError(f"There is no network {named}: {reason(error)}") from error
+    stages = {name.split(".")[0] for name in state}
+    fit = compare({k: v for k, v in own.items() if k.split(".")[0] in stages}, state)
+    if not fit:
+        raise WeightsError(
+            f"{source} does not hold {named}: {fit.summary()}; give the right network with "
+            "--model, or its configuration with --config."
+        )
 
 
 def _accuracy(checkpoint: Mapping[str, Any], chosen: str) -> dict[str, dict[str, float]]:
@@ -275,41 +271,3 @@ def _check_trained(state: Mapping[str, Tensor], source: str) -> None:
                 f"The statistics {name} in {source} have their initial values, 0 and 1: the "
                 "weights were never trained, or their statistics never computed."
             )
-
-
-def export_backbone(
-    content: Mapping[str, Any],
-    path: str | Path,
-    target: CfgNode | DictConfig | None = None,
-    *,
-    checkpoint: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-) -> Verification:
-    """Write a backbone file under a temporary name, verify it, and rename it if it passes.
-
-    An existing file stays until then.
-
-    Args:
-        content: made by :func:`extract_backbone`.
-        path: see :func:`lambda_det.weights.backbone_file.save_backbone`.
-        target, checkpoint: see :func:`lambda_det.export.verify.verify_backbone`.
-        overwrite: replace an existing file.
-
-    Raises:
-        ConfigError: the file cannot be written, or ``target`` describes no detector.
-    """
-    check_target(path, overwrite=overwrite)
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A folder, so that the draft has the final suffix and name
-        with tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent) as folder:
-            draft = Path(folder, path.name)
-            save_backbone(content, draft)
-            report = verify_backbone(draft, target, checkpoint=checkpoint)
-            report.offenders = [o.replace(str(draft), str(path)) for o in report.offenders]
-            if report.passed:
-                os.replace(draft, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
-    return report

@@ -9,15 +9,10 @@ from typing import Any
 
 from lambda_det.config import find_config_file
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.backbone import export_backbone, extract_backbone, names_network
-from lambda_det.export.identify import (
-    KnownNetwork,
-    config_of_run,
-    find_checkpoint,
-    network_of_config,
-)
+from lambda_det.export.backbone import extract_backbone, names_network
 from lambda_det.export.public import read_source
-from lambda_det.export.verify import load_target
+from lambda_det.export.sources import KnownNetwork, configured_network, find_checkpoint
+from lambda_det.export.verify import export_backbone, load_target
 from lambda_det.weights.backbone_file import check_target
 from lambda_det.weights.provenance import format_options
 from lambda_det.weights.public import is_public
@@ -29,7 +24,7 @@ EXAMPLES = """examples:
       --verify-config configs/mask_rcnn_lambdaresnet50_pretrained.yaml
       also load the file into that detector, and compare every tensor and the features
   %(prog)s output/mask_rcnn output/backbone.safetensors
-      the backbone of a detector, from the last checkpoint of its run
+      the backbone of a detector, from the best checkpoint of its run
   %(prog)s timm://resnetrs101.tf_in1k output/resnetrs101.pth
       published weights; the pixel settings are folded as for a classifier of ours
   %(prog)s output/backbone.pth output/backbone.pkl
@@ -59,7 +54,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         help="of a classifier or a detector, with FPN or without; the folder of a run, for its "
-        "last checkpoint; a file of timm or torchvision; or published weights: timm://NAME, "
+        "best checkpoint; a file of timm or torchvision; or published weights: timm://NAME, "
         "torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
     )
     parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
@@ -67,6 +62,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--weights",
         choices=("ema", "model"),
         help="averaged or raw ones; default: averaged if there are any",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        dest="which",
+        default="best",
+        metavar="best|last|STEP",
+        help="of the folder of a run (default: the best one at its evaluations)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="the network, of a file that does not say it, such as one of timm or torchvision",
     )
     parser.add_argument(
         "--no-fold",
@@ -97,16 +104,20 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> int:
     target = load_target(args.verify_config) if args.verify_config else None
-    path = args.checkpoint if is_public(args.checkpoint) else find_checkpoint(args.checkpoint)
+    path = (
+        args.checkpoint
+        if is_public(args.checkpoint)
+        else find_checkpoint(args.checkpoint, args.which)
+    )
     if Path(args.output).resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
     check_target(args.output, overwrite=args.overwrite)
-    checkpoint = read_source(path)
+    checkpoint = read_source(path, args.model)
     content = extract_backbone(
         checkpoint,
         weights=args.weights,
         fold_input=not args.no_fold,
-        network=None if names_network(checkpoint) else _network(args.config, path),
+        network=None if names_network(checkpoint) else _network(args, path),
         source=path,
     )
     report = export_backbone(
@@ -122,15 +133,18 @@ def export(args: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _network(config: str | None, checkpoint: str) -> KnownNetwork | None:
-    file = config or config_of_run(checkpoint)
-    return network_of_config(file) if file else None
+def _network(args: argparse.Namespace, checkpoint: str) -> KnownNetwork | None:
+    if args.model:
+        return KnownNetwork(args.model, {"norm": "BN"}, None, "name")
+    beside = Path(checkpoint).with_name("config.yaml")
+    file = args.config or (beside if beside.is_file() else None)
+    return configured_network(file) if file else None
 
 
 _KNOWN_FROM = {
     "recipe": "from its recipe",
     "configuration": "from its configuration",
-    "tensors": "identified by its tensors (--config FILE is more certain)",
+    "name": "as was said",
 }
 _STATISTICS = {
     "precise": "recomputed for these weights",
@@ -158,10 +172,11 @@ def describe(content: Mapping[str, Any], path: str) -> str:
     network = f"{meta['model']}{format_options(meta['options'])}"
     rows = {
         "file": path,
-        "model": f"{network}, {_KNOWN_FROM[meta['known_from']]}",
+        "model": f"{network}, {_KNOWN_FROM.get(meta['known_from'], 'from its tensors')}",
         "stages": ", ".join(meta["stages"]),
         "source": f"{meta.get('source')}, licence {meta.get('license') or 'not stated'}",
-        "weights": "averaged (EMA)" if meta["weights"] == "ema" else "raw",
+        "weights": ("averaged (EMA)" if meta["weights"] == "ema" else "raw")
+        + (f", after {meta['step']:,} steps" if meta.get("step") else ""),
         "accuracy": accuracy or "not recorded in the checkpoint",
         "statistics": _STATISTICS[meta["statistics"]],
         "tensors": f"{len(tensors)} of {sum(t.numel() for t in tensors) / 1e6:.2f} M values",

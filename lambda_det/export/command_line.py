@@ -6,10 +6,11 @@ import argparse
 import logging
 
 from lambda_det.config import find_config_file
+from lambda_det.detection.inference import Taken, add_checkpoint_flags
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import exit_status
 from lambda_det.export.session import Report, export_network
-from lambda_det.export.sources import named_backbone, network_of_config, read_images
+from lambda_det.export.sources import named_backbone, network_to_export, read_images
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX.
@@ -19,7 +20,7 @@ A backbone by its name, and the backbone of a detector, with features by name:
   %(prog)s backbone.onnx --config output/run/config.yaml --backbone-only
 
 A whole detector (TorchScript, torch.export), compared on photographs; the config.yaml of a run's
-folder brings the run's last checkpoint with it:
+folder brings the run's best checkpoint with it:
   %(prog)s detector.ts --images photo.jpg street.jpg --config output/run/config.yaml
   %(prog)s detector.pt2 --config configs/mask_rcnn_lambdaresnet50.yaml \\
       --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
@@ -50,8 +51,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
     parser.add_argument(
-        "--weights", metavar="FILE", help="checkpoint, if not the last one of the config's run"
+        "--weights", metavar="FILE", help="checkpoint, if not the one of the config's run"
     )
+    add_checkpoint_flags(parser)
     parser.add_argument(
         "--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)"
     )
@@ -90,10 +92,19 @@ def run(args: argparse.Namespace) -> int:
         network = named_backbone(args.model, args.weights)
     else:
         cfg = load_any_config(args)
-        network = network_of_config(cfg, args.config_file, args.weights, args.backbone_only)
+        network = network_to_export(
+            cfg,
+            args.config_file,
+            args.weights,
+            backbone_only=args.backbone_only,
+            checkpoint=args.checkpoint,
+            raw=args.raw,
+        )
     report = export_network(
         network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
     )
+    about = network.pixels
+    print(f"weights: {Taken(about['weights'], about['step'], about['averaged'])}")
     print(describe(report))
     return 0 if report.passed else 1
 

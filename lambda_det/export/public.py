@@ -22,11 +22,12 @@ __all__ = ["PublicWeights", "read_source", "register_public_weights"]
 logger = logging.getLogger(__name__)
 
 
-def read_source(path: str) -> dict[str, Any]:
+def read_source(path: str, model: str | None = None) -> dict[str, Any]:
     """Read a checkpoint to export: one of ours, of timm or of torchvision.
 
     Args:
         path: a file, or a URL of :func:`lambda_det.weights.public.fetch`.
+        model: our name of the network, for files of timm or torchvision.
 
     Returns:
         The content of the file. Weights of timm and torchvision become the checkpoint of a
@@ -34,14 +35,14 @@ def read_source(path: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: there are no such published weights.
-        WeightsError: the file cannot be read, or its network is none of ours.
+        WeightsError: the file cannot be read, or nobody says which network it holds.
     """
     if is_public(path):
         content, public = read_public(path)
         logger.info(public.describe())
-        model, top1 = public.model, public.top1
+        model, top1 = public.model or model, public.top1
     else:
-        content, model, top1 = import_weights(read_checkpoint(path), path), None, None
+        content, top1 = import_weights(read_checkpoint(path), path), None
     meta = content.get("meta", {})
     if "imported" not in meta:
         return content
@@ -51,16 +52,14 @@ def read_source(path: str) -> dict[str, Any]:
             f"{path} ({meta['imported']}) has no classifier, so nothing shows that it is complete; "
             "use weights with one."
         )
-    options: dict[str, Any] = {}
     if model is None:
-        from lambda_det.export.identify import identify
-
-        features = {name: t for name, t in state.items() if not name.startswith("linear.")}
-        network = identify(features, path, imported=True)
-        model, options = network.model, dict(network.options)
+        raise WeightsError(
+            f"{path} ({meta['imported']}) does not say which network it holds; name it with "
+            "--model of lambda-det backbone, such as --model resnet50."
+        )
     recipe = {
         "model": model,
-        "options": options,
+        "options": {},
         "num_classes": len(state["linear.weight"]),
         **wanted_pixels(content).as_meta(),
         "source": meta.get("source", meta["imported"]),
@@ -86,7 +85,8 @@ class PublicWeights(PathHandler):
         if target.is_file() and not force and _is_intact(target):
             return str(target)
         # Not with ``import lambda_det``, which registers this handler
-        from lambda_det.export.backbone import export_backbone, extract_backbone
+        from lambda_det.export.backbone import extract_backbone
+        from lambda_det.export.verify import export_backbone
 
         checkpoint = read_source(path)
         if "source" not in checkpoint.get("recipe", {}):

@@ -1,24 +1,232 @@
-"""Networks to export out of names, configurations and weights; pictures to compare them on."""
+"""Where a network comes from: a name, a configuration, the folder of a run; and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from detectron2.config import CfgNode
+import yaml
+from detectron2.config import CfgNode, get_cfg
 from detectron2.data.transforms import ResizeShortestEdge
-from omegaconf import DictConfig
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import BACKBONE_REGISTRY
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
+from lambda_det.config import add_lambda_config, leaves, read_plain
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
+from lambda_det.detection.inference import Taken, find_weights, known_class_names, trained_detector
+from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
 from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.modeling import create_backbone
+from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
-__all__ = ["named_backbone", "network_of_config", "read_images"]
+__all__ = [
+    "KnownNetwork",
+    "configured_network",
+    "find_checkpoint",
+    "named_backbone",
+    "network_to_export",
+    "read_images",
+]
+
+# Options of create_backbone that change neither the tensors nor the features
+_TRAINING = ("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout")
+# The sections of a configuration that describe the backbone. Others may be of any project.
+_OF_BACKBONE = ("MODEL.BACKBONE.", "MODEL.RESNETS.", "MODEL.LAMBDA_RESNET.", "MODEL.PIXEL_")
+_CREATE = "create_backbone"
+# Errors of reading a file that is no configuration
+_UNREADABLE = (
+    OSError,
+    yaml.YAMLError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+)
+
+
+@dataclass(frozen=True)
+class KnownNetwork:
+    """A network of lambda_det and its pixel settings.
+
+    Attributes:
+        model: one of :func:`lambda_det.list_models`.
+        options: keyword arguments of :func:`lambda_det.create_backbone`.
+        pixels: None if they are not known.
+        known_from: "recipe", "configuration" or "name".
+    """
+
+    model: str
+    options: Mapping[str, Any]
+    pixels: PixelSettings | None
+    known_from: str
+
+
+def configured_network(file: str | Path) -> KnownNetwork | None:
+    """The network that a configuration names.
+
+    Args:
+        file: YAML, of a CfgNode or a saved LazyConfig: read as plain data, no code in it is run. Or
+            a LazyConfig in Python, which is run.
+
+    Returns:
+        None if the configuration does not name a network, as with a custom builder.
+
+    Raises:
+        ConfigError: the file cannot be read, or its backbone is not one of lambda_det.
+    """
+    try:
+        program = Path(file).suffix == ".py"
+        text = dump_lazy(load_lazy_file(file)) if program else Path(file).read_text("utf-8")
+        loaded = read_plain(text)
+        if not program and not is_lazy(loaded):
+            # load_config would refuse the keys of unknown projects
+            loaded = CfgNode.load_yaml_with_base(str(file), allow_unsafe=False)
+        if not isinstance(loaded, dict):
+            raise TypeError(f"it holds a {type(loaded).__name__}")
+    except _UNREADABLE as error:
+        raise ConfigError(
+            f"{file}, the configuration of the checkpoint, cannot be read ({reason(error)}); give "
+            "another one with --config."
+        ) from error
+    if is_lazy(loaded):
+        return _network_of_lazy(_resolved(loaded, file)["model"], file)
+    values = dict(leaves(loaded))
+    if "MODEL.BACKBONE.NAME" in values:
+        return _network_of_yacs(values, file)
+    return None
+
+
+def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> KnownNetwork | None:
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    wanted = {
+        key: value
+        for key, value in values.items()
+        if key.startswith(_OF_BACKBONE) or key == "INPUT.FORMAT"
+    }
+    for key, value in wanted.items():
+        _set_known(cfg, key, value, file)
+    builder = cfg.MODEL.BACKBONE.NAME
+    if "lambda_resnet" not in builder:
+        if builder in BACKBONE_REGISTRY:
+            raise ConfigError(
+                f"{file} has MODEL.BACKBONE.NAME {builder}, which is no backbone of lambda_det; "
+                "only those can be exported."
+            )
+        return None
+    plain = builder if "deeplab" in builder else "build_lambda_resnet_backbone"  # without FPN
+    with torch.device("meta"):
+        backbone = BACKBONE_REGISTRY.get(plain)(cfg, ShapeSpec(channels=3))
+    pixels = PixelSettings.from_config(cfg)
+    return _network(backbone.created_as, _plain(pixels))
+
+
+def _set_known(cfg: CfgNode, key: str, value: Any, file: str | Path) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        cfg = cfg.get(section, {})
+    if name not in cfg and key.startswith("MODEL.RESNETS."):
+        cfg[name] = value  # a key of DeepLab
+    if name not in cfg:
+        return  # a key of another version or project, which does not concern the backbone
+    if isinstance(cfg[name], str) and isinstance(value, str):
+        value = repr(value)  # yacs would parse the string "3" as a number
+    try:
+        cfg.merge_from_list([name, value])
+    except (ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{file} has {key} {value!r}; it must be of type {type(cfg[name]).__name__}, such as "
+            f"{cfg[name]!r}."
+        ) from error
+
+
+def _resolved(loaded: dict[str, Any], file: str | Path) -> dict[str, Any]:
+    """A LazyConfig as plain data, its references resolved."""
+    try:
+        return OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"A reference in {file} cannot be resolved ({reason(error)}); give another "
+            "configuration with --config."
+        ) from error
+
+
+def _network_of_lazy(model: Mapping[str, Any], file: str | Path) -> KnownNetwork | None:
+    nodes = [node for node in _nodes(model) if str(node["_target_"]).endswith(f".{_CREATE}")]
+    if not nodes:
+        return None
+    options = {
+        name: value
+        for name, value in nodes[0].items()
+        if name not in ("_target_", "name", "out_features", "weights")
+    }
+    try:
+        pixels = PixelSettings(
+            model.get("input_format", "BGR"), model["pixel_mean"], model["pixel_std"]
+        )
+        return _network((nodes[0]["name"], options), _plain(pixels))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file} lacks the name of {_CREATE}, or pixel_mean or pixel_std of the model: {error}."
+        ) from error
+
+
+def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
+    """All nodes of a LazyConfig, given as plain data, that have a ``_target_``."""
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            yield value
+        for part in value.values():
+            yield from _nodes(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _nodes(part)
+
+
+def _plain(pixels: PixelSettings) -> PixelSettings:
+    return PixelSettings(
+        str(pixels.format), [float(x) for x in pixels.mean], [float(x) for x in pixels.std]
+    )
+
+
+def _network(created_as: tuple[str, Mapping[str, Any]], pixels: PixelSettings) -> KnownNetwork:
+    name, overrides = created_as
+    options = {key: value for key, value in overrides.items() if key not in _TRAINING}
+    return KnownNetwork(name, options, pixels, "configuration")
+
+
+def find_checkpoint(path: str | Path, which: str = "best") -> str:
+    """The path itself if it is a file; the checkpoint of a run if it is the folder of one.
+
+    Args:
+        which: see :func:`lambda_det.training.checkpoint_files.choose_checkpoint`.
+
+    Raises:
+        WeightsError: the folder has no such checkpoint.
+    """
+    if not Path(path).is_dir():
+        return str(path)
+    found = choose_checkpoint(str(path), which)
+    if not found:
+        there = [file.name for file in sorted(Path(path).glob("*.pth"))]
+        raise WeightsError(
+            f"The folder {path} has no last_checkpoint; name a file in it ({listed(there)})."
+        )
+    if not Path(found).is_file():
+        raise WeightsError(
+            f"last_checkpoint in {path} names {Path(found).name}, which is missing; name a file."
+        )
+    return found
 
 
 def named_backbone(name: str, weights: str) -> Network:
@@ -29,32 +237,42 @@ def named_backbone(name: str, weights: str) -> Network:
         WeightsError: the file cannot be read or does not fit.
     """
     backbone = create_backbone(name, weights=weights)
-    meta = read_checkpoint(weights).get("meta")
-    wanted = {"input_format", "pixel_mean", "pixel_std"}
-    pixels = {k: v for k, v in meta.items() if k in wanted} if isinstance(meta, dict) else {}
-    return backbone_network(backbone, {"model": name, "weights": weights, **pixels})
+    content = read_checkpoint(weights)
+    settings = wanted_pixels(content)
+    pixels = settings.as_meta() if settings else {}
+    about = {"model": name, **Taken.of(weights, content).as_meta(), **pixels}
+    return backbone_network(backbone, about)
 
 
-def network_of_config(
-    cfg: CfgNode | DictConfig, config_file: str, weights: str | None, backbone_only: bool
+def network_to_export(
+    cfg: CfgNode | DictConfig,
+    config_file: str,
+    weights: str | None = None,
+    *,
+    backbone_only: bool = False,
+    checkpoint: str = "best",
+    raw: bool = False,
 ) -> Network:
     """The detector of a configuration, or its backbone with FPN, with weights.
 
     Args:
         cfg: out of ``config_file``.
-        weights: a checkpoint of the whole detector; None for the last of the run, if
-            ``config_file`` is in the folder of one, else MODEL.WEIGHTS.
+        weights: a checkpoint of the whole detector; None for that of the run, if ``config_file`` is
+            in the folder of one, else MODEL.WEIGHTS.
+        backbone_only: leave out proposals and heads.
+        checkpoint: of the run: "best", "last", or the number of its step.
+        raw: the trained weights, where a checkpoint has averaged ones, too.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
         WeightsError: there are no weights, or they do not fit.
     """
-    weights = find_weights(cfg, config_file, weights)
-    model = trained_detector(cfg, weights, "float32")
+    weights = find_weights(cfg, config_file, weights, checkpoint)
+    model, taken = trained_detector(cfg, weights, "float32", raw=raw)
     task = DetectionTask(cfg)
     pixels: dict[str, Any] = {
         "config": config_file,
-        "weights": weights,
+        **taken.as_meta(),
         **(task.pixels.as_meta() if task.pixels else {}),
         **_test_size(task),
         "classes": known_class_names(cfg),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lambda_det.config import find_config_file
 from lambda_det.detection import load_config
-from lambda_det.detection.inference import find_weights
+from lambda_det.detection.inference import add_checkpoint_flags, find_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
@@ -18,7 +18,7 @@ from lambda_det.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.prediction.predictor import Predictor, find_config, is_exported
 
 EXAMPLES = """
-With the last checkpoint of a run, or a detector that lambda-det export wrote:
+With the best checkpoint of a run, or a detector that lambda-det export wrote:
   %(prog)s --model output/run --input photo.jpg --output pictures
   %(prog)s --model detector.ts --input holiday/ film.mp4 --output pictures
 
@@ -56,8 +56,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--weights",
         metavar="FILE",
-        help="checkpoint of the model; default: the last of the run",
+        help="checkpoint of the model; default: of the run",
     )
+    add_checkpoint_flags(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
@@ -111,7 +112,8 @@ def typed_weights(opts: list[str]) -> str | None:
 
 def run(args: argparse.Namespace) -> None:
     exported = args.model is not None and is_exported(args.model)
-    given = [*args.opts, *(["--precision"] if args.precision else [])]
+    flags = {"--precision": args.precision, "--raw": args.raw}
+    given = [*args.opts, *(flag for flag, value in flags.items() if value)]
     if exported and given:
         raise ConfigError(f"{args.model} is exported; leave {given[0]} out.")
     if args.model and not exported:
@@ -125,7 +127,8 @@ def run(args: argparse.Namespace) -> None:
         check_target(Path(args.json), args.overwrite)
     weights = args.weights
     if not exported:
-        weights = find_weights(cfg, args.config_file, weights or typed_weights(args.opts))
+        weights = weights or typed_weights(args.opts)
+        weights = find_weights(cfg, args.config_file, weights, args.checkpoint)
     keep_memory()
     predictor = Predictor(
         args.model if exported else cfg,
@@ -133,8 +136,9 @@ def run(args: argparse.Namespace) -> None:
         score_threshold=args.score_threshold,
         device=args.device,
         precision=args.precision,
+        raw=args.raw,
     )
-    print(f"Weights: {predictor.weights}")
+    print(f"Weights: {predictor.taken}")
     annotations = Annotations(predictor.class_names) if args.json else None
     result = predict(predictor, pictures, annotations)
     if annotations is not None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import find_weights, known_class_names, trained_detector
+from lambda_det.detection.inference import Taken, find_weights, known_class_names, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, WeightsError, reason
@@ -97,6 +97,7 @@ class Predictor:
     Attributes:
         cfg: the configuration; None of an exported detector.
         weights: the file that the weights are from.
+        taken: these in words: file, step, averaged or raw.
         class_names: of the predicted classes by index; None if they are not known.
     """
 
@@ -105,6 +106,8 @@ class Predictor:
         source: str | os.PathLike | CfgNode | DictConfig,
         *,
         weights: str | None = None,
+        checkpoint: str = "best",
+        raw: bool = False,
         score_threshold: float = 0.5,
         device: str | None = None,
         precision: str | None = None,
@@ -113,11 +116,13 @@ class Predictor:
         """Build or load the detector.
 
         Args:
-            source: the folder of a run, whose last checkpoint is taken; a configuration or its
+            source: the folder of a run; a configuration or its
                 file; or a detector that lambda-det export wrote (.ts or .pt2). The run or file
                 of a LazyConfig and an exported detector must be from people you trust, because what
                 they name or hold is called.
-            weights: a checkpoint instead of the run's last. Averaged weights in it are preferred.
+            weights: a checkpoint instead of the run's.
+            checkpoint: of the run: "best" at its evaluations, "last", or the number of its step.
+            raw: the trained weights, where a checkpoint has averaged ones, too.
             score_threshold: lowest score of the instances to return, from 0 to 1. An exported
                 detector leaves out what scored below the threshold that it was exported with.
             device: such as "cpu" or "cuda"; None for that of the configuration, or where a file was
@@ -137,18 +142,20 @@ class Predictor:
             raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
         self._threshold, self._batch_size = score_threshold, batch_size
         if not isinstance(source, CfgNode | DictConfig) and is_exported(source):
-            if given := weights or precision:
+            if given := weights or precision or ("raw" if raw else None):
                 raise ConfigError(
                     f"{source} is exported, with its weights and precision; leave {given} out."
                 )
             self._open_exported(Path(source), device)
         else:
-            self._open_config(source, weights, device, precision)
+            self._open_config(source, weights, checkpoint, raw, device, precision)
 
     def _open_config(
         self,
         source: str | os.PathLike | CfgNode | DictConfig,
         weights: str | None,
+        checkpoint: str,
+        raw: bool,
         device: str | None,
         precision: str | None,
     ) -> None:
@@ -170,8 +177,9 @@ class Predictor:
                 "only those are predicted; --eval-only of the training's tool evaluates it."
             )
         self.class_names = known_class_names(cfg)
-        self.weights = find_weights(cfg, file, weights)
-        model = trained_detector(cfg, self.weights, precision)
+        self.weights = find_weights(cfg, file, weights, checkpoint)
+        model, taken = trained_detector(cfg, self.weights, precision, raw=raw)
+        self.taken = str(taken)
         for module in model.modules():
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold
@@ -201,6 +209,8 @@ class Predictor:
         except (OSError, RuntimeError, ValueError) as error:
             raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
         self.cfg, self.weights, self.class_names = None, str(path), described.get("classes")
+        origin = (described.get(key) for key in ("weights", "step", "averaged"))
+        self.taken = f"{path}, exported from {Taken(*origin)}"
         resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
         self._set_input(channels, AugmentationList([resize]))
 

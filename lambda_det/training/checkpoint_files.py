@@ -17,6 +17,7 @@ __all__ = [
     "Checkpoint",
     "candidates",
     "check_checkpoint",
+    "choose_checkpoint",
     "last_checkpoint",
     "link_file",
     "numbered",
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _POINTER = "last_checkpoint"
 _FINAL = "model_final.pth"
+_BEST = "model_best.pth"
 _NUMBERED = re.compile(r"model_(\d{7,})\.pth")
 
 
@@ -57,6 +59,32 @@ def last_checkpoint(folder: str) -> str:
     # Detectron2 and we write the name of a file beside it, and nothing else
     plain = name.isprintable() and os.path.basename(name) == name and name not in (".", "..")
     return os.path.join(folder, name) if name and plain and len(name) < 256 else ""
+
+
+def choose_checkpoint(folder: str, which: str = "best") -> str:
+    """Path of the checkpoint of a run that a user asks for; "" where the folder has none.
+
+    Args:
+        folder: of the run.
+        which: "best" at the evaluations, which is the last one where there is no model_best.pth;
+            "last"; or the number of steps after which it was saved.
+
+    Raises:
+        WeightsError: there is none of that step, or ``which`` is something else.
+    """
+    if which == "last":
+        return last_checkpoint(folder)
+    if which == "best":
+        best = os.path.join(folder, _BEST)
+        return best if os.path.isfile(best) else last_checkpoint(folder)
+    # model_0000099.pth is saved after 100 steps
+    steps = {str(int(path.stem[6:]) + 1): path for path in numbered(folder)}
+    if which not in steps:
+        raise WeightsError(
+            f"{folder or '.'} has no checkpoint {which!r}; choose best, last, or one of the steps "
+            f"{listed(steps, 10)}."
+        )
+    return str(steps[which])
 
 
 def numbered(folder: str | Path, last: int | None = None) -> list[Path]:

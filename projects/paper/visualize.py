@@ -46,7 +46,7 @@ embeddings, the positions that the content lambda reads, the weights of the cont
 and the effective receptive field. Of a network without lambda layers, only the last is drawn."""
 LAYERS_EXAMPLES = """examples, with configuration keys at the end:
   %(prog)s --config-file output/run/config.yaml --image photo.jpg --output pictures
-      the last checkpoint of the run, the last lambda layer of each stage
+      the best checkpoint of the run, the last lambda layer of each stage
   %(prog)s --config-file output/run/config.yaml --fresh --image photo.jpg --output pictures_fresh
       the same network with random weights
   %(prog)s --model lambda_resnet50 --weights backbone.pth --image photo.jpg --output pictures \\
@@ -131,7 +131,7 @@ def _add_layers_flags(command: argparse.ArgumentParser) -> None:
     weights.add_argument(
         "--weights",
         metavar="FILE",
-        help="of the detector or the backbone; default: the last checkpoint in the folder of "
+        help="of the detector or the backbone; default: the best checkpoint in the folder of "
         "--config-file, else MODEL.WEIGHTS. With --model, the pixel settings are those recorded in "
         "the file",
     )
@@ -279,7 +279,7 @@ def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
 
 def _own_weights(args: argparse.Namespace, cfg: CfgNode | DictConfig) -> str | None:
     from lambda_det.detection.task import DetectionTask
-    from lambda_det.export.identify import find_checkpoint
+    from lambda_det.export.sources import find_checkpoint
     from lambda_det.training.checkpointer import last_checkpoint
 
     folder = os.path.dirname(args.config_file) if args.config_file else None

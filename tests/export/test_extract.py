@@ -8,10 +8,12 @@ import torch
 import lambda_det
 from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.sources import KnownNetwork
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble
 
 OPTIONS = {"scope": 3}
+SLIM = KnownNetwork("lambda_resnet26_slim", {"norm": "BN", "scope": 3}, None, "name")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ REFUSED = {
     "no stem": (lambda c: {"model": {k: v for k, v in c["model"].items() if "stem" not in k}},
                 "backbone.res2"),
     "no network": (lambda c: {"model": {k: c["model"][k] for k in c["model"] if "res5.1" not in k}},
-                   "lambda-det info"),
+                   r"lambda_resnet26_slim \(norm BN, scope 3\).*--model"),
     "nothing": (lambda c: {"iteration": 3}, "'model'"),
     "no tensors": (lambda c: _change(c, model={"a": 1}), "'a'"),
 }
@@ -114,7 +116,8 @@ REFUSED = {
 def test_what_cannot_be_exported(checkpoint, row):
     make, words = REFUSED[row]
     with pytest.raises(WeightsError, match=words) as caught:
-        extract_backbone(make({k: v for k, v in checkpoint.items() if k != "ema"}), source="a.pth")
+        raw = {key: value for key, value in checkpoint.items() if key != "ema"}
+        extract_backbone(make(raw), network=SLIM, source="a.pth")
     assert "a.pth" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -166,13 +169,13 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_the_backbone_of_whatever_holds_it(checkpoint, holder):
-    content = extract_backbone(HOLDERS[holder](checkpoint["model"]))
+    content = extract_backbone(HOLDERS[holder](checkpoint["model"]), network=SLIM)
     expected = _wanted(checkpoint["model"])
     assert content["model"].keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
     meta = content["meta"]
     assert meta["model"] == "lambda_resnet26_slim" and meta["options"]["scope"] == 3
-    assert meta["known_from"] == "tensors" and not meta["folded"]
+    assert meta["known_from"] == "name" and not meta["folded"]
     assert meta["stages"] == ["stem", "res2", "res3", "res4", "res5"]
     assert meta["input_format"] is None and meta["pixel_mean"] is None
     assert meta["sha256"] == checksum(content["model"], meta)
@@ -187,11 +190,18 @@ def test_a_classifier_s_checkpoint_in_a_wrapper(checkpoint, wrapper):
     assert len(content["model"]) == len(expected) and content["meta"]["known_from"] == "recipe"
 
 
+@pytest.mark.parametrize("network", [None, KnownNetwork("resnet51", {}, None, "name")])
+def test_a_network_that_nobody_says_or_that_is_none(checkpoint, network):
+    with pytest.raises(WeightsError, match=r"--model|resnet51"):
+        extract_backbone({"model": in_fpn(checkpoint["model"])}, network=network)
+
+
 def test_mobilenet():
     checkpoint = classifier_checkpoint("mobilenet_v2_lambda", ema=False)
     content = extract_backbone(checkpoint)
     assert content["meta"]["model"] == "mobilenet_v2_lambda" and content["meta"]["folded"]
-    held = extract_backbone({"model": in_fpn(checkpoint["model"])})
+    network = KnownNetwork("mobilenet_v2_lambda", {}, None, "name")
+    held = extract_backbone({"model": in_fpn(checkpoint["model"])}, network=network)
     assert held["meta"]["model"] == "mobilenet_v2_lambda"
     assert held["model"].keys() == content["model"].keys()
 
@@ -201,7 +211,7 @@ def test_stages_that_a_detector_has_not(checkpoint):
     short = {n: t for n, t in checkpoint["model"].items() if "res5" not in n}
     foreign = {"roi_heads.res5.0.conv1.weight": torch.ones(128, 256, 1, 1)}
     for model in (short, {**short, **foreign}):
-        content = extract_backbone({"model": model})
+        content = extract_backbone({"model": model}, network=SLIM)
         assert content["meta"]["stages"] == ["stem", "res2", "res3", "res4"]
         assert not any(name.startswith("res5") for name in content["model"])
 

@@ -84,9 +84,9 @@ def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, caps
     out = capsys.readouterr().out
     for part in (URL, "apache-2.0", "top1 72.91", "INPUT.FORMAT BGR"):
         assert part in out
-    plain = tmp_path / "downloaded.pth"
+    plain, named = tmp_path / "downloaded.pth", ["--model", "mobilenet_v2"]
     torch.save(network.state_dict(), plain)
-    assert main([str(plain), str(tmp_path / "b.pth"), "--no-fold"]) == 0
+    assert main([str(plain), str(tmp_path / "b.pth"), "--no-fold", *named]) == 0
     assert "MobileNet-v2 of timm" in capsys.readouterr().out
     one, other = (read_backbone(tmp_path / f"{name}.pth") for name in "ab")
     assert one["meta"]["model"] == other["meta"]["model"] == "mobilenet_v2"
@@ -95,10 +95,13 @@ def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, caps
     assert URL in capsys.readouterr().err and not (tmp_path / "c.pth").exists()
 
 
-def test_torchvision_s_resnet50_is_not_taken_for_detectron2_s(tmp_path):
+def test_a_file_of_torchvision_s_is_given_its_name(tmp_path):
     network = make("torchvision", "resnet50")
     torch.save(network.state_dict(), tmp_path / "resnet50.pth")
-    content = extract_backbone(read_source(str(tmp_path / "resnet50.pth")))
+    path = str(tmp_path / "resnet50.pth")
+    with pytest.raises(WeightsError, match="--model"):
+        read_source(path)
+    content = extract_backbone(read_source(path, "resnet50"))
     assert content["meta"]["model"] == "resnet50" and content["meta"]["folded"]
 
 

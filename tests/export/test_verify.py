@@ -15,6 +15,7 @@ from lambda_det.detection.lazy import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export import verify
 from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.sources import KnownNetwork
 from lambda_det.export.verify import load_target, verify_backbone
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_det.weights.provenance import checksum
@@ -29,6 +30,9 @@ MODEL:
   FPN: {IN_FEATURES: [res3, res4, res5], OUT_CHANNELS: 8}
   RETINANET: {NUM_CLASSES: 2, NUM_CONVS: 1}
 """
+
+
+SLIM = KnownNetwork("lambda_resnet26_slim", {"norm": "BN", "scope": 3}, None, "name")
 
 
 def detector_config(**changes) -> CfgNode:
@@ -66,10 +70,7 @@ def test_a_file_that_is_not_folded(checkpoint, tmp_path):
     report = verify_backbone(tmp_path / "b.pth", detector_config(**pixels), checkpoint=checkpoint)
     assert report.passed and max(report.errors.values()) < 1e-6
     report = verify_backbone(tmp_path / "b.pth", detector_config(), checkpoint=checkpoint)
-    words = "\n".join(report.offenders)
-    assert not report.passed and report.equal == report.tensors
-    for key in ("INPUT.FORMAT", "PIXEL_MEAN", "PIXEL_STD", "feature res5"):
-        assert key in words
+    assert not report.passed and "INPUT.FORMAT" in report.offenders[0]
 
 
 def test_the_backbone_alone(checkpoint, file, tmp_path):
@@ -124,7 +125,7 @@ def test_layers_that_differ_without_a_trace_in_the_tensors(layers, file, checkpo
     cfg = detector_config()
     cfg.merge_from_other_cfg(_section(layers))
     report = verify_backbone(file, cfg, checkpoint=checkpoint)
-    assert not report.loaded and layers.split(":")[0] in "".join(report.offenders)
+    assert not report.passed and layers.split(":")[0] in "".join(report.offenders)
     name, value = layers.lower().split(": ")
     options = {name: {"true": True}.get(value, value), "scope": 3}
     with pytest.raises(WeightsError, match=name):
@@ -140,28 +141,21 @@ def test_features_of_other_weights_differ(checkpoint, file):
 
 
 def test_features_that_are_not_finite(checkpoint, file, monkeypatch):
-    nan = {name: torch.full((1,), math.nan) for name in ("stem", "res2", "res3", "res4", "res5")}
-    monkeypatch.setattr(verify, "_source_features", lambda *_: nan)
+    monkeypatch.setattr(verify, "_difference", lambda *_: math.nan)
     assert len(verify_backbone(file, checkpoint=checkpoint).offenders) == 5
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes",
     [
-        ({"MODEL__LAMBDA_RESNET__SCOPE": 5}, "position.embedding"),
-        ({"MODEL__LAMBDA_RESNET__NAME": "lambda_resnet26_c4"}, "res4.0.conv2.query_norm"),
-        ({"MODEL__LAMBDA_RESNET__NAME": "resnet50"}, "res4.1.conv2.position.embedding"),
+        {"MODEL__LAMBDA_RESNET__SCOPE": 5},
+        {"MODEL__LAMBDA_RESNET__NAME": "lambda_resnet26_c4"},
+        {"MODEL__LAMBDA_RESNET__NAME": "resnet50", "MODEL__LAMBDA_RESNET__SCOPE": 0},
     ],
 )
-def test_another_backbone(checkpoint, file, changes, words):
-    cfg = detector_config(**changes)
-    if changes.get("MODEL__LAMBDA_RESNET__NAME") == "resnet50":
-        cfg.MODEL.LAMBDA_RESNET.SCOPE = 0
-    report = verify_backbone(file, cfg, checkpoint=checkpoint)
-    assert not report.passed and report.equal == 0 and report.errors == {}
-    assert not report.loaded and str(file) in report.offenders[0]
-    assert any(words in text for text in report.offenders[1:])
-    assert not any("other values" in text for text in report.offenders)
+def test_another_backbone(checkpoint, file, changes):
+    report = verify_backbone(file, detector_config(**changes), checkpoint=checkpoint)
+    assert not report.passed and report.errors == {} and str(file) in report.offenders[0]
 
 
 @pytest.mark.parametrize("kind", ["weight", "running_var"])
@@ -200,7 +194,7 @@ def test_a_file_or_configuration_that_cannot_be_used(checkpoint, file, tmp_path)
 @pytest.mark.slow
 def test_the_file_of_a_detector_in_another(checkpoint, tmp_path):
     source = {"model": in_fpn(checkpoint["model"])}
-    save_backbone(extract_backbone(source), tmp_path / "b.pth")
+    save_backbone(extract_backbone(source, network=SLIM), tmp_path / "b.pth")
     for target in (detector_config(), None):
         report = verify_backbone(tmp_path / "b.pth", target, checkpoint=source)
         assert report.passed and len(report.errors) == 5
@@ -222,7 +216,7 @@ def test_the_file_of_a_c4_detector_in_both_places(checkpoint, tmp_path):
     lambda_det.add_lambda_config(cfg)
     cfg.merge_from_other_cfg(CfgNode.load_cfg(C4))
     source = {"model": in_c4(checkpoint["model"])}
-    content = extract_backbone(source)
+    content = extract_backbone(source, network=SLIM)
     save_backbone(content, tmp_path / "b.pkl")
     for target in (cfg, detector_config(), None):
         report = verify_backbone(tmp_path / "b.pkl", target, checkpoint=source)
@@ -271,8 +265,7 @@ def test_a_lazy_target(checkpoint, file, tmp_path):
     assert report.passed
     (tmp_path / "lazy.py").write_text(LAZY.replace("1.0, 1.0, 1.0", "1.0, 1.0, 2.0"))
     report = verify_backbone(file, load_target(tmp_path / "lazy.py"), checkpoint=checkpoint)
-    assert any("PIXEL_STD is [1.0, 1.0, 2.0]" in text for text in report.offenders)
-    assert not report.passed and report.errors["res5"] > 1e-3
+    assert not report.passed and "PIXEL_STD" in report.offenders[0]
 
 
 @pytest.mark.parametrize(
@@ -322,14 +315,15 @@ def test_a_network_that_computes_something_else(checkpoint, tmp_path, option):
 
 def test_a_stage_that_is_spoilt_on_the_way(checkpoint, file, monkeypatch):
     """Later features are compared from the same stem, and still differ."""
-    features = verify._Loaded.features
+    features = verify._features
 
-    def spoil(self, images):
-        with torch.no_grad():
-            self.backbone.res3[0].conv1.weight.mul_(1 + 1e-3)
-        return features(self, images)
+    def spoil(backbone, image, pixels, *instead):
+        if not instead:  # the network of the file
+            with torch.no_grad():
+                backbone.res3[0].conv1.weight.mul_(1 + 1e-3)
+        return features(backbone, image, pixels, *instead)
 
-    monkeypatch.setattr(verify._Loaded, "features", spoil)
+    monkeypatch.setattr(verify, "_features", spoil)
     report = verify_backbone(file, checkpoint=checkpoint)
     assert not report.passed
     assert report.errors["res2"] < 1e-6 < verify.TOLERANCE < report.errors["res3"]

@@ -22,7 +22,7 @@ from lambda_det.detection.lazy import dump_lazy
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import FORMATS, export_network
-from lambda_det.export.sources import network_of_config
+from lambda_det.export.sources import network_to_export
 from lambda_det.prediction import Predictor
 from lambda_det.prediction.predictor import find_config
 from tests.training.tiny_detector import tiny_config
@@ -244,14 +244,25 @@ def test_channels_have_two_names(predictor, picture):
         predictor(picture, channels="rgb")
 
 
-def test_averaged_weights_come_first(run, picture, tmp_path):
-    shutil.copytree(run[0].parent, tmp_path / "averaged")
-    path = tmp_path / "averaged" / run[1].name
-    content = torch.load(path, weights_only=True)
+def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0].parent, folder)
+    content = torch.load(run[1], weights_only=True)
     average = {name: torch.zeros_like(value) for name, value in content["model"].items()}
-    torch.save({**content, "ema": {"model": average}}, path)
-    scores = Predictor(tmp_path / "averaged", score_threshold=0.0)(picture).scores
-    np.testing.assert_allclose(scores, 0.25)  # of three classes and the background
+    best = {**content, "ema": {"model": average}, "iteration": 99}
+    torch.save(best, folder / "model_best.pth")
+    torch.save({**best, "iteration": 149}, folder / "model_0000149.pth")
+    found = Predictor(folder, score_threshold=0.0)
+    np.testing.assert_allclose(found(picture).scores, 0.25)  # of three classes and the background
+    assert found.taken == f"{folder / 'model_best.pth'} (after 100 steps, averaged weights)"
+    for options, taken in (
+        ({"raw": True}, "model_best.pth (after 100 steps, raw weights)"),
+        ({"checkpoint": "150"}, "model_0000149.pth (after 150 steps, averaged weights)"),
+        ({"checkpoint": "last"}, "model_final.pth (raw weights)"),
+    ):
+        found = Predictor(folder, score_threshold=0.0, **options)
+        assert found.taken == str(folder / taken)
+        assert same(found(picture), predictor(picture)) == ("raw" in taken)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +344,7 @@ def test_an_exported_detector_finds_the_same(kind, opts, picture, tmp_path, requ
     path, made = tmp_path / "detector.ts", request.getfixturevalue(kind)
     file = find_config(made[0])
     cfg = load_any_config(argparse.Namespace(config_file=file, opts=opts))
-    network = network_of_config(cfg, file, None, False)
+    network = network_to_export(cfg, file)
     assert export_network(network, path, sizes=[(64, 85)]).passed
     exported = lambda_det.Predictor(path, score_threshold=0.0)
     expected, found = Predictor(file, score_threshold=0.0)(picture), exported(picture)

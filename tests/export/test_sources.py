@@ -1,86 +1,22 @@
-"""Identifying the network of a checkpoint by its configuration or its tensors."""
+"""The network that a configuration names, and the checkpoint of a run."""
 
 from __future__ import annotations
 
 import pytest
-import torch
-from detectron2.config import LazyConfig, get_cfg
+from detectron2.config import LazyConfig
 
-import lambda_det
 from lambda_det.detection.lazy import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.backbone import extract_backbone
-from lambda_det.export.identify import config_of_run, find_checkpoint, identify, network_of_config
+from lambda_det.export.sources import configured_network, find_checkpoint
 from tests.export.test_verify import LAZY, detector_config
 from tests.export.toy import classifier_checkpoint, in_fpn
-
-
-def _shapes(name, **options):
-    """The tensors of a backbone, without values."""
-    with torch.device("meta"):
-        return lambda_det.create_backbone(name, **options).state_dict()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "shown"),
-    [
-        ("lambda_resnet50", {}, {"norm": "BN"}),
-        ("lambda_resnet50_c4", {}, {"norm": "BN"}),
-        ("lambda_resnet101", {"norm": "FrozenBN"}, {"norm": "BN"}),
-        (
-            "lambda_resnet26_slim",
-            {"scope": 5, "heads": 8, "query_depth": 4},
-            {"norm": "BN", "scope": 5, "heads": 8, "query_depth": 4, "intra_depth": 1},
-        ),
-        ("resnet_rs101", {}, {"norm": "BN"}),
-        ("resnet_rs101_se", {}, {"norm": "BN"}),
-        ("resnet50_lambda_c23", {}, {"norm": "BN"}),
-        ("resnet50_lambda_content", {}, {"norm": "BN"}),
-        ("resnet50_lambda_position", {}, {"norm": "BN"}),
-        ("resnet50_lambda_k8_h8_u4", {}, {"norm": "BN"}),
-        ("mobilenet_v2", {}, {"norm": "BN"}),
-        ("mobilenet_v2_lambda", {}, {"norm": "BN"}),
-    ],
-)
-def test_networks_are_told_by_their_tensors(name, options, shown):
-    network = identify(_shapes(name, **options), "w.pth")
-    assert (network.model, network.options, network.pixels) == (name, shown, None)
-    assert network.known_from == "tensors"
-
-
-def _detectron2_resnet(depth):
-    from detectron2.layers import ShapeSpec
-    from detectron2.modeling.backbone import build_resnet_backbone
-
-    cfg = get_cfg()
-    cfg.MODEL.RESNETS.DEPTH = depth
-    cfg.MODEL.RESNETS.OUT_FEATURES = ["res5"]
-    with torch.device("meta"):
-        return build_resnet_backbone(cfg, ShapeSpec(channels=3)).state_dict()
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (lambda: _detectron2_resnet(101), r"stem\.conv1\.weight"),
-        (lambda: _detectron2_resnet(50), "Detectron2.*resnet50.*--config"),
-        (lambda: _shapes("resnet50"), "Detectron2.*resnet50.*--config"),
-        (
-            lambda: _shapes("lambda_resnet26", norm="GN"),
-            "lambda_resnet26.*GN.*LN.*--config",
-        ),
-        (lambda: _shapes("lambda_resnet26_slim", multi_head=True), "--config"),
-    ],
-)
-def test_tensors_that_leave_it_open_are_refused(state, words):
-    with pytest.raises(WeightsError, match=f"w.pth.*{words}"):
-        identify(state(), "w.pth")
 
 
 def test_a_run_s_configuration_says_it(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(detector_config(MODEL__PIXEL_MEAN=[1.0, 2.0, 3.5]).dump())
-    network = network_of_config(file)
+    network = configured_network(file)
     assert network.model == "lambda_resnet26_slim" and network.known_from == "configuration"
     assert network.options == {"scope": 3, "norm": "SyncBN"}
     assert network.pixels.by_key() == {
@@ -88,8 +24,6 @@ def test_a_run_s_configuration_says_it(tmp_path):
         "MODEL.PIXEL_MEAN": [1.0, 2.0, 3.5],
         "MODEL.PIXEL_STD": [1.0, 1.0, 1.0],
     }
-    assert config_of_run(tmp_path / "model_final.pth") == str(file)
-    assert config_of_run(tmp_path / "other" / "model_final.pth") is None
     model = in_fpn(classifier_checkpoint(scope=3, ema=False)["model"])
     meta = extract_backbone({"model": model}, network=network)["meta"]
     assert meta["pixel_mean"] == [1.0, 2.0, 3.5] and meta["options"]["norm"] == "SyncBN"
@@ -126,7 +60,7 @@ MODEL:
   A_SECTION_OF_ANOTHER_PROJECT: {{KEY: 3}}
 """
     (tmp_path / "config.yaml").write_text(text)
-    network = network_of_config(tmp_path / "config.yaml")
+    network = configured_network(tmp_path / "config.yaml")
     assert network.options == {"norm": "BN", **options}
 
 
@@ -152,7 +86,7 @@ def test_a_lazy_run_s_configuration_says_it(tmp_path):
     sys.modules.pop("detector", None)
     LazyConfig.save(LazyConfig.load(str(config)), str(tmp_path / "config.yaml"))
     assert "!!python/object" in (tmp_path / "config.yaml").read_text()
-    network = network_of_config(tmp_path / "config.yaml")
+    network = configured_network(tmp_path / "config.yaml")
     assert (network.model, network.options) == ("lambda_resnet26_slim", {"scope": 3, "norm": "BN"})
     assert network.pixels.by_key() == {
         "INPUT.FORMAT": "RGB",
@@ -184,21 +118,21 @@ def test_configurations_that_cannot_say_it(tmp_path, row):
     text, words = REFUSED[row]
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
-        network_of_config(tmp_path / "config.yaml")
+        configured_network(tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match=r"nothing\.yaml"):
-        network_of_config(tmp_path / "nothing.yaml")
+        configured_network(tmp_path / "nothing.yaml")
 
 
 def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
     (tmp_path / "lazy.py").write_text(LAZY)
     (tmp_path / "config.yaml").write_text(dump_lazy(LazyConfig.load(str(tmp_path / "lazy.py"))))
-    network = network_of_config(tmp_path / "lazy.py")
-    assert network == network_of_config(tmp_path / "config.yaml")
+    network = configured_network(tmp_path / "lazy.py")
+    assert network == configured_network(tmp_path / "config.yaml")
     assert (network.model, network.options) == ("lambda_resnet26_slim", {"scope": 3, "norm": "BN"})
     assert network.pixels.mean == [103.53, 116.28, 123.675]
     (tmp_path / "lazy.py").write_text("model = 1 / 0")
     with pytest.raises(ConfigError, match=r"lazy\.py.*ZeroDivisionError"):
-        network_of_config(tmp_path / "lazy.py")
+        configured_network(tmp_path / "lazy.py")
 
 
 def test_configurations_that_leave_it_open(tmp_path):
@@ -209,17 +143,23 @@ def test_configurations_that_leave_it_open(tmp_path):
         "a: {b: 1}",
     ):
         (tmp_path / "config.yaml").write_text(text)
-        assert network_of_config(tmp_path / "config.yaml") is None
+        assert configured_network(tmp_path / "config.yaml") is None
 
 
-def test_the_last_checkpoint_of_a_run(tmp_path):
+def test_the_checkpoint_of_a_run(tmp_path):
     assert find_checkpoint(tmp_path / "nothing.pth") == str(tmp_path / "nothing.pth")
     (tmp_path / "model_0000004.pth").write_text("")
-    words = r"last_checkpoint.*model_0000004\.pth"
-    with pytest.raises(WeightsError, match=words):
+    with pytest.raises(WeightsError, match=r"last_checkpoint.*model_0000004\.pth"):
         find_checkpoint(tmp_path)
     (tmp_path / "last_checkpoint").write_text("model_0000009.pth")
     with pytest.raises(WeightsError, match=r"model_0000009\.pth"):
         find_checkpoint(tmp_path)
     (tmp_path / "model_0000009.pth").write_text("")
     assert find_checkpoint(str(tmp_path)) == str(tmp_path / "model_0000009.pth")
+    (tmp_path / "model_best.pth").write_text("")
+    chosen = {"best": "model_best", "last": "model_0000009", "5": "model_0000004"}
+    for which, name in chosen.items():
+        assert find_checkpoint(tmp_path, which) == str(tmp_path / f"{name}.pth")
+    for which in ("6", "worst"):
+        with pytest.raises(WeightsError, match=rf"'{which}'.*best, last.* 5, 10"):
+            find_checkpoint(tmp_path, which)
