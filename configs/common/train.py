@@ -16,6 +16,8 @@ train = {
     "eval_period": 10000,
     # Metric that selects model_best.pth; "" takes the first available of segm/AP, bbox/AP, ...
     "best_metric": "",
+    # Stop after so many evaluations without a better one; 0: train to the end
+    "patience": 0,
     "log_period": 20,
     # Where the numbers go besides metrics.json; EVENT_WRITERS in lambda_det/config.py has the names
     "event_writers": ["tensorboard"],
@@ -26,6 +28,17 @@ train = {
     "channels_last": True,
     # In which evaluation and prediction compute: "float32" or "bfloat16"
     "test_precision": "float32",
+    # Also compute the losses of training on the test data, with every evaluation in a training
+    "test_loss": False,
+    # At the end also evaluate averages over resized and flipped images, as Detectron2's TEST.AUG
+    "test_aug": {
+        "enabled": False,
+        "min_sizes": [400, 500, 600, 700, 800, 900, 1000, 1100, 1200],
+        "max_size": 4000,
+        "flip": True,
+    },
+    # Exponential moving average of the weights, which is evaluated beside the raw weights
+    "model_ema": {"enabled": False, "decay": 0.999},
     # Estimate batch norm's statistics anew before each evaluation, on num_iter batches
     "precise_bn": {"enabled": False, "num_iter": 200},
     # total_batch_size, lr, max_iter and eval_period are for the paper's 128 workers with 2 images
@@ -33,6 +46,15 @@ train = {
     # 8 GPUs x 16 batches is the paper's run. 0 disables the scaling.
     "reference_world_size": 128,
     "accumulate_gradients": 1,
+    # Schedule, batch and anchors that follow from the data, as RECIPE in lambda_det/config.py
+    "recipe": {
+        "enabled": False,
+        "epochs": 0.0,
+        "min_steps": 300,
+        "evaluations": 10,
+        "memory": [],
+        "keep": [],
+    },
     # "value" clips each element of a gradient and "norm" the norm of each parameter's gradient, as
     # in Detectron2; "full_model" clips the norm over all gradients
     "clip_gradients": {

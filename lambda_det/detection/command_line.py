@@ -51,55 +51,59 @@ Several machines, torchrun and --debug-numerics: as tools/train_net.py --help sa
 """
 
 
+_LAZY_NAMES = {
+    "config": "LazyConfig: a Python file, which is run, or the config.yaml of its run",
+    "folder": "train.output_dir",
+    "weights": "train.init_checkpoint",
+    "device": "train.device",
+    "cpu": "train.device=cpu",
+    "opts": "keys and their values, such as train.output_dir=output/mine",
+}
+
+
 def parser() -> argparse.ArgumentParser:
-    """The flags of a training described by a YAML file, and four that name data."""
+    """The flags of a training that a YAML file describes, and those that name and fit data."""
     result = run_parser(
         "lambda_det.detection.task.DetectionTask",
         "Train and evaluate a detector described by a configuration file.",
         _EXAMPLES + YAML_EXAMPLES,
     )
-    _add_data_flags(result, "DATASETS.TRAIN and .TEST")
-    result.add_argument(
-        "--val-share",
-        type=float,
-        metavar="S",
-        help="share of the training images to evaluate on, by their names, without a --test-json",
-    )
-    recipe = result.add_argument_group("a schedule for your data (RECIPE in lambda_det/config.py)")
-    recipe.add_argument(
-        "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
-    )
-    recipe.add_argument(
-        "--batch",
-        type=int,
-        metavar="N",
-        help="images a step; else by the memory of the GPUs, where the file says what it takes",
-    )
+    _add_data_flags(result, "DATASETS.TRAIN and .TEST", "RECIPE in lambda_det/config.py")
     return result
 
 
 def lazy_parser() -> argparse.ArgumentParser:
     """The same flags for a LazyConfig."""
-    names = {
-        "config": "LazyConfig: a Python file, which is run, or the config.yaml of its run",
-        "folder": "train.output_dir",
-        "weights": "train.init_checkpoint",
-        "device": "train.device",
-        "cpu": "train.device=cpu",
-        "opts": "keys and their values, such as train.output_dir=output/mine",
-    }
     result = run_parser(
         "lambda_det.detection.task.DetectionTask",
         "Train and evaluate what a LazyConfig describes.",
         _LAZY_EXAMPLES,
-        names,
+        _LAZY_NAMES,
     )
-    _add_data_flags(result, "those of dataloader.train and .test")
+    _add_data_flags(
+        result, "those of dataloader.train and .test", "train.recipe in configs/common/train.py"
+    )
     return result
 
 
-def _add_data_flags(result: argparse.ArgumentParser, instead_of: str) -> None:
+def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: str) -> None:
     data = result.add_argument_group(f"data in COCO's format, instead of {instead_of}")
     for part, use in (("train", "to train on"), ("test", "to evaluate on")):
         data.add_argument(f"--{part}-json", metavar="FILE", help=f"annotations {use}")
         data.add_argument(f"--{part}-images", metavar="DIR", help=f"folder of the images {use}")
+    data.add_argument(
+        "--val-share",
+        type=float,
+        metavar="S",
+        help="share of the training images to evaluate on, by their names, without a --test-json",
+    )
+    schedule = result.add_argument_group(f"a schedule for your data ({recipe})")
+    schedule.add_argument(
+        "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
+    )
+    schedule.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images a step; else by the memory of the GPUs, where the file says what it takes",
+    )

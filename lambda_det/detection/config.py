@@ -72,23 +72,12 @@ def load_config(args: argparse.Namespace) -> CfgNode:
         typed.append("SOLVER.IMS_PER_BATCH")
     typed = sorted(FITTED_KEYS.intersection(typed))
     cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *typed})
-    if typed:
-        cfg.RECIPE.WRITTEN = _in_file(args.config_file, typed)
     return cfg
 
 
 def _absolute(path: str) -> str:
     """The path, so that the run's config.yaml serves in any folder; a URL as it is."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
-
-
-def _in_file(file: str | None, keys: Iterable[str]) -> list[list[Any]]:
-    """[key, value] as a file says, without the command line."""
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    read_config(cfg, file, [], add_projects)
-    values = dict(leaves(cfg))
-    return [[key, values[key]] for key in keys]
 
 
 def _refuse_unread_keys(cfg: CfgNode) -> None:

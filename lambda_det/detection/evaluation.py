@@ -38,6 +38,7 @@ from lambda_det.errors import ConfigError, DataError, printable, reason
 __all__ = [
     "TolerantCOCOEvaluator",
     "build_evaluator",
+    "check_augmented_test",
     "check_evaluators",
     "images_of_any_size",
     "read_ground_truth",
@@ -197,6 +198,15 @@ def check_evaluators(cfg: CfgNode) -> None:
                 f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} with MODEL.MASK_ON "
                 f"{cfg.MODEL.MASK_ON} finds boxes alone; evaluate on other data."
             )
+    check_augmented_test(cfg)
+
+
+def check_augmented_test(cfg: CfgNode) -> None:
+    """Refuse a model that cannot be evaluated as TEST.AUG asks for.
+
+    Raises:
+        ConfigError: it names what of the model does not fit.
+    """
     if not cfg.TEST.AUG.ENABLED:
         return
     faults = {

@@ -29,6 +29,7 @@ __all__ = [
     "KEYS",
     "counts_steps",
     "dump_lazy",
+    "has_steps",
     "is_lazy",
     "is_lazy_file",
     "load_lazy_config",
@@ -37,6 +38,7 @@ __all__ = [
     "read_settings",
     "read_value",
     "refuse_unknown_train_keys",
+    "select",
 ]
 
 # The keys of ``train`` that are not Detectron2's own are those of configs/common/train.py
@@ -51,12 +53,16 @@ KEYS = {
     "accumulate":           "train.accumulate_gradients",
     "reference_world_size": "train.reference_world_size",
     "base_lr":              "optimizer.lr",
+    "lr_steps":             "lr_multiplier.scheduler.milestones",
+    "warmup_iters":         "lr_multiplier.warmup_length",
     "amp":                  "train.amp.enabled",
     "amp_dtype":            "train.amp.dtype",
     "clipping":             "train.clip_gradients.enabled",
     "clipping.kind":        "train.clip_gradients.clip_type",
     "clipping.limit":       "train.clip_gradients.clip_value",
     "clipping.norm_type":   "train.clip_gradients.norm_type",
+    "ema":                  "train.model_ema.enabled",
+    "ema_decay":            "train.model_ema.decay",
     "cudnn_benchmark":      "train.cudnn_benchmark",
     "float32_precision":    "train.float32_precision",
     "num_workers":          "dataloader.train.num_workers",
@@ -66,6 +72,7 @@ KEYS = {
     "eval_period":          "train.eval_period",
     "event_writers":        "train.event_writers",
     "best_metric":          "train.best_metric",
+    "patience":             "train.patience",
     "test_precision":       "train.test_precision",
     "precise_bn":           "train.precise_bn.enabled",
     "precise_bn_batches":   "train.precise_bn.num_iter",
@@ -74,12 +81,32 @@ KEYS = {
 # Keys that a command line may set though the file does not have them
 _OTHER_KEYS = (
     "train.channels_last",
+    "train.test_loss",
+    *(f"train.test_aug.{name}" for name in ("enabled", "min_sizes", "max_size", "flip")),
+    *(
+        f"train.recipe.{name}"
+        for name in ("enabled", "epochs", "min_steps", "evaluations", "memory", "keep")
+    ),
     "train.ddp.broadcast_buffers",
     "train.ddp.find_unused_parameters",
     "train.ddp.fp16_compression",
     "dataloader.train.max_unreadable",
     "dataloader.train.timeout",
-    *(f"dataloader.{flag}" for flag in DATA_FLAGS),
+    *(f"dataloader.{flag}" for flag in (*DATA_FLAGS, "val_share")),
+)
+# What a recipe or the number of processes may change, and the command line sets literally
+_FITTED = frozenset(
+    KEYS[name]
+    for name in (
+        "images_per_step",
+        "reference_world_size",
+        "base_lr",
+        "lr_steps",
+        "max_iter",
+        "warmup_iters",
+        "checkpoint_period",
+        "eval_period",
+    )
 )
 _NEEDED = ("model", "dataloader", "optimizer", "lr_multiplier", "train", "train.max_iter")
 # What is read of the top of a configuration and of its dataloader
@@ -99,8 +126,9 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
     """
     if not args.config_file:
         raise ConfigError("There is no config file; --config-file names one.")
-    lazy = load_lazy_file(args.config_file)
+    lazy, typed = load_lazy_file(args.config_file), set()
     for key, value in _overrides(args.opts or []):
+        typed.add(key.lstrip("+"))
         _check_key(lazy, key.lstrip("+"), added=key.startswith("+"))
         try:
             OmegaConf.update(lazy, key.lstrip("+"), value, merge=True)
@@ -109,13 +137,22 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
     for flag in DATA_FLAGS:
         if getattr(args, flag, None):
             OmegaConf.update(lazy, f"dataloader.{flag}", getattr(args, flag))
+    for flag, key in (("val_share", "dataloader.val_share"), ("batch", KEYS["images_per_step"])):
+        if getattr(args, flag, None) is not None:
+            typed.add(key)
+            OmegaConf.update(lazy, key, getattr(args, flag))
+    if getattr(args, "epochs", None) is not None:
+        OmegaConf.update(lazy, "train.recipe.enabled", True)
+        OmegaConf.update(lazy, "train.recipe.epochs", args.epochs)
     for name in _NEEDED:
-        if _select(lazy, name) is None:
+        if select(lazy, name) is None:
             raise ConfigError(
                 f"The configuration has no {name}: a LazyConfig to train has model, dataloader, "
-                "optimizer, lr_multiplier and train, as those in configs/ (YAML files of keys like "
-                "SOLVER.MAX_ITER are for tools/train_net.py)."
+                "optimizer, lr_multiplier and train, as those in configs/."
             )
+    if kept := sorted(_FITTED & typed):
+        before = select(lazy, "train.recipe.keep") or ()
+        OmegaConf.update(lazy, "train.recipe.keep", sorted({*before, *kept}))
     return lazy
 
 
@@ -226,7 +263,7 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
         ConfigError: it names the key, and a key of ours with a name like it; or it names
             ``train.ddp.broadcast_buffers``, which cannot be switched on.
     """
-    if _select(lazy, "train.ddp.broadcast_buffers"):
+    if select(lazy, "train.ddp.broadcast_buffers"):
         raise ConfigError(
             "train.ddp.broadcast_buffers is on, but buffers are never broadcast here: synchronised "
             "norms have the same statistics on every process. Set it to False."
@@ -237,8 +274,8 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
         key = f"train.{name}"
         if key in known | sections or key.rpartition(".")[0] not in sections:
             continue
-        value = _select(lazy, key)
-        if value in (None, False) or (
+        value = select(lazy, key)
+        if value in (None, False, "") or (
             isinstance(value, DictConfig) and not value.get("enabled", 1)
         ):
             continue
@@ -287,6 +324,7 @@ def read_settings(lazy: DictConfig) -> DetectionSettings:
         lr_steps=steps,
         amp_dtype=amp_dtype if read("amp", False) else None,
         clipping=clipping if read("clipping", False) else None,
+        ema_decay=read("ema_decay", 0.999) if read("ema", False) else 0.0,
         cudnn_benchmark=read("cudnn_benchmark", False),
         float32_precision=read("float32_precision", ""),
         num_workers=read("num_workers", 0),
@@ -295,6 +333,7 @@ def read_settings(lazy: DictConfig) -> DetectionSettings:
         log_period=read("log_period", 20),
         eval_period=read("eval_period", 0),
         best_metric=read("best_metric", ""),
+        patience=read("patience", 0),
         event_writers=tuple(read("event_writers", ["tensorboard"])),
         precise_bn_batches=batches if read("precise_bn", False) else 0,
         keys=KEYS,
@@ -304,11 +343,13 @@ def read_settings(lazy: DictConfig) -> DetectionSettings:
 def counts_steps(lazy: DictConfig) -> bool:
     """Whether the schedule gives the steps of this training, and not parts of any."""
     multiplier = lazy.lr_multiplier
-    return (
-        _select(multiplier, "scheduler.milestones") is not None
-        and _select(multiplier, "scheduler.num_updates") == lazy.train.max_iter
-        and _select(multiplier, "warmup_length") is not None
-    )
+    return has_steps(lazy) and multiplier.scheduler.num_updates == lazy.train.max_iter
+
+
+def has_steps(lazy: DictConfig) -> bool:
+    """Whether the schedule has a warm-up, and steps after which the learning rate decays."""
+    names = ("scheduler.milestones", "scheduler.num_updates", "warmup_length")
+    return all(select(lazy.lr_multiplier, name) is not None for name in names)
 
 
 def read_value(lazy: DictConfig, key: str, default: Any) -> Any:
@@ -317,7 +358,7 @@ def read_value(lazy: DictConfig, key: str, default: Any) -> Any:
     Raises:
         ConfigError: it is of another type, or refers to what is not there.
     """
-    value = _select(lazy, key)
+    value = select(lazy, key)
     value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     if value is None:
         return default
@@ -334,10 +375,15 @@ def read_value(lazy: DictConfig, key: str, default: Any) -> Any:
 
 def _given(lazy: DictConfig, key: str, like: Any) -> Any:
     """A value of the type of ``like``; None where the key is absent."""
-    return None if _select(lazy, key) is None else read_value(lazy, key, like)
+    return None if select(lazy, key) is None else read_value(lazy, key, like)
 
 
-def _select(lazy: DictConfig, name: str) -> Any:
+def select(lazy: DictConfig, name: str) -> Any:
+    """A value or node by its dotted key; None where it is absent.
+
+    Raises:
+        ConfigError: it refers to what is not there.
+    """
     try:
         return OmegaConf.select(lazy, name)
     except OmegaConfBaseException as error:

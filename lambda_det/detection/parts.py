@@ -54,7 +54,8 @@ class Parts:
         check_data: see :meth:`lambda_det.training.task.Task.check_data`.
         register: register the data sets that are named by their files, and complete the
             configuration.
-        fit: change the configuration as a recipe says for the data.
+        fit: change the configuration as a recipe says for the data; given the settings of the file
+            without the command line, for the log.
         verify: the results that are expected at the end of a run.
         dump: the configuration as YAML.
     """
@@ -88,7 +89,7 @@ class Parts:
     make_augmented: Callable[[nn.Module], nn.Module] | None = None
     check_data: Callable[[bool], None]
     register: Callable[[], None]
-    fit: Callable[[], None]
+    fit: Callable[[DetectionSettings], object]
     verify: Callable[[Results], object] = lambda results: None
     dump: Callable[[], str]
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from detectron2.config import instantiate
-from detectron2.data import MetadataCatalog
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import (
     CityscapesInstanceEvaluator,
@@ -23,6 +22,7 @@ from detectron2.evaluation import (
     DatasetEvaluator,
     LVISEvaluator,
 )
+from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.solver import LRMultiplier
 from detectron2.utils.registry import locate
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -32,19 +32,31 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection import data
-from lambda_det.detection.config import load_config
+from lambda_det.detection.config import DATA_FLAGS, load_config
 from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.evaluation import check_augmented_test
 from lambda_det.detection.lazy import (
     KEYS,
     counts_steps,
     dump_lazy,
+    has_steps,
     read_settings,
     read_value,
     refuse_unknown_train_keys,
+    select,
 )
 from lambda_det.detection.parts import Parts, padded
-from lambda_det.detection.read_yaml import read_yaml
+from lambda_det.detection.read_yaml import by_key, read_yaml
+from lambda_det.detection.recipe import fit_to_data
 from lambda_det.detection.schedule import DetectionSettings
+from lambda_det.detection.yaml_view import (
+    EQUIVALENTS,
+    class_name,
+    in_lazy_keys,
+    kept_keys,
+    place_in,
+    yaml_view,
+)
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.settings import FixedKeys
 from lambda_det.weights.provenance import PixelSettings
@@ -120,9 +132,9 @@ def read_lazy(lazy: DictConfig) -> Parts:
         training_size=_training_size(lazy),
         channels_last=read_value(lazy, "train.channels_last", True),
         test_precision=read_value(lazy, KEYS["test_precision"], "float32"),
-        test_loss=False,
-        with_recipe=False,
-        kept=(),
+        test_loss=read_value(lazy, "train.test_loss", False),
+        with_recipe=read_value(lazy, EQUIVALENTS["RECIPE.ENABLED"], False),
+        kept=kept_keys(lazy),
         fixed_keys=FIXED_KEYS,
         sample_keys=SAMPLE_KEYS,
         advice="A lower optimizer.lr, a longer lr_multiplier.warmup_length, train.clip_gradients "
@@ -134,29 +146,30 @@ def read_lazy(lazy: DictConfig) -> Parts:
         make_scheduler=partial(_scheduler, lazy),
         make_train_loader=partial(_train_loader, lazy),
         make_test_loader=lambda name: _make(lazy.dataloader.test, "dataloader.test"),
-        make_loss_loader=lambda name: None,
+        make_loss_loader=lambda name: _loss_loader(lazy),
         make_evaluator=partial(_evaluator, lazy),
         make_test_augmentations=partial(_test_augmentations, lazy),
+        make_augmented=partial(_augmented, lazy)
+        if read_value(lazy, EQUIVALENTS["TEST.AUG.ENABLED"], False)
+        else None,
         check_data=partial(_check_data, lazy),
         register=partial(_register, lazy),
-        fit=lambda: None,
+        fit=partial(_fit, lazy),
         dump=partial(dump_lazy, lazy),
     )
 
 
 # -------------------------------------------------------------------------------------------- facts
 def _detector(lazy: DictConfig) -> Detector:
-    target = lazy.model.get("_target_", "")
-    classes = [key for key in _NUM_CLASSES if OmegaConf.select(lazy, key) is not None]
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    reader = str(OmegaConf.select(lazy, "dataloader.train.dataset._target_"))
+    classes = [key for key in _NUM_CLASSES if select(lazy, key) is not None]
+    reader = str(select(lazy, "dataloader.train.dataset._target_"))
     return Detector(
-        architecture=name.split(".")[-1],
+        architecture=class_name(lazy.model.get("_target_", "")),
         num_classes=read_value(lazy, classes[0], 1) if classes else None,
         masks=read_value(lazy, _MASKS, False),
         filters_empty=read_value(lazy, _FILTER, "get_detection_dataset_dicts" in reader),
-        semantic_classes=OmegaConf.select(lazy, "model.sem_seg_head.num_classes"),
-        ignored_label=OmegaConf.select(lazy, "model.sem_seg_head.ignore_value"),
+        semantic_classes=select(lazy, "model.sem_seg_head.num_classes"),
+        ignored_label=select(lazy, "model.sem_seg_head.ignore_value"),
         keys={
             "architecture": "model",
             "num_classes": classes[0] if classes else "",
@@ -180,13 +193,13 @@ def _pixels(lazy: DictConfig) -> PixelSettings | None:
 
 def _dataset_names(lazy: DictConfig, split: str) -> tuple[str, ...]:
     """None where a loader of another project names its data in another way."""
-    names = OmegaConf.select(lazy, f"dataloader.{split}.dataset.names")
+    names = select(lazy, f"dataloader.{split}.dataset.names")
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _training_size(lazy: DictConfig) -> tuple[int, int] | None:
     """As the last augmentation says that makes all images fit into one size."""
-    augmentations = OmegaConf.select(lazy, _AUGMENTATIONS)
+    augmentations = select(lazy, _AUGMENTATIONS)
     for node in reversed(augmentations if isinstance(augmentations, ListConfig) else ()):
         if not isinstance(node, DictConfig):  # an object, or what another project takes
             continue
@@ -197,7 +210,7 @@ def _training_size(lazy: DictConfig) -> tuple[int, int] | None:
             shortest, longest = node.short_edge_length, node.max_size
             if isinstance(shortest, ListConfig):
                 shortest = max(shortest)
-            grouped = OmegaConf.select(lazy, "dataloader.train.aspect_ratio_grouping")
+            grouped = select(lazy, "dataloader.train.aspect_ratio_grouping")
             return padded(longest if grouped is False else min(shortest, longest), longest)
     return None
 
@@ -227,11 +240,15 @@ def _backbone(lazy: DictConfig) -> nn.Module:
 
 def _test_augmentations(lazy: DictConfig) -> AugmentationList:
     """Those of the mapper of dataloader.test; where it has none, those of Detectron2's keys."""
-    nodes = OmegaConf.select(lazy, "dataloader.test.mapper.augmentations")
+    nodes = select(lazy, "dataloader.test.mapper.augmentations")
     if nodes is None:
         defaults = load_config(argparse.Namespace(config_file=None, opts=[]))
         return read_yaml(defaults).make_test_augmentations()
     return AugmentationList(list(_make(nodes, "dataloader.test.mapper.augmentations")))
+
+
+def _augmented(lazy: DictConfig, model: nn.Module) -> nn.Module:
+    return GeneralizedRCNNWithTTA(yaml_view(lazy), model)
 
 
 def _optimizer(lazy: DictConfig, settings: DetectionSettings, model: nn.Module) -> Optimizer:
@@ -258,6 +275,26 @@ def _train_loader(lazy: DictConfig, settings: DetectionSettings) -> Iterable:
     if "num_workers" in node:
         node.num_workers = settings.num_workers
     return _make(node, "dataloader.train")
+
+
+def _loss_loader(lazy: DictConfig) -> Iterable:
+    """``dataloader.test`` with the ground truth that the mapper of ``dataloader.train`` reads."""
+    lazy = copy.deepcopy(lazy)
+    for split in ("train", "test"):
+        if select(lazy, f"dataloader.{split}.mapper.augmentations") is None:
+            raise ConfigError(
+                f"train.test_loss needs dataloader.{split}.mapper with augmentations; set it to "
+                "False."
+            )
+    mapper = lazy.dataloader.train.mapper
+    mapper.augmentations = list(_test_augmentations(lazy).augs)
+    mapper.recompute_boxes = False
+    if issubclass(_target(mapper), data.TolerantMapper):
+        mapper.exact_pixels = True  # those of the evaluation
+    node = lazy.dataloader.test
+    node.mapper = _make(mapper, "dataloader.train.mapper")
+    node.batch_size = 1
+    return _make(node, "dataloader.test")
 
 
 def _evaluator(
@@ -298,27 +335,51 @@ def _writes_files(evaluator: DictConfig) -> bool:
 
 # --------------------------------------------------------------------------------------------- data
 def _register(lazy: DictConfig) -> None:
-    train, test = (
-        data.register_coco_files(
-            read_value(lazy, f"dataloader.{split}_json", ""),
-            read_value(lazy, f"dataloader.{split}_images", ""),
-            split,
-            keys=(f"dataloader.{split}_json", f"dataloader.{split}_images"),
-        )
-        for split in ("train", "test")
-    )
-    for split, name in (("train", train), ("test", test)):
-        if name:
-            key = f"dataloader.{split}.dataset.names"
-            OmegaConf.update(lazy, key, name, merge=False)
-    if train and not test:
-        logger.info("There is no evaluation; --test-json and --test-images name data for it")
+    if not any(lazy.dataloader.get(key) for key in (*DATA_FLAGS, "val_share")):
+        return
+    cfg = yaml_view(lazy)
+    before = cfg.clone()
+    with in_lazy_keys():
+        data.register_json_datasets(cfg)
+    for split in ("train", "test"):
+        names = cfg.DATASETS[split.upper()]
+        if names and names != before.DATASETS[split.upper()]:
+            OmegaConf.update(lazy, f"dataloader.{split}.dataset.names", names[0], merge=False)
+    if cfg.DATASETS.TRAIN_JSON and not cfg.DATASETS.TEST:
         lazy.dataloader.pop("evaluator", None)
-    if train or test:
-        count = len(MetadataCatalog.get(train or test).thing_classes)
+    if cfg.DATASETS.TRAIN_JSON or cfg.DATASETS.TEST_JSON:
         for key in _NUM_CLASSES:
-            if OmegaConf.select(lazy, key) is not None:
-                OmegaConf.update(lazy, key, count)
+            if select(lazy, key) is not None:
+                OmegaConf.update(lazy, key, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
+
+
+def _fit(lazy: DictConfig, in_file: DetectionSettings) -> None:
+    if not has_steps(lazy):
+        raise ConfigError(
+            "train.recipe.enabled (--epochs) sets the steps of a WarmupParamScheduler of a "
+            "MultiStepParamScheduler, which lr_multiplier is not; set train.recipe.enabled=False, "
+            "and train.max_iter."
+        )
+    with in_lazy_keys():
+        rules = fit_to_data(yaml_view(lazy), in_file=by_key(in_file), names=EQUIVALENTS)
+    warmup = read_settings(lazy).warmup_iters
+    for rule in rules:
+        place = place_in(lazy, EQUIVALENTS.get(rule.key, ""))
+        value = list(rule.value) if isinstance(rule.value, tuple) else rule.value
+        if rule.key == "SOLVER.WARMUP_ITERS":
+            warmup = value
+        elif place in KEYS.values() or select(lazy, place) is not None:
+            is_flat = place.endswith("aspect_ratios") and not isinstance(
+                select(lazy, place)[0], ListConfig
+            )
+            OmegaConf.update(lazy, place, value[0] if is_flat else value)
+        else:
+            logger.warning(f"{rule.key} has no place in this LazyConfig: that rule is left out")
+    schedule = lazy.lr_multiplier.scheduler
+    schedule.num_updates = lazy.train.max_iter
+    if "values" in schedule:
+        schedule["values"] = schedule["values"][: len(schedule.milestones) + 1]
+    lazy.lr_multiplier.warmup_length = min(warmup / lazy.train.max_iter, 1.0)
 
 
 def _check_data(lazy: DictConfig, train: bool) -> None:
@@ -331,6 +392,9 @@ def _check_data(lazy: DictConfig, train: bool) -> None:
             f"{_ORDERS[0]} is {here} and {_ORDERS[1]} {there}: the model would be evaluated on "
             "images with other channels than it learns from; give both the same."
         )
+    if parts.make_augmented:
+        with in_lazy_keys():
+            check_augmented_test(yaml_view(lazy))
     if parts.test_sets:
         _check_evaluators(lazy, parts.test_names)
     if here and parts.pixels is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.data.transforms import AugmentationList
@@ -26,7 +27,7 @@ from lambda_det.training import config_file
 from lambda_det.training.settings import FixedKeys
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["KEYS", "read_settings", "read_yaml"]
+__all__ = ["KEYS", "by_key", "read_settings", "read_yaml"]
 
 # fmt: off
 KEYS = config_file.KEYS | {
@@ -121,7 +122,7 @@ def read_yaml(cfg: CfgNode) -> Parts:
         make_augmented=partial(GeneralizedRCNNWithTTA, cfg) if cfg.TEST.AUG.ENABLED else None,
         check_data=partial(_check_data, cfg),
         register=partial(data.register_json_datasets, cfg),
-        fit=partial(fit_to_data, cfg),
+        fit=lambda in_file: fit_to_data(cfg, in_file=by_key(in_file)),
         verify=partial(verify_results, cfg),
         dump=cfg.dump,
     )
@@ -148,6 +149,11 @@ def read_settings(cfg: CfgNode) -> DetectionSettings:
         precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
         keys=KEYS,
     )
+
+
+def by_key(settings: DetectionSettings) -> dict[str, Any]:
+    """Settings by their keys in YAML."""
+    return {key: getattr(settings, name, None) for name, key in KEYS.items()}
 
 
 def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:

@@ -344,8 +344,16 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def fit_to_data(cfg: CfgNode) -> list[Derived]:
+def fit_to_data(
+    cfg: CfgNode,
+    *,
+    in_file: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> list[Derived]:
     """Apply the recipe of ``cfg`` for the data sets of DATASETS.TRAIN.
+
+    Args:
+        cfg, in_file, names: see :func:`apply_recipe`.
 
     Raises:
         ConfigError: a key of RECIPE cannot be, or no data set is named.
@@ -356,7 +364,7 @@ def fit_to_data(cfg: CfgNode) -> list[Derived]:
             "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
             "--train-images DIR."
         )
-    return apply_recipe(cfg, training_records(cfg), _known(cfg))
+    return apply_recipe(cfg, training_records(cfg), _known(cfg), in_file=in_file, names=names)
 
 
 def _known(cfg: CfgNode) -> list[Derived]:
@@ -377,7 +385,12 @@ def _known(cfg: CfgNode) -> list[Derived]:
 
 
 def apply_recipe(
-    cfg: CfgNode, records: Iterable[Mapping[str, Any]], known: Iterable[Derived] = ()
+    cfg: CfgNode,
+    records: Iterable[Mapping[str, Any]],
+    known: Iterable[Derived] = (),
+    *,
+    in_file: Mapping[str, Any] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> list[Derived]:
     """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
 
@@ -385,6 +398,8 @@ def apply_recipe(
         cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
         records: Detectron2's dataset dicts of the training set.
         known: what was set before, for the table.
+        in_file: values of keys without the command line, for the table.
+        names: what the table calls keys, where the user has others.
 
     Returns:
         What was set.
@@ -395,18 +410,20 @@ def apply_recipe(
     """
     statistics = Statistics.of(records, input_scale(cfg))
     rules = derive(cfg, statistics)
-    rows = [(rule.key, "", rule.value, "", rule.reason) for rule in known]
-    in_file, applied = dict(cfg.RECIPE.WRITTEN), []
+    names, in_file, applied = names or {}, in_file or {}, []
+    rows = [(names.get(rule.key, rule.key), "", rule.value, "", rule.reason) for rule in known]
     for rule in rules:
         section, _, name = rule.key.rpartition(".")
         node = cfg
         for part in section.split("."):
             node = node[part]
+        shown = names.get(rule.key, rule.key)
         if rule.key in cfg.RECIPE.KEEP:
+            keep = names.get("RECIPE.KEEP", "RECIPE.KEEP")
             file = in_file.get(rule.key, node[name])
-            rows.append((rule.key, file, rule.value, node[name], "it is typed, or in RECIPE.KEEP"))
+            rows.append((shown, file, rule.value, node[name], f"it is typed, or in {keep}"))
             continue
-        rows.append((rule.key, node[name], rule.value, "", rule.reason))
+        rows.append((shown, node[name], rule.value, "", rule.reason))
         node[name] = rule.value
         applied.append(rule)
     log_table("What follows from these data", rows)

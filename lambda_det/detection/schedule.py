@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ def scale_settings(
     settings: DetectionSettings,
     world_size: int,
     keep: Collection[str] = (),
-    in_file: Mapping[str, Any] | None = None,
+    in_file: DetectionSettings | None = None,
 ) -> DetectionSettings:
     """Fit batch, learning rate and all counts of steps to the processes there are.
 
@@ -74,14 +74,13 @@ def scale_settings(
         settings: as written.
         world_size: number of processes.
         keep: keys of the user's that are taken literally, such as those of the command line.
-        in_file: what the file has for these, for the log.
+        in_file: the settings without those of the command line, for the log.
 
     Raises:
         ConfigError: the batch cannot be divided among the processes and the accumulated batches.
     """
     typed = [name for name in _SCALED if settings.key(name) in keep]
-    written = {n: (in_file or {}).get(settings.key(n), getattr(settings, n)) for n in typed}
-    file = replace(settings, **written)
+    file = replace(settings, **{name: getattr(in_file or settings, name) for name in typed})
     reference, images = settings.reference_world_size, file.images_per_step
     by_rule = "images_per_step" not in typed and images is not None
     if reference < 0 or (reference > 0 and by_rule and images % reference):

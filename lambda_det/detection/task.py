@@ -31,7 +31,7 @@ from lambda_det.detection.model import (
 from lambda_det.detection.parts import Parts
 from lambda_det.detection.read_lazy import read_lazy
 from lambda_det.detection.read_yaml import read_yaml
-from lambda_det.detection.schedule import scale_settings
+from lambda_det.detection.schedule import DetectionSettings, scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.training.precision import Precision
 from lambda_det.training.step import file_names
@@ -84,14 +84,21 @@ class DetectionTask(Task):
         )
     )
 
-    def __init__(self, config: CfgNode | DictConfig) -> None:
+    def __init__(
+        self, config: CfgNode | DictConfig, in_file: DetectionSettings | None = None
+    ) -> None:
         """
+        Args:
+            config: is changed by :meth:`prepare` and :meth:`register_data` alone.
+            in_file: its settings without those of the command line, for the log.
+
         Raises:
             ConfigError: a value cannot be.
         """
         self.config = config
         self._is_trained = True
         self._read()
+        self._in_file = in_file or self.settings
 
     def _read(self) -> None:
         self.parts = parts = read_parts(self.config)
@@ -102,25 +109,38 @@ class DetectionTask(Task):
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
-    def read(cls, args: argparse.Namespace) -> CfgNode | DictConfig:
-        return load_any_config(args)
+    def read(cls, args: argparse.Namespace) -> DetectionTask:
+        config, in_file = load_any_config(args), None
+        if args.config_file and args.opts:
+            file = argparse.Namespace(config_file=args.config_file, opts=[])
+            in_file = read_parts(load_any_config(file)).settings
+        return cls(config, in_file)
 
     @classmethod
-    def device(cls, config: CfgNode | DictConfig) -> tuple[str, str]:
-        settings = read_parts(config).settings
-        return settings.device, settings.key("device")
+    def device(cls, config: DetectionTask) -> tuple[str, str]:
+        return config.settings.device, config.settings.key("device")
 
     @classmethod
-    def for_run(cls, config: CfgNode | DictConfig, *, train: bool) -> DetectionTask:
-        task = cls(config)
-        task._is_trained = train
-        task.register_data()
+    def for_run(cls, config: DetectionTask, *, train: bool) -> DetectionTask:
+        return config.prepare(train=train)
+
+    def prepare(self, *, train: bool) -> DetectionTask:
+        """Register the data, and fit the settings to them and to the processes that there are.
+
+        Raises:
+            ConfigError: a value cannot work, such as a batch that does not divide.
+            DataError: the data are missing or damaged.
+        """
+        self._is_trained = train
+        self.register_data()
         if train:
-            if task.parts.with_recipe:
-                task.parts.fit()
-                task._read()
-            task.settings = scale_settings(task.settings, comm.get_world_size(), task.parts.kept)
-        return task
+            if self.parts.with_recipe:
+                self.parts.fit(self._in_file)
+                self._read()
+            self.settings = scale_settings(
+                self.settings, comm.get_world_size(), self.parts.kept, self._in_file
+            )
+        return self
 
     def register_data(self) -> None:
         """Register the data sets that are named by their files, and complete the configuration.

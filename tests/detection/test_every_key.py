@@ -264,7 +264,7 @@ def base(groups, kept) -> Callable[[str, str], Any]:
         if (group, part) not in kept:
             cfg = groups(group)
             build = PARTS.get(part, lambda task: dict(leaves(cfg)))
-            kept[group, part] = build(DetectionTask.for_run(cfg.clone(), train=True))
+            kept[group, part] = build(DetectionTask(cfg.clone()).prepare(train=True))
         return kept[group, part]
 
     return make
@@ -346,7 +346,7 @@ def _first_change(key: str, make: Callable[..., CfgNode], base: Callable[..., An
     for group in groups:
         value = base(group, "keys")[key]
         try:
-            task = DetectionTask.for_run(make(group, key, _other(key, value)), train=True)
+            task = DetectionTask(make(group, key, _other(key, value))).prepare(train=True)
             for part, build in PARTS.items():
                 if build(task) != base(group, part):
                     return f"{part} of {group}"
@@ -366,7 +366,7 @@ def test_the_same_keys_make_the_same_parts(group, groups, base, monkeypatch, tmp
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path / "other")
-    task = DetectionTask.for_run(groups(group), train=True)
+    task = DetectionTask(groups(group)).prepare(train=True)
     assert [part for part, build in PARTS.items() if build(task) != expected[part]] == []
 
 
@@ -418,6 +418,6 @@ def test_results_are_held_against_what_is_expected(groups):
     "name", ["NoSuchSampler", "RandomSubsetTrainingSampler", "WeightedTrainingSampler"]
 )
 def test_samplers_that_cannot_be_made_are_refused(name, groups):
-    task = DetectionTask.for_run(groups("mask", "DATALOADER.SAMPLER_TRAIN", name), train=True)
+    task = DetectionTask(groups("mask", "DATALOADER.SAMPLER_TRAIN", name)).prepare(train=True)
     with pytest.raises(ConfigError, match=f"DATALOADER.SAMPLER_TRAIN.*{name}"):
         task.build_train_loader()

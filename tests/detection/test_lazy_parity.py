@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import itertools
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from detectron2.engine import HookBase
-from detectron2.engine.hooks import IterationTimer, LRScheduler
-from detectron2.utils.env import seed_all_rng
 from torch import nn
 
-from lambda_det.detection import DetectionTask, load_config, load_lazy_config
+from lambda_det.detection import (
+    DetectionTask,
+    lazy_parser,
+    load_config,
+    load_lazy_config,
+    parser,
+    run,
+)
 from lambda_det.detection.data import make_shapes
 from lambda_det.detection.schedule import scale_settings
-from lambda_det.training.trainer import Trainer
 from tests.detection.tiny import TINY, on_meta
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -59,8 +63,8 @@ def tiny(shapes, tmp_path):
     yaml = yaml_task(name, f"{TINY[0]} OUTPUT_DIR {tmp_path / 'yaml'}", **shapes)
     lazy = lazy_task(name, f"{TINY[1]} train.output_dir={tmp_path / 'lazy'}", **shapes)
     return [
-        DetectionTask.for_run(yaml.config, train=True),
-        DetectionTask.for_run(lazy.config, train=True),
+        DetectionTask(yaml.config).prepare(train=True),
+        DetectionTask(lazy.config).prepare(train=True),
     ]
 
 
@@ -231,42 +235,42 @@ def test_the_test_images_and_the_evaluator_are_the_same(tiny):
     assert evaluators[0] == evaluators[1]
 
 
-class _Losses(HookBase):
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
-
-    def after_step(self) -> None:
-        latest = self.trainer.storage.latest()
-        self.seen.append({k: v for k, (v, _) in latest.items() if "loss" in k or k == "lr"})
+# (YAML's keys, LazyConfig's) of all that follows a step
+_AROUND = (
+    "SOLVER.BASE_LR 0.05 SOLVER.EMA_DECAY 0.9 RECIPE.EVALUATIONS 2 TEST.PATIENCE 9 TEST.LOSS True "
+    "TEST.AUG.ENABLED True TEST.AUG.MIN_SIZES (32,64) MODEL.ROI_HEADS.SCORE_THRESH_TEST 0.0",
+    "optimizer.lr=0.05 train.model_ema.enabled=True train.model_ema.decay=0.9 "
+    "train.recipe.evaluations=2 train.patience=9 train.test_loss=True train.test_aug.enabled=True "
+    "train.test_aug.min_sizes=[32,64] model.roi_heads.box_predictor.test_score_thresh=0.0",
+)
 
 
 @pytest.mark.slow
-def test_the_first_losses_and_weights_are_the_same(tiny):
-    """With large steps, so that a difference in the optimiser would show in the next loss."""
-    losses, states, first, results = [], [], [], []
-    for task in tiny:
-        # The warm-up of 128 000 steps has hardly begun; most CPUs have no instructions for bfloat16
-        task.settings = dataclasses.replace(task.settings, base_lr=781.25, amp_dtype=None)
-        seed_all_rng(task.settings.seed)
-        training = Trainer(task)
-        first.append({k: v.clone() for k, v in training.model.state_dict().items()})
-        watch = _Losses()
-        hooks = [
-            hook for hook in training._hooks if isinstance(hook, (IterationTimer, LRScheduler))
-        ]
-        training._hooks.clear()
-        training.register_hooks([watch, *hooks])
-        training.max_iter = 3
-        training.train()
-        results.append(task.evaluate({"raw": training.model}, final=True))
-        losses.append(watch.seen)
-        states.append(training.model.state_dict())
-    assert all(torch.equal(value, first[1][name]) for name, value in first[0].items())
-    assert losses[0] == losses[1] and len(losses[0]) == 3
-    assert losses[0][1]["lr"] > 0 or losses[0][2]["lr"] > 0
-    assert {"loss_mask", "loss_box_reg", "loss_rpn_cls"} <= losses[0][0].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    assert str(results[0]) == str(results[1])  # some of them are NaN
-    assert results[0]["segm"]["AP"] >= 0
-    moved = [name for name in states[0] if not torch.equal(states[0][name], first[0][name])]
-    assert any(name.endswith("position.embedding") for name in moved)
+def test_both_train_the_same_weights_and_find_the_same(shapes, tmp_path):
+    """By a recipe, with averaged weights, images held out, losses and an augmented test."""
+    flags = ["--train-json", shapes["train_json"], "--train-images", shapes["train_images"]]
+    flags += ["--val-share", "0.3", "--epochs", "1", "--batch", "2"]
+    contents, tables = [], []
+    for kind, (parse, ending) in enumerate([(parser, "yaml"), (lazy_parser, "py")]):
+        folder = tmp_path / ending
+        output = (f"OUTPUT_DIR {folder}", f"train.output_dir={folder}")[kind]
+        file = ["--config-file", str(CONFIGS / f"{PAPER[0]}.{ending}")]
+        words = f"{TINY[kind]} {_AROUND[kind]} {output}".split()
+        run(parse().parse_args([*file, *flags, *words]))
+        contents.append(torch.load(folder / "model_final.pth", weights_only=False))
+        with (folder / "summary.csv").open() as table:
+            rows = list(csv.DictReader(table))
+        tables.append([{k: v for k, v in row.items() if k != "images_per_second"} for row in rows])
+    yaml, lazy = contents
+    for weights in (lambda content: content["model"], lambda content: content["ema"]["model"]):
+        assert weights(yaml).keys() == weights(lazy).keys()
+        assert all(torch.equal(value, weights(lazy)[k]) for k, value in weights(yaml).items())
+    assert not all(
+        torch.equal(value, yaml["ema"]["model"][k]) for k, value in yaml["model"].items()
+    )
+    assert tables[0] == tables[1] and len(tables[0]) == 2
+    last = tables[0][-1]
+    assert {
+        f"{kind}{w}_AP" for kind in ("bbox", "segm") for w in ("", "_EMA", "_TTA")
+    } < last.keys()
+    assert float(last["validation_total_loss"]) > 0

@@ -96,7 +96,7 @@ def test_an_evaluation_alone_has_no_losses(monkeypatch):
     monkeypatch.setattr(DetectionTask, "_add_losses", lambda *args: asked.append(args))
     DetectionTask(cfg).evaluate({RAW: build_model(cfg)}, final=True)
     assert len(asked) == 1
-    DetectionTask.for_run(cfg, train=False).evaluate({RAW: build_model(cfg)}, final=True)
+    DetectionTask(cfg).prepare(train=False).evaluate({RAW: build_model(cfg)}, final=True)
     assert len(asked) == 1
 
 

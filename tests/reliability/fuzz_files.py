@@ -148,14 +148,10 @@ def _use_shards(folder: Path, file: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------ configuration
-def _detector_task(args: argparse.Namespace) -> Task:
-    return DetectionTask(DetectionTask.read(args))
-
-
 def _lazy_task(args: argparse.Namespace) -> Task:
-    lazy = DetectionTask.read(args)
-    refuse_unknown_train_keys(lazy)
-    return DetectionTask(lazy)
+    task = DetectionTask.read(args)
+    refuse_unknown_train_keys(task.config)
+    return task
 
 
 def _recipe_task(args: argparse.Namespace) -> Task:
@@ -165,7 +161,7 @@ def _recipe_task(args: argparse.Namespace) -> Task:
 
 
 _TASKS = {
-    "detector.yaml": (_detector_task, detection_parser, "mask_rcnn_lambdaresnet50.yaml"),
+    "detector.yaml": (DetectionTask.read, detection_parser, "mask_rcnn_lambdaresnet50.yaml"),
     "lazy.yaml": (_lazy_task, lazy_parser, "mask_rcnn_lambdaresnet50.py"),
     "recipe.yaml": (_recipe_task, classification_parser, "imagenet/lambda_resnet50_128.yaml"),
 }

@@ -79,7 +79,7 @@ def _yaml(root: Path, options: str = "") -> Task:
     (root / "detector.yaml").write_text(DETECTOR + _DETECTION)
     words = f"OUTPUT_DIR {root / 'run'} {options}".split()
     args = argparse.Namespace(config_file=str(root / "detector.yaml"), opts=words, **_data(root))
-    return DetectionTask.for_run(load_config(args), train=True)
+    return DetectionTask(load_config(args)).prepare(train=True)
 
 
 def _finetuning(root: Path) -> Task:
@@ -96,7 +96,7 @@ def _lazy(root: Path) -> Task:
     words += f"train.max_iter={STEPS} dataloader.train.total_batch_size=2 optimizer.lr=0.01 {_FEW}"
     file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
     args = argparse.Namespace(config_file=file, opts=words.split(), **_data(root))
-    return DetectionTask.for_run(load_lazy_config(args), train=True)
+    return DetectionTask(load_lazy_config(args)).prepare(train=True)
 
 
 def _classification(root: Path) -> Task:

@@ -143,7 +143,7 @@ def register_json_datasets(cfg: CfgNode) -> None:
         cfg.DATASETS.TRAIN = (train,)
         if not test:
             logger.info(
-                "DATASETS.TEST is now empty; --test-json and --test-images fill it, or --val-share."
+                "There is no evaluation; --test-json and --test-images name data, or --val-share."
             )
             cfg.DATASETS.TEST = ()
     if test:
