@@ -7,15 +7,14 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
 from detectron2.utils import comm
 
 from lambda_det.config import add_lambda_config, leaves
-from lambda_det.errors import ConfigError
+from lambda_det.detection.registry import HEADS
+from lambda_det.errors import ConfigError, reason
 from lambda_det.training.config_file import read_config
 
 __all__ = ["DATA_FLAGS", "add_projects", "load_config", "warn_of_idle_keys"]
@@ -95,38 +94,12 @@ def _refuse_unread_keys(cfg: CfgNode) -> None:
             raise ConfigError(f"{key} is {value}, and nothing reads it any more: leave it out.")
 
 
-@dataclass(frozen=True)
-class _Project:
-    """A project: its module, the function that adds its keys, and how values that need it begin."""
-
-    module: str
-    add_config: str
-    values: tuple[str, ...]
-    # Used in sentences and to know the project where it is not installed
-    sections: tuple[str, ...]
-
-
-_PROJECTS = (
-    _Project(
-        "detectron2.projects.deeplab",
-        "add_deeplab_config",
-        ("DeepLabV3", "build_lambda_resnet_deeplab", "build_resnet_deeplab", "WarmupPolyLR"),
-        ("MODEL.RESNETS.RES4_DILATION", "MODEL.RESNETS.RES5_MULTI_GRID", "SOLVER.POLY_LR"),
-    ),
-    _Project(
-        "detectron2.projects.point_rend",
-        "add_pointrend_config",
-        ("PointRend", "ImplicitPointRend", "StandardPointHead"),
-        ("MODEL.POINT_HEAD", "MODEL.IMPLICIT_POINTREND", "MODEL.ROI_MASK_HEAD.POINT_HEAD_ON"),
-    ),
-)
-
-
 def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
-    """Add the keys of the projects that ``settings`` use, and register their architectures.
+    """Add the keys of the projects that ``settings`` use, and import their modules.
 
-    A project is used where one of its keys, or a value such as PointRendROIHeads, occurs. Keys that
-    another project adds, too, go with whichever is there.
+    A project of :data:`lambda_det.detection.registry.HEADS` is used where one of its keys, or a
+    value such as PointRendROIHeads, occurs. Keys that another project adds, too, go with whichever
+    is there.
 
     Args:
         cfg: with the keys of Detectron2 and lambda_det.
@@ -137,34 +110,31 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
     """
     settings = list(settings)
     unknown = [key for key, _ in settings if not _has(cfg, key)]
-    for project in _PROJECTS:
+    for head in HEADS.values():
         named = [
             f"{key} {value}"
             for key, value in settings
-            if isinstance(value, str) and value.startswith(project.values)
+            if head.names and isinstance(value, str) and value.startswith(head.names)
         ]
-        named += [key for key in unknown if key.startswith(project.sections)]
-        if not (named or unknown):
+        named += [key for key in unknown if head.sections and key.startswith(head.sections)]
+        if not head.module or not (named or (unknown and head.add_config)):
             continue
         try:
-            module = importlib.import_module(project.module)
+            module = importlib.import_module(head.module)
         except ImportError as error:
             if named:
                 raise ConfigError(
-                    f"{named[0]} needs {project.module}, which this Detectron2 does not have "
-                    f"({error}); install Detectron2 from its repository."
+                    f"{named[0]} needs {head.module}, which cannot be imported ({reason(error)}); "
+                    "install it."
                 ) from error
             continue
+        add = getattr(module, head.add_config) if head.add_config else lambda cfg: None
         if not named:
             added = get_cfg()
-            _add(module, project, added)
+            add(added)
             named = [key for key in unknown if _has(added, key) and not _has(cfg, key)]
         if named:
-            _add(module, project, cfg)
-
-
-def _add(module: ModuleType, project: _Project, cfg: CfgNode) -> None:
-    getattr(module, project.add_config)(cfg)
+            add(cfg)
 
 
 def _has(cfg: CfgNode, key: str) -> bool:

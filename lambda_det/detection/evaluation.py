@@ -14,13 +14,9 @@ import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import (
-    CityscapesInstanceEvaluator,
-    CityscapesSemSegEvaluator,
     COCOEvaluator,
     DatasetEvaluator,
     DatasetEvaluators,
-    LVISEvaluator,
-    PascalVOCDetectionEvaluator,
     SemSegEvaluator,
 )
 from detectron2.utils import comm
@@ -33,6 +29,7 @@ from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import FAR, exif_turn, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
+from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason
 
 __all__ = [
@@ -43,19 +40,6 @@ __all__ = [
     "images_of_any_size",
     "read_ground_truth",
 ]
-
-# Detectron2's evaluator_type of a data set, and the package that its evaluator needs besides.
-# A data set that was registered without one is evaluated as COCO is.
-_KINDS = {
-    None: None,
-    "coco": None,
-    "coco_panoptic_seg": None,
-    "sem_seg": None,
-    "lvis": "lvis",
-    "pascal_voc": None,
-    "cityscapes_instance": "cityscapesscripts",
-    "cityscapes_sem_seg": "cityscapesscripts",
-}
 
 
 @contextmanager
@@ -180,12 +164,12 @@ def check_evaluators(cfg: CfgNode) -> None:
     """
     for name in cfg.DATASETS.TEST:
         kind = MetadataCatalog.get(name).get("evaluator_type")
-        if kind not in _KINDS:
+        if kind not in EVALUATORS:
             raise ConfigError(
                 f"{name} in DATASETS.TEST is of the evaluator_type {kind!r}, for which there is no "
-                f"evaluator; there are {', '.join(filter(None, _KINDS))}."
+                f"evaluator; there are {', '.join(filter(None, EVALUATORS))}."
             )
-        package = _KINDS[kind]
+        package = EVALUATORS[kind].package
         if package and importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"{name} in DATASETS.TEST, of the evaluator_type {kind}, is evaluated by the "
@@ -245,21 +229,14 @@ def build_evaluator(
     measured = evaluated(Detector.from_config(cfg), dataset_name)
     kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
     evaluators: list[DatasetEvaluator] = []
-    if kind == "lvis":
-        evaluators.append(LVISEvaluator(dataset_name, tasks=_tasks(cfg), output_dir=folder))
-    elif kind == "pascal_voc":
-        evaluators.append(PascalVOCDetectionEvaluator(dataset_name))
-    elif kind == "cityscapes_instance":
-        evaluators.append(CityscapesInstanceEvaluator(dataset_name))
-    elif kind == "cityscapes_sem_seg":
-        evaluators.append(CityscapesSemSegEvaluator(dataset_name))
-    else:
-        if "instances" in measured:
-            evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))
-        if "semantic" in measured:
-            evaluators.append(_build_sem_seg_evaluator(dataset_name, folder))
-        if "panoptic" in measured:
-            evaluators.append(PanopticQualityEvaluator(dataset_name))
+    if make := EVALUATORS.get(kind, EVALUATORS[None]).make:
+        return DatasetEvaluators([make(dataset_name, _tasks(cfg), folder)])
+    if "instances" in measured:
+        evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))
+    if "semantic" in measured:
+        evaluators.append(_build_sem_seg_evaluator(dataset_name, folder))
+    if "panoptic" in measured:
+        evaluators.append(PanopticQualityEvaluator(dataset_name))
     return DatasetEvaluators(evaluators)
 
 

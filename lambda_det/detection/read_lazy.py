@@ -15,13 +15,7 @@ from typing import Any
 
 from detectron2.config import instantiate
 from detectron2.data.transforms import AugmentationList
-from detectron2.evaluation import (
-    CityscapesInstanceEvaluator,
-    CityscapesSemSegEvaluator,
-    COCOPanopticEvaluator,
-    DatasetEvaluator,
-    LVISEvaluator,
-)
+from detectron2.evaluation import DatasetEvaluator
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.solver import LRMultiplier
 from detectron2.utils.registry import locate
@@ -48,6 +42,7 @@ from lambda_det.detection.lazy import (
 from lambda_det.detection.parts import Parts, padded
 from lambda_det.detection.read_yaml import by_key, read_yaml
 from lambda_det.detection.recipe import fit_to_data
+from lambda_det.detection.registry import class_keys, needed_packages
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.detection.yaml_view import (
     EQUIVALENTS,
@@ -92,21 +87,12 @@ SAMPLE_KEYS = FixedKeys(
         "dataloader.train.timeout",
     ),
 )
-# Where models have the number of their classes
-_NUM_CLASSES = ("model.roi_heads.num_classes", "model.num_classes")
 # Of the channels of the images
 _ORDERS = ("dataloader.train.mapper.image_format", "dataloader.test.mapper.image_format")
 _PIXEL_KEYS = (_ORDERS[0], "model.pixel_mean", "model.pixel_std")
 _AUGMENTATIONS = "dataloader.train.mapper.augmentations"
 _FILTER = "dataloader.train.dataset.filter_empty"
 _MASKS = "dataloader.train.mapper.use_instance_mask"
-# Of Detectron2's evaluators, the packages that they import once they are made or used
-_PACKAGES = {
-    CityscapesInstanceEvaluator: "cityscapesscripts",
-    CityscapesSemSegEvaluator: "cityscapesscripts",
-    COCOPanopticEvaluator: "panopticapi",
-    LVISEvaluator: "lvis",
-}
 
 
 def read_lazy(lazy: DictConfig) -> Parts:
@@ -161,7 +147,7 @@ def read_lazy(lazy: DictConfig) -> Parts:
 
 # -------------------------------------------------------------------------------------------- facts
 def _detector(lazy: DictConfig) -> Detector:
-    classes = [key for key in _NUM_CLASSES if select(lazy, key) is not None]
+    classes = _class_keys(lazy)
     reader = str(select(lazy, "dataloader.train.dataset._target_"))
     return Detector(
         architecture=class_name(lazy.model.get("_target_", "")),
@@ -181,6 +167,12 @@ def _detector(lazy: DictConfig) -> Detector:
             "test": "dataloader.test.dataset.names",
         },
     )
+
+
+def _class_keys(lazy: DictConfig) -> list[str]:
+    """Where the model has the number of its classes."""
+    places = (EQUIVALENTS.get(key, "") for key in class_keys())
+    return [place for place in places if place and select(lazy, place) is not None]
 
 
 def _pixels(lazy: DictConfig) -> PixelSettings | None:
@@ -348,9 +340,8 @@ def _register(lazy: DictConfig) -> None:
     if cfg.DATASETS.TRAIN_JSON and not cfg.DATASETS.TEST:
         lazy.dataloader.pop("evaluator", None)
     if cfg.DATASETS.TRAIN_JSON or cfg.DATASETS.TEST_JSON:
-        for key in _NUM_CLASSES:
-            if select(lazy, key) is not None:
-                OmegaConf.update(lazy, key, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
+        for key in _class_keys(lazy):
+            OmegaConf.update(lazy, key, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
 
 
 def _fit(lazy: DictConfig, in_file: DetectionSettings) -> None:
@@ -423,8 +414,8 @@ def _check_evaluators(lazy: DictConfig, test_names: tuple[str, ...]) -> None:
                 "--test-json); give both the same, as by "
                 "dataset_name='${..test.dataset.names}' in the file."
             )
-        for evaluator, package in _PACKAGES.items():
-            if issubclass(kind, evaluator) and importlib.util.find_spec(package) is None:
+        for package in needed_packages(kind):
+            if importlib.util.find_spec(package) is None:
                 raise ConfigError(
                     f"dataloader.evaluator has a {kind.__name__}, which needs the package "
                     f"{package}, and that is not installed; install it, or take another "

@@ -23,6 +23,7 @@ from detectron2.utils import comm
 
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
+from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.schedule import log_table
 from lambda_det.errors import ConfigError, DataError
 
@@ -42,28 +43,6 @@ _LR_STEPS = (210 / 270, 250 / 270)
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours: a step of seconds
 _USABLE = 0.9  # of a GPU's memory: the count is none of a real run
-
-
-@dataclass(frozen=True)
-class _Structure:
-    """What the rules know of an architecture.
-
-    Attributes:
-        lr: of Detectron2's baselines, for a step of 16 images.
-        maps: the key that names the maps with anchors; "" where there are no anchors.
-    """
-
-    lr: float
-    maps: str = ""
-
-
-_STRUCTURES = {
-    "GeneralizedRCNN": _Structure(0.02, "MODEL.RPN.IN_FEATURES"),
-    "PanopticFPN": _Structure(0.02, "MODEL.RPN.IN_FEATURES"),
-    "ProposalNetwork": _Structure(0.02, "MODEL.RPN.IN_FEATURES"),
-    "RetinaNet": _Structure(0.01, "MODEL.RETINANET.IN_FEATURES"),
-    "SemanticSegmentor": _Structure(0.01),  # of the DeepLab project
-}
 
 
 @dataclass(frozen=True)
@@ -152,10 +131,11 @@ def derive(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
 
 def _check(cfg: CfgNode) -> None:
     recipe, architecture = cfg.RECIPE, cfg.MODEL.META_ARCHITECTURE
-    if architecture not in _STRUCTURES:
+    known = [name for name, entry in ARCHITECTURES.items() if entry.base_lr]
+    if architecture not in known:
         raise ConfigError(
             f"RECIPE.ENABLED (--epochs) has no rules for MODEL.META_ARCHITECTURE {architecture}, "
-            f"only for {', '.join(_STRUCTURES)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
+            f"only for {', '.join(known)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
         )
     if not 0 <= recipe.EPOCHS < math.inf:
         raise ConfigError(f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or more.")
@@ -215,7 +195,7 @@ def gpu_memory(device: str) -> float | None:
 
 def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]:
     recipe, images = cfg.RECIPE, statistics.images
-    rate = _STRUCTURES[cfg.MODEL.META_ARCHITECTURE].lr
+    rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
     epochs = recipe.EPOCHS or epochs_for(images)
     wanted = math.ceil(epochs * images / batch)
     # What is asked for is taken literally
@@ -300,7 +280,7 @@ def _octave(size: float, count: int) -> list[float]:
 
 def _strides(cfg: CfgNode) -> list[int]:
     """Of the maps with anchors; [] where there are none, or not the usual ones."""
-    maps = _STRUCTURES[cfg.MODEL.META_ARCHITECTURE].maps
+    maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
     by_rpn = maps.startswith("MODEL.RPN")
     if (
         not maps

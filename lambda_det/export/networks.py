@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from detectron2.structures import ImageList, Instances
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lambda_det.detection.registry import why_not_exported
 from lambda_det.errors import ConfigError
 from lambda_det.export.portable import portable_copy
 from lambda_det.modeling.fold import fold_norms
@@ -147,11 +147,8 @@ class DetectorGraph(nn.Module):
                 "The backbone wants square images, which an exported detector doesn't make of "
                 "them; export the backbone instead."
             )
-        if any(_is_point_rend(module) for module in model.modules()):
-            raise ConfigError(
-                "PointRend refines masks in a loop that ends early when nothing is detected, and a "
-                "graph would hold only one of both ways; export the backbone instead."
-            )
+        if why := why_not_exported(model):
+            raise ConfigError(f"{why}; export the backbone instead.")
         self.model = model
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
@@ -176,11 +173,6 @@ class DetectorGraph(nn.Module):
             return model.roi_heads(images, features, proposals, None)[0][0]
         features = [features[name] for name in model.head_in_features]
         return model.forward_inference(images, features, model.head(features))[0]
-
-
-def _is_point_rend(module: nn.Module) -> bool:
-    project = sys.modules.get("detectron2.projects.point_rend")  # else there is none
-    return project is not None and isinstance(module, project.PointRendMaskHead)
 
 
 def _is_rcnn(model: nn.Module) -> bool:

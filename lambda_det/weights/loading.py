@@ -42,19 +42,20 @@ from lambda_det.weights.provenance import (
 )
 from lambda_det.weights.public import is_public, read_public
 
-__all__ = ["load_complete_model", "load_initial_weights", "read_weights"]
+__all__ = ["CLASS_LAYERS", "load_complete_model", "load_initial_weights", "read_weights"]
 
 logger = logging.getLogger(__name__)
 
-# Layers whose shape depends on the number of classes: they start afresh when the classes change
-_CLASS_LAYERS = re.compile(
-    r"^(roi_heads\.box_predictor(\.\d+)?\.(cls_score|bbox_pred)"
-    r"|roi_heads\.mask_head\.(predictor|coarse_head\.prediction|point_head\.\w+)"
-    r"|roi_heads\.keypoint_head\.score_lowres"
-    r"|sem_seg_head\.predictor"
-    r"|head\.cls_score"
-    r"|(backbone\.)?linear)\."
-)
+# Layers whose shape depends on the number of classes, as patterns of the beginnings of their names:
+# they start afresh when the classes change. Heads add theirs.
+CLASS_LAYERS = [
+    r"roi_heads\.box_predictor(\.\d+)?\.(cls_score|bbox_pred)",
+    r"roi_heads\.mask_head\.predictor",
+    r"roi_heads\.keypoint_head\.score_lowres",
+    r"sem_seg_head\.predictor",
+    r"head\.cls_score",
+    r"(backbone\.)?linear",
+]
 # Set from the configuration; checkpoints of some versions of Detectron2 hold them
 _PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
 
@@ -245,7 +246,8 @@ def _check_start(
     about: Mapping[str, Any],
 ) -> None:
     note_other_classes(own, state, path)
-    own = {name: tensor for name, tensor in own.items() if not _CLASS_LAYERS.match(name)}
+    changing = re.compile("|".join(rf"{pattern}\." for pattern in CLASS_LAYERS))
+    own = {name: tensor for name, tensor in own.items() if not changing.match(name)}
     for prefix in prefixes:
         fit = compare(own, state, prefix)
         if len(fit.missing) == fit.wanted:

@@ -8,29 +8,8 @@ from dataclasses import dataclass, field
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 
+from lambda_det.detection.registry import ARCHITECTURES, EVALUATORS, Architecture, Evaluator
 from lambda_det.errors import ConfigError
-
-# Of other architectures, those of other projects, instances are expected as of most.
-_PREDICTIONS = {
-    **dict.fromkeys(("FCOS", "GeneralizedRCNN", "ProposalNetwork", "RetinaNet"), ("instances",)),
-    "SemanticSegmentor": ("semantic",),
-    "PanopticFPN": ("instances", "semantic", "panoptic"),
-}
-# What is in a data set, by Detectron2's evaluator_type; of others, instances
-_GROUND_TRUTH = {
-    "sem_seg": ("semantic",),
-    "cityscapes_sem_seg": ("semantic",),
-    "cityscapes_panoptic_seg": (),
-    "ade20k_panoptic_seg": (),  # without the files that COCO's form of the ground truth needs
-    "coco_panoptic_seg": ("instances", "semantic", "panoptic"),
-}
-
-
-_NUM_CLASSES = {
-    "GeneralizedRCNN": "MODEL.ROI_HEADS.NUM_CLASSES",
-    "PanopticFPN": "MODEL.ROI_HEADS.NUM_CLASSES",
-    "RetinaNet": "MODEL.RETINANET.NUM_CLASSES",
-}
 
 
 @dataclass(frozen=True)
@@ -61,8 +40,8 @@ class Detector:
     @classmethod
     def from_config(cls, cfg: CfgNode) -> Detector:
         model = cfg.MODEL
-        classes = _NUM_CLASSES.get(model.META_ARCHITECTURE)
-        count = None if classes is None else model[classes.split(".")[1]].NUM_CLASSES
+        classes = _architecture(model.META_ARCHITECTURE).num_classes
+        count = model[classes.split(".")[1]].NUM_CLASSES if classes else None
         return cls(
             architecture=model.META_ARCHITECTURE,
             num_classes=count,
@@ -86,14 +65,18 @@ class Detector:
         )
 
 
+def _architecture(name: str) -> Architecture:
+    return ARCHITECTURES.get(name, Architecture())
+
+
 def predictions(architecture: str) -> tuple[str, ...]:
     """What models of a class predict: some of "instances", "semantic" and "panoptic"."""
-    return _PREDICTIONS.get(architecture, ("instances",))
+    return _architecture(architecture).predictions
 
 
 def is_known(architecture: str) -> bool:
     """Whether a class of models is of Detectron2 itself, and not of another project."""
-    return architecture in _PREDICTIONS
+    return architecture in ARCHITECTURES
 
 
 def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:
@@ -104,7 +87,8 @@ def evaluated(detector: Detector, dataset_name: str) -> tuple[str, ...]:
     """
     kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
     predicted = predictions(detector.architecture)
-    result = tuple(name for name in predicted if name in _GROUND_TRUTH.get(kind, ("instances",)))
+    there = EVALUATORS.get(kind, Evaluator()).ground_truth
+    result = tuple(name for name in predicted if name in there)
     if not result:
         raise ConfigError(
             f"{detector.keys['architecture']} {detector.architecture} predicts "

@@ -14,9 +14,11 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.utils.file_io import PathManager
 
+from lambda_det.config import leaves
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError
 
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
@@ -150,10 +152,9 @@ def register_json_datasets(cfg: CfgNode) -> None:
         cfg.DATASETS.TEST = (test,)
     if train or test:
         names = MetadataCatalog.get(train or test).thing_classes
-        cfg.MODEL.ROI_HEADS.NUM_CLASSES = len(names)
-        cfg.MODEL.RETINANET.NUM_CLASSES = len(names)
-        if "POINT_HEAD" in cfg.MODEL:  # a key of PointRend
-            cfg.MODEL.POINT_HEAD.NUM_CLASSES = len(names)
+        present = dict(leaves(cfg))
+        for key in filter(present.__contains__, class_keys()):
+            cfg.merge_from_list([key, len(names)])
         logger.info("The number of classes is now %d, from %s.", len(names), train or test)
 
 

@@ -1,0 +1,222 @@
+"""What has to be known of meta architectures, heads and evaluators: one place for all of it.
+
+A head of one's own is registered with Detectron2 as ever. Here it is registered as well if it has
+keys or numbers of classes of its own, or cannot be exported::
+
+    register("my_head", Head(names=("MyROIHeads",), module="my_project.heads"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from detectron2.evaluation import (
+    CityscapesInstanceEvaluator,
+    CityscapesSemSegEvaluator,
+    COCOPanopticEvaluator,
+    DatasetEvaluator,
+    LVISEvaluator,
+    PascalVOCDetectionEvaluator,
+)
+from torch import nn
+
+from lambda_det.weights.loading import CLASS_LAYERS
+
+__all__ = [
+    "ARCHITECTURES",
+    "EVALUATORS",
+    "HEADS",
+    "Architecture",
+    "Evaluator",
+    "Head",
+    "class_keys",
+    "needed_packages",
+    "register",
+    "why_not_exported",
+]
+
+_INSTANCES = ("instances",)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A meta architecture of Detectron2 or of a project.
+
+    Attributes:
+        predictions: some of "instances", "semantic" and "panoptic".
+        num_classes: the key with the number of classes of instances; "" where nobody knows.
+        base_lr: of Detectron2's baselines for a step of 16 images, which recipes start from; 0: no
+            recipe fits it.
+        anchor_maps: the key that names the maps with anchors; "" where there are none.
+    """
+
+    predictions: tuple[str, ...] = _INSTANCES
+    num_classes: str = ""
+    base_lr: float = 0.0
+    anchor_maps: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Heads, and what else a project adds to a configuration.
+
+    Attributes:
+        names: how the values begin that name it, such as "PointRend" of PointRendROIHeads.
+        module: is imported where a configuration has one of ``names`` or ``sections``.
+        add_config: the function of the module that adds its keys; "" for none.
+        sections: its keys, and the sections that hold them.
+        num_classes: its keys with the number of classes, beside those of the architecture.
+        class_layers: a pattern of its layers, by their names in the model, whose shape depends on
+            the number of classes; they start afresh when the classes change.
+        not_exported: names of classes of modules that a graph cannot hold, and why.
+    """
+
+    names: tuple[str, ...] = ()
+    module: str = ""
+    add_config: str = ""
+    sections: tuple[str, ...] = ()
+    num_classes: tuple[str, ...] = ()
+    class_layers: str = ""
+    not_exported: tuple[tuple[str, ...], str] = ((), "")
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """The evaluation of an evaluator_type of Detectron2's data sets.
+
+    Attributes:
+        ground_truth: what the data have of "instances", "semantic" and "panoptic".
+        package: that it needs besides; "" for none.
+        kinds: the classes that need the package.
+        make: makes it of a data set's name, the tasks of COCO's kind and a folder for its files;
+            None for COCO's measures of all that is predicted and in the data.
+    """
+
+    ground_truth: tuple[str, ...] = _INSTANCES
+    package: str = ""
+    kinds: tuple[type[DatasetEvaluator], ...] = ()
+    make: Callable[[str, Sequence[str], str], DatasetEvaluator] | None = None
+
+
+# Of other architectures, those of other projects, instances are expected as of most
+_ROI_CLASSES, _RPN_MAPS = "MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RPN.IN_FEATURES"
+ARCHITECTURES = {
+    "FCOS": Architecture(),
+    "GeneralizedRCNN": Architecture(_INSTANCES, _ROI_CLASSES, 0.02, _RPN_MAPS),
+    "PanopticFPN": Architecture(
+        ("instances", "semantic", "panoptic"), _ROI_CLASSES, 0.02, _RPN_MAPS
+    ),
+    "ProposalNetwork": Architecture(base_lr=0.02, anchor_maps=_RPN_MAPS),
+    "RetinaNet": Architecture(
+        _INSTANCES, "MODEL.RETINANET.NUM_CLASSES", 0.01, "MODEL.RETINANET.IN_FEATURES"
+    ),
+    "SemanticSegmentor": Architecture(("semantic",), base_lr=0.01),  # of the DeepLab project
+}
+
+HEADS = {
+    "DeepLab": Head(
+        names=(
+            "DeepLabV3",
+            "build_lambda_resnet_deeplab",
+            "build_resnet_deeplab",
+            "WarmupPolyLR",
+        ),
+        module="detectron2.projects.deeplab",
+        add_config="add_deeplab_config",
+        sections=(
+            "MODEL.RESNETS.RES4_DILATION",
+            "MODEL.RESNETS.RES5_MULTI_GRID",
+            "SOLVER.POLY_LR",
+        ),
+    ),
+    "PointRend": Head(
+        names=("PointRend", "ImplicitPointRend", "StandardPointHead"),
+        module="detectron2.projects.point_rend",
+        add_config="add_pointrend_config",
+        sections=(
+            "MODEL.POINT_HEAD",
+            "MODEL.IMPLICIT_POINTREND",
+            "MODEL.ROI_MASK_HEAD.POINT_HEAD_ON",
+        ),
+        num_classes=("MODEL.POINT_HEAD.NUM_CLASSES",),
+        class_layers=r"roi_heads\.mask_head\.(coarse_head\.prediction|point_head\.\w+)",
+        not_exported=(
+            ("PointRendMaskHead",),
+            "PointRend refines masks in a loop that ends early when nothing is detected, and a "
+            "graph would hold only one of both ways",
+        ),
+    ),
+}
+
+# By evaluator_type. A data set that was registered without one is evaluated as COCO is.
+EVALUATORS = {
+    None: Evaluator(),
+    "coco": Evaluator(),
+    "coco_panoptic_seg": Evaluator(("instances", "semantic", "panoptic")),
+    "sem_seg": Evaluator(("semantic",)),
+    "lvis": Evaluator(
+        package="lvis",
+        kinds=(LVISEvaluator,),
+        make=lambda name, tasks, folder: LVISEvaluator(name, tasks=tasks, output_dir=folder),
+    ),
+    "pascal_voc": Evaluator(make=lambda name, tasks, folder: PascalVOCDetectionEvaluator(name)),
+    "cityscapes_instance": Evaluator(
+        package="cityscapesscripts",
+        kinds=(CityscapesInstanceEvaluator,),
+        make=lambda name, tasks, folder: CityscapesInstanceEvaluator(name),
+    ),
+    # Without the files that COCO's form of the ground truth needs
+    "ade20k_panoptic_seg": Evaluator(()),
+    "cityscapes_panoptic_seg": Evaluator(()),
+    "cityscapes_sem_seg": Evaluator(
+        ("semantic",),
+        package="cityscapesscripts",
+        kinds=(CityscapesSemSegEvaluator,),
+        make=lambda name, tasks, folder: CityscapesSemSegEvaluator(name),
+    ),
+}
+# Detectron2's evaluator of panoptic segments, which a LazyConfig may name
+_PANOPTIC = Evaluator(package="panopticapi", kinds=(COCOPanopticEvaluator,))
+
+
+def register(name: str, entry: Architecture | Head | Evaluator) -> None:
+    """Make something known, before a configuration is read.
+
+    Args:
+        name: the class of a meta architecture, an evaluator_type of data sets, or any of a head.
+        entry: in place of one with this name.
+    """
+    if isinstance(entry, Architecture):
+        ARCHITECTURES[name] = entry
+    elif isinstance(entry, Evaluator):
+        EVALUATORS[name] = entry
+    else:
+        HEADS[name] = entry
+        if entry.class_layers:
+            CLASS_LAYERS.append(entry.class_layers)
+
+
+def class_keys() -> Iterator[str]:
+    """The keys of YAML that hold the number of classes of instances."""
+    yield from dict.fromkeys(a.num_classes for a in ARCHITECTURES.values() if a.num_classes)
+    for head in HEADS.values():
+        yield from head.num_classes
+
+
+def needed_packages(kind: type) -> Iterator[str]:
+    """The packages that a class of evaluators imports once it is made or used."""
+    for evaluator in (*EVALUATORS.values(), _PANOPTIC):
+        if evaluator.package and issubclass(kind, evaluator.kinds):
+            yield evaluator.package
+
+
+def why_not_exported(model: nn.Module) -> str:
+    """Why a graph cannot hold a part of a model; "" where all can be exported."""
+    bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    reasons = (head.not_exported for head in HEADS.values())
+    return next((why for names, why in reasons if bases.intersection(names)), "")
+
+
+for _name, _head in HEADS.items():
+    register(_name, _head)
