@@ -164,10 +164,11 @@ def check_evaluators(cfg: CfgNode) -> None:
     """
     for name in cfg.DATASETS.TEST:
         kind = MetadataCatalog.get(name).get("evaluator_type")
-        if kind not in EVALUATORS:
+        kinds = [key for key, evaluator in EVALUATORS.items() if evaluator.ground_truth]
+        if kind not in kinds:
             raise ConfigError(
                 f"{name} in DATASETS.TEST is of the evaluator_type {kind!r}, for which there is no "
-                f"evaluator; there are {', '.join(filter(None, EVALUATORS))}."
+                f"evaluator; there are {', '.join(filter(None, kinds))}."
             )
         package = EVALUATORS[kind].package
         if package and importlib.util.find_spec(package) is None:

@@ -254,8 +254,12 @@ def _optimizer(lazy: DictConfig, settings: DetectionSettings, model: nn.Module) 
 def _scheduler(lazy: DictConfig, settings: DetectionSettings, optimizer: Optimizer) -> LRScheduler:
     node = copy.deepcopy(lazy).lr_multiplier
     if counts_steps(lazy):
-        node.scheduler.milestones = list(settings.lr_steps)
+        # fvcore refuses those beyond the end, as in a run that is made shorter
+        steps = [step for step in settings.lr_steps if step < settings.max_iter]
+        node.scheduler.milestones = steps
         node.scheduler.num_updates = settings.max_iter
+        if "values" in node.scheduler:
+            node.scheduler["values"] = node.scheduler["values"][: len(steps) + 1]
         node.warmup_length = min(settings.warmup_iters / settings.max_iter, 1.0)
     return LRMultiplier(optimizer, _make(node, "lr_multiplier"), settings.max_iter)
 

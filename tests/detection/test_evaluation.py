@@ -15,7 +15,7 @@ from detectron2.data.datasets import register_coco_instances, register_pascal_vo
 from detectron2.structures import Boxes, BoxMode, Instances
 from PIL import Image
 
-from lambda_det.detection import evaluation
+from lambda_det.detection import evaluation, registry
 from lambda_det.detection.data import check_datasets
 from lambda_det.detection.evaluation import (
     TolerantCOCOEvaluator,
@@ -183,9 +183,9 @@ def test_other_kinds_of_data_have_detectron2s_evaluators(
     other_data, monkeypatch, kind, name, package
 ):
     cfg = other_data(kind)
-    assert getattr(evaluation, name) is getattr(detectron2.evaluation, name)
+    assert getattr(registry, name) is getattr(detectron2.evaluation, name)
     # Their packages and files need not be here
-    monkeypatch.setattr(evaluation, name, lambda dataset_name, **options: (name, dataset_name))
+    monkeypatch.setattr(registry, name, lambda dataset_name, **options: (name, dataset_name))
     assert build_evaluator(cfg, "other")._evaluators == [(name, "other")]
     there = [package]
     monkeypatch.setattr(

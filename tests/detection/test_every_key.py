@@ -1,28 +1,22 @@
-"""Every key of Detectron2's, set to another value: something changes, or the key is refused.
+"""Every key of Detectron2's is read by a part of a run, or refused.
 
-What a key is read for is compared in the parts that a run is made of: settings, model, optimiser,
-schedule, loaders, evaluators. A key that only counts beside another has that one in its group.
+A key that is only read beside another has that one in its group.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import dataclasses
-import functools
 import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 from detectron2.config import CfgNode, get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
-from detectron2.modeling import GeneralizedRCNNWithTTA
 
 from lambda_det.config import leaves
 from lambda_det.detection import DetectionTask, load_config
@@ -32,10 +26,8 @@ from lambda_det.detection.data import (
     register_panoptic_shapes,
     register_shapes,
 )
-from lambda_det.detection.model import build_model
-from lambda_det.errors import ConfigError, UserError
+from lambda_det.errors import ConfigError
 from tests.detection.heads.tiny import HEADS
-from tests.detection.test_lazy_parity import _network, _settings
 from tests.detection.tiny import on_meta
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -72,11 +64,6 @@ GROUPS = {
         "MODEL.BACKBONE.NAME build_resnet_fpn_backbone  "
         "MODEL.RESNETS.OUT_FEATURES ['res2','res3','res4','res5']",
     ),
-    "dilated": (
-        "mask_rcnn_dc5_lambdaresnet50",
-        "MODEL.BACKBONE.NAME build_resnet_backbone  MODEL.RESNETS.OUT_FEATURES ['res5']  "
-        "MODEL.RESNETS.RES5_DILATION 2",
-    ),
     "rotated": (
         MASK,
         "MODEL.ANCHOR_GENERATOR.NAME RotatedAnchorGenerator  MODEL.PROPOSAL_GENERATOR.NAME RRPN  "
@@ -92,103 +79,35 @@ GROUPS = {
         "DATASETS.PROPOSAL_FILES_TEST ('shapes_val.pkl',)",
     ),
     # Deformable convolutions are compiled operators, which a Detectron2 may lack
-    **{name: (head.config.removesuffix(".yaml"), "") for name, head in HEADS.items()},
+    **{
+        name: (HEADS[name].config.removesuffix(".yaml"), "")
+        for name in ("retinanet", "cascade_mask_rcnn", "keypoint_rcnn", "panoptic_fpn")
+    },
 }
-# The groups that the keys which begin so are tried in, until something changes
-WHERE = {
-    "MODEL.RETINANET": ("retinanet",),
-    "MODEL.SEM_SEG_HEAD": ("panoptic_fpn",),
-    "MODEL.PANOPTIC_FPN": ("panoptic_fpn",),
-    "MODEL.ROI_KEYPOINT_HEAD": ("keypoint_rcnn",),
-    "TEST.KEYPOINT": ("keypoint_rcnn",),
-    "MODEL.ROI_BOX_CASCADE_HEAD": ("cascade_mask_rcnn",),
-    "MODEL.RESNETS.RES5_DILATION": ("dilated",),
-    "MODEL.RESNETS": ("resnet",),
-    "MODEL.ANCHOR_GENERATOR.ANGLES": ("rotated",),
-    "DATASETS.P": ("proposals",),
-    "DATALOADER.REPEAT": ("repeat",),
-    "SOLVER": ("mask", "switched on", "cosine", "decays"),
-    "INPUT": ("mask", "sizes"),
-    "MODEL.LOAD_PROPOSALS": ("proposals", "mask"),
-    "MODEL.FPN.IN_FEATURES": ("retinanet",),
-    "MODEL.ROI_BOX_HEAD.FED": ("fed loss",),
-    "MODEL.ROI_BOX_HEAD.USE_FED": ("fed loss",),
-    "TEST": ("mask", "switched on"),
-    "": ("mask", "sizes"),
-}
-# What a key is set to where neither its opposite nor twice its value will do
-OTHER = {
-    "MODEL.META_ARCHITECTURE": "ProposalNetwork",
-    "MODEL.BACKBONE.NAME": "build_retinanet_lambda_resnet_fpn_backbone",
-    "MODEL.FPN.IN_FEATURES": "['res2','res3','res4','res5']",
-    "MODEL.RPN.IN_FEATURES": "['p6','p5','p4','p3','p2']",
-    "MODEL.RPN.CONV_DIMS": "[8]",
-    "MODEL.ANCHOR_GENERATOR.OFFSET": "0.5",
-    "MODEL.RETINANET.IN_FEATURES": "['p7','p6','p5','p4','p3']",
-    "MODEL.RETINANET.NORM": "BN",
-    "MODEL.RESNETS.RES5_DILATION": "1",
-    "MODEL.ROI_BOX_CASCADE_HEAD.IOUS": "(0.5,0.65,0.8)",
-    "MODEL.SEM_SEG_HEAD.NORM": "BN",
-    "MODEL.ROI_KEYPOINT_HEAD.MIN_KEYPOINTS_PER_IMAGE": "9",
-    "MODEL.BACKBONE.FREEZE_AT": "2",
-    "MODEL.WEIGHTS": "other.pth",
-    "MODEL.DEVICE": "cuda",
-    "MODEL.FPN.FUSE_TYPE": "avg",
-    "MODEL.ANCHOR_GENERATOR.NAME": "RotatedAnchorGenerator",
-    "MODEL.ROI_HEADS.IN_FEATURES": "['p2','p3']",
-    "MODEL.RESNETS.DEPTH": "101",
-    "MODEL.RESNETS.OUT_FEATURES": "['stem','res2','res3','res4','res5']",
-    "INPUT.FORMAT": "RGB",
-    "INPUT.MASK_FORMAT": "bitmask",
-    "INPUT.RANDOM_FLIP": "vertical",
-    "INPUT.CROP.TYPE": "absolute",
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": "range",
-    "DATASETS.TRAIN": "('shapes_train',)",
-    "DATASETS.TEST": "('shapes_train',)",
-    "DATASETS.PROPOSAL_FILES_TRAIN": "('other.pkl',)",
-    "DATASETS.PROPOSAL_FILES_TEST": "('other_val.pkl',)",
-    "DATALOADER.SAMPLER_TRAIN": "RepeatFactorTrainingSampler",
-    "SOLVER.LR_SCHEDULER_NAME": "WarmupCosineLR",
-    "SOLVER.WARMUP_METHOD": "constant",
-    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm",
-    "SOLVER.WEIGHT_DECAY_BIAS": "0.5",
-    "SOLVER.BASE_LR_END": "0.01",
-    "TEST.EXPECTED_RESULTS": "[['bbox','AP',38.5,0.2]]",
-    "OUTPUT_DIR": "elsewhere",
-    "FLOAT32_PRECISION": "high",
-}
-# Settings that tests of their own follow to where they count
-ELSEWHERE = {
-    "TEST.EXPECTED_RESULTS": "test_results_are_held_against_what_is_expected",
-    # The compiled operators of deformable convolutions, which a Detectron2 may lack, refuse it
-    "MODEL.RESNETS.DEFORM_MODULATED": "",
-    "MODEL.RESNETS.DEFORM_NUM_GROUPS": "",
-    "MODEL.RESNETS.DEFORM_ON_PER_STAGE": "",
-}
-KEYS = dict(leaves(get_cfg()))
+# Refused where they differ from the default
+REFUSED = {"VERSION": "1", "GLOBAL.HACK": "2.0", "MODEL.PANOPTIC_FPN.COMBINE.ENABLED": "False"}
 
 
-def _other(key: str, value: Any) -> str:
-    if key in OTHER:
-        return OTHER[key]
-    if key.endswith("IOU_LABELS"):
-        return "[0,0,1]" if len(value) == 3 else "[-1,1]"
-    if isinstance(value, bool):
-        return str(not value)
-    if isinstance(value, (int, float)):
-        return str(value * 2 if value else type(value)(1))
-    if isinstance(value, str):
-        ends = {"_LOSS_TYPE": "giou", "POOLER_TYPE": "ROIAlign", "NORM": "GN"}
-        fitting = (other for end, other in ends.items() if key.endswith(end) and other != value)
-        return next(fitting, "NoSuchName")
-    return str(_doubled(value)).replace(" ", "")
+class Watched(CfgNode):
+    """A configuration that notes which of its keys are read."""
 
+    seen: ClassVar[set[str]] = set()
 
-def _doubled(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        names = any(isinstance(item, str) for item in value)
-        return list(value[1:]) if names else [_doubled(item) for item in value]
-    return value * 2 if value else 1
+    @classmethod
+    def of(cls, node: CfgNode, path: str = "") -> Watched:
+        made = cls()
+        made.__dict__["path"] = path
+        for name, value in node.items():
+            is_section = isinstance(value, CfgNode)
+            dict.__setitem__(made, name, cls.of(value, f"{path}{name}.") if is_section else value)
+        return made
+
+    def __getitem__(self, name: str) -> Any:
+        self.seen.add(self.__dict__["path"] + name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401
 
 
 def _write_proposals(file: str, dataset: str, side: float) -> None:
@@ -213,17 +132,9 @@ def root(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def files() -> Callable[..., dict]:
-    """Detectron2's reader of configuration files, which reads each of them once."""
-    read = functools.cache(CfgNode.load_yaml_with_base)
-    return lambda *args, **options: copy.deepcopy(read(*args, **options))
-
-
 @pytest.fixture
-def groups(root, files, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
+def groups(root, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
     """Make the configuration of a group, with one key set to a value."""
-    monkeypatch.setattr(CfgNode, "load_yaml_with_base", files)
     monkeypatch.chdir(tmp_path)
     register_shapes(root)
     register_panoptic_shapes(root)
@@ -251,156 +162,30 @@ def groups(root, files, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
     return make
 
 
-@pytest.fixture(scope="module")
-def kept() -> dict[tuple[str, str], Any]:
-    return {}
-
-
-@pytest.fixture
-def base(groups, kept) -> Callable[[str, str], Any]:
-    """A part of a group, or its keys, without a key that is set; each is made once."""
-
-    def make(group: str, part: str) -> Any:
-        if (group, part) not in kept:
-            cfg = groups(group)
-            build = PARTS.get(part, lambda task: dict(leaves(cfg)))
-            kept[group, part] = build(DetectionTask(cfg.clone()).prepare(train=True))
-        return kept[group, part]
-
-    return make
-
-
-def _values(task: DetectionTask) -> Any:
-    """What the tensors of a model hold when it is made: anchors, pixel means, initial weights."""
-    torch.manual_seed(0)
-    state = build_model(task.config)
-    return [
-        float(value.detach().double().abs().sum())
-        for value in (*state.parameters(), *state.buffers())
-    ]
-
-
-def _on_meta(task: DetectionTask) -> torch.nn.Module:
-    """The model without data, made once for the parts that only look at it."""
-    if not hasattr(task, "made"):
-        task.made = on_meta(task.config)
-    return task.made
-
-
-def _optimizer(task: DetectionTask) -> Any:
-    model = _on_meta(task)
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    optimizer = task.build_optimizer(model)
-    return [
-        [sorted(names[p] for p in group["params"]), _settings({**group, "params": 0}, set())]
-        for group in optimizer.param_groups
-    ]
-
-
-def _rates(task: DetectionTask) -> list[float]:
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=task.settings.base_lr)
-    scheduler, last = task.build_scheduler(optimizer), task.settings.max_iter
-    rates = []
-    for step in sorted({0, 1, *(last * part // 20 for part in range(20)), last - 1}):
-        scheduler.last_epoch = step
-        rates.append(scheduler.get_lr()[0])
-    return rates
-
-
-def _loaders(task: DetectionTask) -> Any:
-    torch.manual_seed(0)
-    np.random.seed(0)
-    made = [task.build_train_loader(), task.parts.make_test_loader(task.config.DATASETS.TEST[0])]
-    return [_settings(loader, set()) for loader in made]
-
-
-def _evaluators(task: DetectionTask) -> Any:
-    cfg = task.config
-    kept = ("_tasks", "_max_dets_per_image", "_kpt_oks_sigmas", "_output_dir", "dataset_name")
-    made = task.parts.make_evaluator(cfg.DATASETS.TEST[0], "inference")
-    result = [
-        (type(one).__name__, [str(vars(one).get(name)) for name in kept])
-        for one in getattr(made, "_evaluators", [made])
-    ]
-    if cfg.TEST.AUG.ENABLED:
-        tested = GeneralizedRCNNWithTTA(cfg, on_meta(cfg))
-        result.append(_settings(tested.tta_mapper, set()))
-    return result
-
-
-PARTS: dict[str, Callable[[DetectionTask], Any]] = {
-    "settings": lambda task: dataclasses.asdict(task.settings),
-    "model": lambda task: _network(_on_meta(task)),
-    "trainable": lambda task: [p.requires_grad for p in _on_meta(task).parameters()],
-    "optimizer": _optimizer,
-    "rates": _rates,
-    "loaders": _loaders,
-    "evaluators": _evaluators,
-    "values": _values,
-}
-
-
-def _first_change(key: str, make: Callable[..., CfgNode], base: Callable[..., Any]) -> str:
-    """What changes with a key, or that it is refused; "" for nothing."""
-    groups = next(groups for prefix, groups in WHERE.items() if key.startswith(prefix))
-    for group in groups:
-        value = base(group, "keys")[key]
-        try:
-            task = DetectionTask(make(group, key, _other(key, value))).prepare(train=True)
-            for part, build in PARTS.items():
-                if build(task) != base(group, part):
-                    return f"{part} of {group}"
-        except UserError as error:
-            if key in str(error):
-                return "refused"
-            raise
-    return ""
+def _use(cfg: CfgNode) -> None:
+    """Make all that a run is made of."""
+    task = DetectionTask(cfg).prepare(train=True)
+    parts, name = task.parts, cfg.DATASETS.TEST[0]
+    model = on_meta(cfg)
+    task.build_scheduler(task.build_optimizer(model))
+    task.build_train_loader()
+    parts.make_test_loader(name)
+    parts.make_evaluator(name, "inference")
+    parts.make_test_augmentations()
+    if parts.make_augmented:
+        parts.make_augmented(model)
+    task.finish({})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", ["mask", "sizes", "proposals"])
-def test_the_same_keys_make_the_same_parts(group, groups, base, monkeypatch, tmp_path):
-    """Also in another folder; otherwise every key would seem to have an effect."""
-    expected = {part: base(group, part) for part in PARTS}
-    for file in tmp_path.glob("*.pkl"):
-        (tmp_path / "other").mkdir(exist_ok=True)
-        (tmp_path / "other" / file.name).write_bytes(file.read_bytes())
-    monkeypatch.chdir(tmp_path / "other")
-    task = DetectionTask(groups(group)).prepare(train=True)
-    assert [part for part, build in PARTS.items() if build(task) != expected[part]] == []
+def test_every_key_is_read(groups):
+    for group in GROUPS:
+        _use(Watched.of(groups(group)))
+    keys = {key for key, _ in leaves(get_cfg())}
+    assert sorted(keys - Watched.seen - REFUSED.keys()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "section",
-    sorted({key.split(".")[0] for key in KEYS} - {"MODEL"})
-    + [
-        f"MODEL.{part}"
-        for part in ("A", "B", "D", "F", "K", "L", "M", "P", "RE", "RO", "RP", "S", "W")
-    ],
-)
-def test_no_key_is_without_effect(section, groups, base):
-
-    silent, failed = [], {}
-    for key in KEYS:
-        if not key.startswith(section) or key in ELSEWHERE:
-            continue
-        try:
-            if not _first_change(key, groups, base):
-                silent.append(key)
-        except Exception as error:  # all of a section in one report
-            failed[key] = f"{type(error).__name__}: {error}"[:300]
-    assert (silent, failed) == ([], {})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("VERSION", "1"),
-        ("GLOBAL.HACK", "2.0"),
-        ("MODEL.PANOPTIC_FPN.COMBINE.ENABLED", "False"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), REFUSED.items())
 def test_keys_that_nothing_reads_are_refused(key, value):
     with pytest.raises(ConfigError, match=key):
         load_config(argparse.Namespace(config_file="", opts=[key, value]))
