@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from detectron2.config import CfgNode as CN
@@ -30,39 +30,54 @@ CONFIGS = next(
 )
 PYTHON_TAG = "tag:yaml.org,2002:python/"  # of Python objects in YAML
 
+
+class LayerKey(NamedTuple):
+    """A key of the lambda layers.
+
+    Attributes:
+        default: stands for what the model of that NAME has.
+        unseen: of an option that changes what is computed and that no tensor shows, what layers
+            have by default: weights of layers with another value are refused. None for the others.
+    """
+
+    default: Any
+    unseen: Any = None
+
+
 # The lambda layers, under MODEL.LAMBDA_RESNET in detection and in classification. In Python and in
-# LazyConfigs the same names in lower case are arguments of create_backbone. The defaults stand for
-# what the model of that NAME has, which in the paper's networks is |k|=16, |h|=4, |u|=1, |m|=23.
-LAMBDA_LAYER_KEYS: dict[str, Any] = {
-    "QUERY_DEPTH": 0,
-    "HEADS": 0,
-    "INTRA_DEPTH": 0,
+# LazyConfigs the same names in lower case are arguments of create_backbone. The paper's networks
+# have |k|=16, |h|=4, |u|=1, |m|=23.
+LAMBDA_LAYER_KEYS: dict[str, LayerKey] = {
+    "QUERY_DEPTH": LayerKey(0),
+    "HEADS": LayerKey(0),
+    "INTRA_DEPTH": LayerKey(0),
     # Odd side of the local scope
-    "SCOPE": 0,
+    "SCOPE": LayerKey(0),
     # Those of res2, res3, res4 and res5, where they differ (Appendix B)
-    "STAGE_SCOPES": [],
+    "STAGE_SCOPES": LayerKey([]),
     # Side in pixels of the largest image: position lambdas then span its whole map (Table 10)
-    "GLOBAL_CONTEXT": 0,
+    "GLOBAL_CONTEXT": LayerKey(0),
     # Whether there are content and position lambdas (Table 9)
-    "CONTENT": True,
-    "POSITION": True,
-    # Keys: "softmax", "l2" or "none"; queries: also a softmax over their depth (Table 11)
-    "KEY_NORM": "",
-    "QUERY_SOFTMAX": False,
+    "CONTENT": LayerKey(True),
+    "POSITION": LayerKey(True),
+    # Of the keys, a name of docs/layer.md; of the queries, also a softmax over their depth
+    # (Table 11)
+    "KEY_NORM": LayerKey("", unseen="softmax"),
+    "QUERY_SOFTMAX": LayerKey(False, unseen=False),
     # Whether queries and values have the network's norm (Table 11)
-    "QV_NORM": True,
+    "QV_NORM": LayerKey(True),
     # Which layers share position embeddings (Table 4): those of a "stage", or those of equal input
     # "size", which adds the first block of the next stage; "" for none
-    "SHARE_POSITIONS": "",
+    "SHARE_POSITIONS": LayerKey(""),
     # How the local position output is computed: "auto" or a name of docs/layer.md
-    "IMPLEMENTATION": "auto",
+    "IMPLEMENTATION": LayerKey("auto"),
 }
 
 
 def add_lambda_layer_keys(section: CN) -> None:
     """Add the keys of the lambda layers to the section ``MODEL.LAMBDA_RESNET``."""
-    for key, default in LAMBDA_LAYER_KEYS.items():
-        section[key] = copy.copy(default)
+    for key, option in LAMBDA_LAYER_KEYS.items():
+        section[key] = copy.copy(option.default)
 
 
 def add_lambda_config(cfg: CN) -> None:

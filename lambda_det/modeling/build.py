@@ -94,8 +94,8 @@ def layer_options(section: CfgNode) -> dict[str, Any]:
     """
     given = {
         key.lower(): section[key]
-        for key, default in LAMBDA_LAYER_KEYS.items()
-        if section[key] != default
+        for key, option in LAMBDA_LAYER_KEYS.items()
+        if section[key] != option.default
     }
     return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
 

@@ -14,6 +14,7 @@ import torch
 from detectron2.config import CfgNode
 from torch import Tensor, nn
 
+from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.weights.names import tensors_only
 
@@ -151,10 +152,6 @@ def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
     return name, format_options(about.get("options"))
 
 
-# Options of lambda layers that change what a network computes and not its tensors
-_UNSEEN = {"key_norm": "softmax", "query_softmax": False}
-
-
 def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path) -> None:
     """Refuse weights of lambda layers that computed something else with the same tensors.
 
@@ -172,13 +169,14 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
     for part in model.modules():
         if not hasattr(part, "created_as"):
             continue
-        for name, default in _UNSEEN.items():
-            there, here = (o.get(name, default) for o in (about["options"], part.created_as[1]))
-            if there != here:
+        for key, option in LAMBDA_LAYER_KEYS.items():
+            name, options = key.lower(), (about["options"], part.created_as[1])
+            there, here = (given.get(name, option.unseen) for given in options)
+            if option.unseen is not None and there != here:
                 raise WeightsError(
                     f"{path} holds weights of lambda layers with {name} {there!r}, and those of "
-                    f"the model have {here!r}: set MODEL.LAMBDA_RESNET.{name.upper()} (in Python "
-                    f"and LazyConfigs {name}) to {there!r}."
+                    f"the model have {here!r}: set MODEL.LAMBDA_RESNET.{key} (in Python and "
+                    f"LazyConfigs {name}) to {there!r}."
                 )
 
 

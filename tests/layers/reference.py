@@ -66,6 +66,13 @@ def grid_position_output(
     return torch.stack(outputs, dim=1).unflatten(1, size)
 
 
+KEY_NORMS = {  # of the keys [m, k, u] of one context
+    "softmax": lambda keys: keys.exp() / keys.exp().sum(0),
+    "l2": lambda keys: keys / keys.pow(2).sum(0).sqrt(),
+    "none": lambda keys: keys,
+}
+
+
 def content_output(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, key_norm: str = "softmax"
 ) -> Tensor:
@@ -78,10 +85,7 @@ def content_output(
             lambda_n = queries.new_zeros(keys.shape[2], values.shape[2])
             if context:
                 kept = torch.stack([keys[b, m] for m in context])  # [m', k, u]
-                if key_norm == "softmax":
-                    kept = kept.exp() / kept.exp().sum(0)
-                elif key_norm == "l2":
-                    kept = kept / kept.pow(2).sum(0).sqrt()
+                kept = KEY_NORMS[key_norm](kept)
                 for index, m in enumerate(context):
                     lambda_n = lambda_n + kept[index] @ values[b, m].T
             per_image.append(queries[b, n] @ lambda_n)

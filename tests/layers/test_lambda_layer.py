@@ -1,12 +1,16 @@
 """Every variant of the layer against the paper's definition; initialisation; properties."""
 
+import inspect
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer, RelativePosition
-from lambda_det.layers.lambda_layer import normalize_keys
+from lambda_det.layers.lambda_layer import KEY_NORMS, normalize_keys
 from tests.pairs import pairs
 
 from . import reference
@@ -25,8 +29,7 @@ VARIANTS = {
     "one head": {"heads": 1},
     "multi-head": {"multi_head": True},
     "multi-head, intra-depth": {"multi_head": True, "intra_depth": 2},
-    "keys L2": {"key_norm": "l2"},
-    "keys not normalised": {"key_norm": "none"},
+    **{f"keys {name}": {"key_norm": name} for name in reference.KEY_NORMS},
     "softmax of queries": {"query_softmax": True},
     "no norm": {"norm": ""},
     "position bias": {"position_bias": True, "intra_depth": 2},
@@ -284,6 +287,54 @@ def test_shared_embeddings():
     assert {"0.position.embedding", "1.position.embedding"} <= set(both.state_dict())
     with pytest.raises(ConfigError, match=r"\[3, 1\].*\[4, 1\]"):
         LambdaLayer(8, query_depth=4, heads=2, position=first.position)
+
+
+def test_every_key_norm_has_a_definition_and_a_line_in_the_docs():
+    assert set(KEY_NORMS) == set(reference.KEY_NORMS)
+    page = Path(__file__).parents[2] / "docs/layer.md"
+    if page.exists():
+        assert all(f'"{name}"' in page.read_text("utf-8") for name in KEY_NORMS)
+
+
+# Other values of all options, with what else they need
+OTHER_VALUES = {
+    "dim_out": 4,
+    "query_depth": 4,
+    "heads": 1,
+    "intra_depth": 2,
+    "scope": 3,
+    "dilation": 2,
+    "stride": 2,
+    "map_size": {"map_size": (3, 3), "scope": None},
+    "sequence": True,
+    "content": False,
+    "norm": "",
+    "key_norm": "l2",
+    "query_softmax": True,
+    "multi_head": True,
+    "position": {"position": RelativePosition(3, scope=(3, 3))},
+    "position_bias": True,
+    "implementation": "dense",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_an_option_that_no_tensor_shows_is_declared(name):
+    """Else weights are loaded without a word where layers compute something else with them."""
+    parameters = inspect.signature(LambdaLayer).parameters
+    assert set(OTHER_VALUES) == set(parameters) - {"dim"}
+    key = LAMBDA_LAYER_KEYS.get(name.upper())
+    if key is not None and key.unseen is not None:
+        assert key.unseen == parameters[name].default
+        return
+    other = OTHER_VALUES[name]
+    layers = [_layer(), _layer(**(other if isinstance(other, dict) else {name: other}))]
+    shapes = [{n: t.shape for n, t in layer.state_dict().items()} for layer in layers]
+    if shapes[0] != shapes[1] or name in ("dilation", "stride"):  # which a network's stages decide
+        return
+    layers[1].load_state_dict(layers[0].state_dict())
+    x = torch.randn(2, 8, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(layers[0].eval()(x), layers[1].eval()(x))
 
 
 @pytest.mark.parametrize("options", [{}, {"intra_depth": 4, "scope": 7}, {"scope": None}])
