@@ -17,15 +17,14 @@ __all__ = ["convert_lambda_layers"]
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Parts:
     """A foreign layer in our terms.
 
     Attributes:
         heads, query_depth, intra_depth: |h|, |k| and |u|.
         projection: [queries + keys + values, dim, 1, 1]; keys are rows (u, k), values rows (u, v).
-        bias: of the projection, or None.
-        query_norm, value_norm: batch norms; the channels of the second are (u, v).
+        projection_bias: or None.
         embedding: [k, u, r_y, r_x].
         position_bias: [k] or None.
         is_global: whether the embedding spans a whole map instead of a local scope.
@@ -36,72 +35,54 @@ class _Parts:
     query_depth: int
     intra_depth: int
     projection: Tensor
-    bias: Tensor | None
-    query_norm: nn.Module
-    value_norm: nn.Module
+    projection_bias: Tensor | None
     embedding: Tensor
-    position_bias: Tensor | None = None
+    position_bias: Tensor | None
     is_global: bool = False
     pool: nn.Module | None = None
 
 
 def _timm(layer: nn.Module) -> _Parts:
     """``timm.layers.LambdaLayer``."""
-    is_global = layer.conv_lambda is None
-    if is_global:
-        embedding, bias = layer.pos_emb.permute(2, 0, 1)[:, None], None
-    else:
-        embedding, bias = layer.conv_lambda.weight.squeeze(4), layer.conv_lambda.bias
-    pool = None if isinstance(layer.pool, nn.Identity) else layer.pool
+    conv = layer.conv_lambda
     return _Parts(
-        layer.num_heads,
-        layer.dim_qk,
-        1,
-        layer.qkv.weight,
-        layer.qkv.bias,
-        layer.norm_q,
-        layer.norm_v,
-        embedding,
-        bias,
-        is_global,
-        pool,
+        heads=layer.num_heads,
+        query_depth=layer.dim_qk,
+        intra_depth=1,
+        projection=layer.qkv.weight,
+        projection_bias=layer.qkv.bias,
+        embedding=conv.weight.squeeze(4) if conv else layer.pos_emb.permute(2, 0, 1)[:, None],
+        position_bias=conv.bias if conv else None,
+        is_global=conv is None,
+        pool=None if isinstance(layer.pool, nn.Identity) else layer.pool,
     )
 
 
 def _lucidrains(layer: nn.Module) -> _Parts:
     """``lambda_networks.LambdaLayer`` of the package lambda-networks."""
-    is_global = not layer.local_contexts
-    if is_global:
-        embedding, bias = layer.rel_pos_emb.permute(2, 3, 0, 1), None
-    else:
-        embedding, bias = layer.pos_conv.weight.squeeze(2), layer.pos_conv.bias
-    weights = [layer.to_q.weight, layer.to_k.weight, layer.to_v.weight]
+    conv = layer.pos_conv if layer.local_contexts else None
     return _Parts(
-        layer.heads,
-        len(layer.to_q.weight) // layer.heads,
-        layer.u,
-        torch.cat(weights),
-        None,
-        layer.norm_q,
-        layer.norm_v,
-        embedding,
-        bias,
-        is_global,
+        heads=layer.heads,
+        query_depth=len(layer.to_q.weight) // layer.heads,
+        intra_depth=layer.u,
+        projection=torch.cat([layer.to_q.weight, layer.to_k.weight, layer.to_v.weight]),
+        projection_bias=None,
+        embedding=conv.weight.squeeze(2) if conv else layer.rel_pos_emb.permute(2, 3, 0, 1),
+        position_bias=conv.bias if conv else None,
+        is_global=conv is None,
     )
 
 
 def _d_li14(layer: nn.Module) -> _Parts:
     """``lambda_layer.LambdaLayer`` of d-li14/lambda.pytorch, and its copies."""
     return _Parts(
-        layer.Nh,
-        layer.dk,
-        layer.du,
-        layer.conv_qkv.weight,
-        layer.conv_qkv.bias,
-        layer.norm_q,
-        layer.norm_v,
-        layer.lambda_conv.weight.squeeze(2),
-        layer.lambda_conv.bias,
+        heads=layer.Nh,
+        query_depth=layer.dk,
+        intra_depth=layer.du,
+        projection=layer.conv_qkv.weight,
+        projection_bias=layer.conv_qkv.bias,
+        embedding=layer.lambda_conv.weight.squeeze(2),
+        position_bias=layer.lambda_conv.bias,
         pool=layer.avgpool if layer.stride > 1 else None,
     )
 
@@ -168,7 +149,8 @@ def _convert(source: nn.Module, parts: _Parts, implementation: str) -> nn.Module
         norm="",
         implementation=implementation,
     ).to(parts.projection)
-    layer.query_norm, layer.value_norm = map(copy.deepcopy, (parts.query_norm, parts.value_norm))
+    # The channels of its second norm are (u, v)
+    layer.query_norm, layer.value_norm = map(copy.deepcopy, (source.norm_q, source.norm_v))
     # Rows (u, k) and (u, v) become (k, u) and (v, u)
     key_order, value_order = (
         torch.arange(len(rows)).view(intra, -1).T.flatten() for rows in (keys, values)
@@ -177,18 +159,13 @@ def _convert(source: nn.Module, parts: _Parts, implementation: str) -> nn.Module
     layer.position.embedding.copy_(parts.embedding)
     if parts.position_bias is not None:
         layer.position.bias.copy_(parts.position_bias)
-    _reorder(layer.value_norm, value_order)
-    if parts.bias is not None:
+    for tensor in (*layer.value_norm.parameters(), *layer.value_norm.buffers()):
+        if tensor.ndim == 1:
+            tensor.copy_(tensor[value_order])
+    if parts.projection_bias is not None:
         # Batch norms and the softmax over positions remove a constant
-        query_bias, _, value_bias = parts.bias.split(layer.rows)
+        query_bias, _, value_bias = parts.projection_bias.split(layer.rows)
         layer.query_norm.running_mean -= query_bias
         layer.value_norm.running_mean -= value_bias[value_order]
     converted = layer if parts.pool is None else nn.Sequential(layer, parts.pool)
     return converted.train(source.training)
-
-
-def _reorder(norm: nn.Module, order: Tensor) -> None:
-    """Put the channels of a norm in another order."""
-    for tensor in (*norm.parameters(), *norm.buffers()):
-        if tensor.ndim == 1:
-            tensor.copy_(tensor[order])

@@ -36,10 +36,10 @@ def forward(
     embeddings: Tensor | None,
 ) -> Tensor:
     """See :meth:`LambdaLayer.forward`; [B, dim, N] to [B, dim_out, ceil(N / stride)] and so on."""
-    options.check_input(layer, x, mask, context)
-    if context is None and layer.stride > 1:
-        context = x
     source = x if context is None else context
+    options.check_input(layer, x, source, mask)
+    if layer.stride > 1:
+        context = source
     position = layer.position
     if embeddings is not None:
         options.check_embeddings(layer, x, source, embeddings)

@@ -11,7 +11,7 @@ keys [b, H, W, k, u] and values [b, H, W, v, u].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import gt
 
 import torch
@@ -157,12 +157,10 @@ class RelativePosition(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        options.check_scope(scope, map_size)
-        if map_size is not None:
-            scope = tuple(2 * side - 1 for side in map_size)
+        sides = options.scope_sides(scope, map_size)
         self.map_size, self.heads = map_size, heads
         leading = () if heads is None else (heads,)
-        self.embedding = nn.Parameter(torch.empty(*leading, query_depth, intra_depth, *scope))
+        self.embedding = nn.Parameter(torch.empty(*leading, query_depth, intra_depth, *sides))
         self.bias = nn.Parameter(torch.empty(*leading, query_depth)) if bias else None
         self.reset_parameters()
 
@@ -321,7 +319,14 @@ class LambdaLayer(nn.Module):
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
-        options.check_sizes(dim, dim_out, query_depth, heads, intra_depth)
+        options.check_least(
+            dim=dim, dim_out=dim_out, query_depth=query_depth, heads=heads, intra_depth=intra_depth
+        )
+        if dim_out % heads:
+            raise ConfigError(
+                f"A lambda layer with {dim_out} output channels cannot have {heads} heads, since "
+                f"heads share the channels equally; choose a number that divides {dim_out}."
+            )
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
         self.query_softmax, self.multi_head = query_softmax, multi_head
@@ -345,7 +350,7 @@ class LambdaLayer(nn.Module):
                 bias=position_bias,
             )
         self.position = position
-        options.check_lambdas(self)
+        options.check_layer(self)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -376,7 +381,7 @@ class LambdaLayer(nn.Module):
         """
         if x.dim() != 4 or self.stride > 1 or context is not None or embeddings is not None:
             return general.forward(self, x, mask, context, embeddings)
-        options.check_input(self, x, mask)
+        options.check_input(self, x, x, mask)
         queries, keys, values = self.project(x)
         y = self.apply_lambdas(queries, keys, values, mask, self.position)  # [b, H, W, h, v]
         return y.flatten(-2).permute(0, 3, 1, 2)
@@ -427,6 +432,19 @@ class LambdaLayer(nn.Module):
         # Figure 7: heads are layers side by side
         of_heads = zip(*(cut_heads(x, self.heads) for x in (queries, keys, values)), strict=True)
         return join_heads([output(*parts, head) for head, parts in enumerate(of_heads)])
+
+    def in_words(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the parts of the layer have made, by the words of Figure 3: for messages.
+
+        Args:
+            made: outputs by the names of the parts: ``qkv``, ``query_norm`` and so on.
+        """
+        words = {"query_norm": "queries", "value_norm": "values"}
+        words |= {"content": "content output", "position": "position output"}
+        found = {words[name]: x for name, x in made.items() if name in words}
+        if "qkv" in made:
+            found["keys"] = made["qkv"].split(self.rows, dim=1)[1]
+        return found
 
     def extra_repr(self) -> str:
         return (

@@ -21,47 +21,40 @@ def by(size: Sequence[int]) -> str:
     return "x".join(map(str, size))
 
 
+def check_least(**options: int) -> None:
+    """Raise ConfigError where an option is below 1."""
+    for name, value in options.items():
+        if value < 1:
+            raise ConfigError(f"{name} of a lambda layer is {value}, but must be at least 1.")
+
+
 def check_name(option: str, name: str, names: Collection[str]) -> None:
     """Raise ConfigError where an option has a name that is none of ``names``."""
     if name not in names:
         raise ConfigError(
-            f"{option} of a lambda layer is {name!r}, but must be one of {', '.join(names)}."
+            f"{option} of a lambda layer is {name!r}, but must be one of {list(names)}."
         )
 
 
-def check_sizes(dim: int, dim_out: int, query_depth: int, heads: int, intra_depth: int) -> None:
-    """Raise ConfigError where no layer has these sizes."""
-    sizes = {
-        "dim": dim,
-        "dim_out": dim_out,
-        "query_depth": query_depth,
-        "heads": heads,
-        "intra_depth": intra_depth,
-    }
-    for option, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{option} of a lambda layer is {size}, but must be at least 1.")
-    if dim_out % heads:
-        raise ConfigError(
-            f"A lambda layer with {dim_out} output channels cannot have {heads} heads, since the "
-            f"heads share the channels equally; choose a number of heads that divides {dim_out}."
-        )
+def scope_sides(scope: Sequence[int] | None, map_size: Sequence[int] | None) -> Sequence[int]:
+    """The sides of a local scope, or of that which spans a whole map.
 
-
-def check_scope(scope: Sequence[int] | None, map_size: Sequence[int] | None) -> None:
-    """Raise ConfigError where no position embeddings have this scope."""
+    Raises:
+        ConfigError: no position embeddings have this scope.
+    """
     if (scope is None) == (map_size is None):
         raise ConfigError(
             "A lambda layer has either a local scope or a global map_size; set scope=None beside a "
             "map_size."
         )
-    sides = map_size if scope is None else scope
-    if len(sides) not in (2, 3) or min(sides) < 1 or (scope and any(s % 2 == 0 for s in scope)):
+    sides = [2 * side - 1 for side in map_size] if scope is None else scope
+    if len(sides) not in (2, 3) or any(side < 1 or side % 2 == 0 for side in sides):
         raise ConfigError(
-            f"The scope of a lambda layer must have two or three odd sides of at least 1, so that "
+            "The scope of a lambda layer must have two or three odd sides of at least 1, so that "
             f"the query is at its centre, but it is {by(sides)}; use "
             f"{by([side | 1 for side in sides])}."
         )
+    return sides
 
 
 def make_norm(norm: str | Callable[[int], nn.Module | None], channels: int) -> nn.Module:
@@ -70,31 +63,29 @@ def make_norm(norm: str | Callable[[int], nn.Module | None], channels: int) -> n
     Raises:
         ConfigError: ``norm`` is the name of none.
     """
-    if isinstance(norm, str):
-        check_name("norm", norm, ("BN", ""))
-        return nn.BatchNorm2d(channels) if norm else nn.Identity()
-    return norm(channels) or nn.Identity()
+    if not isinstance(norm, str):
+        return norm(channels) or nn.Identity()
+    check_name("norm", norm, ("BN", ""))
+    return nn.BatchNorm2d(channels) if norm else nn.Identity()
 
 
-def check_lambdas(layer: LambdaLayer) -> None:
-    """Raise ConfigError where the lambdas of a layer contradict its other options."""
+def check_layer(layer: LambdaLayer) -> None:
+    """Raise ConfigError where the options of a layer contradict each other."""
     check_implementation(layer.implementation)
+    check_least(dilation=layer.dilation, stride=layer.stride)
     position = layer.position
-    if layer.content is None and position is None:
-        raise ConfigError(
-            "A lambda layer without content and without position lambda has no output; give it a "
-            "scope or set content=True."
-        )
-    is_global = position is not None and position.map_size is not None
-    if layer.dilation < 1 or (layer.dilation > 1 and is_global):
-        raise ConfigError(
-            f"The dilation of a lambda layer is {layer.dilation}; it must be at least 1, and 1 for "
-            "a global map, which has every offset already."
-        )
-    if layer.stride < 1:
-        raise ConfigError(f"The stride of a lambda layer is {layer.stride}; it must be at least 1.")
     if position is None:
+        if layer.content is None:
+            raise ConfigError(
+                "A lambda layer without content and without position lambda has no output; give it "
+                "a scope or set content=True."
+            )
         return
+    if layer.dilation > 1 and position.map_size is not None:
+        raise ConfigError(
+            f"The dilation of a lambda layer is {layer.dilation}; it must be 1 for a global map, "
+            "which has every offset already."
+        )
     expected = [layer.heads] * layer.multi_head + [layer.query_depth, layer.intra_depth]
     found = list(position.embedding.shape[: len(expected)])
     if found != expected:
@@ -105,42 +96,34 @@ def check_lambdas(layer: LambdaLayer) -> None:
         )
 
 
-def check_input(
-    layer: LambdaLayer, x: Tensor, mask: Tensor | None = None, context: Tensor | None = None
-) -> None:
+def check_input(layer: LambdaLayer, x: Tensor, context: Tensor, mask: Tensor | None) -> None:
     """Raise ConfigError where an input, its context or its mask does not fit a layer."""
     rank = x.dim() - 2
-    if rank not in (1, 2, 3):
+    own = {max(rank, 2)}
+    if layer.position is not None:  # 2 for maps and sequences
+        own = {layer.position.embedding.dim() - 2 - layer.multi_head}
+    if rank not in (1, 2, 3) or max(rank, 2) not in own:
         raise ConfigError(
-            f"A lambda layer got an input of the shape {list(x.shape)}; it takes sequences "
-            "[B, C, N], maps [B, C, H, W] and volumes [B, C, D, H, W]."
+            f"A lambda layer got an input of the shape {list(x.shape)}; sequences [B, C, N] and "
+            "maps [B, C, H, W] need a scope of 2 sides, and volumes [B, C, D, H, W] one of 3, such "
+            "as (7, 7, 7), or no scope."
         )
-    if layer.position is not None:
-        own = layer.position.embedding.dim() - 2 - layer.multi_head  # 2 for maps and sequences
-        if own != max(rank, 2):
-            raise ConfigError(
-                f"A lambda layer whose scope has {own} sides got an input of the shape "
-                f"{list(x.shape)}; maps [B, C, H, W] need a scope of 2 sides, and volumes "
-                "[B, C, D, H, W] one of 3, such as (7, 7, 7)."
-            )
-    context = x if context is None else context
     if context.shape[:2] != x.shape[:2] or context.dim() != x.dim():
         raise ConfigError(
             f"The context of a lambda layer has the shape {list(context.shape)}; it must be that "
             f"of the input, {list(x.shape)}, except for the sizes of the map."
         )
-    if mask is None:
+    if mask is None or (
+        # Where a comparison of sizes would tie a graph to those it is made with
+        mask.dim() in (2, x.dim()) and (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    ):
         return
-    if mask.dim() in (2, x.dim()) and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-        return  # a comparison of sizes would tie a graph to those it is made with
-    queries, positions = pairs(layer, x, context)
-    padding = [1, *context.shape[2:]]
+    padding, pairs = [1, *context.shape[2:]], list(_pairs(layer, x, context))
     # A padding mask of one example serves for all
-    if list(mask.shape) not in ([len(x), *padding], [1, *padding], [queries, positions]):
+    if list(mask.shape) not in ([len(x), *padding], [1, *padding], pairs):
         raise ConfigError(
             f"The mask of a lambda layer has the shape {list(mask.shape)}, but for this input must "
-            f"be {[len(x), *padding]} for padding or {[queries, positions]} for a context per "
-            "query."
+            f"be {[len(x), *padding]} for padding or {pairs} for a context per query."
         )
 
 
@@ -151,7 +134,7 @@ def check_embeddings(layer: LambdaLayer, x: Tensor, context: Tensor, embeddings:
             "This lambda layer has position embeddings of its own; make it with scope=None to give "
             "others with a call."
         )
-    expected = (*pairs(layer, x, context), layer.query_depth, layer.intra_depth)
+    expected = (*_pairs(layer, x, context), layer.query_depth, layer.intra_depth)
     if tuple(embeddings.shape) not in (expected, (len(x), *expected)):
         raise ConfigError(
             f"The embeddings given to a lambda layer have the shape {list(embeddings.shape)}; for "
@@ -160,7 +143,7 @@ def check_embeddings(layer: LambdaLayer, x: Tensor, context: Tensor, embeddings:
         )
 
 
-def pairs(layer: LambdaLayer, x: Tensor, context: Tensor) -> tuple[int, int]:
+def _pairs(layer: LambdaLayer, x: Tensor, context: Tensor) -> tuple[int, int]:
     """How many queries and how many positions of the context there are."""
     queries = math.prod(-(-side // layer.stride) for side in x.shape[2:])
     return queries, math.prod(context.shape[2:])

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambda_det.layers import LambdaLayer
-
 __all__ = ["LossSpikes", "NonFiniteNumbers", "NumericsDebugger"]
 
 _SPIKE = 10.0  # times the median of the losses before
@@ -23,13 +21,6 @@ _WINDOW = 100  # losses that the median is of
 _FEWEST = 20  # losses that a median needs
 PAUSE = 100  # steps after a warning about a spike before the next one
 _WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # what they put before the names
-# What the parts of a lambda layer make
-_PARTS = {
-    "query_norm": "queries",
-    "value_norm": "values",
-    "content": "content output",
-    "position": "position output",
-}
 
 
 class NonFiniteNumbers(FloatingPointError):
@@ -50,11 +41,12 @@ class NumericsDebugger:
             model: gets hooks, which do nothing outside of :meth:`watching`.
         """
         self._active = self._gradients = False
-        self._parts: dict[str, Tensor] = {}  # of the lambda layer that computes
+        # What the parts have made of the module that computes and that names them (`in_words`)
+        self._parts: dict[str, Tensor] = {}
         self._computing: list[tuple[str, nn.Module, tuple]] = []  # from the outside in
         for name, module in model.named_modules():
             name = _WRAPPERS.sub("", name).lstrip(".")
-            one = not any(True for _ in module.children()) or isinstance(module, LambdaLayer)
+            one = not any(True for _ in module.children()) or hasattr(module, "in_words")
             module.register_forward_pre_hook(partial(self._before, name, one))
             module.register_forward_hook(partial(self._after, name, one))
             for own, parameter in module.named_parameters(recurse=False):
@@ -89,7 +81,7 @@ class NumericsDebugger:
             if not _is_finite(x):
                 raise NonFiniteNumbers(self._of_input(x, name, module))
         self._computing.append((name, module, args))
-        if isinstance(module, LambdaLayer):
+        if hasattr(module, "in_words"):
             self._parts.clear()
         if not (one and self._gradients and torch.is_grad_enabled()):
             return None
@@ -124,7 +116,7 @@ class NumericsDebugger:
                     f"{_named(name, module)} gives an output of which {_count(x)} "
                     f"({self._circumstances(module, args)})"
                 )
-        if self._lambda_layer() is not None:
+        if hasattr(self._outer(), "in_words"):
             self._parts[name.rpartition(".")[2]] = output.detach()
         if one and self._gradients and torch.is_grad_enabled():
             what = f"What follows {_named(name, module)} passes back a gradient of its output"
@@ -137,24 +129,17 @@ class NumericsDebugger:
             raise NonFiniteNumbers(f"{what} of which {_count(grad)} ({_state(module)})")
 
     def _circumstances(self, module: nn.Module, args: tuple) -> str:
-        """What a module was given, what it holds, and what its lambda layer has made before."""
+        """What a module was given, what it holds, and what its layer's parts have made before."""
         clauses = [_inputs(args), _state(module)]
-        layer = module if isinstance(module, LambdaLayer) else self._lambda_layer()
-        if layer is not None:
-            parts = dict(self._parts)
-            if "qkv" in parts:
-                parts["keys"] = parts.pop("qkv").split(layer.rows, dim=1)[1]
-            clauses += [
-                f"the layer's {_PARTS.get(part, part)}: {_size(x)}"
-                for part, x in parts.items()
-                if x.numel()
-            ]
+        layer = module if hasattr(module, "in_words") else self._outer()
+        if hasattr(layer, "in_words"):
+            parts = layer.in_words(self._parts)
+            clauses += [f"the layer's {part}: {_size(x)}" for part, x in parts.items() if x.numel()]
         return "; ".join(clauses)
 
-    def _lambda_layer(self) -> LambdaLayer | None:
-        """The layer of which a part computes."""
-        outer = self._computing[-1][1] if self._computing else None
-        return outer if isinstance(outer, LambdaLayer) else None
+    def _outer(self) -> nn.Module | None:
+        """The module of which a part computes."""
+        return self._computing[-1][1] if self._computing else None
 
 
 def _named(name: str, module: nn.Module) -> str:

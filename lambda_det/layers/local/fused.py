@@ -25,12 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.query_first import (
-    empty_like_queries,
-    empty_like_values,
-    output_like,
-    save_inputs,
-)
+from lambda_det.layers.local.query_first import connect, empty_like_queries, empty_like_values
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUERY_DEPTHS = (8, 16, 32)
@@ -234,18 +229,24 @@ def fused_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     return output
 
 
-fused_output.register_fake(output_like)
-
-
 @torch.library.custom_op(
-    "lambda_det::fused_grad_queries",
+    "lambda_det::fused_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding) -> (Tensor, Tensor)",
+    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
+    " -> (Tensor, Tensor, Tensor)",
 )
+def fused_gradients(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
+    grad_queries, grad_embedding = _grad_queries(grad, queries, values, embedding)
+    return grad_queries, _grad_values(grad, queries, values, embedding), grad_embedding
+
+
 def _grad_queries(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of queries and embedding for the gradient [b, H, W, h, v] of the output."""
+    """Gradients of queries and embedding."""
     batch, height, width, heads, _ = queries.shape
     depth = values.shape[3]
     grad_queries = empty_like_queries(queries, queries.shape[-1])
@@ -278,21 +279,7 @@ def _grad_queries(
     return grad_queries, grad_embedding.to(embedding.dtype)[:, None].contiguous()
 
 
-@_grad_queries.register_fake
-def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor):
-    return (
-        empty_like_queries(queries, queries.shape[-1]),
-        torch.empty_like(embedding, memory_format=torch.contiguous_format),
-    )
-
-
-@torch.library.custom_op(
-    "lambda_det::fused_grad_values",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding) -> Tensor",
-)
 def _grad_values(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """Gradient of the values for the gradient [b, H, W, h, v] of the output."""
     batch, height, width, depth, _ = values.shape
     grad_values = empty_like_values(values)
     if grad.numel() == 0:
@@ -315,28 +302,4 @@ def _grad_values(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tenso
     return grad_values
 
 
-@_grad_values.register_fake
-def _(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    return empty_like_values(values)
-
-
-def fused_gradients(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
-    inputs = queries, values, embedding
-    grad_queries, grad_embedding = _grad_queries(grad, *inputs)
-    return grad_queries, _grad_values(grad, *inputs), grad_embedding
-
-
-def _backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    need_queries, need_values, need_embedding = ctx.needs_input_grad
-    grad_queries = grad_values = grad_embedding = None
-    if need_queries or need_embedding:
-        grad_queries, grad_embedding = _grad_queries(grad, *ctx.saved_tensors)
-    if need_values:
-        grad_values = _grad_values(grad, *ctx.saved_tensors)
-    return grad_queries, grad_values, grad_embedding
-
-
-fused_output.register_autograd(_backward, setup_context=save_inputs)
+connect(fused_output, fused_gradients)
