@@ -26,6 +26,7 @@ from pycocotools.coco import COCO
 from torch.backends import cudnn
 
 from lambda_det.detection.data.annotations import is_area
+from lambda_det.detection.data.classes import write_categories
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import FAR, exif_turn, label_fault, usable_polygons
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
@@ -75,8 +76,20 @@ class TolerantCOCOEvaluator(COCOEvaluator):
             annotations = self._coco_api.dataset.get("annotations", ())
             _complete_keypoints(annotations, self._metadata.get("keypoint_names"))
 
+    def _eval_predictions(self, predictions, img_ids=None):
+        """Detectron2's, which keeps the results with no names for their ids."""
+        super()._eval_predictions(predictions, img_ids)
+        if self._output_dir:
+            write_categories(self._output_dir, self._metadata)
+
     def _derive_coco_results(self, coco_eval, iou_type, class_names=None):
-        """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN."""
+        """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN.
+
+        The AP of each class has the name of its category, in whatever order the run has them.
+        """
+        places = self._metadata.get("thing_dataset_id_to_contiguous_id")
+        if coco_eval is not None and class_names is not None and places:
+            class_names = [class_names[places[i]] for i in coco_eval.params.catIds]
         results = super()._derive_coco_results(coco_eval, iou_type, class_names)
         if coco_eval is None:
             results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)

@@ -142,7 +142,9 @@ def _check_registered(name: str) -> Report | None:
             kind,
             problem.first[0],
         )
-    names = MetadataCatalog.get(name).get("thing_classes")
+    metadata = MetadataCatalog.get(name)
+    # Those of the file, where a run has them in another order
+    names = metadata.get("file_classes", metadata.get("thing_classes"))
     if names is not None and list(names) != list(report.categories.values()):
         raise DataError(
             f"{json_file} holds {len(report.categories)} categories "
@@ -165,9 +167,8 @@ def _say_left_out(detector: Detector, name: str, report: Report | None) -> None:
 
 def _check_classes(detector: Detector, reports: dict[str, Report | None]) -> None:
     classes = {
-        name: list(report.categories.values())
-        if report
-        else MetadataCatalog.get(name).get("thing_classes")
+        name: MetadataCatalog.get(name).get("thing_classes")
+        or (list(report.categories.values()) if report else None)
         for name, report in reports.items()
     }
     if "instances" in predictions(detector.architecture):
