@@ -88,9 +88,13 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         The AP of each class has the name of its category, in whatever order the run has them.
         """
         places = self._metadata.get("thing_dataset_id_to_contiguous_id")
-        if coco_eval is not None and class_names is not None and places:
-            class_names = [class_names[places[i]] for i in coco_eval.params.catIds]
-        results = super()._derive_coco_results(coco_eval, iou_type, class_names)
+        names = class_names
+        if coco_eval is not None and names is not None and places:
+            names = [class_names[places[i]] for i in coco_eval.params.catIds]
+        results = super()._derive_coco_results(coco_eval, iou_type, names)
+        for key in [f"AP-{name}" for name in class_names or ()]:
+            if key in results:
+                results[key] = results.pop(key)  # to the end, in the order of the run
         if coco_eval is None:
             results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
         return results

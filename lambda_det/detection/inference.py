@@ -13,7 +13,7 @@ from detectron2.config import CfgNode
 from omegaconf import DictConfig
 from torch import nn
 
-from lambda_det.detection.data import class_names
+from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference
 from lambda_det.detection.task import DetectionTask, read_parts
 from lambda_det.distributed.launch import check_device
@@ -22,7 +22,7 @@ from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.loading import read_weights
 
-__all__ = ["Taken", "add_checkpoint_flags", "find_weights", "known_class_names", "trained_detector"]
+__all__ = ["Taken", "add_checkpoint_flags", "find_weights", "trained_detector"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
 
 def trained_detector(
     cfg: CfgNode | DictConfig, weights: str, precision: str | None = None, *, raw: bool = False
-) -> tuple[nn.Module, Taken]:
+) -> tuple[nn.Module, Taken, dict[str, Any]]:
     """The detector of a configuration with the weights of a file, for inference on its device.
 
     Args:
@@ -77,7 +77,8 @@ def trained_detector(
         raw: take the trained weights instead of averaged ones.
 
     Returns:
-        The detector, and what its weights are.
+        The detector, what its weights are, and what is known of its classes, as
+        :func:`lambda_det.detection.data.classes.describe` has it.
 
     Raises:
         ConfigError: the device is missing, or the configuration describes no model.
@@ -94,7 +95,8 @@ def trained_detector(
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
     precision = precision or task.parts.test_precision
-    return for_inference(model, precision, channels_last=task.parts.channels_last), taken
+    model = for_inference(model, precision, channels_last=task.parts.channels_last)
+    return model, taken, _known_classes(cfg, content, weights)
 
 
 def find_weights(
@@ -127,26 +129,34 @@ def find_weights(
     return found
 
 
-def known_class_names(cfg: CfgNode | DictConfig) -> list[str] | None:
-    """The names of all classes of the model; None, with a warning, if they are not known."""
+def _known_classes(
+    cfg: CfgNode | DictConfig, content: Mapping[str, Any], weights: str
+) -> dict[str, Any]:
+    """What a checkpoint says of its classes, or else the data of ``cfg`` as they are now."""
     named = copy.deepcopy(cfg)
     if isinstance(named, CfgNode):
         named.defrost()
     task = DetectionTask(named)
-    count = (
-        task.parts.detector.num_classes
-    )  # registering data changes it to that of the annotations
-    try:
-        task.register_data()
-        names = class_names((*task.parts.train_names, *task.parts.test_names))
-    except UserError as error:
-        logger.warning("Classes have numbers, because their names are unknown: %s", error)
-        return None
+    count = task.parts.detector.num_classes  # registering data changes it to that of the data
+    known = classes.of_checkpoint(content)
+    if known is None:
+        try:
+            task.register_data()
+            known = classes.describe((*task.parts.train_names, *task.parts.test_names))
+        except UserError as error:
+            logger.warning("Classes have numbers, because their names are unknown: %s", error)
+            return {}
+        if "thing_classes" in known:
+            logger.info(
+                f"{weights} does not hold the names of its classes, as checkpoints of earlier "
+                "versions: they are those of the data as they are now"
+            )
+    names = known.get("thing_classes")
     if names is not None and count not in (None, len(names)):
         logger.warning(
             "Classes have numbers: the model has %d classes, the data set %d names.",
             count,
             len(names),
         )
-        return None
-    return names
+        return {}
+    return known

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.config import load_config
+from lambda_det.detection.data import classes
 from lambda_det.detection.evaluation import images_of_any_size
 from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
 from lambda_det.detection.model import (
@@ -134,6 +135,10 @@ class DetectionTask(Task):
         self._is_trained = train
         self.register_data()
         if train:
+            parts = self.parts
+            run = classes.describe(parts.train_names)
+            names = (*parts.train_names, *parts.test_names)
+            classes.align(parts.detector, names, run, ", ".join(parts.train_names))
             if self.parts.with_recipe:
                 self.parts.fit(self._in_file)
                 self._read()
@@ -188,6 +193,23 @@ class DetectionTask(Task):
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
         self.parts.check_data(train)
+
+    def check_weights(self, content: Mapping[str, Any], path: str) -> None:
+        """Number the classes of the data as the checkpoint has them, by their names.
+
+        Raises:
+            DataError: the data have other classes.
+        """
+        parts, run = self.parts, classes.of_checkpoint(content)
+        if run is None:
+            logger.info(f"{path} does not say what its classes are: taken as the data have them")
+            return
+        names = (*(parts.train_names if self._is_trained else ()), *parts.test_names)
+        classes.align(parts.detector, names, run, path)
+
+    def checkpoint_content(self, results: Results) -> dict[str, Any]:
+        """What the data say of their classes."""
+        return {classes.ENTRY: classes.describe(self.parts.train_names)}
 
     def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
         before = {key: value for key, value, _ in changes}

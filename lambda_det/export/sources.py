@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lambda_det.config import add_lambda_config, leaves, read_plain
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import Taken, find_weights, known_class_names, trained_detector
+from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
@@ -268,14 +268,15 @@ def network_to_export(
         WeightsError: there are no weights, or they do not fit.
     """
     weights = find_weights(cfg, config_file, weights, checkpoint)
-    model, taken = trained_detector(cfg, weights, "float32", raw=raw)
+    model, taken, known = trained_detector(cfg, weights, "float32", raw=raw)
     task = DetectionTask(cfg)
     pixels: dict[str, Any] = {
         "config": config_file,
         **taken.as_meta(),
         **(task.pixels.as_meta() if task.pixels else {}),
         **_test_size(task),
-        "classes": known_class_names(cfg),
+        "classes": known.get("thing_classes"),
+        "dataset": known,
     }
     if backbone_only:
         pixels["size_divisibility"] = model.backbone.size_divisibility

@@ -24,7 +24,7 @@ from torch import Tensor
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import Taken, find_weights, known_class_names, trained_detector
+from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, WeightsError, reason
@@ -176,10 +176,9 @@ class Predictor:
                 f"{detector.keys['architecture']} {detector.architecture} finds no instances, and "
                 "only those are predicted; --eval-only of the training's tool evaluates it."
             )
-        self.class_names = known_class_names(cfg)
         self.weights = find_weights(cfg, file, weights, checkpoint)
-        model, taken = trained_detector(cfg, self.weights, precision, raw=raw)
-        self.taken = str(taken)
+        model, taken, known = trained_detector(cfg, self.weights, precision, raw=raw)
+        self.taken, self.class_names = str(taken), known.get("thing_classes")
         for module in model.modules():
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold

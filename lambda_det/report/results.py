@@ -18,6 +18,7 @@ from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances, pairwise_ioa, pairwise_iou
 from tqdm import tqdm
 
+from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
@@ -69,7 +70,8 @@ def draw_results(
         raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
     records = _records(dataset)
     metadata = MetadataCatalog.get(dataset)
-    predictions = _by_image(read_results(results), records, metadata, results, dataset)
+    entries = renumbered(read_results(results), results, dataset)
+    predictions = _by_image(entries, records, metadata, results, dataset)
     found = [_instances(predictions[r["image_id"]], r, score_threshold) for r in records]
     matches = [match(i, r.get("annotations", [])) for i, r in zip(found, records, strict=True)]
     order = list(range(len(records)))

@@ -23,6 +23,7 @@ from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.evaluation import read_ground_truth
@@ -363,7 +364,7 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
             "with --eval-only --resume evaluates the last checkpoint."
         )
     results = found[0]
-    entries = read_results(results)
+    entries = renumbered(read_results(results), results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
     if not entries:
         raise DataError(f"The detector found nothing in {dataset}: {results} is empty.")

@@ -160,9 +160,9 @@ def evaluate(
     path, content = _weights_to_evaluate(task, resume)
     key = settings.key("output_dir")
     on_main_process(lambda: check_evaluation_folder(settings.output_dir, key, path))
+    task.check_weights(content, path)
     model = task.build_model()
     SafeCheckpointer(task.network(model)).load(path, [], content=content)
-    task.check_weights(content, path)
     models = {RAW: model}
     if "ema" in content:
         models[EMA] = copy.deepcopy(model)

@@ -15,11 +15,7 @@ from lambda_det.detection.data.loader import (
 )
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.panoptic_shapes import make_panoptic_shapes, register_panoptic_shapes
-from lambda_det.detection.data.registration import (
-    class_names,
-    register_coco_files,
-    register_json_datasets,
-)
+from lambda_det.detection.data.registration import register_coco_files, register_json_datasets
 from lambda_det.detection.data.report import Problem, Report
 from lambda_det.detection.data.shapes import make_shapes, register_shapes
 
@@ -36,7 +32,6 @@ __all__ = [
     "check_datasets",
     "check_detector_data",
     "check_pixels",
-    "class_names",
     "large_scale_jitter",
     "make_panoptic_shapes",
     "make_shapes",

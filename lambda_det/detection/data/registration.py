@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -174,20 +174,6 @@ def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
         raise ConfigError(f"{key} needs --train-json and --train-images, to hold out some of them.")
     train, val = hold_out(json_file, images, cfg.DATASETS.VAL_SHARE)
     return {"train": (train, images), "test": (val, images)}
-
-
-def class_names(datasets: Iterable[str]) -> list[str] | None:
-    """The names of the classes of the first data set that is registered and has names, in order.
-
-    Returns:
-        None if no data set has any.
-    """
-    for name in datasets:
-        if name in DatasetCatalog:
-            names = MetadataCatalog.get(name).get("thing_classes")
-            if names is not None:
-                return list(names)
-    return None
 
 
 def register_coco_files(

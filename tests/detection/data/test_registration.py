@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.detection.data import check_datasets, class_names, register_json_datasets
+from lambda_det.detection.data import check_datasets, register_json_datasets
+from lambda_det.detection.data.classes import describe
 from lambda_det.detection.data.held_out import hold_out
 from lambda_det.errors import ConfigError, DataError
 
@@ -27,7 +28,11 @@ def test_both_files(cfg, content, write):
     assert len(DatasetCatalog.get(train)) == 4
     assert MetadataCatalog.get(test).evaluator_type == "coco"
     assert cfg.MODEL.ROI_HEADS.NUM_CLASSES == cfg.MODEL.RETINANET.NUM_CLASSES == 3
-    assert class_names(cfg.DATASETS.TRAIN) == ["apple", "fig", "pear"]  # in the order of the ids
+    assert describe(cfg.DATASETS.TRAIN)["thing_classes"] == [
+        "apple",
+        "fig",
+        "pear",
+    ]  # in the order of the ids
     check_datasets(cfg, train=True, test=True)
 
 
@@ -98,11 +103,11 @@ def test_missing_and_broken_files(cfg, content, write, tmp_path):
 def test_class_names_of_nothing_known(cfg):
     cfg.DATASETS.TRAIN = ("not_registered",)
     cfg.DATASETS.TEST = ()
-    assert class_names((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)) is None
+    assert describe((*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)) == {}
     assert "not_registered" not in MetadataCatalog
     cfg.DATASETS.TEST = ("shapes_val",)
     names = (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
-    assert class_names(names) == ["circle", "rectangle", "triangle"]
+    assert describe(names)["thing_classes"] == ["circle", "rectangle", "triangle"]
 
 
 @pytest.mark.parametrize("_", range(2))

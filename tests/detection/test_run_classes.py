@@ -1,0 +1,158 @@
+"""A run keeps its classes: data that come later are met by name, whatever ids they have."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lambda_det.detection import load_config, parser, run
+from lambda_det.errors import DataError
+from lambda_det.export.sources import network_of_config
+from lambda_det.prediction import Predictor
+from lambda_det.report.run_page import build_report
+from lambda_det.training import start
+from lambda_det.weights.formats import read_checkpoint, write_torch
+from tests.detection.test_resume import CONFIG
+from tests.reliability.runs import content, data_flags, differences
+
+pytestmark = pytest.mark.slow  # trains
+
+NAMES = ["circle", "rectangle", "triangle"]
+RESULTS = "inference/coco_instances_results.json"
+
+
+@pytest.fixture(autouse=True)
+def quick_start(monkeypatch):
+    monkeypatch.setattr(start, "collect_env_info", str)  # which takes a quarter of a second
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[list[str], Path]:
+    """A command line without its OUTPUT_DIR, and the folder of two steps that it took."""
+    root = tmp_path_factory.mktemp("classes")
+    (root / "config.yaml").write_text(CONFIG)
+    flags = ["--config-file", str(root / "config.yaml")]
+    flags += data_flags(root, num_train=4, num_val=2, size=48)
+    run(parser().parse_args([*flags, "OUTPUT_DIR", str(root / "run"), *words(2)]))
+    return flags, root / "run"
+
+
+@pytest.fixture
+def again(trained, tmp_path):
+    """Resume or evaluate a copy of the run; returns the copy."""
+    flags, folder = trained
+
+    def call(name: str, *more: str) -> Path:
+        copy = tmp_path / name
+        if not copy.exists():
+            shutil.copytree(folder, copy)
+        run(parser().parse_args([*flags, "--resume", *more, "OUTPUT_DIR", str(copy), *words(4)]))
+        return copy
+
+    return call
+
+
+def words(steps: int) -> list[str]:
+    return f"SOLVER.MAX_ITER {steps} TEST.EVAL_PERIOD 0 SOLVER.STEPS (4,)".split()
+
+
+@pytest.fixture
+def change(trained):
+    """Change the annotations of both splits; they are as before in the end."""
+    files = sorted(Path(trained[0][3]).parent.glob("*.json"))
+    before = [file.read_text() for file in files]
+
+    def change(rename: dict[str, str] | None = None) -> None:
+        """Turn the ids of the categories round, and give them other names if any."""
+        for file in files:
+            data = json.loads(file.read_text())
+            for category in data["categories"]:
+                category["id"] = 4 - category["id"]
+                category["name"] = (rename or {}).get(category["name"], category["name"])
+            for entry in data["annotations"]:
+                entry["category_id"] = 4 - entry["category_id"]
+            file.write_text(json.dumps(data))
+
+    yield change
+    for file, text in zip(files, before, strict=True):
+        file.write_text(text)
+
+
+def found(folder: Path, names: list[str]) -> list[tuple]:
+    """What an evaluation found, by the names of the classes with the ids 1, 2, 3."""
+    entries = json.loads((folder / RESULTS).read_text())
+    return sorted(
+        (e["image_id"], names[e["category_id"] - 1], e["bbox"], e["score"]) for e in entries
+    )
+
+
+def test_other_ids_change_nothing(again, change):
+    """Neither what a resumed training learns nor what an evaluation finds, by name."""
+    first, resumed = again("eval", "--eval-only"), again("resumed")
+    change()
+    second, turned = again("turned-eval", "--eval-only"), again("turned")
+    assert found(second, NAMES[::-1]) == found(first, NAMES) != []
+    one, other = (content(folder / "model_final.pth") for folder in (resumed, turned))
+    assert one["dataset"]["thing_classes"] == other["dataset"]["thing_classes"] == NAMES
+    assert (one["dataset"].pop("thing_ids"), other["dataset"].pop("thing_ids")) == (
+        [1, 2, 3],
+        [3, 2, 1],
+    )
+    assert differences(one, other) == []
+
+
+def test_other_names_are_refused_with_nothing_written(again, change):
+    folder = again("eval", "--eval-only")
+
+    def times() -> dict[Path, int]:  # the log of this process is still open
+        return {p: p.stat().st_mtime_ns for p in folder.rglob("*.*") if p.name != "log.txt"}
+
+    before = times()
+    change({"circle": "disc"})
+    for more in ([], ["--eval-only"]):
+        with pytest.raises(DataError, match=r"disc.*model_final\.pth.*circle"):
+            again("eval", *more)
+    assert times() == before
+
+
+def test_names_are_those_of_the_checkpoint(trained, change, tmp_path, caplog):
+    """For pictures and exported files, not those of the data as they are now."""
+    folder = trained[1]
+    config = str(folder / "config.yaml")
+    for rename in (None, {"circle": "disc"}):
+        change(rename)
+        assert Predictor(folder).class_names == NAMES
+        cfg = load_config(parser().parse_args(["--config-file", config]))
+        pixels = network_of_config(cfg, config, None, backbone_only=False).pixels
+        assert pixels["classes"] == pixels["dataset"]["thing_classes"] == NAMES
+    # A checkpoint of an earlier version has the names of the data, and the log says so
+    old = read_checkpoint(folder / "model_final.pth")
+    del old["dataset"]
+    with (tmp_path / "old.pth").open("wb") as file:
+        write_torch(old, file)
+    with caplog.at_level(logging.INFO):
+        predictor = Predictor(folder, weights=str(tmp_path / "old.pth"))
+    assert predictor.class_names == ["disc", "rectangle", "triangle"]
+    assert "old.pth does not hold the names" in caplog.text
+
+
+def test_a_report_reads_results_by_name(again, change):
+    folder = again("report", "--eval-only")
+    before = build_report(folder, pictures=1)
+    change()
+    after = build_report(folder, pictures=1)
+    assert _rows(after) == _rows(before)
+    assert any("circle" in row for row in _rows(before))
+    change({"circle": "disc"})
+    assert "evaluate the run again" in build_report(folder, pictures=1)
+
+
+def _rows(page: str) -> list[str]:
+    """The rows of the tables of classes."""
+    rows = re.findall(r"<tr>.*?</tr>", page, re.DOTALL)
+    return sorted(row for row in rows if any(name in row for name in NAMES))
