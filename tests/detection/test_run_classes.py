@@ -12,7 +12,7 @@ import pytest
 
 from lambda_det.detection import load_config, parser, run
 from lambda_det.errors import DataError
-from lambda_det.export.sources import network_of_config
+from lambda_det.export.sources import network_to_export
 from lambda_det.prediction import Predictor
 from lambda_det.report.run_page import build_report
 from lambda_det.training import start
@@ -109,8 +109,9 @@ def test_other_ids_change_nothing(again, change):
 def test_other_names_are_refused_with_nothing_written(again, change):
     folder = again("eval", "--eval-only")
 
-    def times() -> dict[Path, int]:  # the log of this process is still open
-        return {p: p.stat().st_mtime_ns for p in folder.rglob("*.*") if p.name != "log.txt"}
+    def times() -> dict[Path, int]:  # without the lock, and the log that is still open here
+        files = [p for p in folder.rglob("*.*") if p.name not in ("log.txt", "run.lock")]
+        return {p: p.stat().st_mtime_ns for p in files}
 
     before = times()
     change({"circle": "disc"})
@@ -128,7 +129,7 @@ def test_names_are_those_of_the_checkpoint(trained, change, tmp_path, caplog):
         change(rename)
         assert Predictor(folder).class_names == NAMES
         cfg = load_config(parser().parse_args(["--config-file", config]))
-        pixels = network_of_config(cfg, config, None, backbone_only=False).pixels
+        pixels = network_to_export(cfg, config).pixels
         assert pixels["classes"] == pixels["dataset"]["thing_classes"] == NAMES
     # A checkpoint of an earlier version has the names of the data, and the log says so
     old = read_checkpoint(folder / "model_final.pth")
