@@ -1,9 +1,4 @@
-"""Print what is installed here and what of it works, and how to mend what does not.
-
-Prints the versions, the packages, which are really run, Detectron2's own report of the environment,
-and then the known faults and incompatibilities, each with its mend. It works where PyTorch or
-Detectron2 are missing, too.
-"""
+"""``lambda-det doctor``, also ``python -m lambda_det.doctor``."""
 
 from __future__ import annotations
 
@@ -17,26 +12,20 @@ import sys
 import textwrap
 import warnings
 
-from lambda_det.doctor.conditions import CONDITIONS
-from lambda_det.doctor.parts import (
-    PARTS,
-    Finding,
-    error_of_import,
-    first_line,
-    folder_of,
-    version,
-)
+from lambda_det.doctor.checks import Fault, Finding, examine, first_line, folder_of, version
 
+DESCRIPTION = """\
+Print what is installed here and what of it works, and how to mend what does not: the versions,
+what was tried, Detectron2's own report of the environment, and each fault with its mend. It works
+where PyTorch or Detectron2 are missing, too.
+"""
 EXAMPLES = """examples:
-  python -m lambda_det.doctor
-  python -m lambda_det.doctor --json > doctor.json     to be read by a program
-  torchrun --nproc_per_node 2 -m lambda_det.doctor     in the environment of such a training
-  python -m lambda_det.doctor --gpu --config-file configs/mask_rcnn_lambdaresnet50.yaml --batch 1 4
-  python -m lambda_det.doctor --gpu --model lambda_resnet50 --image-size 224 --batch 64 \
-      --channels-last
+  %(prog)s
+  %(prog)s --json > doctor.json     to be read by a program
+  %(prog)s --gpu
 
-With --gpu it proves the implementations of the lambda layer on the GPU, for the sizes of a network,
-and writes what auto goes by from then on (docs/gpu.md). It takes some minutes.
+With --gpu it proves the kernels of the lambda layer on the GPU, and writes what auto goes by from
+then on (docs/gpu.md). It takes some minutes.
 
 status: 0 if nothing was found that breaks; 1 otherwise; 2 if --gpu cannot work here
 """
@@ -49,51 +38,27 @@ _FILL = {"width": 100, "subsequent_indent": "    "}
 _WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}  # commands are to be copied
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lambda-det doctor",
-        description=__doc__,
+        description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--gpu", action="store_true", help="prove the kernels on this GPU")
-    gpu = parser.add_argument_group("with --gpu, the network whose layers are proved")
-    network = gpu.add_mutually_exclusive_group()
-    network.add_argument(
-        "--config-file", metavar="FILE", help="YAML or LazyConfig, of a detector or a classifier"
-    )
-    network.add_argument("--model", default="lambda_resnet50", help="by name (%(default)s)")
-    gpu.add_argument(
-        "--image-size", type=_positive, metavar="N", help="that of the file; of a model 224"
-    )
-    gpu.add_argument(
-        "--batch", type=_positive, nargs="+", default=[2], metavar="B", help="images at once (2)"
-    )
-    gpu.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float16", "float32"),
-        help="that of the file; of a model bfloat16",
-    )
-    gpu.add_argument("--channels-last", action="store_true", help="as classifiers are trained")
     return parser.parse_args(argv)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
-def prove_on_gpu(args: argparse.Namespace) -> int:
-    """``--gpu``; it needs PyTorch and Detectron2, which are imported for it alone."""
-    for module in ("torch", "detectron2.modeling", "lambda_det.modeling"):
-        if error := error_of_import(module):
-            print(f"error: --gpu needs {module} ({error}); mend it first:", file=sys.stderr)
-            print("  python -m lambda_det.doctor", file=sys.stderr)
-            return 2
-    gpu = importlib.import_module("lambda_det.doctor.gpu")
-    return importlib.import_module("lambda_det.errors").exit_status(lambda: gpu.main(args))
+def prove_on_gpu() -> int:
+    """``--gpu``; only this needs PyTorch."""
+    try:
+        gpu = importlib.import_module("lambda_det.doctor.gpu")
+    except Exception as error:
+        print(f"error: --gpu cannot work here ({first_line(error)}); first run:", file=sys.stderr)
+        print("  lambda-det doctor", file=sys.stderr)
+        return 2
+    return gpu.main()
 
 
 def versions() -> dict[str, str]:
@@ -105,7 +70,10 @@ def versions() -> dict[str, str]:
     }
     lines |= {name: version(name) or "not installed" for name in _DISTRIBUTIONS}
     for package in ("lambda_det", "detectron2"):
-        lines[package] += f", {folder_of(package)}" if folder_of(package) else ""
+        try:
+            lines[package] += f", {folder}" if (folder := folder_of(package)) else ""
+        except Fault as fault:
+            lines[package] += f", {fault.args[0]}"
     return lines
 
 
@@ -115,16 +83,6 @@ def environment() -> str:
         return importlib.import_module("detectron2.utils.collect_env").collect_env_info()
     except Exception as error:
         return f"Detectron2 cannot collect it ({first_line(error)})"
-
-
-def examine() -> tuple[dict[str, str], list[Finding]]:
-    """What each part says, and all faults."""
-    lines, findings = {}, []
-    for part in PARTS:
-        lines[part.name], finding = part.examine()
-        findings.append(finding)
-    findings += [condition.examine() for condition in CONDITIONS]
-    return lines, [finding for finding in findings if finding is not None]
 
 
 def _print_section(title: str, lines: dict[str, str]) -> None:
@@ -145,9 +103,9 @@ def _print_findings(findings: list[Finding]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
+    args = parse_arguments(argv)
     if args.gpu:
-        return prove_on_gpu(args)
+        return prove_on_gpu()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the findings say it more clearly
         parts, findings = examine()
@@ -157,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
             print(json.dumps(report, indent=2))
         else:
             _print_section("Versions", versions())
-            _print_section("Packages", parts)
+            _print_section("Tried", parts)
             print(f"Environment\n{textwrap.indent(environment(), '  ')}")
             _print_findings(findings)
     return int(any(finding.breaks for finding in findings))

@@ -1,380 +1,300 @@
-"""``python -m lambda_det.doctor --gpu``: prove the lambda layer's implementations on this GPU.
+"""``lambda-det doctor --gpu``: prove the fused kernels of the lambda layer on this GPU.
 
-For the sizes of a network's lambda layers each implementation of the local position output is
-compared with float64, forward and backward, and those that are right are timed beside the 3x3
-convolution (gpu_checks.py). The verdict (:mod:`lambda_det.layers.local.verdict`) is what ``auto``
-goes by from then on. Every implementation runs in processes of its own, since a kernel may crash or
-hang.
+For each kind of inputs (dtype and layout) they are held against plain PyTorch on the sizes of the
+paper's networks and on awkward ones, and timed beside ``query_first``. Where they are right and
+faster, ``auto`` takes them from then on (:mod:`lambda_det.layers.local.verdict`). Each kind is
+checked in a process of its own, as a kernel may crash or hang.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from tabulate import tabulate
-from torch import Tensor, nn
+from torch import Tensor
 
-from lambda_det.classification.config import is_recipe, load_recipe
-from lambda_det.classification.model import model_options
-from lambda_det.detection.task import DetectionTask, load_any_config
-from lambda_det.doctor.gpu_checks import CONVOLUTION, Case
-from lambda_det.doctor.parts import version
-from lambda_det.errors import ConfigError, reason
-from lambda_det.layers import local
+from lambda_det import __version__
+from lambda_det.errors import ConfigError, exit_status, reason
 from lambda_det.layers.local import IMPLEMENTATIONS, unsupported, verdict
-from lambda_det.modeling import create_backbone, create_classifier
-from lambda_det.training.config_file import common_settings
-from lambda_det.training.precision import Precision
-from lambda_det.training.settings import Settings
 
-__all__ = ["cases_of_network", "main", "prove", "refusal", "report"]
+__all__ = ["check", "main", "prove"]
 
-CHECKS = (sys.executable, "-m", "lambda_det.doctor.gpu_checks")
-MOST_MEMORY = 2  # times that of the safe implementation, for one that is taken
+PLAIN = "conv"  # plain PyTorch, against whose error others are held
+TOLERANCE = 2  # times that error
+MOST_MEMORY = 2  # times that of query_first
 LEAST_GAIN = 0.97  # of its time; differences below that are noise
+REPEATS = 3  # of which every bit must be the same
+ROUNDS = 15  # of times, of which the median counts
 LARGE = 2**31 + 2**20  # numbers of a tensor, more than 32 bits can count
-TIMEOUT = 900  # seconds of a check
-MOST_DENSE = 1024  # positions of a map for the dense form, whose memory grows with their square
-_FENCE = "---- for an issue ----"
+TIMEOUT = 1800  # seconds of a check
+KINDS = [
+    f"{dtype} {layout}"
+    for dtype in ("bfloat16", "float16", "float32")
+    for layout in ("channels_last", "contiguous")
+]
+CHECK = (sys.executable, "-m", "lambda_det.doctor.gpu")
 
 
-# The network's calls ------------------------------------------------------------------------------
+class Case(NamedTuple):
+    """A call: images, height and width of the map, heads, query and value depth, scope."""
+
+    images: int
+    height: int
+    width: int
+    heads: int = 4
+    k: int = 16
+    v: int = 64
+    scope: int = 23
+
+    def inputs(self, kind: str, device: torch.device) -> list[Tensor]:
+        """Queries, values and embedding as the layer lays them out, with gradients."""
+        dtype, layout = kind.split()
+        options = {"device": device, "dtype": getattr(torch, dtype)}
+        found = []
+        for groups, depth in ((self.heads, self.k), (self.v, 1)):
+            if layout == "channels_last":
+                shape = (self.images, self.height, self.width, groups, depth)
+                found.append(torch.randn(shape, **options))
+            else:
+                shape = (self.images, groups, depth, self.height, self.width)
+                found.append(torch.randn(shape, **options).permute(0, 3, 4, 1, 2))
+        scopes = (min(self.scope, 2 * side - 1) for side in (self.height, self.width))
+        found.append(torch.randn(self.k, 1, *scopes, **options))
+        return [x.requires_grad_() for x in found]
 
 
-def cases_of_network(
-    network: nn.Module, height: int, width: int, batches: list[int], dtype: str, channels_last: bool
-) -> list[Case]:
-    """What the lambda layers of a network on the meta device call, one case of each class.
-
-    Args:
-        network: that takes images.
-        height, width: of the images.
-        batches: how many there are at once.
-        dtype: "bfloat16", "float16" or "float32".
-        channels_last: the layout of images and weights.
-    """
-    found: list[Case] = []
-
-    def note(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
-        case = Case(
-            *queries.shape,
-            *values.shape[3:],
-            *embedding.shape[2:],
-            dtype=dtype,
-            channels_last=channels_last or queries.stride(-1) == 1,
-        )
-        found.append(case)
-        return verdict.FALLBACK
-
-    network.eval()
-    with torch.no_grad(), mock.patch.object(local, "choose", note):
-        for batch in batches:
-            network(torch.empty(batch, 3, height, width, device="meta"))
-    largest: dict[str, Case] = {}
-    for case in sorted(found, key=lambda case: case.batch * case.height * case.width):
-        largest[case.shape_class()] = case
-    return list(largest.values())
+# Layers of detectors at 1024 pixels and of classifiers; these are timed, too
+USUAL = [
+    Case(2, 64, 64),
+    Case(4, 32, 32, v=128),
+    Case(64, 20, 20),
+    Case(128, 14, 14),
+    Case(128, 10, 10, v=128),
+    Case(64, 7, 7, v=128),
+]
+# Odd sides, other depths, heads and scopes, one query. On a tiny map there are many images, as
+# plain PyTorch's error may be small by chance on one.
+AWKWARD = [
+    Case(1, 33, 61),
+    Case(3, 34, 35, heads=8, v=32, scope=15),
+    Case(2, 17, 40, heads=1, k=32, v=256, scope=7),
+    Case(2, 13, 21, heads=2, k=8, v=24, scope=41),
+    Case(32, 1, 3),
+    Case(64, 1, 1),
+]
 
 
-class _Training(NamedTuple):
-    """What a file or a name says of a training.
-
-    Attributes:
-        network: on the meta device.
-        size: height and width of the largest image; None where nobody knows.
-        dtype: "bfloat16", "float16" or "float32".
-        channels_last: whether images are laid out so.
-        stride: that images are padded to.
-    """
-
-    network: nn.Module
-    size: tuple[int, int] | None
-    dtype: str
-    channels_last: bool
-    stride: int = 1
+class _WrongError(Exception):
+    """A result is not what it should be."""
 
 
-def _of_detector(file: str) -> _Training:
-    task = DetectionTask(load_any_config(argparse.Namespace(config_file=file, opts=[])))
-    with torch.device("meta"):
-        network = task.parts.make_backbone()
-    if "LambdaRes5ROIHeads" in task.dump():
-        print(
-            "The lambda layers of LambdaRes5ROIHeads, on the regions, are not proved; "
-            f"auto takes {verdict.FALLBACK} for them"
-        )
-    dtype = str(Precision.of(task.settings))
-    stride = max(network.size_divisibility, 32)
-    return _Training(network, task.parts.training_size, dtype, task.parts.channels_last, stride)
+def _run(name: str, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    """The output of an implementation, and the gradients of its inputs."""
+    output = IMPLEMENTATIONS[name](*inputs)
+    return [output.detach(), *torch.autograd.grad(output, inputs, grad)]
 
 
-def _of_recipe(file: str) -> _Training:
-    words = argparse.Namespace(
-        config_file=file, opts=[], synthetic_data=False, debug_numerics=False
-    )
-    cfg = load_recipe(words)
-    with torch.device("meta"):
-        network = create_classifier(cfg.MODEL.NAME, **model_options(cfg))
-    dtype = str(Precision.of(Settings(**common_settings(cfg), max_iter=1)))
-    return _Training(network, (cfg.INPUT.SIZE, cfg.INPUT.SIZE), dtype, cfg.MODEL.CHANNELS_LAST)
+def _like_output(case: Case, inputs: list[Tensor]) -> Tensor:
+    """A gradient of the output; small, so that no sum leaves the range of float16."""
+    queries = inputs[0]
+    shape = (*queries.shape[:4], case.v)
+    return torch.randn(shape, device=queries.device, dtype=queries.dtype) * 2**-6
 
 
-def _of_model(name: str) -> _Training:
-    with torch.device("meta"):
-        return _Training(create_backbone(name), (224, 224), "bfloat16", False)
+_NAMES = ("output", *(f"gradient of the {x}" for x in ("queries", "values", "embedding")))
 
 
-def cases_of_options(args: argparse.Namespace) -> list[Case]:
-    """The cases of the command line.
-
-    Raises:
-        ConfigError: there is no such file or model, it has no lambda layer, or the size of its
-            images is not known.
-    """
-    file = args.config_file
-    if not file:
-        training = _of_model(args.model)
-    else:
-        training = _of_recipe(file) if is_recipe(file) else _of_detector(file)
-    size = (args.image_size, args.image_size) if args.image_size else training.size
-    if size is None:
-        raise ConfigError(
-            f"{file} does not say how large the images of the training are: add --image-size N."
-        )
-    cases = cases_of_network(
-        training.network,
-        *(-(-side // training.stride) * training.stride for side in size),
-        args.batch,
-        args.dtype or training.dtype,
-        args.channels_last or training.channels_last,
-    )
-    if not cases:
-        raise ConfigError(
-            f"{file or args.model} has no lambda layer with positions, so there is nothing to "
-            "prove."
-        )
-    return cases
+def _compare(case: Case, got: list[Tensor], inputs: list[Tensor], grad: Tensor) -> float:
+    """Raise unless the errors are small; return the largest, as a share of what is allowed."""
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    want, plain = _run(PLAIN, exact, grad.double()), _run(PLAIN, inputs, grad)
+    least = torch.finfo(grad.dtype).eps / 2  # of one rounding; on a small map plain may have none
+    worst = 0.0
+    for name, a, b, c in zip(_NAMES, got, want, plain, strict=True):
+        if a.dtype != grad.dtype or a.shape != b.shape:
+            raise _WrongError(f"the {name} is {a.dtype} {list(a.shape)} ({case})")
+        size = b.norm().clamp_min(1e-30)
+        error, usual = (((x.double() - b).norm() / size).item() for x in (a, c))
+        limit = max(TOLERANCE * usual, least)
+        if not error <= limit:  # NaN is not
+            raise _WrongError(f"the {name} has an error of {error:.2g}, over {limit:.2g} ({case})")
+        worst = max(worst, error / limit)
+    return worst
 
 
-# The proof ----------------------------------------------------------------------------------------
+def _check_values(case: Case, kind: str, device: torch.device) -> float:
+    inputs = case.inputs(kind, device)
+    grad = _like_output(case, inputs)
+    results = []
+    for _ in range(REPEATS):
+        for tensor in (*inputs, grad):  # NaN in the memory that results get, so that a gap is seen
+            torch.full_like(tensor, torch.nan)
+        results.append(_run("fused", inputs, grad))
+    worst = _compare(case, results[0], inputs, grad)
+    for again in results[1:]:
+        for name, a, b in zip(_NAMES, results[0], again, strict=True):
+            if not torch.equal(a, b):
+                raise _WrongError(f"the {name} differs when it is computed again ({case})")
+    return worst
 
 
-def _do(jobs: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
-    """What became of each job; a crash or a hang is the end of one, and not of the others."""
-    outcomes: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        while len(outcomes) < len(jobs):
-            left = jobs[len(outcomes) :]
-            results = Path(folder, f"{len(outcomes)}.jsonl")
-            request = {"device": str(device), "results": str(results), "jobs": left}
-            try:
-                done = subprocess.run(
-                    CHECKS,
-                    input=json.dumps(request),
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=TIMEOUT * len(left),
-                )
-                end = _end_of(done)
-            except subprocess.TimeoutExpired:
-                end = f"it took more than {TIMEOUT} s"
-            lines = results.read_text("utf-8").splitlines() if results.exists() else []
-            found = [json.loads(line) for line in lines]
-            if len(found) < len(left) and not any("refused" in one for one in found):
-                found.append({"refused": end})
-            outcomes += found
-    return outcomes
+def _check_empty(kind: str, device: torch.device) -> None:
+    case = Case(0, 8, 8)
+    inputs = case.inputs(kind, device)
+    output, *_, of_embedding = _run("fused", inputs, _like_output(case, inputs))
+    if output.shape != (0, 8, 8, case.heads, case.v) or of_embedding.any():
+        raise _WrongError("a batch without images has a result")
 
 
-def _end_of(done: subprocess.CompletedProcess) -> str:
-    """How a process ended that did not do all of its jobs."""
-    if done.returncode < 0:
-        return f"the process was ended by {signal.Signals(-done.returncode).name}"
-    last = (done.stderr.strip() or "no message").splitlines()[-1]
-    return f"the process ended with status {done.returncode}: {last}"
+def _check_large(kind: str, device: torch.device) -> str:
+    """More numbers than 32 bits can count: the last image, where memory allows; what to note."""
+    case = Case(LARGE // (64 * 64 * 4 * 16) + 2, 64, 64, v=16, scope=3)
+    # Queries, output and their gradients; values, padded and as gradients in float32; some chunks
+    wanted = 7 * LARGE * getattr(torch, kind.split()[0]).itemsize
+    if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < wanted:
+        return f"; 2^31 numbers take {wanted / 2**30:.0f} GiB, {free / 2**30:.0f} are free"
+    inputs = case.inputs(kind, device)
+    grad = _like_output(case, inputs)
+    grad[:-1] = 0
+    output, of_queries, of_values, of_embedding = _run("fused", inputs, grad)
+    last = [x.detach()[-1:].requires_grad_() for x in inputs[:2]]
+    got = [output[-1:], of_queries[-1:], of_values[-1:], of_embedding]
+    _compare(case, got, [*last, inputs[2]], grad[-1:])
+    return ""
 
 
-def _job(kind: str, names: list[str], case: Case) -> dict[str, Any]:
-    return {"kind": kind, "names": names, "case": list(case), "limit": LARGE}
+def _time(case: Case, kind: str, device: torch.device) -> dict[str, tuple[float, int]]:
+    """Of both implementations the median seconds of a step, in turns, and the peak of memory."""
+    inputs = case.inputs(kind, device)
+    grad = _like_output(case, inputs)
+    names = ("fused", verdict.FALLBACK)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks = dict.fromkeys(names, 0)
+    on_gpu = device.type == "cuda"
+    for turn in range(ROUNDS + 1):
+        for name in names:
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(device)
+                before = torch.cuda.memory_allocated(device)
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            _run(name, inputs, grad)
+            if on_gpu:
+                torch.cuda.synchronize(device)
+                peaks[name] = torch.cuda.max_memory_allocated(device) - before
+            if turn:  # the first compiles
+                seconds[name].append(time.perf_counter() - start)
+    return {name: (statistics.median(seconds[name]), peaks[name]) for name in names}
 
 
-def prove(
-    cases: list[Case], device: torch.device, progress: Callable[[str], None] = lambda line: None
-) -> dict[str, dict[str, Any]]:
-    """Prove and time all implementations that can run on a device.
-
-    Args:
-        cases: one of each class.
-        device: where.
-        progress: is given a line about what is done.
+def check(kind: str, device: torch.device) -> dict[str, Any]:
+    """Check and time the kernels for a kind of inputs.
 
     Returns:
-        By class, what :class:`lambda_det.layers.local.verdict.Verdict` has, and "refused", by name
-        the reason; "seconds", by name forward and with backward; "error", by name as a share of
-        what is allowed; "bytes"; "case", in words.
+        "take": whether ``auto`` shall take them; "why"; "rows": of a table of errors and times.
     """
-    entries = {
-        case.shape_class(): {"case": str(case), "right": [], "refused": {}, "error": {}}
-        for case in cases
-    }
-    for name in IMPLEMENTATIONS:
-        tried = [case for case in cases if _is_tried(name, case, device, entries)]
-        if not tried:
-            continue
-        progress(f"proving {name}")
-        # It is about the number of images: a small map, few values and a narrow scope
-        sides = (min(side, 64) for side in (tried[0].height, tried[0].width))
-        narrow = {side: min(getattr(tried[0], side), 3) for side in ("scope_y", "scope_x")}
-        large = tried[0]._replace(v=16, **narrow).on_map(1, *sides)
-        *outcomes, last = _do(
-            [*(_job("check", [name], case) for case in tried), _job("large", [name], large)], device
-        )
-        for case, outcome in zip(tried, outcomes, strict=True):
-            entry = entries[case.shape_class()]
-            if "refused" in outcome:
-                entry["refused"][name] = outcome["refused"]
-            elif "refused" in last:
-                entry["refused"][name] = f"with more than 2^31 numbers: {last['refused']}"
-            else:
-                entry["right"].append(name)
-                entry["error"][name] = outcome["found"]["error"]
-                if "left out" in last["found"]:
-                    entry["large"] = (
-                        f"more than 2^31 numbers were not tried: {last['found']['left out']}"
-                    )
-    progress("timing what is right")
-    jobs = [_job("time", entries[case.shape_class()]["right"], case) for case in cases]
-    for case, outcome in zip(cases, _do(jobs, device), strict=True):
-        entry = entries[case.shape_class()]
-        entry |= outcome.get("found", {"seconds": {}, "bytes": {}})
-        entry |= _decide(entry, outcome.get("refused"))
-    return entries
+    if why := unsupported("fused", *Case(1, 1, 1).inputs(kind, device)):
+        return {"take": False, "why": why, "rows": []}
+    rows, gains, memory = [], [], []
+    try:
+        torch.backends.cudnn.allow_tf32 = False  # by plain PyTorch's error others are judged
+        errors = {case: _check_values(case, kind, device) for case in (*USUAL, *AWKWARD)}
+        _check_empty(kind, device)
+        note = _check_large(kind, device)
+        for case in USUAL:
+            (ours, ours_peak), (theirs, theirs_peak) = _time(case, kind, device).values()
+            gains.append(ours / theirs)
+            memory.append(ours_peak / max(theirs_peak, 1))
+            times = (f"{seconds * 1e3:.3f}" for seconds in (ours, theirs))
+            rows.append([*case, f"{errors[case]:.2f}", *times, f"{memory[-1]:.2f}"])
+    except Exception as error:  # kernels and compilers raise their own
+        return {"take": False, "why": reason(error), "rows": rows}
+    gain = statistics.geometric_mean(gains)
+    take = gain <= LEAST_GAIN and max(memory) <= MOST_MEMORY
+    why = f"right, {gain:.2f} of the time and {max(memory):.2f} of the memory of {verdict.FALLBACK}"
+    return {"take": take, "why": why + note, "rows": rows}
 
 
-def _is_tried(name: str, case: Case, device: torch.device, entries: dict[str, Any]) -> bool:
-    """Whether an implementation is tried on a case.
-
-    The reason of :func:`unsupported` is noted. It is not noted that dense is only for small maps,
-    and compiled only for a CPU.
-    """
-    if name == "dense" and case.height * case.width > MOST_DENSE:
-        return False
-    if name == "compiled" and device.type != "cpu":
-        return False
-    why = unsupported(name, *case.on_map(1, 1, 1).inputs(device))
-    if why is not None:
-        entries[case.shape_class()]["refused"][name] = why
-    return why is None
-
-
-def _decide(entry: dict[str, Any], failed: str | None) -> dict[str, str]:
-    """What is taken of a class, and why."""
-    safe, times, memory = verdict.FALLBACK, entry["seconds"], entry["bytes"]
-    if failed is not None or not entry["right"]:
-        why = f"the times could not be taken: {failed}" if failed else "nothing was proved"
-        return {"take": safe, "why": why}
-    able = entry["right"]
-    if safe in able:
-        able = [name for name in able if memory[name] <= MOST_MEMORY * memory[safe]]
-    take = min(able, key=lambda name: times[name][1])
-    if safe in able and times[take][1] > LEAST_GAIN * times[safe][1]:
-        take = safe
-    shares = [times[take][1] / times[other][1] for other in times if other in (safe, CONVOLUTION)]
-    why = f"right, and {shares[0]:.2f} of the time of a {CONVOLUTION}"
-    if take != safe and safe in able:
-        why += f", {shares[1]:.2f} of {safe}'s"
-    return {"take": take, "why": why}
-
-
-def report(key: dict[str, str], entries: dict[str, dict[str, Any]]) -> str:
-    """The findings as text that belongs into an issue."""
-    lines = [f"{name}: {value}" for name, value in key.items()]
-    lines += [f"lambda_det: {version('lambda_det') or 'not installed'}, {platform.platform()}"]
-    header = (
-        "",
-        "error, of the allowed",
-        "forward ms",
-        "with backward ms",
-        "of the convolution",
-        "MiB",
-    )
-    for entry in entries.values():
-        rows = []
-        for name, (forward, both) in entry["seconds"].items():
-            error, memory = entry["error"].get(name), entry["bytes"][name]
-            share = both / entry["seconds"][CONVOLUTION][1]
-            rows.append(
-                [
-                    name,
-                    "" if error is None else f"{error:.2f}",
-                    *(f"{seconds * 1e3:.3f}" for seconds in (forward, both)),
-                    f"{share:.2f}",
-                    f"{memory / 2**20:.0f}" if memory else "",
-                ]
+def _check_apart(kind: str, device: torch.device) -> dict[str, Any]:
+    """The same in a process of its own; its crash or hang is a finding."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        command = [*CHECK, kind, str(device), str(result)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT
             )
-        lines += ["", entry["case"]]
-        if rows:
-            lines.append(tabulate(rows, header, tablefmt="github", disable_numparse=True))
-        lines += [f"- {name} is refused: {why}" for name, why in entry["refused"].items()]
-        lines += [f"- {entry['large']}"] if "large" in entry else []
-        lines.append(f"auto: {entry['take']}; {entry['why']}")
-    return "\n".join(lines)
+        except subprocess.TimeoutExpired:
+            return {"take": False, "why": f"it took more than {TIMEOUT} s", "rows": []}
+        if result.exists():
+            return json.loads(result.read_text("utf-8"))
+    if done.returncode < 0:
+        end = f"was ended by {signal.Signals(-done.returncode).name}"
+    else:
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
+        end = f"ended with status {done.returncode}: {last}"
+    return {"take": False, "why": f"the process {end}", "rows": []}
 
 
-def refusal() -> str | None:
-    """Why nothing can be proved on this machine."""
-    safe = f"auto takes {verdict.FALLBACK} here"
-    if not torch.cuda.is_available():
-        return (
-            f"PyTorch {torch.__version__} sees no CUDA GPU, so there is nothing to prove; "
-            "python -m lambda_det.doctor may say why."
-        )
-    if torch.version.hip:
-        name = torch.cuda.get_device_name()
-        return f"{name} is an AMD GPU, and the proof is for NVIDIA's alone; {safe}."
-    return None
-
-
-def main(args: argparse.Namespace, device: torch.device | None = None) -> None:
-    """Prove, write the verdict, and print both.
-
-    Args:
-        args: of ``python -m lambda_det.doctor``.
-        device: by default the current GPU.
+def prove(device: torch.device) -> None:
+    """Check all kinds, write the verdict, and print what belongs into an issue.
 
     Raises:
-        ConfigError: there is no such GPU, network or file, or the verdict cannot be written.
+        ConfigError: the verdict cannot be written.
     """
-    if device is None:
-        if why := refusal():
-            raise ConfigError(why)
-        device = torch.device("cuda", torch.cuda.current_device())
     key = verdict.key_of(device)
     try:
-        path = verdict.write(key, {})  # before work that would be lost
+        path = verdict.write(key, ())  # before work that would be lost
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"The verdict cannot be written ({reason(error)}), and auto takes {verdict.FALLBACK}: "
             "let XDG_CACHE_HOME name a folder that can be written to."
         ) from error
-    cases = cases_of_options(args)
-    print(f"{len(cases)} classes of shapes; this takes minutes", flush=True)
-    entries = prove(cases, device, lambda line: print(line, flush=True))
-    verdict.write(key, entries)
-    print(f"\n{_FENCE}\n```\n{report(key, entries)}\n```\n{_FENCE}\n")
-    print(f"auto goes by it from now on: {path}")
+    lines = [f"{name}: {value}" for name, value in key.items()]
+    lines.append(f"lambda_det: {__version__}, {platform.platform()}")
+    header = (*Case._fields, "error, of the allowed", "fused ms", "query_first ms", "memory")
+    proved = []
+    for kind in KINDS:
+        print(f"checking {kind}", flush=True)
+        found = _check_apart(kind, device)
+        proved += [kind] * found["take"]
+        lines.append(f"\n{kind}: {'fused' if found['take'] else verdict.FALLBACK}; {found['why']}")
+        if found["rows"]:
+            lines.append(tabulate(found["rows"], header, tablefmt="github"))
+    verdict.write(key, proved)
+    text = "\n".join(lines)
+    print(f"\nFor an issue:\n```\n{text}\n```\n\nauto goes by it from now on: {path}")
     if os.environ.get(verdict.SWITCH) == "0":
         print(f"{verdict.SWITCH}=0 is set, which switches it off")
+
+
+def main() -> int:
+    """Prove on the current GPU; return the exit status, which is 2 where there is none."""
+
+    def work() -> None:
+        if not torch.cuda.is_available() or torch.version.hip:
+            raise ConfigError(
+                f"PyTorch {torch.__version__} sees no NVIDIA GPU, so there is nothing to prove; "
+                f"auto takes {verdict.FALLBACK} on other GPUs. lambda-det doctor may say why."
+            )
+        prove(torch.device("cuda", torch.cuda.current_device()))
+
+    return exit_status(work)
+
+
+if __name__ == "__main__":
+    kind, device, result = sys.argv[1:]
+    torch.manual_seed(0)
+    found = check(kind, torch.device(device))
+    Path(result).write_text(json.dumps(found), "utf-8")

@@ -1,11 +1,10 @@
-"""Which implementations of the lambda layer a run takes: the same in all processes, and recorded.
+"""The lambda layer's kernels that a run takes on GPUs: the same in all processes, and recorded.
 
 See :mod:`lambda_det.layers.local.verdict`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,52 +12,35 @@ import torch
 from detectron2.utils import comm
 
 from lambda_det.layers.local import verdict
-from lambda_det.layers.local.verdict import Verdict
 
-__all__ = ["agree", "continue_with"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["agree", "continue_with", "taken"]
 
 
 def agree(device: str) -> None:
-    """Let all processes take what the first one's verdict says; call it in every process.
-
-    Where they are on different GPUs, or have other software, no verdict is for all of them.
-    """
-    place = _indexed(device)
-    if place is None:
-        return
-    own = verdict.read(place)
-    found = comm.all_gather(own)
-    agreed = found[0]
-    for rank, other in enumerate(found):
-        differing = [name for name in own.key if other.key[name] != agreed.key[name]]
-        if differing:
-            about = (
-                f"process {rank} differs from the first one in {', '.join(differing)}, and no "
-                "verdict is for both"
-            )
-            agreed = Verdict(own.key, about=about)
-            break
-    verdict.use(place, agreed)
-    logger.info(f"Local position output: {verdict.describe(agreed)}")
+    """Let every process take what is proved for the GPUs of all; call it in each of them."""
+    if place := _place(device):
+        proved, about = verdict.read(torch.device(place))
+        common = proved.intersection(*comm.all_gather(proved))
+        verdict.allow(place, common, about if common == proved else "another process has less")
 
 
 def continue_with(device: str, recorded: Mapping[str, Any]) -> None:
     """Keep what the run took before, or say what changes; call it after :func:`agree`."""
-    place = _indexed(device)
-    for change in verdict.keep(place, recorded) if place is not None else ():
-        logger.warning(
-            f"Another implementation of the local position output than before, {change}: the run "
-            "goes on with results that differ in their last digits"
-        )
+    if place := _place(device):
+        verdict.continue_with(place, recorded)
 
 
-def _indexed(device: str) -> torch.device | None:
+def taken(device: str) -> dict[str, Any]:
+    """What a checkpoint keeps for :func:`continue_with`."""
+    place = _place(device)
+    return {"fused": sorted(verdict.allowed(place))} if place else {}
+
+
+def _place(device: str) -> str | None:
     """The device as tensors on it name it; None where no verdicts are for it."""
     place = torch.device(device)
     if place.type not in verdict.DEVICES:
         return None
     if place.type == "cuda" and place.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return place
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(place)

@@ -23,7 +23,6 @@ from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS, limit_waiting
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
-from lambda_det.layers.local import verdict
 from lambda_det.training import implementations
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
@@ -215,7 +214,7 @@ class Trainer(TrainerBase):
         state["seed"] = self.seed
         state["images_per_step"] = self.settings.images_per_step
         state["step"] = self.step.state_dict()
-        state["implementations"] = verdict.taken()
+        state["implementations"] = implementations.taken(self.settings.device)
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
         return state

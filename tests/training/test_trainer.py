@@ -27,7 +27,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
 from lambda_det.files import DRAFT
-from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import verdict
 from lambda_det.training import checkpointer, implementations, start
 from lambda_det.training import hooks as our_hooks
@@ -406,75 +405,43 @@ def test_evaluations_take_the_bare_weights_where_there_is_no_average(folder):
     assert task.evaluated == [{RAW}]
 
 
-class _LambdaLayer(HookBase):
-    """Runs a layer beside the steps, which needs no gradient of them."""
-
-    def before_step(self):
-        with torch.no_grad():
-            LambdaLayer(8, query_depth=4, heads=2, scope=3)(torch.randn(1, 8, 5, 5))
-
-
 @pytest.fixture
 def proved(monkeypatch):
-    """The CPU stands in for a GPU: say what a verdict has proved of the layer of the run."""
-    shape = "float32 contiguous h2 k4 v4 u1 scope 3x3 positions 16+"
-    key = verdict.key_of(torch.device("cpu"))
+    """The CPU stands in for a GPU: say for which kinds of inputs a verdict has proved kernels."""
     monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
-    monkeypatch.setattr(verdict, "_in_use", {})
-    monkeypatch.setattr(verdict, "_taken", {})
+    monkeypatch.setattr(verdict, "_allowed", {})
 
-    def proved(take, *right):
-        entry = {"take": take, "why": "fastest", "right": list(right)}
-        found = verdict.Verdict(key, {shape: entry} if take else {}, "a test's verdict")
-        monkeypatch.setattr(verdict, "read", lambda device: found)
+    def proved(*kinds):
+        monkeypatch.setattr(verdict, "read", lambda device: (frozenset(kinds), "a test"))
 
     return proved
 
 
-def _taken(folder):
-    classes = read_newest(str(folder)).content["trainer"]["implementations"]["classes"]
-    return [entry["take"] for entry in classes.values()]
-
-
-def test_the_implementation_of_a_run_is_recorded_and_kept(folder, proved, caplog):
-    caplog.set_level("INFO")
-
+def test_the_kernels_of_a_run_are_recorded_and_kept(folder, proved, caplog):
     def steps(count):
-        task = ToyTask(folder, max_iter=count)
-        task.build_hooks = lambda: [_LambdaLayer()]
-        Trainer(task, read_newest(str(folder))).train()
-        return _taken(folder)
+        Trainer(ToyTask(folder, max_iter=count), read_newest(str(folder))).train()
+        return read_newest(str(folder)).content["trainer"]["implementations"]["fused"]
 
-    proved("conv", "conv", "dense")
-    assert steps(2) == ["conv"]
-    assert any("conv; fastest" in line for line in caplog.messages)
-    proved("dense", "conv", "dense")
-    assert steps(4) == ["conv"]  # as it began
-    assert not [record for record in caplog.records if "-> " in record.getMessage()]
-    proved("dense", "dense")
-    assert steps(6) == ["dense"]
-    (change,) = (record for record in caplog.records if "conv -> dense" in record.getMessage())
-    assert change.levelname == "WARNING"
+    proved("float16 contiguous")
+    assert steps(2) == ["float16 contiguous"]
+    proved("bfloat16 contiguous", "float16 contiguous")
+    assert steps(4) == ["float16 contiguous"]  # as it began
+    assert "proved no longer" not in caplog.text
+    proved("bfloat16 contiguous")
+    assert steps(6) == []
+    assert "float16 contiguous, which is proved no longer" in caplog.text
 
 
-def test_all_processes_take_the_same_implementations(folder, proved, monkeypatch):
-    proved("conv", "conv")
-    key = dict(verdict.key_of(torch.device("cpu")))
-    own = verdict.read(torch.device("cpu"))
+@pytest.mark.parametrize("common", [{"float16 contiguous"}, set()])
+def test_all_processes_take_the_same_kernels(common, proved, monkeypatch):
+    proved("bfloat16 contiguous", "float16 contiguous")
 
-    def agreed(*others):
-        def gather(mine):  # processes send it to each other as bytes
-            return pickle.loads(pickle.dumps([*others, mine]))
+    def all_gather(own):  # processes send it to each other as bytes
+        return pickle.loads(pickle.dumps([own, frozenset(common)]))
 
-        monkeypatch.setattr(comm, "all_gather", gather)
-        implementations.agree("cpu")
-        return verdict._in_use["cpu"]
-
-    assert agreed() == own
-    without = verdict.Verdict(key, about="there is no file")
-    assert agreed(without) == without  # the first process decides
-    other = verdict.Verdict({**key, "driver": "another"}, own.classes)
-    assert agreed(other).classes == {} and "driver" in agreed(other).about
+    monkeypatch.setattr(comm, "all_gather", all_gather)
+    implementations.agree("cpu")
+    assert verdict.allowed("cpu") == common
 
 
 def _resume_as(rank, folder, found):

@@ -61,8 +61,8 @@ def check_implementation(name: str) -> None:
 def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
 
-    On a GPU it is what was proved there (:mod:`lambda_det.layers.local.verdict`), else
-    ``query_first``.
+    On a GPU that is ``fused`` where it was proved (:mod:`lambda_det.layers.local.verdict`), and
+    otherwise ``query_first``.
 
     Args:
         queries: [b, H, W, h, k].
@@ -70,7 +70,9 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
     if queries.device.type in verdict.DEVICES:
-        return _proved(queries, values, embedding)
+        is_proved = verdict.allows(str(queries.device), verdict.kind_of(queries))
+        is_able = is_proved and unsupported("fused", queries, values, embedding) is None
+        return "fused" if is_able else verdict.FALLBACK
     if compiled.unsupported(queries, values, embedding) is None:
         return "compiled"
     height, width = queries.shape[1:3]
@@ -78,21 +80,6 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     if height * width <= DENSE_POSITIONS and reaches_across:
         return "dense"
     return "query_first"
-
-
-def _proved(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
-    device = str(queries.device)
-    if not verdict.proved_any(device):
-        return verdict.FALLBACK  # before a size is looked at: torch.compile would specialise on it
-    shape = verdict.shape_class(queries, values, embedding)
-    name = verdict.decided(device, shape)
-    why = "there is none of that name"
-    if name in IMPLEMENTATIONS:
-        why = unsupported(name, queries, values, embedding)
-    if why is None:
-        return name
-    verdict.refuse(device, shape, f"{name} cannot be used: {why}")
-    return verdict.FALLBACK
 
 
 def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
@@ -151,29 +138,26 @@ def local_position_output(
 
 def _chosen_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     name = choose(queries, values, embedding)
-    inputs = queries, values, embedding
-    if name == verdict.FALLBACK or queries.device.type not in verdict.DEVICES:
-        return IMPLEMENTATIONS[name](*inputs)
-    if name == "fused":
-        return _proved_fused(*inputs)
-    return _or_fallback(name, IMPLEMENTATIONS[name], query_first_output, *inputs)
+    is_proved = name == "fused" and queries.device.type in verdict.DEVICES
+    return (_proved_fused if is_proved else IMPLEMENTATIONS[name])(queries, values, embedding)
 
 
 def _or_fallback(
-    name: str, proved: Callable[..., Any], fallback: Callable[..., Any], *arguments: Tensor
+    proved: Callable[..., Any], fallback: Callable[..., Any], *arguments: Tensor
 ) -> Any:
-    """What a proved implementation computes; what the safe one does from its first failure on.
+    """What the proved kernels compute; what plain operators do from their first failure on.
 
-    A kernel can fail after its proof, as another size of the same class may need other resources.
+    A kernel can fail after its proof, as another size may need other resources.
     """
-    device, shape = str(arguments[-3].device), verdict.shape_class(*arguments[-3:])
-    if not verdict.is_refused(device, shape):
+    queries = arguments[-3]
+    device, kind = str(queries.device), verdict.kind_of(queries)
+    if verdict.allows(device, kind):
         try:
             return proved(*arguments)
         except torch.cuda.OutOfMemoryError:
             raise  # by no fault of the kernel
         except Exception as error:  # Triton raises its own
-            verdict.refuse(device, shape, f"{name} failed ({reason(error)})")
+            verdict.refuse(device, kind, f"the kernel failed ({reason(error)})")
     return fallback(*arguments)
 
 
@@ -185,7 +169,7 @@ def _or_fallback(
 )
 def _proved_fused(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     inputs = queries, values, embedding
-    return _or_fallback("fused", IMPLEMENTATIONS["fused"], query_first_output, *inputs)
+    return _or_fallback(IMPLEMENTATIONS["fused"], query_first_output, *inputs)
 
 
 @torch.library.custom_op(
@@ -198,7 +182,7 @@ def _proved_fused_backward(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     inputs = grad, queries, values, embedding
-    return _or_fallback("fused", fused.fused_gradients, query_first_gradients, *inputs)
+    return _or_fallback(fused.fused_gradients, query_first_gradients, *inputs)
 
 
 connect(_proved_fused, _proved_fused_backward)

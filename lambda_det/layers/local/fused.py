@@ -138,15 +138,6 @@ class _Plan(NamedTuple):
         )
 
 
-@torch.compiler.assume_constant_result
-def plan_text(sizes: str, wide: bool) -> str:
-    """The plan for the sizes that :meth:`_Plan.of_sizes` names, in short.
-
-    The sizes are text, which torch.compile takes for a constant, as it does not take numbers.
-    """
-    return "-".join(map(str, _Plan.of_sizes(*map(int, sizes.split()), wide)))
-
-
 def _power_of_2(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
