@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import sys
 from typing import NamedTuple
+
+from lambda_det.errors import suggest
 
 __all__ = ["COMMANDS", "main", "train"]
 
@@ -49,9 +50,7 @@ def main(argv: list[str] | None = None) -> int:
         print(usage())
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}."
-        print(f"error: there is no command {name}; {hint}", file=sys.stderr)
+        print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
     module, function = COMMANDS[name].home.split(":")
     return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0

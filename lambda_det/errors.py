@@ -7,6 +7,7 @@ A run that a scheduler stopped ends with a status of its own, so that a script c
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -87,3 +88,10 @@ def listed(items: Iterable[str], limit: int = 3) -> str:
     items = list(items)
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return (", ".join(items[:limit]) or "none") + more
+
+
+def suggest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """The end of a sentence on an unknown name: the known names like it, or the first few."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, cutoff=cutoff)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {listed(known, 5)}."

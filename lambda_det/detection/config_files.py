@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
 import detectron2
@@ -11,7 +10,7 @@ from omegaconf import DictConfig
 
 from lambda_det.config import CONFIGS, add_lambda_config, leaves
 from lambda_det.detection.config import add_projects
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, suggest
 
 __all__ = ["detectron2_config", "get_config"]
 
@@ -50,9 +49,7 @@ def _load(folder: Path, name: str) -> DictConfig | CfgNode:
     path = folder / name
     if not path.is_file():
         names = [str(p.relative_to(folder)) for p in sorted(folder.rglob(f"*{path.suffix}"))]
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise ConfigError(f"There is no configuration {name} in {folder}{hint}")
+        raise ConfigError(f"There is no configuration {name} in {folder}{suggest(name, names)}")
     if path.suffix != ".yaml":
         return LazyConfig.load(str(path))
     # Installed files are trusted. Detectron2's RetinaNet computes its anchors in the YAML file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lambda_det.config import PYTHON_TAG, read_plain
 from lambda_det.detection.config import DATA_FLAGS
 from lambda_det.detection.schedule import DetectionSettings
-from lambda_det.errors import ConfigError, UserError, reason
+from lambda_det.errors import ConfigError, UserError, reason, suggest
 from lambda_det.training.precision import AUTO
 from lambda_det.training.settings import Clipping
 
@@ -164,8 +163,7 @@ def load_lazy_file(file: str | Path) -> DictConfig:
     """
     file = Path(file)
     if not file.is_file():
-        near = difflib.get_close_matches(file.name, [p.name for p in file.parent.glob("*.py")], 2)
-        hint = f"; in {file.parent} there is {' and '.join(near)}." if near else "; check the path."
+        hint = suggest(str(file), map(str, file.parent.glob("*.py")))
         raise ConfigError(f"There is no config file {file}{hint}")
     try:
         if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
@@ -232,8 +230,6 @@ def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
         if isinstance(node, DictConfig) and "_target_" in node and key.endswith(f".{name}"):
             return  # what it names looks at its arguments
         if not isinstance(node, DictConfig) or name not in node:
-            near = difflib.get_close_matches(key, there, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
             how = (
                 f"+{key}=... adds it"
                 if can_be_added
@@ -241,7 +237,8 @@ def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
                 f"${{{key}}}, belongs in the file"
             )
             raise ConfigError(
-                f"The command line sets {key}, which the configuration does not have{hint} ({how})"
+                f"The command line sets {key}, which the configuration does not have ({how})"
+                f"{suggest(key, there)}"
             )
         node = node._get_node(name)
 
@@ -279,10 +276,9 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
             isinstance(value, DictConfig) and not value.get("enabled", 1)
         ):
             continue
-        near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.8)
-        hint = f"; did you mean {near[0]}?" if near else "."
         raise ConfigError(
-            f"The configuration has {key}, which nothing here reads{hint} Correct its name, or set "
+            f"The configuration has {key}, which nothing here reads"
+            f"{suggest(key, sorted(known), 0.8)} Correct its name, or set "
             f"{key}=null to train without it."
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 from lambda_det.config import leaves
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.cpu.winograd import use_winograd
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, suggest
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.native import missing
@@ -291,8 +290,7 @@ def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
     ]
     if not keys:
         return None
-    near = difflib.get_close_matches(name, _known_names(keys), n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "; check the spelling."
+    hint = suggest(name, _known_names(keys))
     return ConfigError(f"{' and '.join(keys)} names {name!r}, which is not there{hint}")
 
 

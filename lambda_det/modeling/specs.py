@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, suggest
 
 ALL = "all"
 Blocks = Literal["all"] | tuple[int, ...]  # of a stage, counted from 1
@@ -252,11 +252,6 @@ def get_spec(name: str) -> ResNetSpec | MobileNetSpec:
         ConfigError: if there is none; the near names are given.
     """
     if name not in SPECS:
-        import difflib
-
-        near = difflib.get_close_matches(name, SPECS, n=3) or list(SPECS)[:3]
-        raise ConfigError(
-            f"There is no model named {name!r}; near names are {', '.join(near)}, and "
-            f"`lambda-det info` prints all of them."
-        )
+        hint = suggest(name, SPECS)
+        raise ConfigError(f"There is no model named {name!r}{hint} `lambda-det info` lists them.")
     return SPECS[name]

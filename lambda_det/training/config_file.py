@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import yaml
 from detectron2.config import CfgNode
 
-from lambda_det.config import leaves
-from lambda_det.errors import ConfigError, reason
+from lambda_det.config import CONFIGS, leaves
+from lambda_det.errors import ConfigError, reason, suggest
 from lambda_det.training.settings import Clipping
 
 __all__ = ["KEYS", "common_settings", "read_config"]
@@ -94,9 +93,9 @@ def read_config(
 
 def _load_yaml(file: str) -> dict[str, Any]:
     if not Path(file).is_file():
-        near = _near_files(file)
-        hint = f"; there is {' and '.join(near)}" if near else ""
-        raise ConfigError(f"There is no config file {file}{hint}.")
+        there = {str(path) for path in Path(file).parent.glob("*.yaml")}
+        there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
+        raise ConfigError(f"There is no config file {file}{suggest(file, sorted(there))}")
     try:
         loaded = CfgNode.load_yaml_with_base(file, allow_unsafe=False)
     except OSError as error:
@@ -118,17 +117,6 @@ def _load_yaml(file: str) -> dict[str, Any]:
             "indented `MAX_ITER: 1000` under it."
         )
     return loaded
-
-
-def _near_files(file: str) -> list[str]:
-    """Up to two existing config files whose names are near that of ``file``."""
-    package = Path(__file__).parents[1]  # an installed one holds the configs itself
-    folders = {Path("configs"), package.parent / "configs", package / "configs", Path(file).parent}
-    found: dict[str, Path] = {}
-    for folder in folders:
-        if folder.is_dir():
-            found.update({p.name: p for p in sorted(folder.glob("**/*.yaml"))[:1000]})
-    return [str(found[n]) for n in difflib.get_close_matches(Path(file).name, found, n=2)]
 
 
 def _all_keys(node: CfgNode, prefix: str = "") -> Iterator[str]:
@@ -157,8 +145,7 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     node: Any = cfg
     for name in key.split("."):
         if not isinstance(node, CfgNode) or name not in node:
-            near = difflib.get_close_matches(key, list(_all_keys(cfg)), n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else "."
+            hint = suggest(key, _all_keys(cfg))
             raise ConfigError(f"{where} sets {key}, which is no configuration key{hint}")
         node = node[name]
     if isinstance(node, CfgNode):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from urllib.parse import urlparse
 import torch
 from iopath.common.file_io import get_cache_dir
 
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError, suggest
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.import_names import IMAGENET_PIXELS, import_weights
 from lambda_det.weights.provenance import PixelSettings
@@ -237,12 +236,9 @@ def _on_hub(repository: str, file: str, place: str) -> tuple[str, Path, Callable
 
 
 def _no_such(url: str, name: str, known: Sequence[str]) -> ConfigError:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
     scheme = url.removesuffix(name)
-    return ConfigError(
-        f"{url} names no weights of a network that lambda_det has; near names are "
-        f"{', '.join(scheme + other for other in near)}."
-    )
+    hint = suggest(url, [scheme + other for other in known])
+    return ConfigError(f"{url} names no weights of a network that lambda_det has{hint}")
 
 
 SCHEMES: Mapping[str, Callable[[str, str], PublicFile]] = {

@@ -37,7 +37,7 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
         ("", "not a mapping"),
         ("just words", "not a mapping"),
         ("_BASE_: nowhere.yaml\n", "nowhere.yaml"),
-        ("SOLVER: {MAX_ITERS: 3}\n", "did you mean SOLVER.MAX_ITER?"),
+        ("SOLVER: {MAX_ITERS: 3}\n", "did you mean SOLVER.MAX_ITER"),
         ("SOLVER: 3\n", "SOLVER is a section"),
         ("SOLVER: {MAX_ITER: {a: 3}}\n", "sets SOLVER.MAX_ITER.a, which is no configuration key"),
         ("NO_SUCH: {}\n", "sets NO_SUCH, which is no configuration key"),

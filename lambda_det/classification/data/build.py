@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from lambda_det.classification.data.sources import (
     check_same_classes,
 )
 from lambda_det.classification.data.subset import Subset, split_held_out, take_fraction
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, suggest
 
 
 @dataclass
@@ -96,10 +95,8 @@ _FORMATS: dict[str, Callable[[CfgNode], tuple[Source, Source | None]]] = {
 def _check(cfg: CfgNode) -> None:
     data = cfg.DATA
     if data.FORMAT not in _FORMATS:
-        near = difflib.get_close_matches(data.FORMAT, _FORMATS, n=2, cutoff=0.5) or _FORMATS
-        raise ConfigError(
-            f"DATA.FORMAT {data.FORMAT!r} is not known; did you mean {' or '.join(near)}?"
-        )
+        hint = suggest(data.FORMAT, _FORMATS)
+        raise ConfigError(f"DATA.FORMAT {data.FORMAT!r} is not known{hint}")
     if not 0 < data.FRACTION <= 1:
         raise ConfigError(f"DATA.FRACTION is {data.FRACTION}; give a share above 0 and up to 1.")
     if not 0 <= data.HELD_OUT <= 0.5:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import logging
 import os
@@ -19,7 +18,7 @@ from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.detection.data.held_out import hold_out
 from lambda_det.detection.registry import class_keys
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, suggest
 
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
 _LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
@@ -57,8 +56,7 @@ def registered_files(name: str) -> tuple[str, str]:
         DataError: the file or the folder is missing.
     """
     if name not in DatasetCatalog:
-        near = difflib.get_close_matches(name, list(DatasetCatalog), n=4, cutoff=0.6)
-        hint = f"; did you mean {', '.join(near)}?" if near else "; correct the name."
+        hint = suggest(name, DatasetCatalog)
         raise ConfigError(f"The data set {name!r} is not registered{hint}")
     metadata = MetadataCatalog.get(name)
     if not is_coco(name):

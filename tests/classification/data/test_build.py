@@ -94,7 +94,7 @@ def test_the_other_formats_read_the_folders_of_the_config(ready, name):
     [
         ("FORMAT", "folders", r"DATA\.FORMAT 'folders'.* folder\?"),
         ("FORMAT", "cifar-10", r"cifar10\?"),
-        ("FORMAT", "lmdb", r"folder or shards or cifar10 or synthetic"),
+        ("FORMAT", "lmdb", r"folder, shards, cifar10, synthetic"),
         ("FRACTION", 0.0, r"DATA\.FRACTION is 0\.0"),
         ("FRACTION", 1.5, r"DATA\.FRACTION is 1\.5"),
         ("FRACTION", float("nan"), r"DATA\.FRACTION is nan"),
