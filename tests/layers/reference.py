@@ -1,11 +1,51 @@
-"""The lambda layer as the paper defines it, one query and one context position at a time."""
+"""The lambda layer as the paper defines it, one query and one context position at a time.
+
+And what all implementations of the local position output are compared with it by.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+RESULTS = ("output", "queries", "values", "embedding")
+
+
+def with_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor | None = None
+) -> list[Tensor]:
+    """The output of a function, and the gradients of its inputs.
+
+    Args:
+        function: of the inputs.
+        inputs: queries, values and embedding, that require gradients.
+        grad: of the output; without one numbers from -1 to 1.
+    """
+    output = function(*inputs)
+    if grad is None:
+        grad = torch.linspace(-1, 1, output.numel()).view(output.shape).to(output)
+    grads = torch.autograd.grad(output, inputs, grad.to(output.dtype), materialize_grads=True)
+    return [output, *grads]
+
+
+def assert_close(got: Sequence[Tensor], want: Sequence[Tensor], about: object = "", **tolerance):
+    """Compare results of :func:`with_gradients`, number by number."""
+    for name, a, b in zip(RESULTS, got, want, strict=True):
+        torch.testing.assert_close(a, b, **tolerance, msg=f"{name} {about}: {{}}".format)
+
+
+def errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> dict[str, float]:
+    """The norms of the errors of such results, as shares of the norms."""
+    pairs = zip(RESULTS, got, want, strict=True)
+    return {name: ((a.double() - b).norm() / b.norm()).item() for name, a, b in pairs}
+
+
+def exactly(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The same inputs in float64."""
+    return [x.detach().double().requires_grad_() for x in inputs]
 
 
 def local_position_output(

@@ -11,7 +11,8 @@ from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import compiled, local_position_output
 
-from .test_local import NO_KERNEL
+from .reference import assert_close, errors, exactly
+from .test_local import NO_KERNEL, results
 
 needs_kernel = pytest.mark.skipif(bool(NO_KERNEL), reason=str(NO_KERNEL))
 
@@ -47,16 +48,11 @@ def test_equals_the_other_forms_on_random_sizes(layout, dtype, tolerance):
             torch.randn(k, u, 2 * _draw(0, 12) + 1, 2 * _draw(0, 12) + 1, dtype=dtype),
         )
         inputs[2].requires_grad_()
-        exact = [x.detach().double().requires_grad_() for x in inputs]
-        output = local_position_output(*inputs, "compiled")
-        expected = local_position_output(*exact, "query_first")
-        grad = torch.randn_like(expected)
-        got = [output, *torch.autograd.grad(output, inputs, grad.to(dtype))]
-        want = [expected, *torch.autograd.grad(expected, exact, grad)]
-        for name, a, b in zip(("output", "queries", "values", "embedding"), got, want, strict=True):
-            assert a.dtype == dtype
-            error = (a.double() - b).norm() / b.norm()
-            assert error < tolerance, f"{name} at {[list(x.shape) for x in inputs]}: {error}"
+        grad = torch.randn(batch, height, width, heads, v, dtype=torch.float64)
+        got, want = results(inputs, "compiled", grad), results(exactly(inputs), "query_first", grad)
+        assert all(x.dtype == dtype for x in got)
+        found = errors(got, want)
+        assert max(found.values()) < tolerance, f"{[list(x.shape) for x in inputs]}: {found}"
 
 
 @needs_kernel
@@ -91,21 +87,11 @@ def test_any_number_of_threads(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        output = local_position_output(*inputs, "compiled")
-        got = [output, *torch.autograd.grad(output.square().sum(), inputs)]
-        again = local_position_output(*inputs, "compiled")
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(
-                got, [again, *torch.autograd.grad(again.square().sum(), inputs)], strict=True
-            )
-        )
+        got, again = results(inputs, "compiled"), results(inputs, "compiled")
     finally:
         torch.set_num_threads(before)
-    expected = local_position_output(*inputs, "dense")
-    want = [expected, *torch.autograd.grad(expected.square().sum(), inputs)]
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    assert_close(got, results(inputs, "dense"))
 
 
 FENCED = """
@@ -193,12 +179,8 @@ def test_inputs_and_gradient_in_any_layout(dtype):
             _tensor((16, 2, 3, 5), order, dtype),
         )
         grad = _tensor((2, 5, 6, 3, 16), (4, 3, 2, 1, 0), dtype).detach()
-        results = []
-        for name in ("compiled", "dense"):
-            output = local_position_output(*inputs, name)
-            results.append([output, *torch.autograd.grad(output, inputs, grad)])
-        for got, want in zip(*results, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        got, want = results(inputs, "compiled", grad), results(inputs, "dense", grad)
+        assert_close(got, want, order, rtol=1e-4, atol=1e-4)
         one = local_position_output(*inputs, "compiled").sum()  # whose gradient has strides of 0
         torch.autograd.grad(one, inputs)
 
@@ -208,18 +190,16 @@ def test_threads_share_nothing_on_a_larger_map():
     """Large enough for the threads to run at the same time, also where one is the default."""
     inputs = [torch.randn(1, 64, 40, 4, 16), torch.randn(1, 64, 40, 32, 2)]
     inputs = [x.requires_grad_() for x in (*inputs, torch.randn(16, 2, 9, 9))]
-    before, results = torch.get_num_threads(), []
+    before, found = torch.get_num_threads(), []
     try:
         for threads in (1, *[4] * 10):
             torch.set_num_threads(threads)
-            output = local_position_output(*inputs, "compiled")
-            loss = (output * torch.linspace(-1, 1, output.numel()).view(output.shape)).sum()
-            results.append([output, *torch.autograd.grad(loss, inputs)])
+            found.append(results(inputs, "compiled"))
     finally:
         torch.set_num_threads(before)
-    for one, first, *others in zip(*results, strict=True):
-        assert all(torch.equal(first, other) for other in others)
-        torch.testing.assert_close(one, first, rtol=1e-3, atol=1e-3)
+    one, first, *others = found
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    assert_close(one, first, rtol=1e-3, atol=1e-3)
 
 
 INPUTS = [torch.ones(1, 9, 9, 1, 2), torch.ones(1, 9, 9, 2, 1), torch.ones(2, 1, 3, 3)]

@@ -16,6 +16,8 @@ from lambda_det.layers.local import fused, local_position_output
 from lambda_det.layers.local.fused import fused_output, unsupported
 from lambda_det.layers.local.lambda_first import dense_output
 
+from .reference import assert_close, errors, exactly, with_gradients
+
 _ANY = torch.zeros(1, 1, 1, 1, 8), torch.zeros(1, 1, 1, 1, 1), torch.zeros(8, 1, 1, 1)
 NO_KERNELS = unsupported(*(x.to("cuda" if torch.cuda.is_available() else "cpu") for x in _ANY))
 pytestmark = pytest.mark.skipif(bool(NO_KERNELS), reason=str(NO_KERNELS))
@@ -59,17 +61,18 @@ def _inputs(size, dtype=torch.float32):
 
 def _check(inputs, tolerance):
     """Compare with float64, output and gradients, as shares of their norms."""
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    output, expected = fused_output(*inputs), dense_output(*exact)
-    assert output.dtype == inputs[0].dtype
-    channels_last = inputs[0].stride(-1) == 1
-    assert (output if channels_last else output.permute(0, 3, 4, 1, 2)).is_contiguous()
-    grad = torch.randn_like(expected).to(output.dtype)
-    got = [output, *torch.autograd.grad(output, inputs, grad)]
-    want = [expected, *torch.autograd.grad(expected, exact, grad.double())]
-    for name, a, b in zip(("output", "queries", "values", "embedding"), got, want, strict=True):
-        assert a.shape == b.shape and a.dtype == output.dtype
-        assert (a.double() - b).norm() <= tolerance * b.norm(), name
+    exact = exactly(inputs)
+    expected = dense_output(*exact)
+    grad = torch.randn_like(expected).to(inputs[0].dtype)
+    got, want = (
+        with_gradients(fused_output, inputs, grad),
+        with_gradients(dense_output, exact, grad),
+    )
+    output = got[0] if inputs[0].stride(-1) == 1 else got[0].permute(0, 3, 4, 1, 2)
+    assert output.is_contiguous()  # channels last, or a map per channel, as the queries
+    assert all(x.dtype == inputs[0].dtype for x in got)
+    found = errors(got, want)
+    assert max(found.values()) <= tolerance, found
 
 
 QUICK = ("one position", "two blocks of offsets")  # the interpreter takes a second for others
@@ -143,11 +146,11 @@ def test_strides_of_the_layer(memory_format):
 
 def test_gradient_of_any_strides():
     inputs = _inputs((1, (3, 5), 2, 8, 4, (3, 3)))
-    exact = [x.detach().double().requires_grad_() for x in inputs]
-    fused_output(*inputs).sum().backward()
-    dense_output(*exact).sum().backward()
-    for a, b in zip(inputs, exact, strict=True):
-        torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-5, atol=1e-5)
+    got, want = (
+        with_gradients(function, x, torch.ones(()).expand(1, 3, 5, 2, 4).to(DEVICE))
+        for function, x in ((fused_output, inputs), (dense_output, exactly(inputs)))
+    )
+    assert max(errors(got, want).values()) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4)])
@@ -162,12 +165,8 @@ def test_nothing_in_nothing_out(shape):
 
 def test_two_runs_agree_bit_for_bit():
     inputs = _inputs((1, (3, 9), 3, 16, 20, (3, 5)), torch.bfloat16)
-    grad = torch.randn(1, 3, 9, 3, 20).to(DEVICE, torch.bfloat16)
-    first, second = (
-        [output, *torch.autograd.grad(output, inputs, grad)]
-        for output in (fused_output(*inputs), fused_output(*inputs))
-    )
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    first, second = with_gradients(fused_output, inputs), with_gradients(fused_output, inputs)
+    assert_close(first, second, rtol=0, atol=0)
 
 
 def test_keeps_only_its_inputs():
@@ -183,20 +182,11 @@ def test_keeps_only_its_inputs():
 @pytest.mark.slow
 def test_compiles_without_graph_break():
     inputs = _inputs((1, (3, 5), 2, 8, 4, (3, 3)))
-    compiled = torch.compile(
-        lambda q, v, e: local_position_output(q, v, e, "fused") * 2,
-        backend="aot_eager",
-        fullgraph=True,
-    )
-    output, expected = compiled(*inputs), fused_output(*inputs) * 2
-    assert torch.equal(output, expected)
-    grad = torch.randn_like(output)
-    for got, want in zip(
-        torch.autograd.grad(output, inputs, grad),
-        torch.autograd.grad(expected, inputs, grad),
-        strict=True,
-    ):
-        assert torch.equal(got, want)
+    double = lambda q, v, e: local_position_output(q, v, e, "fused") * 2  # noqa: E731
+    whole = torch.compile(double, backend="aot_eager", fullgraph=True)
+    got = with_gradients(whole, inputs)
+    want = with_gradients(lambda *x: fused_output(*x) * 2, inputs)
+    assert_close(got, want, rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -3,12 +3,12 @@
 import functools
 import math
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import LambdaLayer
 from lambda_det.layers.local import (
     IMPLEMENTATIONS,
     choose,
@@ -18,6 +18,7 @@ from lambda_det.layers.local import (
 from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH, Tiling, _chunks
 
 from . import reference
+from .reference import assert_close, errors, exactly, with_gradients
 
 # batch, map, heads, k, v, u, scope
 SIZES = {
@@ -65,19 +66,18 @@ def _inputs(size, dtype=torch.float64):
     return queries, values, embedding
 
 
+def results(inputs, name, grad=None, dilation=1):
+    sum_ = partial(local_position_output, implementation=name, dilation=dilation)
+    return with_gradients(sum_, inputs, grad)
+
+
 def _equals_definition(size, names, dilation=1):
     """Compare outputs and gradients with the loops of the definition."""
     inputs = _inputs(size)
-    expected = reference.local_position_output(*inputs, dilation)
-    grad = torch.randn_like(expected)
-    # In a grid of one position no offset but 0 may be in the reference's graph
-    want = torch.autograd.grad(expected, inputs, grad, materialize_grads=True)
+    want = with_gradients(partial(reference.local_position_output, dilation=dilation), inputs)
     for name in names:
-        output = local_position_output(*inputs, name, dilation=dilation)
-        assert output.shape == expected.shape
-        got = torch.autograd.grad(output, inputs, grad)
-        for a, b in zip((output, *got), (expected, *want), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, msg=f"{name}: {{}}".format)
+        got = results(inputs, name, dilation=dilation)
+        assert_close(got, want, name, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
@@ -110,16 +110,7 @@ def test_equal_on_random_sizes(name):
             scope,
         )
         inputs = _inputs(size)
-        output = local_position_output(*inputs, name)
-        expected = local_position_output(*inputs, "dense")
-        torch.testing.assert_close(output, expected, msg=lambda text, size=size: f"{size}: {text}")
-        grad = torch.randn_like(output)
-        for got, want in zip(
-            torch.autograd.grad(output, inputs, grad),
-            torch.autograd.grad(expected, inputs, grad),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, want, msg=lambda text, size=size: f"{size}: {text}")
+        assert_close(results(inputs, name), results(inputs, "dense"), size)
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 5, 7, 100])
@@ -139,16 +130,7 @@ def test_query_first_in_small_chunks(monkeypatch):
     for limit in (1, 4000, 10**6):
         monkeypatch.setattr(module, "CHUNK_NUMEL", limit)
         inputs = _inputs((3, (7, 8), 2, 2, 2, 1, (5, 3)))
-        output = local_position_output(*inputs, "query_first")
-        expected = local_position_output(*inputs, "dense")
-        torch.testing.assert_close(output, expected)
-        grad = torch.randn_like(output)
-        for got, want in zip(
-            torch.autograd.grad(output, inputs, grad),
-            torch.autograd.grad(expected, inputs, grad),
-            strict=True,
-        ):
-            torch.testing.assert_close(got, want)
+        assert_close(results(inputs, "query_first"), results(inputs, "dense"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -158,58 +140,35 @@ def test_lower_precision_stays_close(name, dtype, tolerance, device, monkeypatch
     if name == "compiled" and device == "cuda":
         pytest.skip("a kernel of the CPU")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    exact = _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))
-    exact = [x.detach().to(device, dtype).double() for x in exact]
-    inputs = [x.to(dtype).requires_grad_() for x in exact]
-    exact = [x.requires_grad_() for x in exact]
-    output = local_position_output(*inputs, name)
-    assert output.dtype == dtype
-    expected = local_position_output(*exact, "dense")
-    grad = torch.randn_like(expected)
-    got = [output, *torch.autograd.grad(output, inputs, grad.to(dtype))]
-    want = [expected, *torch.autograd.grad(expected, exact, grad)]
-    for a, b in zip(got, want, strict=True):
-        assert (a.double() - b).norm() <= tolerance * b.norm()
+    inputs = _inputs((2, (9, 10), 2, 4, 8, 1, (7, 7)))
+    inputs = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
+    grad = torch.randn(2, 9, 10, 2, 8, dtype=torch.float64, device=device)
+    got = results(inputs, name, grad)
+    assert got[0].dtype == dtype
+    want = results(exactly(inputs), "dense", grad)
+    assert max(errors(got, want).values()) <= tolerance
 
 
 @pytest.mark.parametrize("name", OWN_BACKWARD)
 def test_errors_in_float32_are_at_most_twice_those_of_plain_pytorch(name):
     """Of "dense", on a map with many terms in each sum: a careless order of them shows here."""
-    exact = _inputs((1, (24, 24), 2, 16, 32, 1, (47, 47)), torch.float32)
+    inputs = _inputs((1, (24, 24), 2, 16, 32, 1, (47, 47)), torch.float32)
     grad = torch.randn(1, 24, 24, 2, 32)
-
-    def errors(name):
-        found = [
-            [
-                output := local_position_output(*inputs, used),
-                *torch.autograd.grad(output, inputs, g),
-            ]
-            for used, inputs, g in (
-                ("dense", [x.detach().double().requires_grad_() for x in exact], grad.double()),
-                (name, exact, grad),
-            )
-        ]
-        return [((a.double() - b).norm() / b.norm()).item() for b, a in zip(*found, strict=True)]
-
-    for kind, own, plain in zip(
-        ("output", "queries", "values", "embedding"), errors(name), errors("dense"), strict=True
-    ):
-        assert own <= 2 * plain, kind
+    want = results(exactly(inputs), "dense", grad)
+    own, plain = (errors(results(inputs, used, grad), want) for used in (name, "dense"))
+    assert all(own[kind] <= 2 * plain[kind] for kind in own), (own, plain)
 
 
 @pytest.mark.parametrize("name", OWN_BACKWARD)
 def test_sums_in_float32(name):
     """Many tiles add to each gradient; in bfloat16 the sums themselves would lose digits."""
     torch.manual_seed(0)
-    exact = _inputs((1, (40, 40), 2, 4, 8, 1, (23, 23)))
-    exact = [x.detach().bfloat16().double().requires_grad_() for x in exact]
-    low = [x.detach().bfloat16().requires_grad_() for x in exact]
+    inputs = _inputs((1, (40, 40), 2, 4, 8, 1, (23, 23)))
+    inputs = [x.detach().bfloat16().requires_grad_() for x in inputs]
     grad = torch.randn(1, 40, 40, 2, 8).bfloat16()
-    want = torch.autograd.grad(local_position_output(*exact, "query_first"), exact, grad.double())
-    got = torch.autograd.grad(local_position_output(*low, name), low, grad)
-    for kind, a, b in zip(("queries", "values", "embedding"), got, want, strict=True):
-        error = ((a.double() - b).norm() / b.norm()).item()
-        assert error < 0.0033, kind  # 0.0024 to 0.0029; 0.0037 and more with sums in bfloat16
+    got, want = results(inputs, name, grad), results(exactly(inputs), "query_first", grad)
+    # 0.0024 to 0.0029; 0.0037 and more with sums in bfloat16
+    assert all(error < 0.0033 for error in list(errors(got, want).values())[1:])
 
 
 @pytest.mark.parametrize("name", OWN_BACKWARD)
@@ -228,32 +187,10 @@ def test_only_the_inputs_are_kept(name):
 @pytest.mark.parametrize("name", OWN_BACKWARD)
 def test_compiles_without_graph_break(name):
     inputs = _inputs((1, (9, 11), 2, 4, 4, 1, (5, 5)), torch.float32)
-    whole = torch.compile(
-        lambda q, v, e: local_position_output(q, v, e, name) * 2,
-        backend="aot_eager",
-        fullgraph=True,
-    )
-    output, expected = whole(*inputs), local_position_output(*inputs, "dense") * 2
-    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-    grad = torch.randn_like(output)
-    for got, want in zip(
-        torch.autograd.grad(output, inputs, grad),
-        torch.autograd.grad(expected, inputs, grad),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", OWN_BACKWARD)
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_layer_keeps_the_layout_of_its_input(memory_format, name):
-    """So that no convolution or norm after it has to lay its input out anew."""
-    layer = LambdaLayer(8, query_depth=4, heads=2, scope=5, implementation=name)
-    x = torch.randn(2, 8, 9, 7).to(memory_format=memory_format).requires_grad_()
-    y = layer.to(memory_format=memory_format)(x)
-    assert y.is_contiguous(memory_format=memory_format)
-    y.square().sum().backward()
-    assert x.grad.is_contiguous(memory_format=memory_format)
+    double = lambda q, v, e: local_position_output(q, v, e, name) * 2  # noqa: E731
+    whole = torch.compile(double, backend="aot_eager", fullgraph=True)
+    plain = with_gradients(lambda *x: local_position_output(*x, "dense") * 2, inputs)
+    assert_close(with_gradients(whole, inputs), plain, rtol=1e-4, atol=1e-4)
 
 
 def _choice(height, width, scope_y, scope_x=None):
@@ -325,33 +262,29 @@ def _on_gpu():
     return [x.detach().to("cuda", torch.bfloat16).requires_grad_() for x in inputs]
 
 
-def _with_gradients(inputs):
-    output = local_position_output(*inputs, "query_first")
-    return [output, *torch.autograd.grad(output, inputs, torch.ones_like(output))]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_query_first_waits_for_nothing_on_a_gpu():
     """So that a CUDA graph can hold it, which gives the same bits for other numbers, too."""
     inputs, others = _on_gpu(), _on_gpu()
+    grad = torch.ones(2, 20, 21, 4, 32, device="cuda", dtype=torch.bfloat16)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        _with_gradients(inputs)
+        results(inputs, "query_first", grad)
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        _with_gradients(inputs)
+        results(inputs, "query_first", grad)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = _with_gradients(inputs)
+        captured = results(inputs, "query_first", grad)
     with torch.no_grad():
         for x, other in zip(inputs, others, strict=True):
             x.copy_(other)
     graph.replay()
-    for a, b in zip(captured, _with_gradients(others), strict=True):
+    for a, b in zip(captured, results(others, "query_first", grad), strict=True):
         assert torch.equal(a, b)
 
 
