@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,10 +44,7 @@ def forward(
     position = layer.position
     if embeddings is not None:
         options.check_embeddings(layer, x, source, embeddings)
-
-        def position(queries: Tensor, values: Tensor, *_: object) -> Tensor:
-            return pairs_position_output(queries, values, embeddings, mask)
-
+        position = partial(_given_position_output, embeddings)
     x = _strided(x, layer.stride)
     queries, keys, values = layer.project(
         _as_map(x), context if context is None else _as_map(context)
@@ -127,6 +125,13 @@ def position_output(
     if mask is not None:
         values = hide_padding(values, mask)
     return grid_position_output(queries, values, embedding, implementation, stride=stride)
+
+
+def _given_position_output(
+    embeddings: Tensor, queries: Tensor, values: Tensor, mask: Tensor | None, *_: object
+) -> Tensor:
+    """In the place of a layer's own position; where queries and values are is in the embeddings."""
+    return pairs_position_output(queries, values, embeddings, mask)
 
 
 def pairs_position_output(

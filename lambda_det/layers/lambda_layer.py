@@ -182,13 +182,13 @@ class RelativePosition(nn.Module):
     ) -> Tensor:
         """Map queries [b, H, W, h, k] and values [b, H, W, v, u] to [b, H, W, h, v].
 
-        The lambda of position n is the sum over the offsets r of E_r v_{n+r}, and applied to its
-        queries (Section 3.4):
+        The lambda of position n is a sum over the offsets r of its scope, and is applied to the
+        queries of n (Section 3.4); values are 0 outside the map:
 
-            lambda_n = einsum("kur,bvur->bkv", E, V around n), 0 outside the map
-            y_n      = einsum("bhk,bkv->bhv", q_n, lambda_n)
+            lambda_n = einsum("kur,brvu->bkv", embedding, the values at n + r)
+            y_n = einsum("bhk,bkv->bhv", the queries of n, lambda_n)
 
-        :mod:`lambda_det.layers.local` has what computes this for all n, in whichever order.
+        :mod:`lambda_det.layers.local` computes this for all n, in the order that is fastest.
 
         Args:
             queries: of the heads that share an embedding.
@@ -382,9 +382,9 @@ class LambdaLayer(nn.Module):
         if x.dim() != 4 or self.stride > 1 or context is not None or embeddings is not None:
             return general.forward(self, x, mask, context, embeddings)
         options.check_input(self, x, x, mask)
-        queries, keys, values = self.project(x)
+        queries, keys, values = self.project(x)  # [b, H, W, h, k], [.., k, u] and [.., v, u]
         y = self.apply_lambdas(queries, keys, values, mask, self.position)  # [b, H, W, h, v]
-        return y.flatten(-2).permute(0, 3, 1, 2)
+        return y.flatten(-2).permute(0, 3, 1, 2)  # [b, (h, v), H, W]
 
     def project(self, x: Tensor, context: Tensor | None = None) -> Parts:
         """Queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] of a map.
@@ -415,21 +415,26 @@ class LambdaLayer(nn.Module):
         """The output [b, H, W, h, v] of what :meth:`project` gives.
 
         Args:
+            queries: [b, H, W, h, k].
+            keys: [b, H, W, k, u].
+            values: [b, H, W, v, u].
+            mask: that of :meth:`forward`.
             position: ``self.position``, or what else makes a position output.
         """
 
         def output(q: Tensor, k: Tensor, v: Tensor, head: int = 0) -> Tensor:
-            outputs = []
+            """Of the heads that share their lambdas."""
+            y = 0
             if self.content is not None:
-                outputs.append(self.content(q, k, v, mask))
+                y = self.content(q, k, v, mask)
             if position is not None:
                 how = self.dilation, self.implementation, self.stride
-                outputs.append(position(q, v, mask, head, *how))
-            return sum(outputs[1:], outputs[0])
+                y = y + position(q, v, mask, head, *how)
+            return y
 
         if not self.multi_head:
             return output(queries, keys, values)
-        # Figure 7: heads are layers side by side
+        # Appendix C.3: each head has lambdas of its own
         of_heads = zip(*(cut_heads(x, self.heads) for x in (queries, keys, values)), strict=True)
         return join_heads([output(*parts, head) for head, parts in enumerate(of_heads)])
 
