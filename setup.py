@@ -10,8 +10,8 @@ VERSION = r'^__version__ = "([^"]+)"$'
 
 setup(
     name="lambda_det",
-    # Read, not imported: importing lambda_det needs torch and Detectron2.
-    version=re.search(VERSION, (ROOT / "lambda_det/__init__.py").read_text("utf-8"), re.M).group(1),
+    # Read, not imported: importing lambda_det needs torch.
+    version=re.search(VERSION, (ROOT / "lambda_det/version.py").read_text("utf-8"), re.M).group(1),
     description="LambdaNetworks for Detectron2: backbones, Mask R-CNN and ImageNet pretraining",
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",

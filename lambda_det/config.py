@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
-from detectron2.config import CfgNode as CN
+
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode as CN
 
 __all__ = [
     "CONFIGS",
@@ -86,6 +88,8 @@ def add_lambda_config(cfg: CN) -> None:
     Args:
         cfg: the result of ``detectron2.config.get_cfg()``, before a file is merged into it.
     """
+    from detectron2.config import CfgNode as CN  # networks need the table above, without Detectron2
+
     _C = cfg
 
     # ---------------------------------------------------------------------------------------------

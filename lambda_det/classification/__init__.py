@@ -1,22 +1,13 @@
-"""ImageNet training: recipes, data, and the task that turns them into checkpoints.
+"""ImageNet training: recipes, data, and the task that turns them into checkpoints."""
 
-The names below are imported when they are asked for, so that ``--help`` imports little.
-"""
+from lambda_det.classification.command_line import parser, run
+from lambda_det.classification.config import get_classification_config, load_recipe
+from lambda_det.classification.task import ClassificationTask
 
-import importlib
-
-_HOMES = {
-    "ClassificationTask": "task",
-    "get_classification_config": "config",
-    "load_recipe": "config",
-    "parser": "command_line",
-    "run": "command_line",
-}
-
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__all__ = [
+    "ClassificationTask",
+    "get_classification_config",
+    "load_recipe",
+    "parser",
+    "run",
+]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.build import Classifier, create_classifier, layer_options
+from lambda_det.modeling.backbones import layer_options
+from lambda_det.modeling.build import Classifier, create_classifier
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.modeling.specs import MobileNetSpec, get_spec
 from lambda_det.weights.provenance import PixelSettings

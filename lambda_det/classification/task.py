@@ -21,7 +21,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import lambda_det
 from lambda_det.classification.config import check_ranges, load_recipe
 from lambda_det.classification.data import (
     Sources,
@@ -52,6 +51,7 @@ from lambda_det.training.hooks import peak_memory
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.training.task import EMA, RAW, Loader, Results, Task
+from lambda_det.version import __version__
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
 __all__ = ["ClassificationTask"]
@@ -257,7 +257,7 @@ class ClassificationTask(Task):
                 "pixel_std": list(cfg.MODEL.PIXEL_STD),
                 "image_size": cfg.INPUT.TEST_SIZE or cfg.INPUT.SIZE,
                 "config": cfg.dump(),
-                "lambda_det": lambda_det.__version__,
+                "lambda_det": __version__,
             },
             "results": {
                 part: {

@@ -1,24 +1,18 @@
-"""Training, evaluation and prediction of detectors.
+"""Training, evaluation and prediction of detectors."""
 
-The names below are imported when they are asked for, so that ``--help`` imports little.
-"""
+from lambda_det.detection.command_line import lazy_parser, parser, run
+from lambda_det.detection.config import load_config
+from lambda_det.detection.heads import LambdaRes5ROIHeads
+from lambda_det.detection.lazy import load_lazy_config
+from lambda_det.detection.task import DetectionTask, load_any_config
 
-import importlib
-
-_HOMES = {
-    "DetectionTask": "task",
-    "lazy_parser": "command_line",
-    "load_any_config": "task",
-    "load_config": "config",
-    "load_lazy_config": "lazy",
-    "parser": "command_line",
-    "run": "command_line",
-}
-
-__all__ = list(_HOMES)
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__all__ = [
+    "DetectionTask",
+    "LambdaRes5ROIHeads",
+    "lazy_parser",
+    "load_any_config",
+    "load_config",
+    "load_lazy_config",
+    "parser",
+    "run",
+]

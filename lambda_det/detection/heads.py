@@ -7,7 +7,7 @@ from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from torch import nn
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.build import layer_options
+from lambda_det.modeling.backbones import layer_options
 from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.resnet import make_stage
 from lambda_det.modeling.specs import ResNetSpec, get_spec

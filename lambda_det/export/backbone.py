@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import lambda_det
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.sources import KnownNetwork
 from lambda_det.modeling import Classifier, create_backbone, create_classifier
 from lambda_det.modeling.specs import STAGES
+from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.names import compare, is_counter, named_as_in, tensors_only
 from lambda_det.weights.provenance import (
@@ -110,7 +110,7 @@ def extract_backbone(
         # "precise": recomputed for these weights; "running": the running averages of the training
         "statistics": checkpoint.get("statistics"),
         "format": FORMAT,
-        "lambda_det": lambda_det.__version__,
+        "lambda_det": __version__,
     }
     if isinstance(recipe, Mapping) and "source" in recipe:  # published weights
         meta |= {"source": recipe["source"], "license": recipe["license"]}

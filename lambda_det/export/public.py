@@ -9,8 +9,8 @@ from typing import Any
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import PathHandler, get_cache_dir
 
-import lambda_det
 from lambda_det.errors import WeightsError, listed
+from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.import_names import import_weights
@@ -81,7 +81,7 @@ class PublicWeights(PathHandler):
 
     def _get_local_path(self, path: str, force: bool = False, **kwargs: Any) -> str:
         name = path.replace("://", "_").replace("/", "_")
-        target = Path(get_cache_dir(), "lambda_det", f"{name}_{lambda_det.__version__}.pth")
+        target = Path(get_cache_dir(), "lambda_det", f"{name}_{__version__}.pth")
         if target.is_file() and not force and _is_intact(target):
             return str(target)
         # Not with ``import lambda_det``, which registers this handler

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from detectron2.layers import CNNBlockBase, FrozenBatchNorm2d, get_norm
-from detectron2.modeling import Backbone, ShapeSpec
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import mobilenet_v2
 
 from lambda_det.errors import ConfigError
+from lambda_det.foundation import CNNBlockBase, ShapeSpec, get_norm
 from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.checks import check_norm
+from lambda_det.modeling.parts import Norm, StagedBackbone, conv_norm
 from lambda_det.modeling.replacements import layer_arguments
-from lambda_det.modeling.resnet import (
-    Norm,
-    check_norm,
-    check_out_features,
-    check_probability,
-    conv_norm,
-)
 from lambda_det.modeling.specs import MobileNetSpec
 
 # torchvision's ``features`` that end each stage, by stage: the last inverted bottleneck before a
@@ -49,7 +42,7 @@ class LightweightLambdaBlock(CNNBlockBase):
         return x + self.conv3(out)
 
 
-class MobileNetV2(Backbone):
+class MobileNetV2(StagedBackbone):
     """MobileNet-v2 whose features are named res2 to res5, at strides 4 to 32.
 
     Args:
@@ -73,9 +66,7 @@ class MobileNetV2(Backbone):
         dropout: float = 0.2,
         **lambda_options: Any,
     ) -> None:
-        super().__init__()
         check_norm(norm)
-        check_probability("DROPOUT", dropout)
         if lambda_options and not spec.lambda_blocks:
             raise ConfigError(
                 f"MobileNet-v2 without lambda blocks has no {', '.join(lambda_options)}."
@@ -94,40 +85,26 @@ class MobileNetV2(Backbone):
             features[number] = LightweightLambdaBlock(
                 features[number].out_channels, norm=norm, **lambda_options
             )
-        start = 0
-        self._out_feature_strides, self._out_feature_channels = {}, {}
+        parts, shapes, start = {}, {}, 0
         for index, (name, end) in enumerate(_STAGE_ENDS.items()):
-            self.add_module(name, nn.Sequential(*features[start:end]))
-            self._out_feature_strides[name] = 2 ** (index + 1)
-            self._out_feature_channels[name] = features[end - 1].out_channels
+            parts[name] = nn.Sequential(*features[start:end])
+            channels = features[end - 1].out_channels
+            shapes[name] = ShapeSpec(channels=channels, stride=2 ** (index + 1))
             start = end
-        self.num_classes = num_classes
+        super().__init__(
+            parts,
+            shapes,
+            out_features=out_features,
+            num_classes=num_classes,
+            dropout=dropout,
+            freeze_at=freeze_at,
+        )
         if num_classes is not None:
-            self.dropout = nn.Dropout(dropout)
-            self.linear = nn.Linear(network.last_channel, num_classes)
-            nn.init.normal_(self.linear.weight, std=0.01)
             nn.init.zeros_(self.linear.bias)
-        available = (*_STAGE_ENDS, *(["linear"] if num_classes is not None else []))
-        self._out_features = check_out_features(out_features, available) or [available[-1]]
-        for name in (*_STAGE_ENDS,)[:freeze_at]:
-            stage = getattr(self, name)
-            stage.requires_grad_(False)
-            setattr(self, name, FrozenBatchNorm2d.convert_frozen_batchnorm(stage))
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Map images [B, 3, H, W] to the features of ``out_features``, by name."""
         features = {}
         for name in _STAGE_ENDS:
             x = features[name] = getattr(self, name)(x)
-        if self.num_classes is not None:
-            features["linear"] = self.linear(self.dropout(torch.flatten(x.mean((2, 3)), 1)))
-        return {name: features[name] for name in self._out_features}
-
-    def output_shape(self) -> dict[str, ShapeSpec]:
-        return {
-            name: ShapeSpec(
-                channels=self._out_feature_channels[name], stride=self._out_feature_strides[name]
-            )
-            for name in self._out_features
-            if name != "linear"
-        }
+        return self.outputs(features)

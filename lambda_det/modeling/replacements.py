@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from detectron2.layers import get_norm
 from torch import nn
 
 from lambda_det.errors import ConfigError
+from lambda_det.foundation import get_norm
 from lambda_det.layers import LambdaLayer, RelativePosition
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 

@@ -2,109 +2,81 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
-from detectron2.layers import CNNBlockBase, Conv2d, get_norm
-from detectron2.modeling.backbone.resnet import BasicStem, ResNet
-from fvcore.nn.weight_init import c2_msra_fill
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from lambda_det.errors import ConfigError
+from lambda_det.foundation import CNNBlockBase, Conv2d, ShapeSpec, get_norm
+from lambda_det.modeling.checks import check_dilation, check_norm, check_probability
 from lambda_det.modeling.padding import PaddingMask
+from lambda_det.modeling.parts import (
+    Activation,
+    Norm,
+    StagedBackbone,
+    conv_norm,
+    initialise,
+    kept_statistics,
+)
 from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
-Norm = str | Callable[[int], nn.Module]
-Activation = Callable[[Tensor], Tensor]
-
 _ACTIVATIONS: dict[str, Activation] = {"relu": F.relu_, "silu": F.silu}
 
-
-def conv_norm(
-    in_channels: int,
-    out_channels: int,
-    kernel_size: int,
-    *,
-    norm: Norm,
-    stride: int = 1,
-    dilation: int = 1,
-    activation: Activation | None = F.relu_,
-) -> Conv2d:
-    """A convolution without bias, then norm, then activation; initialised as Detectron2's."""
-    conv = Conv2d(
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=stride,
-        padding=kernel_size // 2 * dilation,
-        dilation=dilation,
-        bias=False,
-        norm=get_norm(norm, out_channels),
-        activation=activation,
-    )
-    c2_msra_fill(conv)
-    return conv
+# By design: kernel, width as a share of the stem's, and stride of each convolution
+_STEMS = {
+    "rs": ((3, 1 / 2, 2), (3, 1 / 2, 1), (3, 1, 1), (3, 1, 2)),
+    "vanilla": ((7, 1, 2),),
+    "timm": ((3, 3 / 8, 2), (3, 1 / 2, 1), (3, 1, 1)),
+}
 
 
-class ResNetRSStem(CNNBlockBase):
-    """The stem of ResNet-RS: three 3x3 convolutions, and a strided fourth for the max pooling."""
+class Stem(CNNBlockBase):
+    """Convolutions ``conv1``, ``conv2`` and so on, and a max pooling unless the design is "rs".
 
-    def __init__(self, in_channels: int, width: int, *, norm: Norm) -> None:
-        super().__init__(in_channels, width, 4)
-        self.conv1 = conv_norm(in_channels, width // 2, 3, norm=norm, stride=2)
-        self.conv2 = conv_norm(width // 2, width // 2, 3, norm=norm)
-        self.conv3 = conv_norm(width // 2, width, 3, norm=norm)
-        self.conv4 = conv_norm(width, width, 3, norm=norm, stride=2)
+    ResNet-RS has a fourth convolution, of stride 2, for the max pooling.
+
+    Args:
+        in_channels: channels of the images.
+        spec: gives design, width and activation.
+        norm: as in :class:`Bottleneck`.
+    """
+
+    def __init__(self, in_channels: int, spec: ResNetSpec, *, norm: Norm) -> None:
+        super().__init__(in_channels, spec.width, 4)
+        for number, (kernel, share, stride) in enumerate(_STEMS[spec.design], 1):
+            width = int(spec.width * share)
+            activation = _ACTIVATIONS[spec.activation]
+            conv = conv_norm(
+                in_channels, width, kernel, norm=norm, stride=stride, activation=activation
+            )
+            self.add_module(f"conv{number}", conv)
+            in_channels = width
+        if spec.design != "rs":
+            self.pool = nn.MaxPool2d(3, stride=2, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, width, ceil(H / 4), ceil(W / 4)]."""
-        return self.conv4(self.conv3(self.conv2(self.conv1(x))))
-
-
-class TimmStem(CNNBlockBase):
-    """The stem of timm's lambda ResNets: three 3x3 convolutions and a max pooling."""
-
-    def __init__(self, in_channels: int, *, norm: Norm, activation: Activation) -> None:
-        super().__init__(in_channels, 64, 4)
-        self.conv1 = conv_norm(in_channels, 24, 3, norm=norm, stride=2, activation=activation)
-        self.conv2 = conv_norm(24, 32, 3, norm=norm, activation=activation)
-        self.conv3 = conv_norm(32, 64, 3, norm=norm, activation=activation)
-        self.pool = nn.MaxPool2d(3, stride=2, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [B, C, H, W] to [B, 64, ceil(H / 4), ceil(W / 4)]."""
-        return self.pool(self.conv3(self.conv2(self.conv1(x))))
-
-
-class _GlobalMean(torch.autograd.Function):
-    """The mean over a map, whose gradient is written nowhere before it is added to another one.
-
-    PyTorch's own writes it as a contiguous map, which adds slowly to one that is channels last.
-    """
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.size = x.shape[2:]
-        return x.mean((2, 3), keepdim=True)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
-        height, width = ctx.size
-        return (grad / (height * width)).expand(-1, -1, height, width)
+        for part in self.children():
+            x = part(x)
+        return x
 
 
 class GlobalAveragePool(nn.Module):
     """Average the maps of [B, C, H, W]: [B, C, 1, 1]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return _GlobalMean.apply(x) if x.requires_grad else x.mean((2, 3), keepdim=True)
+        if not x.requires_grad:
+            return x.mean((2, 3), keepdim=True)
+        # The gradient of a sum is a view, that of a mean a contiguous map, which adds slowly to
+        # one that is channels last
+        return x.sum((2, 3), keepdim=True) / (x.shape[2] * x.shape[3])
 
 
 class SqueezeExcitation(nn.Module):
@@ -115,8 +87,8 @@ class SqueezeExcitation(nn.Module):
         self.squeeze = GlobalAveragePool()
         self.reduce = Conv2d(channels, channels // ratio, 1, activation=F.relu_)
         self.expand = Conv2d(channels // ratio, channels, 1)
-        for conv in (self.reduce, self.expand):
-            c2_msra_fill(conv)
+        initialise(self.reduce)
+        initialise(self.expand)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rescale the channels of [B, C, H, W]."""
@@ -284,11 +256,11 @@ def make_stage(
     return blocks
 
 
-class LambdaResNet(ResNet):
-    """A ResNet whose blocks may hold lambda layers; Detectron2's ``ResNet`` in all other respects.
+class LambdaResNet(StagedBackbone):
+    """A ResNet whose blocks may hold lambda layers.
 
-    Parts are named as there: ``stem``, ``res2`` to ``res5``, ``linear``. Any input size of at least
-    1x1 works; a stage of stride s gives ceil(size / s) positions.
+    Parts are named as in Detectron2's ``ResNet``: ``stem``, ``res2`` to ``res5``, ``linear``. Any
+    input size of at least 1x1 works; a stage of stride s gives ceil(size / s) positions.
 
     Args:
         spec: the architecture.
@@ -331,57 +303,48 @@ class LambdaResNet(ResNet):
     ) -> None:
         check_norm(norm)
         check_probability("STOCHASTIC_DEPTH", stochastic_depth)
-        check_probability("DROPOUT", dropout)
-        layers = Replacements(spec, norm, **lambda_options)
-        if spec.design == "rs":
-            stem = ResNetRSStem(in_channels, spec.width, norm=norm)
-        elif spec.design == "timm":
-            stem = TimmStem(in_channels, norm=norm, activation=_ACTIVATIONS[spec.activation])
-        else:
-            stem = BasicStem(in_channels, spec.width, norm)
         dilations = check_dilation(spec, dilation, multi_grid)
         if spec.kind and (mask_padding or max(*dilations.values(), *(multi_grid or ())) > 1):
             raise ConfigError(
                 f"The networks with layers of the kind {spec.kind!r} take no MASK_PADDING, no "
                 "dilation and no RES5_MULTI_GRID above 1; leave these out."
             )
-        stages = []
-        channels, in_stride = stem.out_channels, stem.stride
-        widest = 1
+        layers = Replacements(spec, norm, **lambda_options)
+        stem = Stem(in_channels, spec, norm=norm)
+        parts: dict[str, nn.Module] = {"stem": stem}
+        shapes = {"stem": ShapeSpec(channels=stem.out_channels, stride=stem.stride)}
+        channels, stride, widest = stem.out_channels, stem.stride, 1
         for index, name in enumerate(STAGES):
             # What a stage gives up in stride it makes up for in dilation
-            stride = 2 if index > 0 and dilations[name] == widest else 1
+            own_stride = 2 if index > 0 and dilations[name] == widest else 1
             widest = dilations[name]
             grid = multi_grid if name == "res5" and multi_grid else [1] * spec.blocks[index]
             blocks = make_stage(
                 spec,
                 name,
                 channels,
-                stride=stride,
+                stride=own_stride,
                 norm=norm,
-                in_stride=in_stride,
+                in_stride=stride,
                 layers=layers,
                 dilation=[widest * step for step in grid],
                 stochastic_depth=stochastic_depth * (index + 2) / 5,
             )
-            channels, in_stride = spec.channels(name), in_stride * stride
-            stages.append(blocks)
-        out_features = check_out_features(
-            out_features, ("stem", *STAGES, *(["linear"] if num_classes is not None else []))
-        )
-        # Detectron2 drops the stages after the last one asked for, and takes "linear" for the
-        # first.
-        with_linear = out_features is None or "linear" in out_features
+            channels, stride = spec.channels(name), stride * own_stride
+            parts[name] = nn.Sequential(*blocks)
+            shapes[name] = ShapeSpec(channels=channels, stride=stride)
+        if out_features is not None and "linear" not in out_features:
+            # Stages that nothing looks at would wait for gradients that never come
+            last = max((i for i, name in enumerate(parts) if name in out_features), default=0)
+            parts = dict([*parts.items()][: last + 1])
         super().__init__(
-            stem,
-            stages,
+            parts,
+            shapes,
+            out_features=out_features,
             num_classes=num_classes,
-            out_features=None if with_linear else out_features,
+            dropout=dropout,
             freeze_at=freeze_at,
         )
-        if out_features is not None:
-            self._out_features = out_features
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.checkpoint_activations = checkpoint_activations
         self.padding = PaddingMask(self) if mask_padding else None
 
@@ -389,15 +352,13 @@ class LambdaResNet(ResNet):
         """Map images [B, C, H, W] to the features of ``out_features``, by name."""
         if self.padding is not None:
             self.padding.find(x)
-        features = {}
-        x = features["stem"] = self.stem(x)
+        x = self.stem(x)
+        features = {"stem": x}
         for name, stage in zip(self.stage_names, self.stages, strict=True):
             for block in stage:
                 x = self._run(block, x)
             features[name] = x
-        if self.num_classes is not None:
-            features["linear"] = self.linear(self.dropout(torch.flatten(self.avgpool(x), 1)))
-        return {name: features[name] for name in self._out_features}
+        return self.outputs(features)
 
     def _run(self, block: Bottleneck, x: Tensor) -> Tensor:
         if not (self.checkpoint_activations and torch.is_grad_enabled()):
@@ -408,88 +369,3 @@ class LambdaResNet(ResNet):
             use_reentrant=False,
             context_fn=lambda: (nullcontext(), kept_statistics(block)),
         )
-
-
-@contextmanager
-def kept_statistics(module: nn.Module) -> Iterator[None]:
-    """Leave running statistics alone, so that a block computed twice counts its batch once."""
-    norms = [part for part in module.modules() if getattr(part, "running_mean", None) is not None]
-    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for norm, buffers in zip(norms, kept, strict=True):
-                for name, buffer in norm.named_buffers():
-                    buffer.copy_(buffers[name])
-
-
-def check_norm(norm: Norm) -> None:
-    """Raise ConfigError where Detectron2 knows no norm of that name."""
-    try:
-        get_norm(norm, 32)
-    except KeyError as error:
-        raise ConfigError(
-            f"NORM is {norm!r}, which Detectron2 doesn't know; it has BN, SyncBN, FrozenBN, GN, "
-            "nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN and '' for none."
-        ) from error
-
-
-def check_probability(name: str, value: float) -> None:
-    """Raise ConfigError where a part could never take part in training."""
-    if not 0 <= value < 1:
-        raise ConfigError(
-            f"{name} is {value}, but as the probability of leaving a part out it must be at least "
-            "0 and below 1."
-        )
-
-
-def check_out_features(
-    out_features: Sequence[str] | None, available: Sequence[str]
-) -> list[str] | None:
-    """``out_features`` as a list, or None.
-
-    Raises:
-        ConfigError: if a name is not one of ``available``.
-    """
-    if out_features is None:
-        return None
-    if len(out_features) == 0:
-        raise ConfigError(f"OUT_FEATURES is empty; name some of {', '.join(available)}.")
-    for name in out_features:
-        if name not in available:
-            raise ConfigError(
-                f"OUT_FEATURES names {name!r}, but this backbone has {', '.join(available)}."
-            )
-    return list(out_features)
-
-
-def check_dilation(
-    spec: ResNetSpec, dilation: Mapping[str, int] | None, multi_grid: Sequence[int] | None
-) -> dict[str, int]:
-    """The dilation of each stage.
-
-    Raises:
-        ConfigError: a stage that cannot be dilated, a dilation below that of the stage before, or
-            a multi-grid that does not fit the blocks of res5.
-    """
-    dilation = dict(dilation or {})
-    for name, value in dilation.items():
-        if name not in STAGES[1:] or type(value) is not int or value < 1:
-            raise ConfigError(
-                f"The dilation of {name} is {value!r}; {', '.join(STAGES[1:])} can have whole "
-                "numbers from 1."
-            )
-    result = {name: dilation.get(name, 1) for name in STAGES}
-    for before, name in itertools.pairwise(STAGES):
-        if result[name] < result[before]:
-            raise ConfigError(
-                f"The dilation of {name} is {result[name]}, less than the {result[before]} of "
-                f"{before}, and would narrow what the positions see; give at least that."
-            )
-    if multi_grid is not None and (len(multi_grid) != spec.blocks[-1] or min(multi_grid) < 1):
-        raise ConfigError(
-            f"MODEL.RESNETS.RES5_MULTI_GRID is {list(multi_grid)}, but res5 of this network has "
-            f"{spec.blocks[-1]} blocks; give as many whole numbers from 1."
-        )
-    return result

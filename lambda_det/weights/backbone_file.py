@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from detectron2.layers import FrozenBatchNorm2d
-from detectron2.utils.file_io import PathManager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.files import replace_file
+from lambda_det.foundation import FrozenBatchNorm2d
 from lambda_det.weights.formats import WRITERS, read_checkpoint
 from lambda_det.weights.import_names import import_weights
 from lambda_det.weights.names import (
@@ -186,7 +185,11 @@ def load_backbone_weights(
         WeightsError: the file cannot be read or was changed, or a tensor is missing or has another
             shape. The backbone is unchanged then.
     """
-    file = PathManager.get_local_path(str(path)) if is_public(path) else path
+    file = path
+    if is_public(path):
+        from detectron2.utils.file_io import PathManager  # which has a handler of ours for them
+
+        file = PathManager.get_local_path(str(path))
     content = import_weights(read_checkpoint(file), path)
     check_provenance(content, path)
     there, options = named_network(content)

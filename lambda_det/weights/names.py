@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from detectron2.modeling import Backbone
 from torch import Tensor, nn
 
 from lambda_det.errors import WeightsError, listed
+from lambda_det.foundation import Backbone
 
 __all__ = [
     "Fit",

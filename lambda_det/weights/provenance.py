@@ -8,15 +8,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from detectron2.config import CfgNode
 from torch import Tensor, nn
 
 from lambda_det.config import LAMBDA_LAYER_KEYS
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.weights.names import tensors_only
+
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
 
 __all__ = [
     "AUTHOR",

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlparse
 
 import torch
-from iopath.common.file_io import get_cache_dir
 
 from lambda_det.errors import ConfigError, WeightsError, suggest
 from lambda_det.weights.formats import read_checkpoint
@@ -230,6 +229,8 @@ def _on_hub(repository: str, file: str, place: str) -> tuple[str, Path, Callable
             return hf_hub_download(repository, file)
         finally:
             logging.set_verbosity(verbosity)
+
+    from iopath.common.file_io import get_cache_dir  # a requirement of Detectron2, not of networks
 
     origin = f"https://huggingface.co/{repository}/resolve/main/{file}"
     return origin, Path(get_cache_dir(), "lambda_det", place), download

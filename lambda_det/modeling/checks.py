@@ -1,0 +1,83 @@
+"""Options of networks that cannot work, each refused with a sentence."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from lambda_det.errors import ConfigError
+from lambda_det.foundation import get_norm
+from lambda_det.modeling.specs import STAGES, ResNetSpec
+
+__all__ = ["check_dilation", "check_norm", "check_out_features", "check_probability"]
+
+
+def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
+    """Raise ConfigError where Detectron2 knows no norm of that name."""
+    try:
+        get_norm(norm, 32)
+    except KeyError as error:
+        raise ConfigError(
+            f"NORM is {norm!r}, which Detectron2 doesn't know; it has BN, SyncBN, FrozenBN, GN, "
+            "nnSyncBN, naiveSyncBN, naiveSyncBN_N, LN and '' for none."
+        ) from error
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise ConfigError where a part could never take part in training."""
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"{name} is {value}, but as the probability of leaving a part out it must be at least "
+            "0 and below 1."
+        )
+
+
+def check_out_features(out_features: Sequence[str] | None, available: Sequence[str]) -> list[str]:
+    """``out_features`` as a list; the last of ``available`` for None.
+
+    Raises:
+        ConfigError: there are none, or a name is not one of ``available``.
+    """
+    if out_features is None:
+        return [available[-1]]
+    if len(out_features) == 0:
+        raise ConfigError(f"OUT_FEATURES is empty; name some of {', '.join(available)}.")
+    for name in out_features:
+        if name not in available:
+            raise ConfigError(
+                f"OUT_FEATURES names {name!r}, but this backbone has {', '.join(available)}."
+            )
+    return list(out_features)
+
+
+def check_dilation(
+    spec: ResNetSpec, dilation: Mapping[str, int] | None, multi_grid: Sequence[int] | None
+) -> dict[str, int]:
+    """The dilation of each stage.
+
+    Raises:
+        ConfigError: a stage that cannot be dilated, a dilation below that of the stage before, or
+            a multi-grid that does not fit the blocks of res5.
+    """
+    dilation = dict(dilation or {})
+    for name, value in dilation.items():
+        if name not in STAGES[1:] or type(value) is not int or value < 1:
+            raise ConfigError(
+                f"The dilation of {name} is {value!r}; {', '.join(STAGES[1:])} can have whole "
+                "numbers from 1."
+            )
+    result = {name: dilation.get(name, 1) for name in STAGES}
+    for before, name in itertools.pairwise(STAGES):
+        if result[name] < result[before]:
+            raise ConfigError(
+                f"The dilation of {name} is {result[name]}, less than the {result[before]} of "
+                f"{before}, and would narrow what the positions see; give at least that."
+            )
+    if multi_grid is not None and (len(multi_grid) != spec.blocks[-1] or min(multi_grid) < 1):
+        raise ConfigError(
+            f"MODEL.RESNETS.RES5_MULTI_GRID is {list(multi_grid)}, but res5 of this network has "
+            f"{spec.blocks[-1]} blocks; give as many whole numbers from 1."
+        )
+    return result

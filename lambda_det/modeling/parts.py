@@ -1,0 +1,138 @@
+"""What the networks have in common: convolutions with norms, and stages whose maps have names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lambda_det.foundation import Backbone, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm
+from lambda_det.modeling.checks import check_out_features, check_probability
+
+__all__ = ["Activation", "Norm", "StagedBackbone", "conv_norm", "initialise", "kept_statistics"]
+
+Norm = str | Callable[[int], nn.Module]
+Activation = Callable[[Tensor], Tensor]
+
+
+def conv_norm(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    *,
+    norm: Norm,
+    stride: int = 1,
+    dilation: int = 1,
+    activation: Activation | None = F.relu_,
+) -> Conv2d:
+    """A convolution without bias, then norm, then activation; initialised as Detectron2's."""
+    conv = Conv2d(
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=stride,
+        padding=kernel_size // 2 * dilation,
+        dilation=dilation,
+        bias=False,
+        norm=get_norm(norm, out_channels),
+        activation=activation,
+    )
+    initialise(conv)
+    return conv
+
+
+def initialise(conv: nn.Conv2d) -> None:
+    """Initialise a convolution as He et al. (2015) do, by the number of its outputs."""
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+
+
+class StagedBackbone(Backbone):
+    """A network of a stem and stages. Their maps are its features, by the names of the parts.
+
+    Args:
+        parts: "stem" and the stages, in their order.
+        shapes: channels and stride of the map that each part gives; also of parts left out.
+        out_features: names of parts, or "linear"; None for the last.
+        num_classes: also make the classifier ``linear`` of so many classes.
+        dropout: probability of dropping a feature before ``linear``.
+        freeze_at: 1 freezes the stem, 2 the stem and the first stage, and so on.
+
+    Raises:
+        ConfigError: there is no such feature, or the probability is none.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, nn.Module],
+        shapes: Mapping[str, ShapeSpec],
+        *,
+        out_features: Sequence[str] | None,
+        num_classes: int | None,
+        dropout: float,
+        freeze_at: int,
+    ) -> None:
+        super().__init__()
+        check_probability("DROPOUT", dropout)
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.stage_names = tuple(name for name in parts if name != "stem")
+        self._out_feature_channels = {name: shape.channels for name, shape in shapes.items()}
+        self._out_feature_strides = {name: shape.stride for name, shape in shapes.items()}
+        self.num_classes = num_classes
+        available = list(shapes)
+        if num_classes is not None:
+            available.append("linear")
+            self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+            self.linear = nn.Linear(shapes[[*parts][-1]].channels, num_classes)
+            nn.init.normal_(self.linear.weight, std=0.01)  # Goyal et al. (2017), section 5.1
+            self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self._out_features = check_out_features(out_features, available)
+        self.freeze(freeze_at)
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The stages, in their order."""
+        return [getattr(self, name) for name in self.stage_names]
+
+    def freeze(self, freeze_at: int = 0) -> StagedBackbone:
+        """Freeze the first ``freeze_at`` parts: the stem is the first, the next one is res2."""
+        for name in ("stem", *self.stage_names)[:freeze_at]:
+            part = getattr(self, name).requires_grad_(False)
+            setattr(self, name, FrozenBatchNorm2d.convert_frozen_batchnorm(part))
+        return self
+
+    def output_shape(self) -> dict[str, ShapeSpec]:
+        """Channels and stride of each map of ``out_features``."""
+        return {
+            name: ShapeSpec(
+                channels=self._out_feature_channels[name], stride=self._out_feature_strides[name]
+            )
+            for name in self._out_features
+            if name != "linear"
+        }
+
+    def outputs(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the maps of all parts those asked for, and the classifier's logits of the last one."""
+        if self.num_classes is not None:
+            pooled = torch.flatten(self.avgpool([*features.values()][-1]), 1)
+            features["linear"] = self.linear(self.dropout(pooled))
+        return {name: features[name] for name in self._out_features}
+
+
+@contextmanager
+def kept_statistics(module: nn.Module) -> Iterator[None]:
+    """Leave running statistics alone, so that a block computed twice counts its batch once."""
+    norms = [part for part in module.modules() if getattr(part, "running_mean", None) is not None]
+    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for norm, buffers in zip(norms, kept, strict=True):
+                for name, buffer in norm.named_buffers():
+                    buffer.copy_(buffers[name])
