@@ -274,6 +274,12 @@ def test_bare_python(python, flag):
         assert content["versions"]["torch"] == "not installed"
 
 
+@pytest.mark.checkout
+def test_first_use_in_a_bare_python_names_the_doctor(python):
+    process = python("-S", "-c", "import lambda_det; lambda_det.LambdaLayer")
+    assert "torch" in process.stderr and "python -m lambda_det.doctor" in process.stderr
+
+
 def test_the_doctor_starts_beside_a_broken_torch(python, tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('broken')")
     process = python("-m", "lambda_det.doctor")

@@ -1,0 +1,85 @@
+"""``import lambda_det`` with and without Detectron2, in processes of their own."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+# Detectron2 and what only Detectron2 needs
+WITHOUT_DETECTRON2 = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("detectron2", "fvcore", "iopath", "yacs", "omegaconf", "hydra"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error::FutureWarning", "-c", textwrap.dedent(script)]
+    process = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.slow
+def test_networks_without_detectron2(tmp_path):
+    """Layers, classifiers and backbones compute there what they compute here."""
+    work = f"""
+        import torch, torchvision
+        import lambda_det
+        from lambda_det.modeling.complexity import measure_named
+
+        torch.manual_seed(0)
+        maps = torch.randn(2, 3, 32, 32)
+        results = [lambda_det.LambdaLayer(16, scope=3)(torch.randn(2, 16, 5, 5))]
+        plain = torchvision.models.resnet18(num_classes=3)
+        results.append(lambda_det.convert_lambda_layers(plain).eval()(maps))
+        for name in ("lambda_resnet26_slim", "lambda_resnet26t", "mobilenet_v2_lambda"):
+            results.append(lambda_det.create_classifier(name, num_classes=5)(maps))
+        for norm in ("BN", "FrozenBN", ""):
+            backbone = lambda_det.create_backbone("resnet14_slim", norm=norm, freeze_at=2)
+            weights = {str(tmp_path / "weights.pth")!r}
+            torch.save(backbone.state_dict(), weights)
+            lambda_det.create_backbone("resnet14_slim", weights=weights, norm=norm)
+            results += backbone(maps).values()
+            assert backbone.output_shape()["res5"].stride == 32
+            assert not any(p.requires_grad for p in backbone.res2.parameters())
+        print(len(lambda_det.list_models()), measure_named("resnet50", 224))
+        print([float(result.detach().double().square().sum()) for result in results])
+    """
+    assert run(textwrap.dedent(WITHOUT_DETECTRON2) + textwrap.dedent(work)) == run(work)
+
+
+@pytest.mark.slow
+def test_the_first_use_of_a_detector_says_what_is_missing():
+    script = """
+        import lambda_det
+        for name in ("Predictor", "add_lambda_config", "detectron2_config", "get_config"):
+            try:
+                getattr(lambda_det, name)
+            except ImportError as error:
+                print(error)
+    """
+    lines = run(textwrap.dedent(WITHOUT_DETECTRON2) + textwrap.dedent(script)).splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        assert "detectron2" in line and "tools/install_detectron2.py" in line
+        assert "lambda_det.doctor" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [[], ["--help"], ["-m", "lambda_det.doctor"]])
+def test_the_command_line_does_not_matter(words):
+    script = """
+        import lambda_det
+        from detectron2.modeling import BACKBONE_REGISTRY, ROI_HEADS_REGISTRY
+        assert "build_lambda_resnet_fpn_backbone" in BACKBONE_REGISTRY
+        assert "LambdaRes5ROIHeads" in ROI_HEADS_REGISTRY
+        print(all(hasattr(lambda_det, name) for name in lambda_det.__all__))
+    """
+    assert run(script, *words) == "True\n"
