@@ -24,9 +24,9 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from lambda_det import __version__
 from lambda_det.errors import ConfigError, exit_status, reason
 from lambda_det.layers.local import IMPLEMENTATIONS, unsupported, verdict
+from lambda_det.version import __version__
 
 __all__ = ["check", "main", "prove"]
 
