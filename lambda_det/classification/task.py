@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from detectron2.config import CfgNode
+from detectron2.engine import HookBase
 from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
 from detectron2.utils.events import EventWriter, get_event_storage
@@ -46,6 +47,7 @@ from lambda_det.classification.schedule import (
 )
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.modeling.implementations import Implementations
 from lambda_det.training import config_file
 from lambda_det.training.hooks import peak_memory
 from lambda_det.training.precision import Precision
@@ -181,13 +183,12 @@ class ClassificationTask(Task):
     def network(self, model: nn.Module) -> nn.Module:
         return model.classifier
 
-    def compiled(self, model: nn.Module) -> nn.Module:
-        if not self.cfg.MODEL.COMPILE:
-            return model
-        # A second handle on the same modules, so that evaluation is not compiled as well
-        model = copy.copy(model)
-        model.compile()
-        return model
+    def distribute(self, model: nn.Module) -> nn.Module:
+        if self.cfg.MODEL.COMPILE:
+            # A second handle on the same modules, so that evaluation is not compiled as well
+            model = copy.copy(model)
+            model.compile()
+        return super().distribute(model)
 
     @property
     def pixels(self) -> PixelSettings:
@@ -202,10 +203,13 @@ class ClassificationTask(Task):
     def build_train_loader(self, *, for_statistics: bool = False) -> Loader:
         return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
+    def build_hooks(self) -> list[HookBase]:
+        return [Implementations(self.settings.device), _HeldOutList(self)]
+
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:
         if resumed and self.sources.held_out is not None:
-            check_held_out(self._held_out_list, self.sources.held_out)
+            check_held_out(self.held_out_list, self.sources.held_out)
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:
         self.pixels.check(wanted_pixels(content), path)
@@ -287,12 +291,21 @@ class ClassificationTask(Task):
         )
 
     @property
-    def _held_out_list(self) -> Path:
+    def held_out_list(self) -> Path:
+        """The file with the names of the images that are held out."""
         return Path(self.settings.output_dir, "held_out.txt")
 
-    def write_lists(self) -> None:
-        if (held_out := self.sources.held_out) is not None:
-            write_list(self._held_out_list, map(held_out.name, range(len(held_out))))
+
+class _HeldOutList(HookBase):
+    """Writes the names of the images that are held out."""
+
+    def __init__(self, task: ClassificationTask) -> None:
+        self._task = task
+
+    def before_train(self) -> None:
+        held_out = self._task.sources.held_out
+        if held_out is not None and comm.is_main_process():
+            write_list(self._task.held_out_list, map(held_out.name, range(len(held_out))))
 
 
 class _ProgressPrinter(EventWriter):

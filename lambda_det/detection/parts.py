@@ -41,7 +41,8 @@ class Parts:
         test_loss: whether an evaluation in a training also computes the losses.
         with_recipe: whether the schedule follows from the data.
         kept: the user's keys that neither the data nor the number of processes change.
-        fixed_keys, sample_keys, advice, ddp_options: see :class:`lambda_det.training.task.Task`.
+        fixed_keys, sample_keys, advice: see :class:`lambda_det.training.task.Task`.
+        ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
 
         make_model: the whole model, where PyTorch makes its tensors.
         make_backbone: of the model alone, with an FPN if it has one.

@@ -34,6 +34,8 @@ from lambda_det.detection.read_lazy import read_lazy
 from lambda_det.detection.read_yaml import read_yaml
 from lambda_det.detection.schedule import DetectionSettings, scale_settings
 from lambda_det.detection.validation_loss import mean_losses
+from lambda_det.distributed.connection import distribute
+from lambda_det.modeling.implementations import Implementations
 from lambda_det.training.precision import Precision
 from lambda_det.training.step import file_names
 from lambda_det.training.task import EMA, RAW, Results, Task
@@ -105,7 +107,7 @@ class DetectionTask(Task):
         self.parts = parts = read_parts(self.config)
         self.settings = parts.settings
         self.fixed_keys, self.sample_keys = parts.fixed_keys, parts.sample_keys
-        self.advice, self.ddp_options = parts.advice, parts.ddp_options
+        self.advice = parts.advice
         check_precision(parts.test_precision, self.settings.key("test_precision"))
 
     # ------------------------------------------------------------------------------- configuration
@@ -171,6 +173,9 @@ class DetectionTask(Task):
             channels_last=fast and parts.channels_last,
         )
 
+    def distribute(self, model: nn.Module) -> nn.Module:
+        return distribute(model, self.settings.device, **self.parts.ddp_options)
+
     @property
     def pixels(self) -> PixelSettings | None:
         return self.parts.pixels
@@ -188,7 +193,7 @@ class DetectionTask(Task):
         return self.parts.make_train_loader(settings)
 
     def build_hooks(self) -> list[HookBase]:
-        return [LossNormalizers()]
+        return [LossNormalizers(), Implementations(self.settings.device)]
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:

@@ -10,10 +10,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from detectron2.utils import comm
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, LostProcessError, reason
 
-__all__ = ["AT_LENGTH", "IN_STEPS", "limit_waiting", "run_connected"]
+__all__ = ["AT_LENGTH", "IN_STEPS", "distribute", "limit_waiting", "run_connected"]
 
 # How long a collective call may take. The end of a process is noticed at once, because its
 # connections close; only a machine that loses its power or network is noticed after this time.
@@ -96,6 +99,37 @@ def limit_waiting(limit: timedelta) -> None:
         # PyTorch 2.4 has it under another name
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
         set_timeout(limit)
+
+
+def distribute(
+    model: nn.Module,
+    device: str,
+    *,
+    find_unused_parameters: bool = False,
+    fp16_compression: bool = False,
+) -> nn.Module:
+    """The model, taking the mean of the gradients over all processes where there are several.
+
+    Args:
+        model: on its device.
+        device: of the model.
+        find_unused_parameters: for a model some of whose parameters take no part in some steps.
+        fp16_compression: send the gradients as float16.
+    """
+    if comm.get_world_size() == 1:
+        return model
+    device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
+    # Synchronised norms have the same running statistics on every process; others' are the first
+    # process's where they are saved, or estimated over all of them before they are used
+    distributed = DistributedDataParallel(
+        model,
+        device_ids=device_ids,
+        broadcast_buffers=False,
+        find_unused_parameters=find_unused_parameters,
+    )
+    if fp16_compression:
+        distributed.register_comm_hook(None, fp16_compress_hook)
+    return distributed
 
 
 def _store(url: str, rank: int, world_size: int) -> dist.Store:

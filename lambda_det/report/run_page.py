@@ -35,6 +35,7 @@ from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
 from lambda_det.report.results import draw_results, read_results
 from lambda_det.training.checkpoint_files import last_checkpoint
+from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
 
 __all__ = ["build_report", "draw_panel", "read_metrics", "write_report"]
@@ -77,7 +78,7 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 
 # Which metrics are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
-    "losses": lambda name: "loss" in name and name != "loss_spikes",
+    "losses": is_loss,
     "learning rate": lambda name: name == "lr",
     "AP or accuracy, percent": lambda name: name.endswith(_SCORES),
 }

@@ -21,6 +21,7 @@ from detectron2.utils.events import (
     get_event_storage,
 )
 
+from lambda_det.training.logged import is_of_machine
 from lambda_det.training.run_folder import cut_metrics
 from lambda_det.training.writers import make_writers
 
@@ -183,14 +184,6 @@ class Histories(HookBase):
     """
 
     _WINDOW = 20  # steps, as Detectron2's writers take
-    _OF_MACHINE = (
-        "time",
-        "data_time",
-        "rank_data_time",
-        "eta_seconds",
-        "images_per_second",
-        "peak_memory",
-    )
 
     def __init__(self) -> None:
         self._resumed: Mapping[str, Mapping[str, Any]] = {}
@@ -207,7 +200,7 @@ class Histories(HookBase):
         storage = getattr(self.trainer, "storage", None)  # there is none before training
         result = {}
         for name, history in storage.histories().items() if storage else ():
-            if name in self._OF_MACHINE:
+            if is_of_machine(name):
                 continue
             oldest = history.values()[-1][1] - self._WINDOW + 1
             recent = itertools.takewhile(partial(_is_since, oldest), reversed(history.values()))

@@ -142,7 +142,6 @@ def train(
         _log_changes(task, changes, resumed=checkpoint is not None)
         if comm.is_main_process():
             save_config(task, config_file)
-            task.write_lists()
         del checkpoint  # its tensors need not stay in memory
         return trainer.train()
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lambda_det.distributed.connection import distribute
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.weights.provenance import PixelSettings
 
@@ -55,7 +56,6 @@ class Task(ABC):
         sample_keys: what the training images depend on; a resumed run that changes them is warned.
         metrics: results that a checkpoint may be the best by, the first there is.
         advice: what usually helps when a loss is not finite.
-        ddp_options: arguments for DistributedDataParallel.
     """
 
     settings: Settings
@@ -63,7 +63,6 @@ class Task(ABC):
     sample_keys: FixedKeys
     metrics: tuple[str, ...] = ()
     advice: str = "A lower learning rate"
-    ddp_options: Mapping[str, bool] = {}
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
@@ -111,9 +110,9 @@ class Task(ABC):
         """The part of the model whose weights a checkpoint holds."""
         return model
 
-    def compiled(self, model: nn.Module) -> nn.Module:
-        """The model in the form that takes the training steps."""
-        return model
+    def distribute(self, model: nn.Module) -> nn.Module:
+        """The model in the form that takes the training steps, on all processes together."""
+        return distribute(model, self.settings.device)
 
     @property
     def pixels(self) -> PixelSettings | None:
@@ -199,9 +198,6 @@ class Task(ABC):
     def build_printer(self, trainer: Any) -> EventWriter | None:
         """Shows the progress on the screen; None for Detectron2's."""
         return None
-
-    def write_lists(self) -> None:  # noqa: B027
-        """Write what belongs beside config.yaml; called on the first process."""
 
     def describe_schedule(self, start: int) -> str:
         """One line for the log about the steps to come."""

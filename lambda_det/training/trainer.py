@@ -11,19 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from detectron2.engine import HookBase, TrainerBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS, limit_waiting
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.distributed.signals import StopRequest, catch_signals
 from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
-from lambda_det.training import implementations
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
@@ -41,7 +36,7 @@ from lambda_det.training.statistics import ExponentialAverage, batch_norms, esti
 from lambda_det.training.step import TrainStep, batches_ahead
 from lambda_det.training.task import EMA, RAW, Results, Task
 
-__all__ = ["STATISTICS_SEED", "Trainer", "distribute"]
+__all__ = ["STATISTICS_SEED", "Trainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,13 +83,10 @@ class Trainer(TrainerBase):
         self.settings = settings = task.settings
         self.max_iter = settings.max_iter
         self.seed = settings.seed if settings.seed >= 0 else comm.shared_random_seed()
-        implementations.agree(settings.device)
         # The model comes before the data: a mistake in its configuration is then refused in
         # seconds, while the annotations of a large data set take a minute to read.
         self.model = task.build_model()
-        distributed = distribute(
-            task.compiled(self.model), settings.device, **task.ddp_options
-        )  # all processes have the weights of the first one from here on
+        distributed = task.distribute(self.model)  # from here on all have the first one's weights
         self.averaged = self.average = None
         if settings.ema_decay:
             self.averaged = copy.deepcopy(self.model)
@@ -120,7 +112,7 @@ class Trainer(TrainerBase):
         self.evaluation = Evaluation(
             settings.eval_period, settings.best_metric, task.metrics, settings.patience
         )
-        self.register_hooks(self._build_hooks())
+        self.register_hooks(self.build_hooks())
         self.checkpointer = SafeCheckpointer(
             task.network(self.model),
             settings.output_dir,
@@ -131,15 +123,23 @@ class Trainer(TrainerBase):
         self.saved_as = ""
         self._loader_state: Mapping[str, Any] | None = None
         self._load(checkpoint)
-        on_main_process(lambda: task.check_data(train=True, resumed=checkpoint is not None))
+        self._read_data(resumed=checkpoint is not None)
+
+    def _read_data(self, *, resumed: bool) -> None:
+        task = self.task
+        on_main_process(lambda: task.check_data(train=True, resumed=resumed))
         self.loader = task.build_train_loader()
         if self._loader_state and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(self._loader_state)
         self._statistics_loader = None
-        if settings.precise_bn_batches and batch_norms(self.model):
+        if self.settings.precise_bn_batches and batch_norms(self.model):
             self._statistics_loader = task.build_train_loader(for_statistics=True)
 
-    def _build_hooks(self) -> list[HookBase]:
+    def build_hooks(self) -> list[HookBase]:
+        """What is done around each step, in this order; the task's hooks come last.
+
+        Override it, or ``build_hooks`` of the task, to do more.
+        """
         settings, images = self.settings, self.settings.images_per_step
         printer = self.task.build_printer(weakref.proxy(self))
         return [
@@ -214,7 +214,6 @@ class Trainer(TrainerBase):
         state["seed"] = self.seed
         state["images_per_step"] = self.settings.images_per_step
         state["step"] = self.step.state_dict()
-        state["implementations"] = implementations.taken(self.settings.device)
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
         return state
@@ -238,7 +237,6 @@ class Trainer(TrainerBase):
         self.step.load_state_dict(state["step"])
         self.seed = self.step.seed = state["seed"]
         self._loader_state = state.get("loader")
-        implementations.continue_with(self.settings.device, state.get("implementations", {}))
 
     # ------------------------------------------------------------------------------------ the loop
     def train(self) -> Results:
@@ -352,34 +350,3 @@ class Trainer(TrainerBase):
             if isinstance(hook, RunWriter):
                 with contextlib.suppress(OSError):
                     hook.after_train()
-
-
-def distribute(
-    model: nn.Module,
-    device: str,
-    *,
-    find_unused_parameters: bool = False,
-    fp16_compression: bool = False,
-) -> nn.Module:
-    """The model, taking the mean of the gradients over all processes where there are several.
-
-    Args:
-        model: on its device.
-        device: of the model.
-        find_unused_parameters: for a model some of whose parameters take no part in some steps.
-        fp16_compression: send the gradients as float16.
-    """
-    if comm.get_world_size() == 1:
-        return model
-    device_ids = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else None
-    # Synchronised norms have the same running statistics on every process; others' are the first
-    # process's where they are saved, or estimated over all of them before they are used
-    distributed = DistributedDataParallel(
-        model,
-        device_ids=device_ids,
-        broadcast_buffers=False,
-        find_unused_parameters=find_unused_parameters,
-    )
-    if fp16_compression:
-        distributed.register_comm_hook(None, fp16_compress_hook)
-    return distributed

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lambda_det.errors import UserError, exit_status, listed
+from lambda_det.training.logged import is_of_machine
 
 # PyTorch is imported where it is needed, and not for --help
 if TYPE_CHECKING:
     import torch
 
-_MEASURED = ("time", "seconds", "per_second", "peak_memory")  # how their names end
 # Parts of a checkpoint: what the machine chose, and a text that config.yaml is compared instead of
-_LEFT_OUT = ("implementations", "config")
+_LEFT_OUT = ("implementations", "Implementations", "config")
 _STATUS = """
 Exit status: 0 if nothing differs, 1 if something does, 2 after an error, which is one sentence.
 """
@@ -56,7 +56,7 @@ def read_metrics(folder: Path) -> dict[int, dict[str, float]]:
             iteration = int(values.pop("iteration"))
         except (ValueError, KeyError, AttributeError):
             continue  # a line that a kill cut off
-        result[iteration] = {k: v for k, v in values.items() if not k.endswith(_MEASURED)}
+        result[iteration] = {k: v for k, v in values.items() if not is_of_machine(k)}
     return result
 
 
@@ -111,7 +111,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_compared(name: str) -> bool:
     """Whether a value of a checkpoint follows from the training alone."""
-    return not any(p in _LEFT_OUT or p.endswith(_MEASURED) for p in name.split("."))
+    return not any(p in _LEFT_OUT or is_of_machine(p) for p in name.split("."))
 
 
 def is_same(first: Any, second: Any, tolerance: float) -> bool:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lambda_det import create_backbone
 from lambda_det.config import add_lambda_config
+from lambda_det.distributed.connection import distribute
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
 from lambda_det.training.precision import Precision
 from lambda_det.training.statistics import estimate_statistics
-from lambda_det.training.trainer import distribute
 from tests.training.toy import Steps
 
 STEPS = 4

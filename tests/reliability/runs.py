@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from lambda_det.detection.data import make_shapes
+from lambda_det.training.logged import is_of_machine
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
 
@@ -87,8 +88,7 @@ def metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 
 def _without_times(line: dict[str, float]) -> dict[str, float]:
-    left_out = ("time", "seconds", "per_second", "peak_memory")
-    return {key: value for key, value in line.items() if not key.endswith(left_out)}
+    return {key: value for key, value in line.items() if not is_of_machine(key)}
 
 
 def differences(first: Any, second: Any, where: str = "") -> list[str]:

@@ -28,7 +28,8 @@ from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
 from lambda_det.files import DRAFT
 from lambda_det.layers.local import verdict
-from lambda_det.training import checkpointer, implementations, start
+from lambda_det.modeling.implementations import Implementations
+from lambda_det.training import checkpointer, start
 from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
@@ -419,8 +420,10 @@ def proved(monkeypatch):
 
 def test_the_kernels_of_a_run_are_recorded_and_kept(folder, proved, caplog):
     def steps(count):
-        Trainer(ToyTask(folder, max_iter=count), read_newest(str(folder))).train()
-        return read_newest(str(folder)).content["trainer"]["implementations"]["fused"]
+        task = ToyTask(folder, max_iter=count)
+        task.build_hooks = lambda: [Implementations("cpu")]
+        Trainer(task, read_newest(str(folder))).train()
+        return read_newest(str(folder)).content["trainer"]["hooks"]["Implementations"]["fused"]
 
     proved("float16 contiguous")
     assert steps(2) == ["float16 contiguous"]
@@ -440,7 +443,7 @@ def test_all_processes_take_the_same_kernels(common, proved, monkeypatch):
         return pickle.loads(pickle.dumps([own, frozenset(common)]))
 
     monkeypatch.setattr(comm, "all_gather", all_gather)
-    implementations.agree("cpu")
+    Implementations("cpu")
     assert verdict.allowed("cpu") == common
 
 

@@ -75,12 +75,12 @@ def test_the_first_step_and_tensor_are_named(runs, capsys):
 def test_values_beside_the_tensors_are_compared(runs, capsys):
     def add(**values):
         def change(lines, states):
-            states["model_final.pth"]["trainer"] = {"seconds": 1.0, "best": 40.0, **values}
+            states["model_final.pth"]["trainer"] = {"time": 1.0, "best": 40.0, **values}
 
         return change
 
     first = runs("first", add())
-    left_out = {"seconds": 2.0, "implementations": {"a": "b"}, "config": "OUTPUT_DIR: same"}
+    left_out = {"time": 2.0, "implementations": {"a": "b"}, "config": "OUTPUT_DIR: same"}
     assert tool.main([runs("zeroth", add(config="")), runs("same", add(**left_out))]) == 0
     capsys.readouterr()
     second = runs("second", add(best=41.0, last="b"))
