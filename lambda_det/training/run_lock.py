@@ -24,8 +24,8 @@ _SECONDS = 2.0
 class RunLock:
     """The right to write to a folder, as a context at whose end it is given up.
 
-    The system gives up the lock of a process that ends in whatever way. The file stays, and says
-    whose the lock was.
+    The system gives up the lock of a process that ends in whatever way; the file of one that was
+    killed stays, and locks nothing.
 
     Args:
         folder: of the run; it need not be there.
@@ -41,7 +41,10 @@ class RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):  # Windows does not remove a file that is open
+                self._file.unlink()
+            self._lock.release()
 
     def acquire(self) -> None:
         """Take the folder, if it can be written to and is not taken by this lock already.
