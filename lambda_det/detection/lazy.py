@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,43 +41,45 @@ __all__ = [
     "select",
 ]
 
-# The keys of ``train`` that are not Detectron2's own are those of configs/common/train.py
+# The user's key for each setting, and its value where the key is absent or null. The keys of
+# ``train`` that are not Detectron2's own are those of configs/common/train.py.
 # fmt: off
-KEYS = {
-    "output_dir":           "train.output_dir",
-    "device":               "train.device",
-    "seed":                 "train.seed",
-    "weights":              "train.init_checkpoint",
-    "max_iter":             "train.max_iter",
-    "images_per_step":      "dataloader.train.total_batch_size",
-    "accumulate":           "train.accumulate_gradients",
-    "reference_world_size": "train.reference_world_size",
-    "base_lr":              "optimizer.lr",
-    "lr_steps":             "lr_multiplier.scheduler.milestones",
-    "warmup_iters":         "lr_multiplier.warmup_length",
-    "amp":                  "train.amp.enabled",
-    "amp_dtype":            "train.amp.dtype",
-    "clipping":             "train.clip_gradients.enabled",
-    "clipping.kind":        "train.clip_gradients.clip_type",
-    "clipping.limit":       "train.clip_gradients.clip_value",
-    "clipping.norm_type":   "train.clip_gradients.norm_type",
-    "ema":                  "train.model_ema.enabled",
-    "ema_decay":            "train.model_ema.decay",
-    "cudnn_benchmark":      "train.cudnn_benchmark",
-    "float32_precision":    "train.float32_precision",
-    "num_workers":          "dataloader.train.num_workers",
-    "checkpoint_period":    "train.checkpointer.period",
-    "checkpoints_kept":     "train.checkpointer.max_to_keep",
-    "log_period":           "train.log_period",
-    "eval_period":          "train.eval_period",
-    "event_writers":        "train.event_writers",
-    "best_metric":          "train.best_metric",
-    "patience":             "train.patience",
-    "test_precision":       "train.test_precision",
-    "precise_bn":           "train.precise_bn.enabled",
-    "precise_bn_batches":   "train.precise_bn.num_iter",
+_SETTINGS: dict[str, tuple[str, Any]] = {
+    "output_dir":           ("train.output_dir", "./output"),
+    "device":               ("train.device", "cuda"),
+    "seed":                 ("train.seed", -1),
+    "weights":              ("train.init_checkpoint", ""),
+    "max_iter":             ("train.max_iter", 1),
+    "images_per_step":      ("dataloader.train.total_batch_size", 1),
+    "accumulate":           ("train.accumulate_gradients", 1),
+    "reference_world_size": ("train.reference_world_size", 0),
+    "base_lr":              ("optimizer.lr", 1.0),
+    "lr_steps":             ("lr_multiplier.scheduler.milestones", ()),
+    "warmup_iters":         ("lr_multiplier.warmup_length", 0.0),
+    "amp":                  ("train.amp.enabled", False),
+    "amp_dtype":            ("train.amp.dtype", AUTO),
+    "clipping":             ("train.clip_gradients.enabled", False),
+    "clipping.kind":        ("train.clip_gradients.clip_type", "value"),
+    "clipping.limit":       ("train.clip_gradients.clip_value", 1.0),
+    "clipping.norm_type":   ("train.clip_gradients.norm_type", 2.0),
+    "ema":                  ("train.model_ema.enabled", False),
+    "ema_decay":            ("train.model_ema.decay", 0.999),
+    "cudnn_benchmark":      ("train.cudnn_benchmark", False),
+    "float32_precision":    ("train.float32_precision", ""),
+    "num_workers":          ("dataloader.train.num_workers", 0),
+    "checkpoint_period":    ("train.checkpointer.period", 5000),
+    "checkpoints_kept":     ("train.checkpointer.max_to_keep", 5),
+    "log_period":           ("train.log_period", 20),
+    "eval_period":          ("train.eval_period", 0),
+    "event_writers":        ("train.event_writers", ("tensorboard",)),
+    "best_metric":          ("train.best_metric", ""),
+    "patience":             ("train.patience", 0),
+    "test_precision":       ("train.test_precision", "float32"),
+    "precise_bn":           ("train.precise_bn.enabled", False),
+    "precise_bn_batches":   ("train.precise_bn.num_iter", 200),
 }
 # fmt: on
+KEYS = {name: key for name, (key, _) in _SETTINGS.items()}
 # Keys that a command line may set though the file does not have them
 _OTHER_KEYS = (
     "train.channels_last",
@@ -221,26 +224,24 @@ def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
     names, there = key.split("."), list(_all_keys(lazy))
     part = ".".join(names[: 2 if names[0] == "dataloader" else 1])
     can_be_added = part in _PARTS or part in there
-    if added and can_be_added:
+    section = select(lazy, key.rpartition(".")[0]) if len(names) > 1 else None
+    if (
+        key in there
+        or (added and can_be_added)
+        or isinstance(section, ListConfig)  # OmegaConf looks at the index
+        or (isinstance(section, DictConfig) and "_target_" in section)  # and that at its arguments
+    ):
         return
-    node: Any = lazy
-    for name in names:
-        if isinstance(node, ListConfig):
-            return  # OmegaConf looks at the index
-        if isinstance(node, DictConfig) and "_target_" in node and key.endswith(f".{name}"):
-            return  # what it names looks at its arguments
-        if not isinstance(node, DictConfig) or name not in node:
-            how = (
-                f"+{key}=... adds it"
-                if can_be_added
-                else f"and nothing would read it: a value that other keys refer to, as "
-                f"${{{key}}}, belongs in the file"
-            )
-            raise ConfigError(
-                f"The command line sets {key}, which the configuration does not have ({how})"
-                f"{suggest(key, there)}"
-            )
-        node = node._get_node(name)
+    how = (
+        f"+{key}=... adds it"
+        if can_be_added
+        else f"and nothing would read it: a value that other keys refer to, as ${{{key}}}, belongs "
+        "in the file"
+    )
+    raise ConfigError(
+        f"The command line sets {key}, which the configuration does not have ({how})"
+        f"{suggest(key, there)}"
+    )
 
 
 def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -291,49 +292,24 @@ def read_settings(lazy: DictConfig) -> DetectionSettings:
         ConfigError: a value is of the wrong type or cannot be.
     """
 
-    def read(name: str, default: Any) -> Any:
-        return read_value(lazy, KEYS[name], default)
-
-    clipping = Clipping(
-        read("clipping.kind", "value"), read("clipping.limit", 1.0), read("clipping.norm_type", 2.0)
-    )
-    amp_dtype = read("amp_dtype", AUTO)
-    batches = read("precise_bn_batches", 200)
-    max_iter = read("max_iter", 1)
-    steps: tuple[int, ...] = ()
-    warmup = 0
-    if counts_steps(lazy):
-        multiplier = lazy.lr_multiplier
-        steps = tuple(multiplier.scheduler.milestones)
-        warmup = round(multiplier.warmup_length * max_iter)
-    return DetectionSettings(
-        output_dir=read("output_dir", "./output"),
-        device=read("device", "cuda"),
-        seed=read("seed", -1),
-        weights=read("weights", ""),
-        max_iter=max_iter,
-        images_per_step=_given(lazy, KEYS["images_per_step"], 1),
-        accumulate=read("accumulate", 1),
-        reference_world_size=read("reference_world_size", 0),
-        base_lr=_given(lazy, KEYS["base_lr"], 1.0),
-        warmup_iters=warmup,
-        lr_steps=steps,
-        amp_dtype=amp_dtype if read("amp", False) else None,
-        clipping=clipping if read("clipping", False) else None,
-        ema_decay=read("ema_decay", 0.999) if read("ema", False) else 0.0,
-        cudnn_benchmark=read("cudnn_benchmark", False),
-        float32_precision=read("float32_precision", ""),
-        num_workers=read("num_workers", 0),
-        checkpoint_period=read("checkpoint_period", 5000),
-        checkpoints_kept=read("checkpoints_kept", 5),
-        log_period=read("log_period", 20),
-        eval_period=read("eval_period", 0),
-        best_metric=read("best_metric", ""),
-        patience=read("patience", 0),
-        event_writers=tuple(read("event_writers", ["tensorboard"])),
-        precise_bn_batches=batches if read("precise_bn", False) else 0,
-        keys=KEYS,
-    )
+    found = {name: read_value(lazy, key, default) for name, (key, default) in _SETTINGS.items()}
+    clipping = Clipping(*(found[f"clipping.{part}"] for part in ("kind", "limit", "norm_type")))
+    has_counts = counts_steps(lazy)
+    found |= {
+        name: None for name in ("images_per_step", "base_lr") if select(lazy, KEYS[name]) is None
+    }
+    found |= {
+        "lr_steps": tuple(found["lr_steps"]) if has_counts else (),
+        "warmup_iters": round(found["warmup_iters"] * found["max_iter"]) if has_counts else 0,
+        "amp_dtype": found["amp_dtype"] if found["amp"] else None,
+        "clipping": clipping if found["clipping"] else None,
+        "ema_decay": found["ema_decay"] if found["ema"] else 0.0,
+        "event_writers": tuple(found["event_writers"]),
+        "precise_bn_batches": found["precise_bn_batches"] if found["precise_bn"] else 0,
+        "keys": KEYS,
+    }
+    fields = {field.name for field in dataclasses.fields(DetectionSettings)}
+    return DetectionSettings(**{name: found[name] for name in fields & found.keys()})
 
 
 def counts_steps(lazy: DictConfig) -> bool:
@@ -367,11 +343,6 @@ def read_value(lazy: DictConfig, key: str, default: Any) -> Any:
             f"{key} is {value!r}; it must be of type {kind.__name__}, such as {default!r}."
         )
     return value
-
-
-def _given(lazy: DictConfig, key: str, like: Any) -> Any:
-    """A value of the type of ``like``; None where the key is absent."""
-    return None if select(lazy, key) is None else read_value(lazy, key, like)
 
 
 def select(lazy: DictConfig, name: str) -> Any:

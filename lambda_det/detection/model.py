@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from detectron2.modeling.roi_heads import (
 )
 from detectron2.structures import Instances
 from detectron2.utils import comm
+from fvcore.common.registry import Registry
 from torch import Tensor, nn
 
 from lambda_det.config import leaves
@@ -41,20 +42,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-# fmt: off
-_REGISTRIES = {
-    "MODEL.META_ARCHITECTURE":       modeling.META_ARCH_REGISTRY,
-    "MODEL.BACKBONE.NAME":           modeling.BACKBONE_REGISTRY,
-    "MODEL.ANCHOR_GENERATOR.NAME":   modeling.ANCHOR_GENERATOR_REGISTRY,
-    "MODEL.PROPOSAL_GENERATOR.NAME": modeling.PROPOSAL_GENERATOR_REGISTRY,
-    "MODEL.RPN.HEAD_NAME":           RPN_HEAD_REGISTRY,
-    "MODEL.ROI_HEADS.NAME":          modeling.ROI_HEADS_REGISTRY,
-    "MODEL.ROI_BOX_HEAD.NAME":       modeling.ROI_BOX_HEAD_REGISTRY,
-    "MODEL.ROI_MASK_HEAD.NAME":      modeling.ROI_MASK_HEAD_REGISTRY,
-    "MODEL.ROI_KEYPOINT_HEAD.NAME":  modeling.ROI_KEYPOINT_HEAD_REGISTRY,
-    "MODEL.SEM_SEG_HEAD.NAME":       modeling.SEM_SEG_HEADS_REGISTRY,
-}
-# fmt: on
 # detectron2.layers.get_norm keeps its table to itself
 _NORMS = ("BN", "SyncBN", "FrozenBN", "GN", "LN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N")
 
@@ -286,18 +273,11 @@ def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
         key
         for key, value in leaves(cfg)
         if (value == name or (isinstance(value, (list, tuple)) and name in value))
-        and (key in _REGISTRIES or not registry)
+        and (not registry or key.endswith(("NAME", "META_ARCHITECTURE")))
     ]
     if not keys:
         return None
-    hint = suggest(name, _known_names(keys))
+    registries = (each for each in vars(modeling).values() if isinstance(each, Registry))
+    known = {known for each in (*registries, RPN_HEAD_REGISTRY) for known, _ in each}
+    hint = suggest(name, sorted(known) if registry else _NORMS)
     return ConfigError(f"{' and '.join(keys)} names {name!r}, which is not there{hint}")
-
-
-def _known_names(keys: Iterable[str]) -> list[str]:
-    names: set[str] = set()
-    for key in keys:
-        names.update(name for name, _ in _REGISTRIES.get(key, ()))
-        if key.endswith(".NORM"):
-            names.update(_NORMS)
-    return sorted(names)
