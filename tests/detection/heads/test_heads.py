@@ -21,6 +21,7 @@ from lambda_det.prediction import Predictor
 from lambda_det.training.checkpoint_files import read_newest
 from lambda_det.training.precision import Precision
 from lambda_det.training.trainer import Trainer
+from tests.detection.heads import try_heads
 from tests.detection.heads.tiny import CONFIGS, HEADS
 
 pytestmark = pytest.mark.slow  # trains
@@ -46,6 +47,19 @@ def _cfg(name: str, *skipped: str) -> CfgNode:
 
 def _metrics(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def test_all_shipped_heads_are_in_the_table():
+    others = {path.stem for path in CONFIGS.glob("*_lambdaresnet50.yaml")}
+    assert {head.config for head in HEADS.values()} == others - {"mask_rcnn_lambdaresnet50"}
+
+
+@pytest.mark.parametrize(("figure", "status"), [(49.9, 1), (50.0, 0), (math.nan, 1)])
+def test_a_metric_says_whether_a_head_has_learned(shapes, monkeypatch, capsys, figure, status):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(shapes))
+    monkeypatch.setattr(try_heads, "train", lambda *args: {"sem_seg/mIoU": figure})
+    assert try_heads.main(["--heads", "deeplab", "--output", "none"]) == status
+    assert ("deeplab's sem_seg/mIoU" in capsys.readouterr().err) is bool(status)
 
 
 @pytest.mark.parametrize("name", HEADS)
