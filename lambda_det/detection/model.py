@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -277,7 +277,9 @@ def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
     ]
     if not keys:
         return None
-    registries = (each for each in vars(modeling).values() if isinstance(each, Registry))
-    known = {known for each in (*registries, RPN_HEAD_REGISTRY) for known, _ in each}
-    hint = suggest(name, sorted(known) if registry else _NORMS)
+    known: Iterable[str] = _NORMS if keys[0].endswith("NORM") else ()
+    if registry:
+        registries = (each for each in vars(modeling).values() if isinstance(each, Registry))
+        known = sorted({name for each in (*registries, RPN_HEAD_REGISTRY) for name, _ in each})
+    hint = suggest(name, known) if known else "."
     return ConfigError(f"{' and '.join(keys)} names {name!r}, which is not there{hint}")

@@ -67,7 +67,7 @@ def test_a_resumed_retinanet_divides_its_losses_as_before():
         ("MODEL.META_ARCHITECTURE", "GeneralisedRCNN", "GeneralizedRCNN"),
         ("MODEL.RPN.HEAD_NAME", "StandardRPN", "StandardRPNHead"),
         ("MODEL.ROI_BOX_HEAD.NAME", "FastRCNNConvHead", "FastRCNNConvFCHead"),
-        ("MODEL.ROI_HEADS.NAME", "", "check the spelling"),
+        ("MODEL.ROI_HEADS.NAME", "", "there are"),
         ("MODEL.FPN.NORM", "SynBN", "SyncBN"),
         ("MODEL.ROI_MASK_HEAD.NORM", "naiveSyncBN_M", "naiveSyncBN_N"),
         ("MODEL.FPN.IN_FEATURES", ["res2", "res3", "res4", "res6"], "'res6'"),
