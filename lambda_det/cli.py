@@ -36,6 +36,7 @@ COMMANDS = {
     "report": Command("report.command_line:main", "write one HTML page on a run"),
     "export": Command("export.command_line:main", "write TorchScript, torch.export or ONNX"),
     "backbone": Command("export.backbone_command:main", "write a backbone file for detectors"),
+    "plan": Command("plan:main", "say what a training will take: memory, steps and hours"),
     "info": Command("modeling.command_line:main", "list the networks with their operations"),
     "doctor": Command("doctor.__main__:main", "look for what is missing or broken here"),
     "run": Command("run:main", "run a training script of Detectron2 with our backbones"),

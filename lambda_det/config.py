@@ -181,7 +181,7 @@ def add_lambda_config(cfg: CN) -> None:
     # Evaluations in the whole training
     _C.RECIPE.EVALUATIONS = 10
     # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
-    # the file's sizes, as projects/benchmarks/plan.py counts them for 1 and 2 images. It makes
+    # the file's sizes, as counted for 1 and 2 images. It makes
     # SOLVER.IMS_PER_BATCH; [] leaves that as it is, and --batch sets it.
     _C.RECIPE.MEMORY = []
     # Keys that the recipe leaves alone; those of the command line are added to them

@@ -23,7 +23,7 @@ FLOORS = (
     ("detection", "classification"),
     ("export", "report", "doctor"),
     ("prediction",),
-    ("run", "__init__"),
+    ("run", "plan", "__init__"),
     ("cli",),
     ("__main__",),
 )

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lambda_benchmarks.memory import is_out_of_memory, limited_memory, peak_memory, tensor_bytes
+from lambda_benchmarks.memory import is_out_of_memory, limited_memory
 from lambda_det.errors import ConfigError
+from lambda_det.plan import peak_memory, tensor_bytes
 
 # The modes
 FORWARD = "forward"  # in eval mode, without gradients

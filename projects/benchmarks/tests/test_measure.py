@@ -12,6 +12,7 @@ from torch import nn
 from lambda_benchmarks import measure, memory, report
 from lambda_benchmarks.measure import BOTH, FORWARD, STEP, Case, Group, Setting, Subject
 from lambda_det.errors import ConfigError
+from lambda_det.plan import peak_memory
 
 CPU = torch.device("cpu")
 MB = 1_000_000
@@ -142,28 +143,6 @@ def test_without_a_base_there_are_no_ratios():
     assert found["ratio"] is None and found["seconds"][1] > 0
 
 
-def test_peak_memory():
-    held = torch.empty(MB)
-
-    def work():
-        first, second = torch.empty(MB // 4), torch.empty(MB // 2)  # 1 and 2 MB
-        del first
-        third = torch.empty(MB // 8)
-        view = third[10:]
-        fourth = view.clone()[:1]
-        del second, third, view
-        return torch.empty(MB // 4), fourth
-
-    at_once = 2 * MB + MB // 2 + MB // 2 - 40
-    for _ in range(2):
-        assert at_once <= memory.peak_memory(work, CPU) <= at_once + 200
-    assert memory.peak_memory(lambda: held.add_(1), CPU) < 200
-    # What was there before doesn't make room by going
-    several = []
-    memory.peak_memory(lambda: several.append(torch.empty(MB)), CPU)
-    assert memory.peak_memory(lambda: (several.clear(), torch.empty(MB // 4)), CPU) >= MB
-
-
 def test_peak_memory_of_a_layer():
     layer = nn.Linear(1000, 500, bias=False)
     case = Case("a", lambda: (layer, (torch.randn(100, 1000, requires_grad=True),)))
@@ -178,7 +157,7 @@ def test_peak_memory_of_a_layer():
     assert subject.peak_bytes(BOTH) == pytest.approx(y + weight + x, abs=2000)
     # The momentum is there before the step, and counts all the same
     subject.clear()
-    without = memory.peak_memory(lambda: subject.run(STEP), CPU)
+    without = peak_memory(lambda: subject.run(STEP), CPU)
     assert without >= 2 * weight + x
     assert subject.peak_bytes(STEP) == pytest.approx(without + weight, abs=2000)
 

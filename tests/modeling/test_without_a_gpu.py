@@ -20,15 +20,15 @@ import torch
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY
 
-from lambda_benchmarks.dry_run import Trace, is_available, pretend_gpu
 from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.detection import load_config
 from lambda_det.layers.local import compiled, fused, query_first
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import ALL, STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
+from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYOUTS = (torch.channels_last, torch.contiguous_format)
 SETTINGS = list(itertools.product(DTYPES, LAYOUTS))
@@ -62,8 +62,7 @@ def run(make, shape, settings, *more, backward=False, same_layout=True):
         for dtype, layout in settings:
             with torch.device("cuda"):
                 x = torch.empty(shape).to(memory_format=layout).requires_grad_(backward)
-            trace = Trace("cuda", given=[x, *model.parameters(), *model.buffers()])
-            with trace:
+            with Trace() as trace:
                 with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
                     outputs = model(x, *more)
                 outputs = list(outputs.values()) if isinstance(outputs, dict) else [outputs]

@@ -1,41 +1,35 @@
 """What a computation would do on a GPU, found on tensors without data, on any machine.
 
 PyTorch's fake tensors have shapes, dtypes and devices, and no memory. :func:`pretend_gpu` is a
-place where they can be on "cuda", autocast included, and a :class:`Trace` notes what is called on
-them: operators, operations, memory, and copies that the host waits for. Autograd's engine needs a
-real GPU for tensors on "cuda", so :func:`backward` walks the graph itself, in the engine's order.
+place where they can be on "cuda", autocast included, and a :class:`Trace` notes the operators that
+are called on them, and the copies that the host waits for. Autograd's engine needs a real GPU for
+tensors on "cuda", so :func:`backward` walks the graph itself, in the engine's order.
 
-What PyTorch's operators do inside is not seen: workspaces of cuDNN, and operators that are several
-kernels. ``lambda_det::query_first`` is taken apart into what it calls.
+``lambda_det::query_first`` is taken apart into what it calls.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.autograd.graph import Node
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from lambda_det.errors import UserError
 from lambda_det.layers.local import query_first, verdict
 
-__all__ = ["Part", "Trace", "backward", "is_available", "pretend_gpu"]
+__all__ = ["Trace", "backward", "is_available", "pretend_gpu"]
 
-ELSEWHERE = ""  # the part of what no watched module does
-_ROUNDED_TO = {"cuda": 512}  # bytes, by PyTorch's allocators
 # Operators that neither compute nor copy, beside views
 _FREE = frozenset(
     ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view")
@@ -83,63 +77,17 @@ def pretend_gpu() -> Iterator[None]:
         yield
 
 
-@dataclass
-class Part:
-    """What a part of a network takes.
-
-    Attributes:
-        forward, backward: floating-point operations, two for a multiply-add. What activation
-            checkpointing computes again counts for the backward pass.
-        kept: bytes that the forward pass keeps for the backward pass, without parameters.
-    """
-
-    forward: int = 0
-    backward: int = 0
-    kept: int = 0
-
-
-@dataclass
-class _Saved:
-    """What autograd keeps of the forward pass."""
-
-    tensor: Tensor | None
-    part: str
-
-
 class Trace:
     """Notes what is called while it is entered.
-
-    Args:
-        device: type of the device whose memory is counted.
-        places: the name of the part that a module is.
-        given: tensors that were there before, such as parameters; their memory is not counted.
 
     Attributes:
         operators: calls by operator, without views. Each is at least one kernel on a GPU.
         waits: of them, those that copy between the host and the device.
-        parts: by name; ``ELSEWHERE`` for what is outside of all ``places``.
-        peak: the most bytes that the tensors which were made here took at once.
     """
 
-    def __init__(
-        self,
-        device: str = "cuda",
-        places: Mapping[nn.Module, str] | None = None,
-        given: Iterable[Tensor] = (),
-    ) -> None:
+    def __init__(self) -> None:
         self.operators: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
-        self.parts = {name: Part() for name in (*(places or {}).values(), ELSEWHERE)}
-        self.peak = 0
-        self._device = device
-        self._places = places or {}
-        self._now = 0
-        # By storage; those that were given never go
-        self._alive: dict[int, Any] = {_key(tensor): None for tensor in given}
-        self._kept: set[int] = set(self._alive)
-        self._names = [ELSEWHERE]
-        self._unpacked: list[_Saved] = []
-        self._in_backward = False
         self._mode = _Mode(self)
 
     @property
@@ -147,109 +95,31 @@ class Trace:
         """The least number of kernels that a GPU runs."""
         return self.operators.total()
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """What is called inside belongs to that part."""
-        self.parts.setdefault(name, Part())
-        self._names.append(name)
-        try:
-            yield
-        finally:
-            self._names.pop()
-
     def __enter__(self) -> Trace:
-        self._stack = ExitStack()
-        for module, name in self._places.items():
-            enter = module.register_forward_pre_hook(lambda m, x, n=name: self._names.append(n))
-            leave = module.register_forward_hook(lambda m, x, y: self._names.pop() and None)
-            self._stack.callback(enter.remove)
-            self._stack.callback(leave.remove)
-        self._stack.enter_context(saved_tensors_hooks(self._pack, self._unpack))
-        self._stack.enter_context(self._mode)
+        self._mode.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self._mode.__exit__(*error)
 
     def backward(self, outputs: list[Tensor]) -> set[Tensor]:
-        """The backward pass of ``outputs``, whose gradients are tensors of their size.
-
-        Gradients of parameters are forgotten at once, as if they were added to what is there.
-
-        Args:
-            outputs: the list is emptied, so that they don't outlive their use.
-
-        Returns:
-            The leaves of the graph, such as parameters.
-        """
+        """The backward pass of ``outputs``; returns the leaves of the graph, such as parameters."""
         leaves: set[Tensor] = set()
-        self._in_backward = True
-        try:
-            backward(outputs, lambda leaf, gradient: leaves.add(leaf), self._release)
-        finally:
-            self._in_backward = False
+        backward(outputs, lambda leaf, gradient: leaves.add(leaf))
         return leaves
 
     def called(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         """Note an operator."""
-        tensors = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
-        for tensor in tensors:
-            self._allocate(tensor)
         if func.namespace == "prim" or func._opname in _FREE or _is_view(func):
             return
         name = f"{func.namespace}::{func._opname}"
         self.operators[name] += 1
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if len({x.device.type for x in (*given, *tensors)}) > 1:
+        tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+        if len({x.device.type for x in tensors}) > 1:
             # A number on the host, as 0-dim tensor, is passed to a kernel without a copy
-            large = {x.device.type for x in (*given, *tensors) if x.dim() > 0}
+            large = {x.device.type for x in tensors if x.dim() > 0}
             if len(large) > 1 or func._opname in ("_to_copy", "copy_"):
                 self.waits[name] += 1
-        if func._overloadpacket in flop_registry:
-            count = flop_registry[func._overloadpacket](*args, **kwargs, out_val=result)
-            part = self.parts[self._names[-1]]
-            if self._in_backward:
-                part.backward += count
-            else:
-                part.forward += count
-
-    def _allocate(self, tensor: Tensor) -> None:
-        if tensor.device.type != self._device:
-            return
-        storage, key = tensor.untyped_storage(), _key(tensor)
-        if key in self._alive:
-            return
-        unit = _ROUNDED_TO.get(self._device, 1)
-        size = -(-storage.nbytes() // unit) * unit
-
-        def free(_: object) -> None:
-            del self._alive[key]
-            self._kept.discard(key)
-            self._now -= size
-
-        self._alive[key] = weakref.ref(storage, free)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-
-    def _pack(self, tensor: Tensor) -> _Saved:
-        part = self._names[-1]
-        key = _key(tensor)
-        if key not in self._kept and tensor.device.type == self._device:
-            self._kept.add(key)
-            self.parts[part].kept += tensor.untyped_storage().nbytes()
-        return _Saved(tensor, part)
-
-    def _unpack(self, saved: _Saved) -> Tensor:
-        self._unpacked.append(saved)
-        self._names[0] = saved.part  # what the node does belongs to the part that kept this
-        return saved.tensor
-
-    def _release(self) -> None:
-        """After a node of the graph, which the engine lets go of what it kept."""
-        for saved in self._unpacked:
-            saved.tensor = None
-        self._unpacked.clear()
-        self._names[0] = ELSEWHERE
 
 
 class _Mode(TorchDispatchMode):
@@ -278,27 +148,18 @@ _TAKEN_APART: dict[Any, Callable] = {
 }
 
 
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _is_view(func: Any) -> bool:
     """Whether an operator's results are, by its schema, views of its arguments."""
     aliases = [result.alias_info for result in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def backward(
-    outputs: list[Tensor],
-    on_gradient: Callable[[Tensor, Tensor], None],
-    after_node: Callable[[], None] = lambda: None,
-) -> None:
+def backward(outputs: list[Tensor], on_gradient: Callable[[Tensor, Tensor], None]) -> None:
     """Walk the graph behind ``outputs`` as autograd's engine does, without needing a device.
 
     Args:
         outputs: their gradients are ones. The list is emptied.
         on_gradient: called with each leaf of the graph, such as a parameter, and its gradient.
-        after_node: called after each node.
 
     Raises:
         RuntimeError: a gradient is on another device than the tensor it belongs to, or does not fit
@@ -325,7 +186,6 @@ def backward(
                 continue
             outgoing = _call(node, incoming)
             incoming.clear()
-            after_node()
             for (target, index), gradient in zip(node.next_functions, outgoing, strict=False):
                 if target is None:
                     continue

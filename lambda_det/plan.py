@@ -1,0 +1,396 @@
+"""The plan of a training: time and memory of its steps, from two small ones that are taken here.
+
+A detector computes one image of a quarter and one of half the side of its training images, a
+classifier two and six images of their size. Seconds and bytes are taken for linear in the pixels of
+all images, with a part that each image (of a detector) or each pass (of a classifier) takes
+whatever its size. Weights, gradients and the optimiser's numbers are counted. docs/gpu.md has how
+far that was from steps of other sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from detectron2.structures import BitMasks, Boxes, Instances, Keypoints
+from detectron2.utils.events import EventStorage
+from tabulate import tabulate
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+from lambda_det.classification.config import check_ranges, is_recipe, load_recipe
+from lambda_det.classification.data import Sources, build_sources
+from lambda_det.classification.data.sources import SyntheticSource
+from lambda_det.classification.task import ClassificationTask
+from lambda_det.detection.lazy import is_lazy_file
+from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.errors import ConfigError, DataError, exit_status
+from lambda_det.training.command_line import add_config_flag
+from lambda_det.training.precision import Precision
+from lambda_det.training.settings import Settings
+from lambda_det.training.task import Task
+
+__all__ = ["Fit", "Step", "main", "make_plan", "measure", "peak_memory", "tensor_bytes"]
+
+GIB = 2**30
+OBJECTS = 20  # of an image of a detector; COCO has 7 on average
+CONTEXT = GIB  # of CUDA, cuDNN and cuBLAS on a GPU
+FRAGMENTS = 1.08  # of all tensors, for what the allocator loses between them
+MOST_IMAGES = 512  # at once; more are not looked at
+_KNOWN = {"cifar10": (10, 50_000)}  # classes and images of a DATA.FORMAT; else ImageNet's
+
+_EXAMPLES = """examples:
+  %(prog)s --config configs/mask_rcnn_lambdaresnet152.yaml --gpu-memory 80 --num-gpus 8
+  %(prog)s --config configs/mask_rcnn_lambdaresnet50.py dataloader.image_size=640
+  %(prog)s --config configs/imagenet/lambda_resnet50_160.yaml --num-gpus 8
+
+Data are not needed. Times are those of this machine, which takes four steps or so of each size.
+"""
+
+
+# ------------------------------------------------------------------------------------- measurements
+@dataclass(frozen=True)
+class Step:
+    """A training step that was taken.
+
+    Attributes:
+        images, side: of the batch; images are squares.
+        seconds: of forward and backward pass.
+        update: seconds of the optimiser.
+        peak: bytes of tensors at once, beyond ``state``.
+        state: bytes of weights, gradients and the optimiser's numbers.
+    """
+
+    images: int
+    side: int
+    seconds: float
+    update: float
+    peak: int
+    state: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What steps of other sizes will take, by two that were taken.
+
+    Attributes:
+        small, large: the steps.
+        by_image: whether what does not depend on the pixels is taken for each image, or for each
+            pass.
+    """
+
+    small: Step
+    large: Step
+    by_image: bool
+
+    def _fitted(self, name: str, images: int, side: int) -> float:
+        rows = [(self._units(s.images), s.images * s.side**2, s) for s in (self.small, self.large)]
+        (units, first, small), (_, second, large) = rows
+        slope = max(getattr(large, name) - getattr(small, name), 0) / (second - first)
+        rest = max(getattr(small, name) - slope * first, 0) / units
+        return rest * self._units(images) + slope * images * side**2
+
+    def _units(self, images: int) -> int:
+        return images if self.by_image else 1
+
+    def seconds(self, images: int, side: int, accumulate: int = 1) -> float:
+        """Of an optimiser step with so many batches."""
+        return accumulate * self._fitted("seconds", images, side) + self.large.update
+
+    def memory(self, images: int, side: int) -> int:
+        """Bytes of all tensors at once."""
+        return int(self.large.state + self._fitted("peak", images, side))
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> int:
+    """The most bytes of tensors that ``work`` has at once, beyond those alive before it.
+
+    On a GPU the allocator reports it. On the CPU it is the sum of the allocator's own events, which
+    is exact and excludes other parts of the process. Memory that a library takes elsewhere than
+    from PyTorch's allocator is not counted. Counting slows the work down: don't time it.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(profile_memory=True) as profiler:
+        work()
+    alive: dict[int, int] = {}
+    now = peak = 0
+    for address, size in _allocations(profiler.kineto_results.experimental_event_tree()):
+        if size > 0:
+            alive[address] = size
+            now += size
+            peak = max(peak, now)
+        else:  # what was allocated before the profile and is freed now does not count
+            now -= alive.pop(address, 0)
+    return peak
+
+
+def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
+    """Addresses and bytes, negative where memory is freed, in the order of time."""
+    from torch._C._profiler import _EventType  # private: used here only
+
+    found, waiting = [], list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    return [(address, size) for _, address, size in sorted(found, key=lambda event: event[0])]
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of some tensors, each storage once."""
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:
+    """Take training steps on noise, of each (images, side of an image), on the task's device."""
+    device = torch.device(task.settings.device)
+    model = task.build_model().train()
+    optimizer = task.build_optimizer(model)
+    precision = Precision.of(task.settings)
+
+    def timed(work: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    steps = []
+    for images, side in sizes:
+        batch = _noise(task, images, side)
+
+        def gradients(batch: Any = batch) -> None:
+            optimizer.zero_grad(set_to_none=False)  # as in accumulation, where they are there
+            with EventStorage(), precision.autocast():
+                loss = sum(model(batch).values())
+            loss.backward()
+
+        times = [(timed(gradients), timed(optimizer.step)) for _ in range(3)][1:]
+        held = [value for state in optimizer.state.values() for value in state.values()]
+        held += [p.grad for p in model.parameters() if p.grad is not None]
+        held += [*model.parameters(), *model.buffers()]
+        steps.append(
+            Step(
+                images,
+                side,
+                *map(min, zip(*times, strict=True)),
+                peak=peak_memory(gradients, device),
+                state=tensor_bytes(tensor for tensor in held if isinstance(tensor, Tensor)),
+            )
+        )
+    return steps
+
+
+def _noise(task: Task, images: int, side: int) -> Any:
+    if isinstance(task, ClassificationTask):
+        pixels = torch.randint(0, 256, (images, side, side, 3), dtype=torch.uint8)
+        return {"images": pixels, "labels": torch.zeros(images, dtype=torch.long)}
+    return [_noisy_sample(side, task.parts.detector.keypoints or 17) for _ in range(images)]
+
+
+def _noisy_sample(side: int, keypoints: int) -> dict[str, object]:
+    """An image of noise in Detectron2's format, with whatever annotations a model may want."""
+    corners = torch.rand(OBJECTS, 2) * side / 2
+    sides = 16 + torch.rand(OBJECTS, 2) * (side / 2 - 16)
+    objects = Instances((side, side))
+    objects.gt_boxes = Boxes(torch.cat([corners, corners + sides], dim=1))
+    objects.gt_classes = torch.zeros(OBJECTS, dtype=torch.long)
+    masks = torch.zeros(OBJECTS, side, side, dtype=torch.bool)
+    for mask, (left, top, right, bottom) in zip(masks, objects.gt_boxes.tensor.long(), strict=True):
+        mask[top:bottom, left:right] = True
+    objects.gt_masks = BitMasks(masks)
+    centres = (corners + sides / 2)[:, None].repeat(1, keypoints, 1)
+    objects.gt_keypoints = Keypoints(torch.cat([centres, torch.full_like(centres[..., :1], 2)], 2))
+    return {
+        "image": torch.randint(0, 256, (3, side, side), dtype=torch.uint8),
+        "instances": objects,
+        "sem_seg": torch.zeros(side, side, dtype=torch.long),
+        "height": side,
+        "width": side,
+    }
+
+
+# --------------------------------------------------------------------------------------- the plan
+def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[str]]:
+    """The task of a file, the largest size of its images, and notes for the user.
+
+    Raises:
+        ConfigError: the file, a key or a value cannot be, or the size does not follow from it.
+    """
+    words = argparse.Namespace(
+        config_file=file, opts=list(opts), synthetic_data=False, debug_numerics=False
+    )
+    if not is_recipe(file):
+        task = DetectionTask(load_any_config(words))
+        task.register_data()
+        if task.parts.training_size is None:
+            raise ConfigError(
+                "The size of training images does not follow from "
+                "dataloader.train.mapper.augmentations: let the last of them be a FixedSizeCrop, "
+                "or a ResizeShortestEdge with a max_size."
+            )
+        note = "Batch and steps are the file's; in the training they follow from the data."
+        return task, task.parts.training_size, [note] * task.parts.with_recipe
+    cfg = load_recipe(words)
+    check_ranges(cfg)
+    notes = []
+    try:
+        sources = build_sources(cfg)
+    except DataError:
+        classes, images = _KNOWN.get(cfg.DATA.FORMAT, (1000, 1_281_167))
+        sources = Sources(SyntheticSource(cfg.INPUT.SIZE, classes, images), None, None)
+        notes = [
+            f"Guessed, since DATA.TRAIN {cfg.DATA.TRAIN} is not here: {images:,} images of "
+            f"{classes:,} classes."
+        ]
+    return ClassificationTask(cfg, sources), (cfg.INPUT.SIZE, cfg.INPUT.SIZE), notes
+
+
+def fit_task(task: Task, size: tuple[int, int]) -> Fit:
+    """Measure the two steps of a task on its device; ``size`` is that of its images."""
+    side = round((size[0] * size[1]) ** 0.5)
+    if isinstance(task, ClassificationTask):
+        return Fit(*measure(task, [(2, side), (6, side)]), by_image=False)
+    small = max(side // 128 * 32, 64)
+    large = max(side // 64 * 32, small + 64)
+    return Fit(*measure(task, [(1, small), (1, large)]), by_image=True)
+
+
+def make_plan(
+    file: str, opts: list[str], *, gpu_memory: float | None = None, gpus: int = 1
+) -> Iterator[str]:
+    """The plan of a training, line by line as it is found.
+
+    Args:
+        file: a configuration of a detector or a classifier.
+        opts: keys and values that are read over it.
+        gpu_memory: GiB of one GPU; by default that of this machine's first, or 24.
+        gpus: of all machines.
+
+    Raises:
+        ConfigError: a key or value cannot be.
+    """
+    for flag, value in (("gpu-memory", gpu_memory), ("num-gpus", gpus)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{flag} is {value}; it must be more than 0.")
+    task, size, notes = load_task(file, opts)
+    settings = task.settings
+    here = settings.device
+    if torch.device(here).type == "cuda" and not torch.cuda.is_available():
+        here = "cpu"
+        opts = [*opts, *(["train.device=cpu"] if is_lazy_file(file) else ["MODEL.DEVICE", "cpu"])]
+        task, *_ = load_task(file, opts)
+    if gpu_memory is None and torch.cuda.is_available():
+        gpu_memory = torch.cuda.get_device_properties(0).total_memory / GIB
+    limit = int((gpu_memory or 24) * GIB)
+    yield (
+        f"{file}\n{size[0]}x{size[1]}, {Precision.of(settings)}, {gpus} GPU(s) with "
+        f"{limit / GIB:.1f} GiB each"
+    )
+    fit = fit_task(task, size)
+    for step in (fit.small, fit.large):
+        yield (
+            f"Measured on {here} in {Precision.of(task.settings)}: {step.images} image(s) of "
+            f"{step.side}x{step.side} take {step.seconds + step.update:.3g} s and "
+            f"{step.peak / GIB:.2f} GiB, beside {step.state / GIB:.2f} GiB of weights, gradients "
+            "and the optimiser's numbers"
+        )
+    yield from _plan_lines(settings, fit, size, limit, gpus)
+    yield from notes
+    if torch.device(settings.device).type != torch.device(here).type:
+        yield f"No figure comes from a GPU: times are those of {here}, where other kernels run."
+
+
+def _plan_lines(
+    settings: Settings, fit: Fit, size: tuple[int, int], limit: int, gpus: int
+) -> Iterator[str]:
+    side = round((size[0] * size[1]) ** 0.5)
+    batch = settings.images_per_step
+    more = fit.large.state // 3 if settings.ema_decay else 0  # averaged weights
+    more += fit.large.state // 3 if gpus > 1 else 0  # gradients lie in a second place to be sent
+    rows, fitting = [], None
+    for images in (2**power for power in itertools.count()):
+        memory = int(FRAGMENTS * (fit.memory(images, side) + more)) + CONTEXT
+        fits, accumulate = memory <= limit, batch // (images * gpus)
+        divides = batch % (images * gpus) == 0
+        seconds = f"{fit.seconds(images, side, accumulate):.3g}" if divides else "-"
+        rows.append([images, f"{memory / GIB:.2f}", "yes" if fits else "no", seconds])
+        if fits and divides:
+            fitting = images
+        if not fits or images >= MOST_IMAGES:
+            break
+    header = ["images at once", "GiB of a GPU", "fits", f"s for {batch} images"]
+    yield "\n" + tabulate(rows, header, tablefmt="simple", disable_numparse=True) + "\n"
+    if fitting is None:
+        yield (
+            f"{settings.option('images_per_step', batch)} cannot be kept: no number of images that "
+            f"fits divides it among {gpus} GPU(s)."
+        )
+        return
+    accumulate = batch // (fitting * gpus)
+    options = [settings.option("accumulate", accumulate)]
+    if getattr(settings, "reference_world_size", 0):
+        options.append(settings.option("reference_world_size", accumulate * gpus))
+    hours = settings.max_iter * fit.seconds(fitting, side, accumulate) / 3600
+    yield (
+        f"The file's batch of {batch} images and its {settings.max_iter:,} steps, {fitting} images "
+        f"at a time on a GPU, in {hours:,.1f} hours ({hours / 24:,.1f} days) without evaluations:\n"
+        f"  {' '.join(options)}"
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        description="Say what a training will take before it runs: memory, steps and hours.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_config_flag(result, "YAML or LazyConfig of a detector, or recipe of a classifier")
+    result.add_argument(
+        "--gpu-memory",
+        type=float,
+        metavar="GIB",
+        help="of one GPU; by default that of this machine's first, or 24",
+    )
+    result.add_argument("--num-gpus", type=int, default=1, metavar="N", help="of all machines (1)")
+    result.add_argument("opts", nargs=argparse.REMAINDER, help="configuration keys and values")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+
+    # The profiler counts allocations; its notes about devices are of no use
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    warnings.simplefilter("ignore")
+
+    def work() -> None:
+        options = {"gpu_memory": args.gpu_memory, "gpus": args.num_gpus}
+        for line in make_plan(args.config_file, args.opts, **options):
+            print(line, flush=True)
+
+    return exit_status(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
