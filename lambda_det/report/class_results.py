@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+
+from lambda_det.report.matching import FALSE, IGNORED, assign, overlaps
 
 __all__ = ["ClassResult", "Detections", "evaluate_detections"]
 
@@ -125,11 +126,7 @@ def _best_threshold(evaluation: COCOeval, index: int, objects: int) -> tuple[flo
 def _confusion(
     ground_truth: COCO, predictions: COCO, categories: Sequence[int], kind: str, score: float
 ) -> np.ndarray:
-    """Count which class each object is taken for: the free prediction of the highest score.
-
-    A prediction takes the free object, of whatever class, that it overlaps most, by an IoU of 0.5
-    at least. One that lies in a crowd is not counted.
-    """
+    """Count which class each object is taken for; predictions in a crowd are not counted."""
     place = {category: index for index, category in enumerate(categories)}
     nothing = len(categories)
     matrix = np.zeros((nothing + 1, nothing + 1), int)
@@ -137,30 +134,17 @@ def _confusion(
         objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
         found = predictions.loadAnns(predictions.getAnnIds(imgIds=[image]))
         found = sorted((p for p in found if p["score"] >= score), key=lambda p: -p["score"])
-        crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
-        overlaps = _overlaps(ground_truth, found, objects, kind)
-        free = set(np.flatnonzero(~crowds).tolist())
-        for row, prediction in zip(overlaps, found, strict=True):
-            best = max(free, key=row.__getitem__, default=None)
-            column = place[prediction["category_id"]]
-            if best is not None and row[best] >= 0.5:
-                free.remove(best)
-                matrix[place[objects[best]["category_id"]], column] += 1
-            elif not any(
-                crowd and overlap >= 0.5 for crowd, overlap in zip(crowds, row, strict=True)
-            ):
-                matrix[nothing, column] += 1
-        for left in free:
-            matrix[place[objects[left]["category_id"]], nothing] += 1
+        shapes = (
+            [entry["bbox"] if kind == "bbox" else ground_truth.annToRLE(entry) for entry in part]
+            for part in (found, objects)
+        )
+        crowds = [bool(o["iscrowd"]) for o in objects]
+        chosen = assign(overlaps(*shapes, crowds), crowds)
+        for prediction, index in zip(found, chosen, strict=True):
+            if index != IGNORED:
+                row = nothing if index == FALSE else place[objects[index]["category_id"]]
+                matrix[row, place[prediction["category_id"]]] += 1
+        for index, (left, crowd) in enumerate(zip(objects, crowds, strict=True)):
+            if not crowd and index not in chosen:
+                matrix[place[left["category_id"]], nothing] += 1
     return matrix
-
-
-def _overlaps(ground_truth: COCO, found: list[dict], objects: list[dict], kind: str) -> np.ndarray:
-    """[predictions, objects]; of a crowd, the share of the prediction that lies in it."""
-    if not (found and objects):
-        return np.zeros((len(found), len(objects)))
-    if kind == "bbox":
-        shapes = [[entry["bbox"] for entry in part] for part in (found, objects)]
-    else:
-        shapes = [[ground_truth.annToRLE(e) for e in part] for part in (found, objects)]
-    return np.asarray(mask_util.iou(*shapes, [int(o["iscrowd"]) for o in objects]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pycocotools.mask as mask_util
 import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
-from detectron2.structures import Boxes, BoxMode, Instances, pairwise_ioa, pairwise_iou
+from detectron2.structures import Boxes, BoxMode, Instances
 from tqdm import tqdm
 
 from lambda_det.detection.data.classes import renumbered
@@ -24,9 +24,11 @@ from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.report.album import Album
+from lambda_det.report.matching import FALSE, assign, overlaps
 
 __all__ = [
     "Match",
+    "belonging",
     "draw_results",
     "match",
     "read_results",
@@ -130,6 +132,40 @@ def _records(dataset: str) -> list[dict[str, Any]]:
     return records
 
 
+def belonging(
+    entries: list[dict[str, Any]],
+    categories: Collection[Any],
+    images: Collection[Any],
+    results: str | Path,
+    dataset: str,
+) -> list[dict[str, Any]]:
+    """The predictions on images that the data set has; the others are counted in a warning.
+
+    Raises:
+        DataError: the data set lacks a category of the predictions, or all of their images.
+    """
+    wrong = f"{results} does not belong to the data set {dataset} as it is now"
+    advice = "give the data set that was evaluated, or evaluate again."
+    unknown = {entry["category_id"] for entry in entries} - set(categories)
+    if unknown:
+        raise DataError(
+            f"{wrong}, which has no category {listed(map(str, sorted(unknown)))}; {advice}"
+        )
+    kept = [entry for entry in entries if entry["image_id"] in images]
+    if not kept:
+        raise DataError(
+            f"{wrong}: none of its images, such as {entries[0]['image_id']}, is in it; {advice}"
+        )
+    if len(kept) < len(entries):
+        logger.warning(
+            "%d of the %d predictions are of images that %s does not have; they are ignored.",
+            len(entries) - len(kept),
+            len(entries),
+            dataset,
+        )
+    return kept
+
+
 def _by_image(
     entries: list[dict[str, Any]],
     records: list[dict[str, Any]],
@@ -138,41 +174,21 @@ def _by_image(
     dataset: str,
 ) -> dict[Any, list[dict[str, Any]]]:
     """Group predictions by image, convert their classes, and check them against the images."""
-    wrong = f"{results} does not belong to the data set {dataset}"
-    advice = "give the data set that was evaluated."
     by_id = {record["image_id"]: record for record in records}
     count = len(metadata.get("thing_classes") or ())
     class_of = metadata.get("thing_dataset_id_to_contiguous_id") or {i: i for i in range(count)}
-    unknown = {e["category_id"] for e in entries} - set(class_of)
-    if unknown and class_of:
-        raise DataError(
-            f"{wrong}, which has no category {listed(map(str, sorted(unknown)))}; {advice}"
-        )
+    categories = class_of or {entry["category_id"] for entry in entries}
     grouped = defaultdict(list)
-    elsewhere = 0
-    for entry in entries:
-        record = by_id.get(entry["image_id"])
-        if record is None:
-            elsewhere += 1
-            continue
+    for entry in belonging(entries, categories, by_id, results, dataset):
+        record = by_id[entry["image_id"]]
         if not _fits(entry, record):
             raise DataError(
-                f"{wrong}: a prediction lies outside its image, {record['file_name']} of "
-                f"{record['width']}x{record['height']}; {advice}"
+                f"{results} does not belong to the data set {dataset}: a prediction lies outside "
+                f"its image, {record['file_name']} of {record['width']}x{record['height']}; give "
+                "the data set that was evaluated."
             )
         category = class_of.get(entry["category_id"], entry["category_id"])
         grouped[entry["image_id"]].append({**entry, "category_id": category})
-    if not grouped:
-        raise DataError(
-            f"{wrong}: none of its images, such as {entries[0]['image_id']}, is in it; {advice}"
-        )
-    if elsewhere:
-        logger.warning(
-            "%d of the %d predictions are of images that %s does not have; they are ignored.",
-            elsewhere,
-            len(entries),
-            dataset,
-        )
     return grouped
 
 
@@ -229,9 +245,6 @@ def _pair(
     return drawn[:, :, ::-1]
 
 
-_MIN_OVERLAP = 0.5  # IoU of a match
-
-
 @dataclass(frozen=True)
 class Match:
     """Counts of one image: objects found and missed, and false predictions."""
@@ -253,43 +266,23 @@ class Match:
 
 
 def match(instances: Instances, annotations: Sequence[dict[str, Any]]) -> Match:
-    """Match boxes as COCO's evaluation does, at an IoU of 0.5.
-
-    In the order of their scores, predictions match the unmatched object of their class with the
-    largest IoU. A prediction without a match is ignored if half of it lies in a crowd of its class,
-    and false otherwise.
+    """Match boxes of the same class in the order of their scores.
 
     Args:
         instances: with ``pred_boxes``, ``pred_classes`` and ``scores``.
         annotations: of a Detectron2 dataset dict.
     """
-    objects = [a for a in annotations if not a.get("iscrowd")]
-    crowds = [a for a in annotations if a.get("iscrowd")]
-    overlaps = pairwise_iou(instances.pred_boxes, _boxes(objects))  # [predictions, objects]
-    # [predictions, crowds], the share of the prediction that lies in the crowd
-    covered = pairwise_ioa(_boxes(crowds), instances.pred_boxes).T
-    free = set(range(len(objects)))
-    found = false = 0
-    for index in instances.scores.argsort(descending=True, stable=True).tolist():
-        wanted = int(instances.pred_classes[index])
-        best = max(
-            (i for i in free if objects[i]["category_id"] == wanted),
-            key=lambda i: float(overlaps[index, i]),
-            default=None,
-        )
-        if best is not None and overlaps[index, best] >= _MIN_OVERLAP:
-            free.remove(best)
-            found += 1
-        elif not any(
-            crowd["category_id"] == wanted and covered[index, i] >= _MIN_OVERLAP
-            for i, crowd in enumerate(crowds)
-        ):
-            false += 1
-    return Match(found, len(free), false)
-
-
-def _boxes(annotations: Sequence[dict[str, Any]]) -> Boxes:
-    return Boxes(
-        [BoxMode.convert(list(a["bbox"]), a["bbox_mode"], BoxMode.XYXY_ABS) for a in annotations]
-        or [[0.0] * 4][:0]
-    )
+    order = instances.scores.argsort(descending=True, stable=True)
+    boxes = BoxMode.convert(
+        instances.pred_boxes.tensor[order], BoxMode.XYXY_ABS, BoxMode.XYWH_ABS
+    ).double()
+    truth = [
+        BoxMode.convert(list(map(float, a["bbox"])), a["bbox_mode"], BoxMode.XYWH_ABS)
+        for a in annotations
+    ]
+    crowds = [bool(a.get("iscrowd")) for a in annotations]
+    classes = np.array([a["category_id"] for a in annotations], int)
+    same = instances.pred_classes[order].numpy()[:, None] == classes[None]
+    chosen = assign(overlaps(boxes.tolist(), truth, crowds), crowds, same)
+    found = sum(index >= 0 for index in chosen)
+    return Match(found, crowds.count(False) - found, chosen.count(FALSE))

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,6 @@ import numpy as np
 import yaml
 from detectron2.config import CfgNode
 from matplotlib.axes import Axes
-from pycocotools.coco import COCO
 
 from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
@@ -27,16 +27,18 @@ from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.evaluation import read_ground_truth
+from lambda_det.detection.inference import Taken
 from lambda_det.detection.lazy import is_lazy
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, UserError, listed
 from lambda_det.files import replace_text
 from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
-from lambda_det.report.results import draw_results, read_results
-from lambda_det.training.checkpoint_files import last_checkpoint
+from lambda_det.report.results import belonging, draw_results, read_results
+from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
+from lambda_det.weights.formats import read_checkpoint
 
 __all__ = ["build_report", "draw_panel", "read_metrics", "write_report"]
 
@@ -46,6 +48,7 @@ _POINTS = 600  # of a curve; more would only make the page larger
 _CLASSES_DRAWN = 12  # in one figure of curves
 _CLASSES_CONFUSED = 20  # in the confusion matrix
 _SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # ends of the metrics that are drawn
+_FINAL = "model_final.pth"
 _RESULTS = "coco_instances_results.json"
 # Where an evaluation leaves its results; those of averaged weights first, as model_best.pth counts
 _FOLDERS = {"inference_EMA": "averaged weights", "inference": "trained weights"}
@@ -252,9 +255,11 @@ def build_report(
     run = Path(run)
     config = _read_config(run)
     records = read_metrics(run)
-    page = Page(f"Run {run.resolve().name}", f"{run}. {_state(run)}")
+    steps = _steps(run, records)
+    state, best = _state(run, config, steps)
+    page = Page(f"Run {run.resolve().name}", f"{run}. {state}")
     if records:
-        page.numbers(_summary(records))
+        page.numbers(_summary(records, steps, best))
         page.section("Curves")
         page.figures(*draw_curves(records))
     else:
@@ -287,26 +292,48 @@ def _read_config(run: Path) -> dict[str, Any]:
     return config
 
 
-def _state(run: Path) -> str:
-    checkpoint = last_checkpoint(str(run))
-    if not checkpoint:
-        return "It has no checkpoint."
-    name = os.path.basename(checkpoint)
-    return "" if name == "model_final.pth" else f"It has not ended: its last checkpoint is {name}."
+def _state(run: Path, config: Mapping[str, Any], steps: int) -> tuple[str, int | None]:
+    """How far the run is and which checkpoint counts, in words; and the step of that checkpoint."""
+    last, best = last_checkpoint(str(run)), choose_checkpoint(str(run))
+    if not last and not best:
+        return "It has no checkpoint.", None
+    words, step = [], None
+    if os.path.isfile(best):
+        taken = Taken.of(best, read_checkpoint(best))
+        words.append(f"{'The last' if best == last else 'Its best'} checkpoint is {taken}.")
+        step = None if best == last else taken.step
+    name = os.path.basename(last)
+    planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
+    if name != _FINAL:
+        words.append(f"It has not ended: its last checkpoint is {name or 'missing'}.")
+    elif planned and 0 < steps < planned:
+        words.append(f"It stopped early, after {steps:,} of {planned:,} steps.")
+    return " ".join(words), step
 
 
-def _summary(records: list[dict[str, float]]) -> dict[str, str]:
-    """What a reader looks for first: results, steps, speed, memory."""
+def _steps(run: Path, records: list[dict[str, float]]) -> int:
+    """The steps that were done: those that are logged, or saved where a stop came between."""
+    saved = re.fullmatch(r"model_(\d+)\.pth", os.path.basename(last_checkpoint(str(run))))
+    iterations = [int(record["iteration"]) for record in records]
+    return max([*iterations, int(saved[1]) if saved else -1], default=-1) + 1
+
+
+def _summary(
+    records: list[dict[str, float]], steps: int, best: int | None = None
+) -> dict[str, str]:
+    """What a reader looks for first: results of the best checkpoint, steps, speed, memory."""
     last: dict[str, float] = {}
+    results: dict[str, float] = {}
     for record in records:
         last.update(record)
+        if best is None or record["iteration"] < best:
+            results.update(record)
     numbers = {
         _label(key): f"{value:.1f}"
-        for key, value in last.items()
+        for key, value in results.items()
         if key.endswith(("/AP", "_top1", "/mIoU", "/PQ"))
     }
-    # The record of an evaluation comes after those of the steps that a stop has added
-    numbers["steps"] = f"{int(max(record['iteration'] for record in records)) + 1:,}"
+    numbers["steps"] = f"{steps:,}"
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
     if "time" in last:
@@ -374,9 +401,12 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     kinds = ["bbox"] + ["segm"] * all("segmentation" in entry for entry in entries)
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
         ground_truth = read_ground_truth(json_file)
-        entries, note = _of_data(entries, ground_truth, results, dataset)
-        evaluated = [evaluate_detections(ground_truth, entries, kind, score) for kind in kinds]
-    _add_classes(page, evaluated, f"The {weights} on {dataset}.{note}")
+        kept = belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
+        evaluated = [evaluate_detections(ground_truth, kept, kind, score) for kind in kinds]
+    lost = len(entries) - len(kept)
+    note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
+    which = f"The {weights} on {dataset}, at the last evaluation.{note if lost else ''}"
+    _add_classes(page, evaluated, which)
     classes = len(evaluated[0].classes)
     shown = ""
     if classes > _CLASSES_CONFUSED:
@@ -400,29 +430,6 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     )
     for name, picture in collector.pictures:
         page.picture(picture, name)
-
-
-def _of_data(
-    entries: list[dict[str, Any]], ground_truth: COCO, results: Path, dataset: str
-) -> tuple[list[dict[str, Any]], str]:
-    """The predictions on images that the data set still has, and a note on the others.
-
-    Raises:
-        DataError: the data set lacks a category of the predictions, or all of their images.
-    """
-    advice = "evaluate the run again, because the data have changed since."
-    unknown = {entry["category_id"] for entry in entries} - set(ground_truth.cats)
-    if unknown:
-        raise DataError(
-            f"{results} has predictions of category {listed(map(str, sorted(unknown)))}, which "
-            f"{dataset} does not have; {advice}"
-        )
-    kept = [entry for entry in entries if entry["image_id"] in ground_truth.imgs]
-    if not kept:
-        raise DataError(f"None of the images in {results} is in {dataset}; {advice}")
-    lost = len(entries) - len(kept)
-    note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
-    return kept, note if lost else ""
 
 
 def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None:

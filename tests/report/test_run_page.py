@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import cv2
 import numpy as np
 import pytest
+import torch
 from matplotlib.axes import Axes
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -235,9 +236,9 @@ def test_curves_of_a_run(tmp_path):
     (tmp_path / "metrics.json").write_text(text)
     assert read_metrics(tmp_path) == records
     assert [figure.count("<svg") for figure in run_page.draw_curves(records)] == [1, 1, 1]
-    assert run_page._summary(records)["box AP"] == "40.0"
+    assert run_page._summary(records, 2000)["box AP"] == "40.0"
     stopped = [{"iteration": 113}, {"iteration": 107, "bbox/AP": 40.0}]
-    assert run_page._summary(stopped)["steps"] == "114"
+    assert run_page._steps(tmp_path, stopped) == 114
 
 
 def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
@@ -304,6 +305,23 @@ def test_report_of_a_run(run):
     rows = [row for row in text.split("<tr>") if ">MODEL.FPN.OUT_CHANNELS<" in row]
     assert len(rows) == 1 and rows[0].index(">16<") < rows[0].index(">24<")
     assert ">MODEL.MASK_ON<" not in text  # as in the base
+
+
+def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
+    (run / "last_checkpoint").write_text("model_final.pth")
+    for name, iteration in (("best", 49), ("final", 99)):
+        torch.save({"model": {}, "iteration": iteration}, run / f"model_{name}.pth")
+    aps = {49: 61.25, 99: 58.5}
+    records = [{"iteration": i, "total_loss": 1.0, "bbox/AP": ap} for i, ap in aps.items()]
+    (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
+    text = _page(run)
+    assert "model_best.pth (after 50 steps, raw weights)" in text and "<b>61.2</b>" in text
+    assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
+
+
+def test_steps_that_were_saved_and_not_logged_count(run):
+    (run / "last_checkpoint").write_text("model_0000047.pth")
+    assert "<b>48</b><span>steps" in _page(run)
 
 
 @pytest.mark.slow
