@@ -12,7 +12,7 @@ from lambda_det.foundation import Backbone
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
-from lambda_det.weights.backbone_file import load_backbone_weights
+from lambda_det.weights.loading import load_backbone_weights
 
 __all__ = ["Classifier", "create_backbone", "create_classifier"]
 

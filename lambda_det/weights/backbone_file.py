@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,35 +14,15 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.files import replace_file
 from lambda_det.foundation import FrozenBatchNorm2d
 from lambda_det.weights.formats import WRITERS, read_checkpoint
-from lambda_det.weights.import_names import import_weights
-from lambda_det.weights.names import (
-    check_shared,
-    compare,
-    fitting,
-    named_as_in,
-    note_other_classes,
-    tensors_only,
-)
-from lambda_det.weights.provenance import (
-    AUTHOR,
-    PixelSettings,
-    check_layers,
-    check_provenance,
-    initial_weights,
-    named_network,
-    wanted_pixels,
-)
-from lambda_det.weights.public import is_public
+from lambda_det.weights.names import tensors_only
+from lambda_det.weights.provenance import AUTHOR, PixelSettings, check_provenance
 
 __all__ = [
     "check_target",
     "fold_normalisation",
-    "load_backbone_weights",
     "read_backbone",
     "save_backbone",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 def check_target(path: str | Path, *, overwrite: bool = False) -> None:
@@ -162,56 +141,3 @@ def fold_normalisation(
         weight = weight.flip(1)
     result[f"{name}.weight"] = weight.float().contiguous()
     return result, target
-
-
-def load_backbone_weights(
-    backbone: nn.Module, path: str | Path, name: str | None = None
-) -> PixelSettings | None:
-    """Load every parameter and running statistic of ``backbone`` from a file.
-
-    Args:
-        backbone: any module.
-        path: a backbone file, the checkpoint of a classifier or a detector, a state dict, a file of
-            timm or torchvision, or a URL of published weights (see
-            :func:`lambda_det.weights.public.fetch`), which stands for a backbone file. Of a
-            classifier the averaged weights are loaded if there are any. Prefixes of names are
-            removed, see :func:`lambda_det.weights.names.bare_name`.
-        name: of the model. A file that records another name is refused.
-
-    Returns:
-        The pixel settings that the weights need. None: the file does not record them.
-
-    Raises:
-        WeightsError: the file cannot be read or was changed, or a tensor is missing or has another
-            shape. The backbone is unchanged then.
-    """
-    file = path
-    if is_public(path):
-        from detectron2.utils.file_io import PathManager  # which has a handler of ours for them
-
-        file = PathManager.get_local_path(str(path))
-    content = import_weights(read_checkpoint(file), path)
-    check_provenance(content, path)
-    there, options = named_network(content)
-    if name is not None and there not in (None, name):
-        raise WeightsError(
-            f"{path} holds the weights of {there}{options}, but the backbone is {name}: use a file "
-            f"of {name}, or create the backbone {there!r}."
-        )
-    state, which = initial_weights(content)
-    own = backbone.state_dict()
-    state = named_as_in(own, "", tensors_only(state, path), path)
-    fit = compare(own, state)
-    if not fit:
-        network = f" It holds the weights of {there}{options}." if there else ""
-        raise WeightsError(
-            f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
-            f"options.{network}"
-        )
-    check_layers(backbone, content, path)
-    check_shared(backbone, state, path)
-    note_other_classes(own, state, path)
-    backbone.load_state_dict(fitting(own, state), strict=False)
-    pixels = wanted_pixels(content)
-    logger.info(f"Loaded {which} of {path}" + (f"; pixel settings: {pixels}" if pixels else ""))
-    return pixels

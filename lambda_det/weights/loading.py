@@ -10,11 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from detectron2.checkpoint.c2_model_loading import (
-    align_and_update_state_dicts,
-    convert_c2_detectron_names,
-)
-from detectron2.utils.file_io import PathManager
 from torch import Tensor, nn
 
 from lambda_det.errors import WeightsError, listed, reason
@@ -38,11 +33,19 @@ from lambda_det.weights.provenance import (
     check_layers,
     check_provenance,
     initial_weights,
+    named_network,
     wanted_pixels,
 )
 from lambda_det.weights.public import is_public, read_public
 
-__all__ = ["CLASS_LAYERS", "load_complete_model", "load_initial_weights", "read_weights"]
+# Detectron2 is imported in the functions that need it: backbones are loaded without it, too
+__all__ = [
+    "CLASS_LAYERS",
+    "load_backbone_weights",
+    "load_complete_model",
+    "load_initial_weights",
+    "read_weights",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,8 @@ def read_weights(path: str) -> dict[str, Any]:
         content, public = read_public(path)
         logger.info(f"Weights: {public.describe()}")
         return content if "model" in content else {"model": content}
+    from detectron2.utils.file_io import PathManager
+
     url = urlparse(path)
     options = parse_qs(url.query)
     try:
@@ -122,9 +127,7 @@ def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str 
             f"{path} does not match this model: {listed(fit.sentences())}; is it of the same "
             "configuration?"
         )
-    check_layers(model, content, path)
-    check_shared(model, state, path)
-    _load(model, state, f"the weights of {path}")
+    _load(model, state, content, path, "the weights")
 
 
 def load_initial_weights(
@@ -162,14 +165,64 @@ def load_initial_weights(
     about = content.get("meta")
     about = about if isinstance(about, Mapping) else {}
     _check_start(_own_tensors(model), state, prefixes, path, about)
-    check_layers(model, content, path)
-    check_shared(model, state, path)
     if pixels is not None:
         wanted = wanted_pixels(content)
         if "imported" in about and pixels.differences(wanted):
             wanted = _fold(model, prefixes, state, wanted, pixels)
         pixels.check(wanted, path)
-    _load(model, state, f"{which} of {path}")
+    _load(model, state, content, path, which)
+
+
+def load_backbone_weights(
+    backbone: nn.Module, path: str | Path, name: str | None = None
+) -> PixelSettings | None:
+    """Load every parameter and running statistic of ``backbone`` from a file.
+
+    Args:
+        backbone: any module; unchanged if an error is raised.
+        path: a backbone file, the checkpoint of a classifier or a detector, a state dict, a file of
+            timm or torchvision, or a URL of published weights (see
+            :func:`lambda_det.weights.public.fetch`), which stands for a backbone file. Of a
+            classifier the averaged weights are loaded if there are any. Prefixes of names are
+            removed, see :func:`lambda_det.weights.names.bare_name`.
+        name: of the model. A file that records another name is refused.
+
+    Returns:
+        The pixel settings that the weights need. None: the file does not record them.
+
+    Raises:
+        WeightsError: the file cannot be read or was changed, or a tensor is missing or has another
+            shape.
+    """
+    file = path
+    if is_public(path):
+        from detectron2.utils.file_io import PathManager  # which has a handler of ours for them
+
+        file = PathManager.get_local_path(str(path))
+    content = import_weights(read_checkpoint(file), path)
+    check_provenance(content, path)
+    there, options = named_network(content)
+    if name is not None and there not in (None, name):
+        raise WeightsError(
+            f"{path} holds the weights of {there}{options}, but the backbone is {name}: use a file "
+            f"of {name}, or create the backbone {there!r}."
+        )
+    weights, which = initial_weights(content)
+    own = backbone.state_dict()
+    state = named_as_in(own, "", tensors_only(weights, path), path)
+    fit = compare(own, state)
+    if not fit:
+        network = f" It holds the weights of {there}{options}." if there else ""
+        raise WeightsError(
+            f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
+            f"options.{network}"
+        )
+    note_other_classes(own, state, path)
+    _load(backbone, state, content, path, which)
+    pixels = wanted_pixels(content)
+    if pixels:
+        logger.info(f"{path} is for the pixel settings {pixels}")
+    return pixels
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -188,10 +241,12 @@ def _named_as_in_model(
     path: str | Path,
 ) -> dict[str, Tensor]:
     """The weights of the file by the names of the model, as far as it has them."""
+    from detectron2.checkpoint import c2_model_loading
+
     state = tensors_only(weights, path)
     if content.get("__author__") == "Caffe2" and not any("." in name for name in state):
         # Only Caffe2's own names: the conversion would spoil running_mean
-        state, _ = convert_c2_detectron_names(state)
+        state, _ = c2_model_loading.convert_c2_detectron_names(state)
     state = named_as_in(own, prefix, state, path)
     if not content.get("matching_heuristics"):
         return state
@@ -202,7 +257,7 @@ def _named_as_in_model(
     if not (free and left):
         return {**state, **left}
     try:
-        left = align_and_update_state_dicts(free, left, c2_conversion=False)
+        left = c2_model_loading.align_and_update_state_dicts(free, left, c2_conversion=False)
     except ValueError as error:
         raise WeightsError(
             f"{path} is ambiguous: a tensor in it fits several places in the model by its name; "
@@ -277,13 +332,22 @@ def _which(about: Mapping[str, Any], fit: Fit) -> str:
     return f"the file is of {network}; " if network else ""
 
 
-def _load(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+def _load(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    content: Mapping[str, Any],
+    path: str | Path,
+    which: str,
+) -> None:
+    """Load tensors that were found to fit, unless the layers compute or share something else."""
+    check_layers(model, content, path)
+    check_shared(model, state, path)
     names = list(_own_tensors(model))
     loaded = fitting(model.state_dict(), state)
     model.load_state_dict(loaded, strict=False)
     logger.info(
         f"Loaded {sum(name in loaded for name in names)} of the model's {len(names)} tensors "
-        f"from {source}; start afresh: {listed(name for name in names if name not in loaded)}; "
-        "unused in the file: "
+        f"from {which} of {path}; start afresh: "
+        f"{listed(name for name in names if name not in loaded)}; unused in the file: "
         f"{listed(name for name in state if name not in loaded and not is_counter(name))}"
     )

@@ -52,7 +52,8 @@ from lambda_det.detection.lazy import refuse_unknown_train_keys
 from lambda_det.errors import DataError, UserError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.task import Task
-from lambda_det.weights.backbone_file import load_backbone_weights, read_backbone, save_backbone
+from lambda_det.weights.backbone_file import read_backbone, save_backbone
+from lambda_det.weights.loading import load_backbone_weights
 from tests.classification.tiny import COLOURS, make_pictures
 from tests.detection.data.fuzz_cases import mutate
 from tests.detection.data.fuzz_trial import Failures, Hang, limits

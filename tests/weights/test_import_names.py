@@ -9,8 +9,8 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import WeightsError
-from lambda_det.weights.backbone_file import load_backbone_weights
 from lambda_det.weights.import_names import import_weights
+from lambda_det.weights.loading import load_backbone_weights
 from tests.weights.public_networks import make
 
 SIZES = ((32, 32), (33, 50), (65, 31))

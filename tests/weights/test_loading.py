@@ -21,8 +21,12 @@ from lambda_det.config import add_lambda_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.backbone_file import load_backbone_weights
-from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
+from lambda_det.weights.loading import (
+    load_backbone_weights,
+    load_complete_model,
+    load_initial_weights,
+    read_weights,
+)
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
 from tests.export.toy import Detector, Model, Network, classifier_checkpoint
