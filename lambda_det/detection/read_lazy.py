@@ -105,7 +105,7 @@ def read_lazy(lazy: DictConfig) -> Parts:
         ConfigError: a value is of the wrong type or cannot be.
     """
     is_evaluated = "test" in lazy.dataloader and "evaluator" in lazy.dataloader
-    test_names = _dataset_names(lazy, "test")
+    test_names = _dataset_names(lazy, "test") if is_evaluated else ()
     ddp_options = dict(lazy.train.get("ddp", {}))
     ddp_options.pop("broadcast_buffers", None)
     return Parts(
@@ -397,7 +397,7 @@ def _check_data(lazy: DictConfig, train: bool) -> None:
     data.check_detector_data(
         parts.detector,
         train=(parts.train_names or None) if train else None,
-        test=(parts.test_names or None) if parts.test_sets else None,
+        test=parts.test_names or None,
     )
 
 
