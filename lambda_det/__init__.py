@@ -15,6 +15,7 @@ __all__ = [
     "LambdaResNet",
     "Predictor",
     "__version__",
+    "accelerate",
     "add_lambda_config",
     "convert_lambda_layers",
     "create_backbone",
@@ -37,6 +38,7 @@ try:
         )
     # These need Detectron2
     from lambda_det.config import add_lambda_config
+    from lambda_det.cpu import accelerate
     from lambda_det.detection.config_files import detectron2_config, get_config
     from lambda_det.export.public import register_public_weights
     from lambda_det.prediction import Predictor

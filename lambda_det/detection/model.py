@@ -23,8 +23,8 @@ from fvcore.common.registry import Registry
 from torch import Tensor, nn
 
 from lambda_det.config import leaves
+from lambda_det.cpu.accelerate import accelerate, use_channels_last
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
-from lambda_det.cpu.winograd import use_winograd
 from lambda_det.errors import ConfigError, suggest
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
@@ -91,10 +91,7 @@ def prepare_model(
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     model = convert_sync_norms(model, device)
     patch_point_rend(model)
-    patch_pooling(model, in_float32=mixed_precision)
-    use_winograd(model)
-    if channels_last:
-        _use_channels_last(model)
+    accelerate(model, channels_last=channels_last, mixed_precision=mixed_precision)
     return model.to(device)
 
 
@@ -113,23 +110,6 @@ def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:
         return True
     slow = torch.backends.cpu.get_cpu_capability() == "AVX2" and missing() is not None
     return not any(comm.all_gather(slow))
-
-
-def _use_channels_last(model: nn.Module) -> None:
-    """Lay the weights of all convolutions out so that their outputs are channels last.
-
-    The first convolution lays out the image, and all that follows keeps the layout of its input.
-    Detectron2's keypoint loss takes contiguous maps alone.
-    """
-    left = {
-        part
-        for head in model.modules()
-        if isinstance(head, BaseKeypointRCNNHead)
-        for part in head.modules()
-    }
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:
-            module.to(memory_format=torch.channels_last)
 
 
 def for_inference(
@@ -152,7 +132,7 @@ def for_inference(
     check_precision(precision)
     model = fold_norms(model)
     if channels_last:
-        _use_channels_last(model)
+        use_channels_last(model)
         convolve_pooled(model)
     if precision == "float32":
         return model
