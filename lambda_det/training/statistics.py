@@ -7,13 +7,13 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
+from lambda_det.modeling.norm import join_processes
 from lambda_det.training.precision import Precision
 
 __all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics"]
@@ -125,10 +125,9 @@ class _Moments:
     """
 
     def __init__(self, norm: nn.Module) -> None:
-        self._reset(torch.zeros_like(norm.running_mean, dtype=torch.float64))
-
-    def _reset(self, zeros: Tensor) -> None:
-        self._count, self._mean, self._squares = 0.0, zeros, zeros.clone()
+        self._count = 0.0
+        self._mean = torch.zeros_like(norm.running_mean, dtype=torch.float64)
+        self._squares = torch.zeros_like(self._mean)
 
     def add(self, norm: nn.Module, inputs: tuple[Tensor]) -> None:
         """Take in the values [B, C, ...] that reach a norm; the form of a forward pre-hook."""
@@ -137,29 +136,19 @@ class _Moments:
             return
         var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
         count = x.numel() // x.shape[1]
-        self._join(count, mean.double(), count * var.double())
-
-    def _join(self, count: float, mean: Tensor, squares: Tensor) -> None:
-        if count == 0:
-            return
         total = self._count + count
         difference = mean - self._mean
         self._mean = self._mean + difference * (count / total)
-        self._squares = (
-            self._squares + squares + difference.square() * (self._count * count / total)
-        )
+        between = difference.square() * (self._count * count / total)
+        self._squares = self._squares + count * var.double() + between
         self._count = total
 
     def set_statistics(self, norm: nn.Module) -> None:
         """Give a norm what was found on all processes; call it on all of them alike."""
+        mean, var = self._mean, self._squares / max(self._count, 1)
+        count = mean.new_tensor(self._count)
         if comm.get_world_size() > 1:
-            zeros = torch.zeros_like(self._mean)
-            table = zeros.new_zeros(comm.get_world_size(), 3, len(zeros))
-            table[comm.get_rank()] = torch.stack([zeros + self._count, self._mean, self._squares])
-            dist.all_reduce(table)  # an all-gather that every backend knows
-            self._reset(zeros)
-            for count, mean, squares in table:
-                self._join(count[0].item(), mean, squares)
-        if self._count:
-            norm.running_mean.copy_(self._mean)
-            norm.running_var.copy_(self._squares / self._count)
+            mean, var, count = join_processes(mean, var, count)
+        if count:
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(var)
