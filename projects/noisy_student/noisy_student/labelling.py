@@ -10,12 +10,12 @@ import hashlib
 import json
 import logging
 import os
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,20 +24,22 @@ from torch.utils.data import DataLoader, Dataset
 from lambda_det.classification.data.sources import FileSource, PackedNames, image_files
 from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.files import replace_file
 from lambda_det.training.precision import Precision
-from noisy_student.pseudo_labels import write_pseudo_labels
+from noisy_student.pseudo_labels import (
+    HEAD_LINES,
+    PseudoLabels,
+    read_head,
+    read_pseudo_labels,
+    row,
+    write_pseudo_labels,
+)
 from noisy_student.teacher import Teacher
 
 __all__ = ["Choice", "Unlabelled", "list_images", "predict", "select"]
 
 logger = logging.getLogger(__name__)
 
-_HEAD = "# lambda_det predictions 2 "
-_PAIR = rb"[0-9]{1,9}:[01]\.[0-9]{6}"
-_LINE = re.compile(rb"(?:-|%b(?:,%b)*)\n" % (_PAIR, _PAIR))
 _KEPT, _LOWEST = 10, 1e-3  # classes that are kept of a prediction, and their probability, at least
-_ROW = np.dtype([("label", np.int64), ("confidence", np.float64)])
 _SECONDS_BETWEEN_LINES = 10
 
 
@@ -128,8 +130,8 @@ def predict(
     Args:
         teacher: makes the predictions.
         images: the images to predict.
-        predictions: file of one line for each image, which grows batch by batch: CLASS:PROBABILITY
-            of the most probable classes, or "-" for an image that cannot be read.
+        predictions: a file of pseudo-labels, which grows batch by batch. It lacks the images that
+            cannot be read.
         batch_size: images of one forward pass.
         workers: loader processes.
         max_unreadable: images that may be skipped, each named in the log.
@@ -140,7 +142,7 @@ def predict(
         WeightsError: the teacher's scores are not finite.
     """
     names = images.names
-    done = _resume(predictions, _head(teacher, images), len(names), len(teacher.classes))
+    done = _resume(predictions, teacher, images)
     if done:
         logger.info(f"{done} of {len(names)} images are in {predictions} already")
     if done == len(names):
@@ -167,105 +169,83 @@ def predict(
                     f"{max_unreadable}: mend them, or raise it; what was done is kept in "
                     f"{predictions}."
                 )
-            file.writelines(_lines(teacher, [image for image, _ in items]))
+            here = [names[done + place] for place in range(len(items))]
+            file.writelines(_lines(teacher, here, [image for image, _ in items]))
             file.flush()
             done += len(items)
             progress.show(done)
 
 
-def _head(teacher: Teacher, images: Unlabelled) -> dict[str, str]:
-    """Everything that the lines depend on."""
-    return {
-        "teacher": teacher.description,
-        "weights": teacher.sha256,
-        "input": f"{teacher.cfg.INPUT.SIZE} pixels, crop {teacher.cfg.INPUT.TEST_CROP}",
-        "root": images.root,
-        "images": f"{len(images.names)} with names of SHA-256 {images.sha256}",
-    }
+def _head(teacher: Teacher, images: Unlabelled) -> dict[str, Any]:
+    """Everything that the lines depend on, as the head of their file."""
+    made = (
+        f"{teacher.description}, weights of SHA-256 {teacher.sha256}, {teacher.cfg.INPUT.SIZE} "
+        f"pixels, crop {teacher.cfg.INPUT.TEST_CROP}, {len(images.names)} images with names of "
+        f"SHA-256 {images.sha256}"
+    )
+    # JSON in ASCII, so that any path is a part of one line
+    return {"classes": teacher.classes, "teacher": made, "root": json.dumps(images.root)}
 
 
-def _check_head(line: bytes, head: dict[str, str], predictions: Path) -> None:
-    try:
-        before = json.loads(line.decode().removeprefix(_HEAD))
-    except ValueError:
-        before = None
-    if not isinstance(before, dict):
-        raise DataError(
-            f"{predictions} does not start as a file of predictions does: remove it, or give "
-            "another output."
-        )
-    for key, now in head.items():
-        if before.get(key) != now:
-            raise DataError(
-                f"{predictions} is of another teacher or of other images ({key} "
-                f"{before.get(key)!r}, and now {now!r}): remove it, or give another output."
-            )
-
-
-def _resume(predictions: Path, head: dict[str, str], images: int, classes: int) -> int:
+def _resume(predictions: Path, teacher: Teacher, images: Unlabelled) -> int:
     """The number of images that are done. An incomplete last line is removed."""
+    head = _head(teacher, images)
     if not predictions.exists():
         predictions.parent.mkdir(parents=True, exist_ok=True)
-        # JSON in ASCII, so that any path is a part of one line
-        replace_file(predictions, lambda file: file.write(f"{_HEAD}{json.dumps(head)}\n".encode()))
+        write_pseudo_labels(predictions, (), **head)
         return 0
     with predictions.open("rb+") as file:
-        _check_head(file.readline(), head, predictions)
-        lines, end = 0, file.tell()
+        lines, end = 0, 0
         for line in file:
             if not line.endswith(b"\n"):  # the process was killed
                 break
-            _parse(line, classes, predictions, lines + 2)  # an error is better now than after days
             lines, end = lines + 1, end + len(line)
         file.truncate(end)
-    if lines > images:
-        raise DataError(f"{predictions} has more lines than there are images; remove it.")
-    return lines
+    if lines == HEAD_LINES:
+        _check_head(read_head(predictions), head, predictions)
+        return 0
+    names = _read(predictions, teacher, images).names  # an error is better now than after days
+    last = names[len(names) - 1]
+    return next(place for place, name in enumerate(images.names, 1) if name == last)
 
 
-def _parse(line: bytes, classes: int, predictions: Path, number: int) -> list[tuple[int, float]]:
-    """Classes and probabilities of a line, none for "-"; ``number`` is its number in the file."""
-    if line == b"-\n":
-        return []
-    if _LINE.fullmatch(line):
-        texts = [pair.split(b":") for pair in line.strip().split(b",")]
-        pairs = [(int(label), float(probability)) for label, probability in texts]
-        if all(label < classes and probability <= 1 for label, probability in pairs):
-            return pairs
-    raise DataError(
-        f"{predictions}, line {number}: {line[:80].decode(errors='replace')!r} is not a list of "
-        f"CLASS:PROBABILITY of classes below {classes}; remove this line and all after it, or the "
-        "file, and they are made again."
-    )
+def _check_head(found: Mapping[str, Any], head: Mapping[str, Any], predictions: Path) -> None:
+    for key, now in head.items():
+        if found[key] != now:
+            raise DataError(
+                f"{predictions} is of another teacher or of other images ({key} {found[key]!r}, "
+                f"and now {now!r}): remove it, or give another output."
+            )
+
+
+def _read(predictions: Path, teacher: Teacher, images: Unlabelled) -> PseudoLabels:
+    found = read_pseudo_labels(predictions)
+    _check_head(vars(found), _head(teacher, images), predictions)
+    return found
 
 
 @torch.no_grad()
-def _lines(teacher: Teacher, images: list[np.ndarray | None]) -> Iterator[str]:
-    """One line for each image; "-" for None."""
+def _lines(teacher: Teacher, names: list[str], images: list[np.ndarray | None]) -> Iterator[str]:
+    """One line for each image that is not None."""
     readable = [image for image in images if image is not None]
-    found: Iterator[str] = iter(())
-    if readable:
-        device = torch.device(teacher.cfg.MODEL.DEVICE).type
-        precision = Precision(device, torch.bfloat16 if device == "cuda" else None)
-        with precision.autocast():
-            scores = teacher.model({"images": torch.from_numpy(np.stack(readable))})
-        best = scores.softmax(1).topk(min(_KEPT, scores.shape[1]))
-        if not best.values.isfinite().all():
-            raise WeightsError(
-                f"The scores of {teacher.description} are not finite: take another teacher."
-            )
-        found = map(_line, best.indices.tolist(), best.values.tolist())
-    for image in images:
-        yield "-\n" if image is None else next(found)
-
-
-def _line(labels: list[int], probabilities: list[float]) -> str:
-    pairs = [
-        f"{label}:{probability:.6f}"
-        for place, (label, probability) in enumerate(zip(labels, probabilities, strict=True))
-        if place == 0 or probability >= _LOWEST
-    ]
-    return ",".join(pairs) + "\n"
+    if not readable:
+        return
+    device = torch.device(teacher.cfg.MODEL.DEVICE).type
+    precision = Precision(device, torch.bfloat16 if device == "cuda" else None)
+    with precision.autocast():
+        scores = teacher.model({"images": torch.from_numpy(np.stack(readable))})
+    best = scores.softmax(1).topk(min(_KEPT, scores.shape[1]))
+    if not best.values.isfinite().all():
+        raise WeightsError(
+            f"The scores of {teacher.description} are not finite: take another teacher."
+        )
+    labelled = (name for name, image in zip(names, images, strict=True) if image is not None)
+    for name, labels, values in zip(
+        labelled, best.indices.tolist(), best.values.tolist(), strict=True
+    ):
+        pairs = zip(labels, values, strict=True)
+        kept = [pair for place, pair in enumerate(pairs) if place == 0 or pair[1] >= _LOWEST]
+        yield row(name, kept)
 
 
 class _Progress:
@@ -303,23 +283,31 @@ def select(
     Raises:
         DataError: no prediction is confident enough, or the file is damaged or incomplete.
     """
-    names = images.names
-    table = _read(predictions, len(teacher.classes))
-    if len(table) != len(names):
-        raise DataError(
-            f"{predictions} has {len(table)} predictions of {len(names)} images; predict the "
-            "others first."
-        )
-    labels, confidences = table["label"], table["confidence"]
+    found = _read(predictions, teacher, images)
+    starts = np.concatenate([[0], found.ends[:-1]])
+    labels, confidences = found.labels, found.probabilities[starts]
     chosen = _choose(labels, confidences, len(teacher.classes), choice)
     if not len(chosen):
         raise DataError(
-            f"None of the {len(names)} images reaches a confidence of {choice.threshold} (the "
-            f"highest is {confidences.max():.3f}); lower --threshold."
+            f"None of the {len(found.names)} images reaches a confidence of {choice.threshold} "
+            f"(the highest is {confidences.max():.3f}); lower --threshold."
         )
+    rows = (
+        (
+            found.names[index],
+            list(
+                zip(
+                    found.pairs[starts[index] : found.ends[index]].tolist(),
+                    found.probabilities[starts[index] : found.ends[index]].tolist(),
+                    strict=True,
+                )
+            ),
+        )
+        for index in chosen
+    )
     write_pseudo_labels(
         output,
-        _chosen_rows(predictions, len(teacher.classes), names, chosen),
+        rows,
         classes=teacher.classes,
         teacher=teacher.description,
         root=images.root,
@@ -327,34 +315,11 @@ def select(
     return np.bincount(labels[chosen], minlength=len(teacher.classes))
 
 
-def _rows(predictions: Path, classes: int) -> Iterator[list[tuple[int, float]]]:
-    with predictions.open("rb") as file:
-        file.readline()
-        for number, line in enumerate(file, start=2):
-            yield _parse(line, classes, predictions, number)
-
-
-def _read(predictions: Path, classes: int) -> np.ndarray:
-    """The most probable class of each image and its probability; -1 and 0 without a prediction."""
-    firsts = (pairs[0] if pairs else (-1, 0.0) for pairs in _rows(predictions, classes))
-    return np.fromiter(firsts, _ROW)
-
-
-def _chosen_rows(
-    predictions: Path, classes: int, names: PackedNames, chosen: np.ndarray
-) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    """The rows of the images at ``chosen``, ascending indices that may repeat."""
-    repeats = np.bincount(chosen, minlength=len(names))
-    for index, pairs in enumerate(_rows(predictions, classes)):
-        for _ in range(repeats[index]):
-            yield names[index], pairs
-
-
 def _choose(
     labels: np.ndarray, confidences: np.ndarray, classes: int, choice: Choice
 ) -> np.ndarray:
     """Ascending indices of the chosen predictions; with ``fill`` some occur several times."""
-    confident = np.flatnonzero((labels >= 0) & (confidences >= choice.threshold))
+    confident = np.flatnonzero(confidences >= choice.threshold)
     if not choice.per_class:
         return confident
     by_confidence = confident[np.argsort(-confidences[confident], kind="stable")]

@@ -31,6 +31,7 @@ from lambda_det.classification.data.sources import (
 from lambda_det.errors import DataError, printable
 
 _FIRST_LINE = "# lambda_det pseudo-labels 2"
+HEAD_LINES = 4
 # Bytes to read at a time, and of the longest line of the head that is accepted
 _CHUNK = _LONGEST = 1 << 24
 # Of one image; of several, with a line break between them
@@ -98,18 +99,36 @@ def write_pseudo_labels(
             file.write(f"{_FIRST_LINE}\n# classes: {json.dumps(classes)}\n")
             file.write(f"# teacher: {teacher}\n# root: {root}\n")
             for name, pairs in rows:
-                if "\t" in name or "\n" in name:
-                    raise DataError(
-                        f"The image {name!r} has a tab or a line break in its name, which a list "
-                        "of labels cannot hold; rename it."
-                    )
-                text = ",".join(f"{label}:{probability:.4f}" for label, probability in pairs)
-                file.write(f"{name}\t{text}\n")
+                file.write(row(name, pairs))
                 count += 1
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     return count
+
+
+def row(name: str, pairs: Iterable[tuple[int, float]]) -> str:
+    """The line of an image.
+
+    Raises:
+        DataError: its name has a tab or a line break in it.
+    """
+    if "\t" in name or "\n" in name:
+        raise DataError(
+            f"The image {name!r} has a tab or a line break in its name, which a list of labels "
+            "cannot hold; rename it."
+        )
+    return f"{name}\t{','.join(f'{label}:{value:.4f}' for label, value in pairs)}\n"
+
+
+def read_head(path: str | Path) -> dict:
+    """Classes, teacher and root of a file of pseudo-labels.
+
+    Raises:
+        DataError: it does not start as one.
+    """
+    with open(path, "rb") as file:
+        return _read_head(file, path)
 
 
 def read_pseudo_labels(path: str | Path) -> PseudoLabels:
