@@ -10,8 +10,7 @@ import torch
 from detectron2.data import MetadataCatalog
 from PIL import Image
 
-from lambda_det.detection.data.checks import check_ground_truth
-from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.data.checks import check_panoptic
 from lambda_det.detection.panoptic_quality import Matches, PanopticQualityEvaluator, match_segments
 from lambda_det.errors import DataError
 
@@ -195,14 +194,11 @@ def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
     for i in range(250):
         (tmp_path / f"{i}.png").write_bytes(picture)
     (tmp_path / "0.png").write_bytes(b"broken")
-    detector = Detector(architecture="PanopticFPN", num_classes=1, masks=True, semantic_classes=3)
-    metadata = {"thing_classes": ["thing"], "stuff_classes": ["things", "one", "other"]}
-    MetadataCatalog.get(data).set(evaluator_type="coco_panoptic_seg", **metadata)
-    check_ground_truth(detector, (), (data,))
+    check_panoptic(MetadataCatalog.get(data))
     for i in range(200, 210):
         Image.open(tmp_path / "1.png").convert("P").save(tmp_path / f"{i}.png")
     with pytest.raises(DataError, match=r"20\d\.png .*P"):
-        check_ground_truth(detector, (), (data,))
+        check_panoptic(MetadataCatalog.get(data))
 
 
 @pytest.mark.parametrize(
@@ -247,6 +243,5 @@ def test_a_broken_panoptic_file(data, tmp_path, place, value):
     file.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"panoptic\.json"):
         PanopticQualityEvaluator(data)
-    MetadataCatalog.get(data).set(evaluator_type="coco_panoptic_seg")
     with pytest.raises(DataError, match=r"panoptic\.json"):  # before a training, too
-        check_ground_truth(Detector("PanopticFPN"), [], [data])
+        check_panoptic(MetadataCatalog.get(data))

@@ -1,16 +1,19 @@
-"""Checks of a run's configuration against its data sets, before the run starts."""
+"""Whether data sets fit a detector: one table of rules, asked before a run starts."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any, NamedTuple
 
 import numpy as np
 from detectron2.config import CfgNode
-from detectron2.data import MetadataCatalog
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.detection_utils import convert_PIL_to_numpy
 from detectron2.utils.file_io import PathManager
 from PIL import Image
@@ -18,11 +21,11 @@ from PIL import Image
 from lambda_det.config import option
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
-from lambda_det.detection.data.instances import check_instances
-from lambda_det.detection.data.predictions import Detector, evaluated, predictions
+from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
+from lambda_det.detection.data.records import usable_box
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BAD_BOX, Report
-from lambda_det.errors import ConfigError, DataError, printable
+from lambda_det.errors import ConfigError, DataError, UserError, printable, reason
 from lambda_det.weights.import_names import IMAGENET_PIXELS
 from lambda_det.weights.provenance import PixelSettings
 
@@ -53,7 +56,8 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
         )
     if train and test and cfg.TEST.LOSS:
         for name in cfg.DATASETS.TEST:
-            _check_training(detector, name, f"{detector.keys['test']}, or set TEST.LOSS False")
+            where = f"{detector.keys['test']}, or set TEST.LOSS False"
+            _refuse(_LACKING, _Data(name, "train", detector, where))
 
 
 def check_pixels(pixels: PixelSettings) -> None:
@@ -101,7 +105,7 @@ def check_detector_data(
 
     Raises:
         ConfigError: a name, a switch or a number of classes in the config does not fit the data.
-        DataError: the data are missing or broken.
+        DataError: the data are missing or broken, or none of them can be used.
     """
     if train is not None and not train:
         raise ConfigError(f"{detector.keys['train']} names no data set; name one to train on.")
@@ -109,11 +113,46 @@ def check_detector_data(
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
     reports = {name: _check_registered(name) for name in dict.fromkeys(train + test)}
-    for name in train:
-        _say_left_out(detector, name, reports[name])
-    check_ground_truth(detector, train, test)
-    _check_classes(detector, reports)
-    check_instances(detector, reports, train, test)
+    for name in train if detector.filters_empty else ():
+        if (report := reports[name]) and report.empty:
+            logger.info(
+                f"{name}: {report.empty} of {report.images} images hold no object and are left out "
+                f"of training; {option(detector.keys['filters_empty'], False)} keeps them as "
+                "background."
+            )
+    predicted = predictions(detector.architecture)
+    if "instances" in predicted:
+        known = {n: _Data(n, "", detector, "", r).classes() for n, r in reports.items()}
+        _check_order("classes", known)
+    if "semantic" in predicted:
+        _check_order("stuff_classes", _metadata("stuff_classes", reports))
+    if detector.keypoints is not None:
+        _check_order("keypoint_names", _metadata("keypoint_names", reports))
+        # Those of a test set are not read.
+        _check_order("keypoint_flip_map", _metadata("keypoint_flip_map", train))
+    read = functools.cache(Instances.of_records)
+    data = [
+        _Data(name, split, detector, detector.keys.get(split, split), reports[name], read)
+        for split, chosen in (("train", train), ("test", test))
+        for name in chosen
+    ]
+    for name in test:
+        if "panoptic" in evaluated(detector, name):
+            check_panoptic(MetadataCatalog.get(name))
+    for rule, one in itertools.product(_RULES, data):
+        _refuse(rule, one)
+    learnt = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
+    if learnt and all(i is not None and i.has_key and not i.usable for i in learnt):
+        raise DataError(
+            f"{', '.join(train)} hold{'' if len(learnt) > 1 else 's'} no annotation to train on "
+            "(crowds and boxes without area do not count); add some."
+        )
+    for one in data:
+        found = one.instances() if one.masks() and one.needs("instances") else None
+        if found is not None and found.unmasked:
+            logger.warning(
+                f"{one.name}: {found.unmasked} annotations without a mask take their box."
+            )
 
 
 def _check_registered(name: str) -> Report | None:
@@ -155,35 +194,6 @@ def _check_registered(name: str) -> Report | None:
     return report
 
 
-def _say_left_out(detector: Detector, name: str, report: Report | None) -> None:
-    """Say how many images are not trained on, and how they can be."""
-    if report is not None and report.empty and detector.filters_empty:
-        key = detector.keys["filters_empty"]
-        logger.info(
-            f"{name}: {report.empty} of {report.images} images hold no object and are left out of "
-            f"training; {option(key, False)} keeps them as background."
-        )
-
-
-def _check_classes(detector: Detector, reports: dict[str, Report | None]) -> None:
-    classes = {
-        name: MetadataCatalog.get(name).get("thing_classes")
-        or (list(report.categories.values()) if report else None)
-        for name, report in reports.items()
-    }
-    if "instances" in predictions(detector.architecture):
-        _check_order("classes", classes)
-    if detector.num_classes is None:
-        return
-    key = detector.keys["num_classes"]
-    for name, names in classes.items():
-        if names is not None and detector.num_classes != len(names):
-            raise ConfigError(
-                f"{key} is {detector.num_classes}, but {name} has {len(names)} categories "
-                f"({_some(names)}); set {key} to {len(names)}."
-            )
-
-
 def _check_order(what: str, lists: dict[str, Sequence[Any] | None]) -> None:
     """Refuse data sets that number the same things otherwise; None of one that does not say."""
     known = {name: list(items) for name, items in lists.items() if items is not None}
@@ -202,43 +212,276 @@ def _some(names: Iterable[str], limit: int = 5) -> str:
     return ", ".join(map(printable, names[:limit])) + (", ..." if len(names) > limit else "")
 
 
+@dataclass
+class Instances:
+    """What a data set holds of instances.
+
+    Attributes:
+        source: where they are, for messages.
+        annotations, crowds: how many there are; crowds are annotations, too.
+        unmasked: annotations without a mask.
+        usable: whether one that is no crowd has a box to train on.
+        has_key: whether any image has the key "annotations".
+        ids: each category_id of those that are no crowds, with an image of it; of records alone.
+    """
+
+    source: str
+    annotations: int = 0
+    crowds: int = 0
+    unmasked: int = 0
+    usable: bool = False
+    has_key: bool = False
+    ids: dict[Any, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_report(cls, report: Report) -> Instances:
+        """Those of a COCO file."""
+        unmasked = report.problems.get("annotation without segmentation")
+        return cls(
+            source=report.json_file,
+            annotations=report.annotations,
+            crowds=report.crowds,
+            unmasked=unmasked.count if unmasked else 0,
+            usable=report.usable > 0,
+            has_key=True,
+        )
+
+    @classmethod
+    def of_records(cls, name: str) -> Instances | None:
+        """Those of a registered data set of any kind; None where it gives no list of images.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        try:
+            records = DatasetCatalog.get(name)
+        except (OSError, ImportError, AssertionError) as error:
+            raise DataError(
+                f"The data set {name} cannot be read ({reason(error)}); put its files there, or "
+                "correct how it is registered."
+            ) from error
+        if not isinstance(records, list):
+            return None
+        found = cls(source=name)
+        for record in records:
+            found.has_key |= "annotations" in record
+            for annotation in record.get("annotations", ()):
+                found._add(annotation, record)
+        return found
+
+    def _add(self, annotation: dict[str, Any], record: dict[str, Any]) -> None:
+        self.annotations += 1
+        # A mask may be an array, which has no truth value
+        mask = annotation.get("segmentation")
+        self.unmasked += mask is None or len(mask) == 0
+        if annotation.get("iscrowd", 0):
+            self.crowds += 1
+            return
+        self.usable = self.usable or usable_box(annotation) is not None
+        number = annotation.get("category_id")
+        # Of what is no number, the text that the message shows
+        key = number if isinstance(number, Real) else repr(number)
+        self.ids.setdefault(key, record.get("file_name", ""))
+
+    def outside(self, classes: int | None) -> list[Any]:
+        """The values of category_id that are not from 0 to ``classes`` - 1."""
+        if classes is None:
+            return []
+        return [n for n in self.ids if not (isinstance(n, Real) and 0 <= n < classes)]
+
+
+class _Data(NamedTuple):
+    """A data set as a detector meets it.
+
+    Attributes:
+        name: under which it is registered.
+        split: what it is for, "train" or "test".
+        detector: what its configuration says.
+        where: the user's key for data of this split.
+        report: on its file; None where it has none in COCO's format.
+        read: gives the instances that a registered data set loads.
+    """
+
+    name: str
+    split: str
+    detector: Detector
+    where: str
+    report: Report | None = None
+    read: Callable[[str], Instances | None] = Instances.of_records
+
+    def meta(self, key: str) -> Any:
+        return MetadataCatalog.get(self.name).get(key)
+
+    def needs(self, kind: str) -> bool:
+        """Whether the detector learns from, or is measured by, ground truth of a kind."""
+        if kind == "keypoints":
+            return self.detector.keypoints is not None
+        if kind == "instances" and self.split == "test":
+            return kind in evaluated(self.detector, self.name)
+        return kind in predictions(self.detector.architecture)
+
+    def masks(self) -> bool:
+        """Whether masks are learnt or measured; Pascal VOC measures boxes."""
+        measured = self.split == "train" or self.meta("evaluator_type") != "pascal_voc"
+        return self.detector.masks and measured
+
+    def classes(self) -> list[str] | None:
+        names = self.meta("thing_classes")
+        if names is None and self.report:
+            names = self.report.categories.values()
+        return None if names is None else list(names)
+
+    def instances(self) -> Instances | None:
+        in_file = self.split == "test" or _loads_instances(self.name)
+        return Instances.of_report(self.report) if self.report and in_file else self.read(self.name)
+
+
+class _Rule(NamedTuple):
+    """Why a data set is refused.
+
+    Attributes:
+        splits: whether it holds for data to "train" on, to "test" on, or both.
+        needs: the kind of ground truth that it is about; "" for any.
+        error: the class of the error.
+        fault: a sentence about a data set; "" or None where the detector can use it.
+    """
+
+    splits: tuple[str, ...]
+    needs: str
+    error: type[UserError]
+    fault: Callable[[_Data], str | None]
+
+
 _COCO_KEYPOINTS = 17
 _SAMPLED = 100  # images of segments whose heads are read before a training
+# What data of an evaluator_type cannot teach
+_WITHOUT = {
+    **dict.fromkeys(("coco", "lvis", "pascal_voc"), ("semantic", "semantic masks")),
+    **dict.fromkeys(("sem_seg", "cityscapes_sem_seg"), ("instances", "instances")),
+}
 
 
-def check_ground_truth(detector: Detector, train: Sequence[str], test: Sequence[str]) -> None:
-    """Refuse data sets without the ground truth that the model needs.
+def _no_truth(data: _Data) -> str | None:
+    kind, lacking = _WITHOUT.get(data.meta("evaluator_type"), ("", ""))
+    detector = data.detector
+    return kind in predictions(detector.architecture) and (
+        f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
+        f"{data.name} has none; name another data set in {data.where}."
+    )
 
-    Args:
-        detector: what its configuration says.
-        train: registered data sets to train on.
-        test: registered data sets to evaluate on.
+
+def _another(field_name: str, what: str, there: Callable[[_Data], Any]) -> Callable[[_Data], Any]:
+    """The fault of a data set that has another number than a field of the detector, if any."""
+
+    def fault(data: _Data) -> str | None:
+        found, here = there(data), getattr(data.detector, field_name)
+        number = len(found) if isinstance(found, (list, tuple)) else found
+        names = f" ({_some(found)})" if isinstance(found, (list, tuple)) else ""
+        key = data.detector.keys.get(field_name)
+        return None not in (number, here) and number != here and (
+            f"{key} is {here}, but {data.name} has {number} {what}{names}; set {key} to {number}."
+        )  # fmt: skip
+
+    return fault
+
+
+def _no_keypoints(data: _Data) -> str | None:
+    return None in (data.meta("keypoint_names"), data.meta("keypoint_flip_map")) and (
+        f"MODEL.KEYPOINT_ON is on, but the data set {data.name} names no keypoints; give its JSON "
+        'file a category with a list of names, "keypoints", register it with keypoint_names and '
+        "keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
+    )
+
+
+def _other_sigmas(data: _Data) -> str | None:
+    sigmas, names = data.detector.sigmas or _COCO_KEYPOINTS, data.meta("keypoint_names")
+    return sigmas != len(names) and (
+        f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
+        f"{data.name} has {len(names)} keypoints; give one for each, such as 0.05."
+    )
+
+
+def _instances(data: _Data) -> str | None:
+    """What is wrong with the instances of a data set that gives a list of images."""
+    found, name, keys = data.instances(), data.name, data.detector.keys
+    if found is None:
+        return None
+    if data.split == "train":
+        # A model of another project may learn from other keys.
+        if not found.has_key and is_known(data.detector.architecture):
+            return (
+                f'{name}: no image has the key "annotations", so that there is nothing to train '
+                "on; add it, with an empty list where an image has no object."
+            )
+        if found.annotations > found.crowds and not found.usable:
+            return (
+                f"{name}: none of {found.annotations} annotations has a box to train on; each "
+                'needs a "bbox" of four numbers in pixels and a "bbox_mode", such as '
+                "BoxMode.XYWH_ABS."
+            )
+    elif found.annotations == found.crowds:
+        return (
+            f"{found.source} holds no annotations{' but crowds' if found.crowds else ''}, so that "
+            f"nothing can be evaluated on {name}; add some, or name another data set in "
+            f"{keys['test']}."
+        )
+    return None
+
+
+def _unfit_instances(data: _Data) -> str | None:
+    """Which switch or number of the detector does not fit the instances of a data set."""
+    found, name, keys = data.instances(), data.name, data.detector.keys
+    if found is None:
+        return None
+    if data.masks() and 0 < found.annotations == found.unmasked:
+        return (
+            f"{keys['masks']} is on, but no annotation of {name} has a mask; set "
+            f"{option(keys['masks'], False)}."
+        )
+    classes = data.detector.num_classes
+    if outside := found.outside(classes):
+        return (
+            f"{name}: an object in {printable(found.ids[outside[0]])} has the category_id "
+            f"{outside[0]}, but {keys['num_classes']} is {classes}; number the classes from 0 to "
+            f"{classes - 1}, or set the key to their number."
+        )
+    return None
+
+
+_BOTH = ("train", "test")
+_LACKING = _Rule(("train",), "", ConfigError, _no_truth)
+# In the order in which they are asked
+# fmt: off
+_RULES = (
+    _LACKING,
+    _Rule(_BOTH, "semantic", ConfigError, _another(
+        "semantic_classes", "classes of semantic masks", lambda d: d.meta("stuff_classes"))),
+    _Rule(_BOTH, "semantic", ConfigError, _another(
+        "ignored_label", "for pixels without a class", lambda d: d.meta("ignore_label"))),
+    _Rule(_BOTH, "keypoints", ConfigError, _no_keypoints),
+    _Rule(_BOTH, "keypoints", ConfigError, _another(
+        "keypoints", "keypoints", lambda d: d.meta("keypoint_names"))),
+    _Rule(("test",), "keypoints", ConfigError, _other_sigmas),
+    _Rule(_BOTH, "", ConfigError, _another("num_classes", "categories", lambda d: d.classes())),
+    _Rule(_BOTH, "instances", DataError, _instances),
+    _Rule(_BOTH, "instances", ConfigError, _unfit_instances),
+)
+# fmt: on
+
+
+def _refuse(rule: _Rule, data: _Data) -> None:
+    if data.split in rule.splits and (not rule.needs or data.needs(rule.needs)):
+        fault = rule.fault(data)
+        if fault:
+            raise rule.error(fault)
+
+
+def check_panoptic(metadata: Any) -> None:
+    """Look at a panoptic file and the heads of some of its images; the evaluation reads them all.
 
     Raises:
-        ConfigError: a switch or a number in the config does not fit the data.
-        DataError: a panoptic file is not in COCO's format, or an image of segments is not RGB.
+        DataError: the file is not in COCO's format, or an image of segments is not RGB.
     """
-    for name in train:
-        _check_training(detector, name, detector.keys["train"])
-    for name in test:
-        if "panoptic" in evaluated(detector, name):
-            _check_panoptic(MetadataCatalog.get(name))
-    names = dict.fromkeys((*train, *test))
-    for name in names:
-        if "semantic" in predictions(detector.architecture):
-            _check_stuff(detector, name)
-        if detector.keypoints is not None:
-            _check_keypoints(detector, name, is_test=name in test)
-    if "semantic" in predictions(detector.architecture):
-        _check_order("stuff_classes", _metadata("stuff_classes", names))
-    if detector.keypoints is not None:
-        _check_order("keypoint_names", _metadata("keypoint_names", names))
-        # Those of a test set are not read.
-        _check_order("keypoint_flip_map", _metadata("keypoint_flip_map", train))
-
-
-def _check_panoptic(metadata: Any) -> None:
-    """Look at the file, and at the heads of some of its images; the evaluation reads them all."""
     entries = list(read_panoptic(metadata.panoptic_json)[0].values())
     for entry in entries[:: -(-len(entries) // _SAMPLED) or 1]:
         path = os.path.join(metadata.panoptic_root, entry["file_name"])
@@ -255,55 +498,12 @@ def _metadata(key: str, names: Iterable[str]) -> dict[str, Any]:
     return {name: MetadataCatalog.get(name).get(key) for name in names}
 
 
-def _check_training(detector: Detector, name: str, where: str) -> None:
-    kind = MetadataCatalog.get(name).get("evaluator_type")
-    needed = predictions(detector.architecture)
-    lacking = None
-    if "semantic" in needed and kind in ("coco", "lvis", "pascal_voc"):
-        lacking = "semantic masks"
-    if "instances" in needed and kind in ("sem_seg", "cityscapes_sem_seg"):
-        lacking = "instances"
-    if lacking:
-        raise ConfigError(
-            f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
-            f"{name} has none; name another data set in {where}."
-        )
+def _loads_instances(name: str) -> bool:
+    """Whether a data set loads the instances of its file: COCO's panoptic form does not.
 
-
-def _check_stuff(detector: Detector, name: str) -> None:
+    Detectron2 gives that form a file of instances for its evaluation alone. The form with
+    "separated" in its name has semantic masks beside the instances.
+    """
     metadata = MetadataCatalog.get(name)
-    classes, ignored = metadata.get("stuff_classes"), metadata.get("ignore_label")
-    here = detector.semantic_classes
-    if None not in (classes, here) and len(classes) != here:
-        raise ConfigError(
-            f"{detector.keys['semantic_classes']} is {here}, but {name} has {len(classes)} "
-            f"classes of semantic masks; set it to {len(classes)}."
-        )
-    here = detector.ignored_label
-    if None not in (ignored, here) and ignored != here:
-        raise ConfigError(
-            f"{detector.keys['ignored_label']} is {here}, but the masks of {name} mark unlabelled "
-            f"pixels with {ignored}; set it to {ignored}."
-        )
-
-
-def _check_keypoints(detector: Detector, name: str, *, is_test: bool) -> None:
-    metadata = MetadataCatalog.get(name)
-    names = metadata.get("keypoint_names")
-    if names is None or metadata.get("keypoint_flip_map") is None:
-        raise ConfigError(
-            f"MODEL.KEYPOINT_ON is on, but the data set {name} names no keypoints; give its "
-            'JSON file a category with a list of names, "keypoints", register it with '
-            "keypoint_names and keypoint_flip_map, or set MODEL.KEYPOINT_ON False."
-        )
-    if detector.keypoints != len(names):
-        raise ConfigError(
-            f"{detector.keys['keypoints']} is {detector.keypoints}, but {name} has {len(names)} "
-            f"keypoints; set it to {len(names)}."
-        )
-    sigmas = detector.sigmas or _COCO_KEYPOINTS
-    if is_test and sigmas != len(names):
-        raise ConfigError(
-            f"TEST.KEYPOINT_OKS_SIGMAS holds {sigmas} numbers (those of COCO if it is empty), but "
-            f"{name} has {len(names)} keypoints; give one for each, such as 0.05."
-        )
+    is_panoptic = metadata.get("evaluator_type") == "coco_panoptic_seg"
+    return not is_panoptic or metadata.get("sem_seg_root") is not None

@@ -196,7 +196,7 @@ def register_coco_files(
 
     Raises:
         ConfigError: one of the two is given without the other.
-        DataError: a file is missing or not in COCO's format.
+        DataError: a file is missing, not in COCO's format, or refused by a rule for what it holds.
     """
     if not json_file and not images:
         return None
@@ -214,7 +214,10 @@ def register_coco_files(
             f"The image folder {images} of --{split}-images ({images_key}) does not exist; "
             "correct the path."
         )
-    categories = list(check_coco(json_file, images, files="none").categories.values())
+    report = check_coco(json_file, images, files="none")
+    if refusal := report.refusal():
+        raise DataError(refusal)
+    categories = list(report.categories.values())
     stem = os.path.splitext(os.path.basename(json_file))[0]
     # The categories are part of the name: a changed file is another data set for the catalogue.
     identity = "\n".join([json_file, images, *categories])

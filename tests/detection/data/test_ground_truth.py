@@ -92,7 +92,7 @@ def test_losses_on_a_test_set_need_its_ground_truth(cfg):
     ("key", "value", "words"),
     [
         ("NUM_CLASSES", 3, "NUM_CLASSES is 3, but shapes_stuff_train has 4 classes"),
-        ("IGNORE_VALUE", 0, "unlabelled pixels with 255"),
+        ("IGNORE_VALUE", 0, "255 for pixels without a class"),
     ],
 )
 def test_numbers_of_the_semantic_head(cfg, key, value, words):

@@ -245,3 +245,20 @@ def test_a_flip_that_exchanges_no_keypoints_is_told(cfg, content, write, caplog,
     metadata = _train_on_keypoints(cfg, content, write, names, flip)
     assert metadata.keypoint_flip_map == []
     assert sum("INPUT.RANDOM_FLIP" in r.getMessage() for r in caplog.records) == warned
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda c: c["annotations"][4].update(category_id=2), "category_id 2"),
+        (lambda c: c["annotations"][4].update(image_id=99), "image 99"),
+        (lambda c: c["annotations"][4].update(bbox=[]), "annotation 5"),
+        (lambda c: c["annotations"][4].update(ignore=1), "annotation 5"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_as_it_is_registered(cfg, content, write, change, named):
+    """Before a recipe, or another process than the first, reads the data."""
+    change(content)
+    cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = write(content)
+    with pytest.raises(DataError, match=rf"set\.json.*{named}"):
+        register_json_datasets(cfg)
