@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 import torchvision
+from detectron2.export.torchscript_patch import patch_builtin_len
 from detectron2.modeling import anchor_generator, poolers
 from detectron2.modeling.proposal_generator import rpn
 from detectron2.modeling.roi_heads import fast_rcnn
@@ -25,20 +26,13 @@ from lambda_det.export.portable import dense
 
 __all__ = ["exportable_detections"]
 
-_WITH_LENGTHS = (
-    "detectron2.modeling.roi_heads.fast_rcnn",
-    "detectron2.modeling.roi_heads.mask_head",
-    "detectron2.modeling.poolers",
-    "detectron2.structures.instances",
-)
-
 
 @contextmanager
 def exportable_detections() -> Iterator[None]:
     """Let Detectron2's detectors run in the form of this module."""
     with ExitStack() as stack:
-        for module in _WITH_LENGTHS:
-            stack.enter_context(mock.patch(f"{module}.len", lambda x: x.__len__(), create=True))
+        more = ("detectron2.modeling.poolers", "detectron2.structures.instances")
+        stack.enter_context(patch_builtin_len(more))
         for where, name, replacement in (
             (F, "batch_norm", _batch_norm(F.batch_norm)),
             (anchor_generator, "_create_grid_offsets", _create_grid_offsets),

@@ -10,6 +10,8 @@ from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import PathHandler, get_cache_dir
 
 from lambda_det.errors import WeightsError, listed
+from lambda_det.export.backbone import extract_backbone
+from lambda_det.export.verify import export_backbone
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import read_backbone
 from lambda_det.weights.formats import read_checkpoint
@@ -84,10 +86,6 @@ class PublicWeights(PathHandler):
         target = Path(get_cache_dir(), "lambda_det", f"{name}_{__version__}.pth")
         if target.is_file() and not force and _is_intact(target):
             return str(target)
-        # Not with ``import lambda_det``, which registers this handler
-        from lambda_det.export.backbone import extract_backbone
-        from lambda_det.export.verify import export_backbone
-
         checkpoint = read_source(path)
         if "source" not in checkpoint.get("recipe", {}):
             return fetch(path).local_path()

@@ -76,6 +76,8 @@ def test_a_detector_finds_the_same_on_every_picture(run, suffix, tmp_path, capsy
         expected, found = original(picture), exported(picture)
         np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
         np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
+        assert (found.classes == expected.classes).all()
+        assert not found.masks.size or (found.masks == expected.masks).mean() > 0.99
         most = max(most, len(found))
     assert most > 1
 

@@ -41,30 +41,6 @@ def head(name: str):
 
 
 @pytest.mark.slow
-def test_a_mask_rcnn(model, tmp_path):
-    path = tmp_path / "detector.ts"
-    report = export_network(detector_network(model), path, sizes=((96, 128), (70, 97)))
-    assert report.passed, report.comparisons
-    assert set(report.errors()) == {"pred_boxes", "pred_classes", "pred_masks", "scores"}
-
-    run = FORMATS[".ts"].read(path, [], torch.device("cpu"))
-    counts = set()
-    for height, width in ((65, 96), (97, 130), (128, 66)):
-        image = torch.rand(3, height, width) * 255
-        (expected,) = model.inference([{"image": image}], do_postprocess=False)
-        found = run(image)
-        counts.add(len(expected))
-        assert len(found["scores"]) == len(expected)
-        torch.testing.assert_close(
-            found["pred_boxes"], expected.pred_boxes.tensor, rtol=1e-4, atol=1e-2
-        )
-        torch.testing.assert_close(found["scores"], expected.scores, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found["pred_masks"], expected.pred_masks, rtol=1e-4, atol=1e-4)
-        assert torch.equal(found["pred_classes"], expected.pred_classes)
-    assert max(counts) > 1, counts
-
-
-@pytest.mark.slow
 @needs_any_size
 def test_none_and_one_detection(model, tmp_path, monkeypatch):
     """The threshold is part of the graph; in these exports few scores are above it."""
