@@ -55,6 +55,13 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path, text, words):
     assert str(file) in str(caught.value) and words in str(caught.value)
 
 
+def test_the_configuration_of_an_earlier_run_is_read(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("RECIPE: {KEEP: [SOLVER.MAX_ITER], WRITTEN: [[SOLVER.MAX_ITER, 9]]}\n")
+    cfg = _load("--config-file", file)
+    assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and "WRITTEN" not in cfg.RECIPE
+
+
 def test_a_file_cannot_run_a_program(tmp_path):
     mark = tmp_path / "ran"
     file = tmp_path / "evil.yaml"
