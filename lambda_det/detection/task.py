@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 from collections import OrderedDict
@@ -35,6 +36,7 @@ from lambda_det.detection.read_yaml import read_yaml
 from lambda_det.detection.schedule import DetectionSettings, scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
+from lambda_det.errors import ConfigError
 from lambda_det.modeling.implementations import Implementations
 from lambda_det.training.precision import Precision
 from lambda_det.training.step import file_names
@@ -114,9 +116,10 @@ class DetectionTask(Task):
     @classmethod
     def read(cls, args: argparse.Namespace) -> DetectionTask:
         config, in_file = load_any_config(args), None
-        if args.config_file and args.opts:
+        if args.config_file and read_parts(config).kept:
             file = argparse.Namespace(config_file=args.config_file, opts=[])
-            in_file = read_parts(load_any_config(file)).settings
+            with contextlib.suppress(ConfigError):  # a file may need what is typed
+                in_file = read_parts(load_any_config(file)).settings
         return cls(config, in_file)
 
     @classmethod
