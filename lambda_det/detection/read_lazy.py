@@ -184,13 +184,13 @@ def _pixels(lazy: DictConfig) -> PixelSettings | None:
 
 
 def _dataset_names(lazy: DictConfig, split: str) -> tuple[str, ...]:
-    """None where a loader of another project names its data in another way."""
+    """Empty where a loader of another project names its data in another way."""
     names = select(lazy, f"dataloader.{split}.dataset.names")
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _training_size(lazy: DictConfig) -> tuple[int, int] | None:
-    """As the last augmentation says that makes all images fit into one size."""
+    """From the last augmentation after which all images fit into one size."""
     augmentations = select(lazy, _AUGMENTATIONS)
     for node in reversed(augmentations if isinstance(augmentations, ListConfig) else ()):
         if not isinstance(node, DictConfig):  # an object, or what another project takes
@@ -349,21 +349,22 @@ def _register(lazy: DictConfig) -> None:
 
 
 def _fit(lazy: DictConfig, in_file: DetectionSettings) -> None:
-    if not has_steps(lazy):
+    settings = read_settings(lazy)
+    if not has_steps(lazy) or None in (settings.images_per_step, settings.base_lr):
         raise ConfigError(
-            "train.recipe.enabled (--epochs) sets the steps of a WarmupParamScheduler of a "
-            "MultiStepParamScheduler, which lr_multiplier is not; set train.recipe.enabled=False, "
-            "and train.max_iter."
+            "train.recipe.enabled (--epochs) sets dataloader.train.total_batch_size, optimizer.lr "
+            "and the steps of an lr_multiplier as that of configs/common/schedule.py, and one of "
+            "these is not there; set train.recipe.enabled=False, and train.max_iter."
         )
     with in_lazy_keys():
         rules = fit_to_data(yaml_view(lazy), in_file=by_key(in_file), names=EQUIVALENTS)
-    warmup = read_settings(lazy).warmup_iters
+    warmup = settings.warmup_iters
     for rule in rules:
         place = place_in(lazy, EQUIVALENTS.get(rule.key, ""))
         value = list(rule.value) if isinstance(rule.value, tuple) else rule.value
         if rule.key == "SOLVER.WARMUP_ITERS":
             warmup = value
-        elif place in KEYS.values() or select(lazy, place) is not None:
+        elif place.startswith("train.") or select(lazy, place) is not None:
             is_flat = place.endswith("aspect_ratios") and not isinstance(
                 select(lazy, place)[0], ListConfig
             )

@@ -108,7 +108,7 @@ def place_in(lazy: DictConfig, place: str) -> str:
     """Where this configuration has what others have in a place of :data:`EQUIVALENTS`."""
     for here, there in _ELSEWHERE.items():
         moved = place.replace(here, there)
-        if place.startswith(here) and select(lazy, place) is None is not select(lazy, moved):
+        if select(lazy, place) is None and select(lazy, moved) is not None:
             return moved
     return place
 
