@@ -51,6 +51,10 @@ except ImportError:
     class FrozenBatchNorm2d(torchvision.ops.FrozenBatchNorm2d):
         """A batch norm whose statistics and parameters are buffers."""
 
+        def __init__(self, num_features: int, eps: float = 1e-5) -> None:
+            super().__init__(num_features, eps)
+            self.running_var -= eps  # changes nothing at first, as Detectron2's
+
         @classmethod
         def convert_frozen_batchnorm(cls, module: nn.Module) -> nn.Module:
             """Replace the batch norms within ``module``; returns it, or its replacement."""
