@@ -186,7 +186,8 @@ def add_lambda_config(cfg: CN) -> None:
     _C.RECIPE.MEMORY = []
     # Keys that the recipe leaves alone; those of the command line are added to them
     _C.RECIPE.KEEP = []
-    _C.register_deprecated_key("RECIPE.WRITTEN")  # configurations of earlier runs hold it
+    if not _C.key_is_deprecated("RECIPE.WRITTEN"):  # configurations of earlier runs hold it
+        _C.register_deprecated_key("RECIPE.WRITTEN")
 
     # Where the numbers of metrics.json go besides: "tensorboard", "wandb", or the path of one of
     # Detectron2's EventWriters, such as "package.module.Writer", which is called with OUTPUT_DIR

@@ -255,13 +255,6 @@ def test_errors_and_exit_status_are_the_script_s_own(here, tmp_path, capsys):
     assert stop.value.code == 2 and "missing.py" in capsys.readouterr().err
 
 
-def test_help(here, capsys):
-    with pytest.raises(SystemExit) as stop:
-        here("-h", "x.py")
-    assert stop.value.code == 0
-    assert "python -m lambda_det.run path/to/train_net.py" in capsys.readouterr().out
-
-
 @pytest.mark.checkout
 def test_new_processes_find_a_package_that_is_not_installed(here, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT), *(p for p in sys.path if p != str(ROOT))])

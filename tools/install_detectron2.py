@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Install Detectron2 into the Python that runs this file.
+"""Install Detectron2, which is not on PyPI, into the Python that runs this file.
 
-Detectron2 is not on PyPI. One that can be imported is left as it is. Otherwise it comes from
+One that can be imported is left as it is. Otherwise it comes from
 
 1. git: the pinned upstream commit, built with its C++ operators; or, where that fails,
 2. a wheel: another project on PyPI has Detectron2's Python files of early 2023 in its wheel. Its
@@ -35,7 +35,7 @@ CARRIER_SHA256 = "a2900cff8a3fb508e1975f19b5f9abd9f261966db87b0c332697fb4138c1cb
 CARRIER_FOLDER = "LabGym/detectron2"
 CARRIER_IMPORT = "LabGym.detectron2"
 
-# The dependencies are upstream's, without the upper bounds, which exclude only versions that work.
+# What Detectron2 itself needs, lambda_det requires
 SETUP = f"""\
 from setuptools import find_namespace_packages, setup
 
@@ -49,23 +49,6 @@ setup(
     license_files=["LICENSE", "NOTICE"],
     packages=find_namespace_packages(include=["detectron2", "detectron2.*"]),
     package_data={{"detectron2": ["**/*"]}},
-    python_requires=">=3.7",
-    install_requires=[
-        "Pillow>=7.1",
-        "matplotlib",
-        "pycocotools>=2.0.2",
-        "termcolor>=1.1",
-        "yacs>=0.1.8",
-        "tabulate",
-        "cloudpickle",
-        "tqdm>4.29.0",
-        "tensorboard",
-        "fvcore>=0.1.5",
-        "iopath>=0.1.7",
-        "omegaconf>=2.1",
-        "hydra-core>=1.1",
-        "packaging",
-    ],
 )
 """
 NOTICE = f"""\
@@ -93,15 +76,8 @@ def last_line(output: str) -> str:
 
 def run(command: list[str], **options) -> str:
     """Run a command and return its output; raise NotInstalled if it fails."""
-    result = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        **options,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    result = subprocess.run(command, **pipes, text=True, errors="replace", **options)
     if result.returncode:
         raise NotInstalled(last_line(result.stdout))
     return result.stdout
@@ -158,6 +134,12 @@ def find_installed() -> str | None:
 
 def install_package(source: str, *, compiled: bool) -> None:
     """Build and install from a folder or an address; remove what cannot be imported afterwards."""
+    if compiled:
+        print(
+            "Building Detectron2's C++ operators with the installed PyTorch: 1 to 2 minutes on 2 "
+            "cores, longer if a CUDA compiler builds them for GPUs, too.",
+            flush=True,
+        )
     pip("install", "--no-build-isolation", "--no-deps", source)
     try:
         if find_installed() is None:
@@ -169,15 +151,7 @@ def install_package(source: str, *, compiled: bool) -> None:
         raise
 
 
-def announce_build() -> None:
-    print(
-        "Building Detectron2's C++ operators with the installed PyTorch (--no-build-isolation): "
-        "1 to 2 minutes on 2 cores, longer if a CUDA compiler builds them for GPUs, too.",
-        flush=True,
-    )
-
-
-def install_from_git() -> str:
+def from_git() -> None:
     """Build the pinned upstream commit."""
     if shutil.which("git") is None:
         raise NotInstalled("git is not installed")
@@ -187,29 +161,29 @@ def install_from_git() -> str:
         run(["git", "ls-remote", GIT_URL, "HEAD"], env=environment, timeout=GIT_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         raise NotInstalled(f"no answer from {GIT_URL} in {GIT_PROBE_SECONDS} s") from None
-    announce_build()
     install_package(f"git+{GIT_URL}@{GIT_COMMIT}", compiled=True)
-    return f"built from {GIT_URL} at {GIT_COMMIT[:7]}"
 
 
-def install_from_folder(folder: Path) -> str:
+def from_folder(folder: Path) -> None:
     """Build a checkout of Detectron2's repository."""
     for name in ("setup.py", "detectron2/__init__.py"):
         if not (folder / name).is_file():
             raise NotInstalled(f"{folder} is no checkout of Detectron2: it has no {name}")
-    announce_build()
     install_package(str(folder.resolve()), compiled=True)
-    return f"built from {folder}"
 
 
-def install_from_wheel() -> str:
+def from_wheel() -> None:
     """Install the Python files out of the carrier's wheel on the package registry."""
+    print(
+        f"Taking Detectron2's Python files of early 2023, without C++ operators, out of {CARRIER} "
+        "on the package registry, whose SHA-256 is checked.",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fetch_carrier(folder / "carrier")
         write_source(folder / "carrier", folder / "source")
         install_package(str(folder / "source"), compiled=False)
-    return f"Python files out of {CARRIER}, without C++ operators"
 
 
 def fetch_carrier(folder: Path) -> None:
@@ -250,14 +224,14 @@ def install(source: str) -> bool:
             "To replace it, run `pip uninstall detectron2` first."
         )
         return True
-    known = {"git": install_from_git, "wheel": install_from_wheel}
+    known = {"git": from_git, "wheel": from_wheel}
     for name in known if source == "auto" else [source]:
         try:
-            done = known[name]() if name in known else install_from_folder(Path(name))
+            known[name]() if name in known else from_folder(Path(name))
         except NotInstalled as error:
             print(f"Detectron2 was not installed from {name}: {error}", flush=True)
         else:
-            print(f"Detectron2 was installed: {done}.")
+            print(f"Detectron2 was installed from {name}.")
             return True
     print(
         "error: Detectron2 was not installed; the lines above say why. Run this again once GitHub "
@@ -275,8 +249,8 @@ def main() -> int:
         "--source",
         metavar="auto|git|wheel|FOLDER",
         default="auto",
-        help="where Detectron2 comes from: git, or the wheel where git fails (auto, the default), "
-        "one of them alone, or a folder with a checkout of Detectron2's repository",
+        help="git, or the wheel where git fails (auto, the default); one of them; or a folder with "
+        "a checkout of Detectron2's repository",
     )
     return 0 if install(parser.parse_args().source) else 2
 

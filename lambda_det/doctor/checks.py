@@ -211,14 +211,6 @@ def _pkg_resources() -> str:
     return "not missing"
 
 
-def _old_detectron2() -> str:
-    file = folder_of("detectron2") / "data" / "transforms" / "transform.py"
-    image = importlib.import_module("PIL.Image")
-    if "Image.LINEAR" in file.read_text("utf-8") and not hasattr(image, "LINEAR"):
-        raise Fault("This Detectron2 is too old for numpy and Pillow: it uses Image.LINEAR.")
-    return "fits numpy and Pillow"
-
-
 # The machine --------------------------------------------------------------------------------------
 
 
@@ -329,7 +321,8 @@ CHECKS = (
             "lambda_det",
             *("lambda_det.modeling", "lambda_det.detection.task", "lambda_det.classification.task"),
         ),
-        "pip install of the lambda_det repository brings what it needs.",
+        "pip install of the lambda_det repository brings what it needs. If numpy or Pillow lacks a "
+        f"name, Detectron2 is older than 2023: {INSTALL_DETECTRON2}",
         needs=("torch", "torchvision", "detectron2"),
     ),
     Check("requirements", _requirements, "pip install packaging"),
@@ -354,12 +347,6 @@ CHECKS = (
         'pip install "setuptools<81"',
         "detectron2.model_zoo cannot be imported without: scripts and configs that take a base "
         "config or weights from it stop. lambda_det does not use it.",
-        needs=("detectron2",),
-    ),
-    Check(
-        "age of detectron2",
-        _old_detectron2,
-        f"Install a newer Detectron2 (0.6 as of 2023 or later). {INSTALL_DETECTRON2}",
         needs=("detectron2",),
     ),
     Check(

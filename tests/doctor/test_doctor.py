@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from lambda_det.doctor import __main__ as doctor
 from lambda_det.doctor import checks
@@ -146,12 +145,6 @@ def test_pkg_resources(copy, broken):
     assert "model_zoo" in finding.problem and "setuptools<81" in finding.mend
     copy(model_zoo__model_zoo="import importlib.resources\n")  # one that is mended
     assert finding_of("pkg_resources") is None
-
-
-def test_an_old_detectron2(copy, monkeypatch):
-    monkeypatch.delattr(Image, "LINEAR", raising=False)
-    copy(data__transforms__transform="interp=Image.LINEAR")
-    assert "Image.LINEAR" in finding_of("age of detectron2").problem
 
 
 @pytest.fixture

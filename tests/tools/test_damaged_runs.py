@@ -1,4 +1,4 @@
-"""tools/train_net.py where the disk fills up, and where it has spoiled what was on it."""
+"""``lambda-det train`` where the disk fills up, and where it has spoiled what was on it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ from pathlib import Path
 import pytest
 import torch
 
+from lambda_det import cli
+from lambda_det.detection.data import make_shapes
 from lambda_det.training.checkpoint_files import read_newest
-from tests.tool import load_tool
-from tests.tools.test_train_net import CONFIG, _write_squares
+from tests.detection.tiny import TINY
 
 pytestmark = pytest.mark.slow  # trains
 
-train_net = load_tool("train_net")
+
+def train(*words):
+    return cli.main(["train", *words])
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory) -> list[str]:
-    folder = tmp_path_factory.mktemp("squares")
-    _write_squares(folder, "train", 4, seed=0)
-    (folder / "tiny.yaml").write_text(CONFIG)
-    data = ["--train-json", str(folder / "train.json"), "--train-images", str(folder / "train")]
-    return ["--config-file", str(folder / "tiny.yaml"), *data]
+    folder = tmp_path_factory.mktemp("shapes")
+    make_shapes(folder, num_train=4, num_val=1, size=64)
+    data = ["--train-json", str(folder / "shapes/annotations/instances_train.json")]
+    data += ["--train-images", str(folder / "shapes/train")]
+    return ["--config", "mask_rcnn_lambdaresnet50.yaml", *data]
 
 
 @pytest.fixture(scope="module")
 def run(flags, tmp_path_factory) -> Path:
     """The folder of a run of four steps, with a checkpoint in the midst of it."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    assert train_net.main([*flags, *_pairs(folder, 4)]) == 0
+    assert train(*flags, *_pairs(folder, 4)) == 0
     return folder
 
 
 def _pairs(folder, steps):
-    return ["OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps), "DATASETS.TEST", "()"]
+    small = "SOLVER.IMS_PER_BATCH 2 SOLVER.REFERENCE_WORLD_SIZE 0 SOLVER.CHECKPOINT_PERIOD 2"
+    words = [*TINY[0].split(), *small.split(), "DATASETS.TEST", "()"]
+    return [*words, "OUTPUT_DIR", str(folder), "SOLVER.MAX_ITER", str(steps)]
 
 
 def test_files_that_may_not_become_large_enough(flags, run, capsys):
@@ -45,7 +50,7 @@ def test_files_that_may_not_become_large_enough(flags, run, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
-        assert train_net.main([*flags, "--resume", *_pairs(run, 7)]) == 2
+        assert train(*flags, "--resume", *_pairs(run, 7)) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     printed = capsys.readouterr()
@@ -66,7 +71,7 @@ def test_a_spoiled_checkpoint_is_made_again_from_the_one_before(flags, run, capl
     place = good.index(bytes(before["proposal_generator.rpn_head.conv.weight"].untyped_storage()))
     path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
     caplog.clear()
-    assert train_net.main([*flags, "--resume", *_pairs(run, 4)]) == 0
+    assert train(*flags, "--resume", *_pairs(run, 4)) == 0
     assert "model_final.pth cannot be read: it is damaged" in caplog.text
     assert f"Instead {run / 'model_0000001.pth'} is taken" in caplog.text
     after = torch.load(path, weights_only=True)["model"]
@@ -79,7 +84,7 @@ def test_no_whole_checkpoint_is_an_error_that_changes_nothing(flags, run, tmp_pa
     (tmp_path / "last_checkpoint").write_text("model_final.pth")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     for more in ([], ["--eval-only"]):
-        assert train_net.main([*flags, "--resume", *more, *_pairs(tmp_path, 9)]) == 2
+        assert train(*flags, "--resume", *more, *_pairs(tmp_path, 9)) == 2
         last = capsys.readouterr().err.strip().splitlines()[-1]
         assert last.startswith(f"error: No checkpoint in {tmp_path} is whole")
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}

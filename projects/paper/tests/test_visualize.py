@@ -22,7 +22,6 @@ from lambda_paper import figures
 from tests.export.test_verify import C4
 from tests.export.toy import classifier_checkpoint
 from tests.tool import load_tool
-from tests.tools.test_lazyconfig_train_net import CONFIG as LAZY
 from tests.tools.test_malicious_files import _write as write_malicious
 from tests.training.tiny_detector import CONFIG
 
@@ -31,6 +30,21 @@ pytestmark = pytest.mark.slow  # trains
 tool = load_tool("visualize", "projects/paper")
 
 ROOT = Path(__file__).parents[3]
+LAZY = """
+import lambda_det
+
+base = lambda_det.get_config("mask_rcnn_lambdaresnet50.py")
+model, dataloader, optimizer = base.model, base.dataloader, base.optimizer
+lr_multiplier, train = base.lr_multiplier, base.train
+del base
+
+model.backbone.bottom_up.name = "lambda_resnet26_slim"
+model.backbone.bottom_up.scope = 7
+model.backbone.bottom_up.out_features = ["res4", "res5"]
+dataloader.train.num_workers = 0
+train.device = "cpu"
+train.seed = 1
+"""
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,363 @@
+"""``lambda-det train`` as a user would run it, of YAML and of a LazyConfig: train, be killed,
+resume, evaluate, and be refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from detectron2.config import LazyConfig
+
+from lambda_det import cli
+from lambda_det.detection.data import make_shapes
+from tests import forked
+from tests.detection.tiny import TINY
+
+pytestmark = pytest.mark.slow  # trains
+
+ROOT = Path(__file__).parents[2]
+# By what the tests call it: the key of YAML files, and that of LazyConfigs
+KEYS = {
+    "accumulate": ("SOLVER.ACCUMULATE_GRADIENTS", "train.accumulate_gradients"),
+    "amp": ("SOLVER.AMP.ENABLED", "train.amp.enabled"),
+    "device": ("MODEL.DEVICE", "train.device"),
+    "dtype": ("SOLVER.AMP.DTYPE", "train.amp.dtype"),
+    "features": ("MODEL.LAMBDA_RESNET.OUT_FEATURES", "model.backbone.bottom_up.out_features"),
+    "images": ("SOLVER.IMS_PER_BATCH", "dataloader.train.total_batch_size"),
+    "network": ("MODEL.LAMBDA_RESNET.NAME", "model.backbone.bottom_up.name"),
+    "norm": ("MODEL.FPN.NORM", "model.backbone.norm"),
+    "output": ("OUTPUT_DIR", "train.output_dir"),
+    "period": ("SOLVER.CHECKPOINT_PERIOD", "train.checkpointer.period"),
+    "precise": ("TEST.PRECISE_BN.ENABLED", "train.precise_bn.enabled"),
+    "precise_steps": ("TEST.PRECISE_BN.NUM_ITER", "train.precise_bn.num_iter"),
+    "rate": ("SOLVER.BASE_LR", "optimizer.lr"),
+    "scope": ("MODEL.LAMBDA_RESNET.SCOPE", "model.backbone.bottom_up.scope"),
+    "steps": ("SOLVER.MAX_ITER", "train.max_iter"),
+    "weights": ("MODEL.WEIGHTS", "train.init_checkpoint"),
+    "world": ("SOLVER.REFERENCE_WORLD_SIZE", "train.reference_world_size"),
+}
+
+
+class Kind(NamedTuple):
+    """A way to describe a training.
+
+    Attributes:
+        index: of its keys.
+        flags: the file, and the flags that name data.
+        options: that make it small.
+    """
+
+    index: int
+    flags: list[str]
+    options: list[str]
+
+    def pairs(self, **values: object) -> list[str]:
+        """Keys and values as they stand at the end of a command line."""
+        pairs = [(KEYS[name][self.index], str(value)) for name, value in values.items()]
+        return ["=".join(p) for p in pairs] if self.index else [w for p in pairs for w in p]
+
+    def words(self, *flags: str, **values: object) -> list[str]:
+        return [*self.flags, *flags, *self.options, *self.pairs(**values)]
+
+    def train(self, *flags: str, **values: object) -> int:
+        return cli.main(["train", *self.words(*flags, **values)])
+
+    def key(self, name: str) -> str:
+        return KEYS[name][self.index]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> list[str]:
+    """The flags that name a small data set of shapes."""
+    folder = tmp_path_factory.mktemp("shapes")
+    make_shapes(folder, num_train=8, num_val=2, size=64)
+    result = []
+    for part, split in (("train", "train"), ("test", "val")):
+        result += [f"--{part}-json", str(folder / f"shapes/annotations/instances_{split}.json")]
+        result += [f"--{part}-images", str(folder / "shapes" / split)]
+    return result
+
+
+@pytest.fixture(scope="module", params=["yaml", "py"])
+def kind(request, data) -> Kind:
+    index = request.param == "py"
+    flags = ["--config", f"mask_rcnn_lambdaresnet50.{request.param}", *data]
+    result = Kind(index, flags, TINY[index].split())
+    small = result.pairs(images=2, world=0, steps=3, period=2, rate=0.01)
+    return result._replace(options=[*result.options, *small])
+
+
+@pytest.fixture(scope="module")
+def trained(kind, tmp_path_factory) -> Path:
+    """The folder of a run of 3 steps; tests that change it resume it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    assert kind.train(output=folder) == 0
+    return folder
+
+
+@pytest.fixture
+def last_error(capsys) -> Callable[[], str]:
+    def last_error() -> str:
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith("error: ")
+        return last
+
+    return last_error
+
+
+def _records(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def _losses(folder: Path) -> dict[str, float]:
+    """The losses of the third step."""
+    [record] = [r for r in _records(folder) if r["iteration"] == 2 and "total_loss" in r]
+    return {name: value for name, value in record.items() if "loss" in name}
+
+
+def _snapshot(folder: Path) -> dict[str, bytes]:
+    # Not the log: in these tests it stays open from one call of the command to the next
+    kept = [path for path in folder.iterdir() if path.suffix in (".pth", ".yaml", ".json")]
+    return {path.name: path.read_bytes() for path in kept}
+
+
+def test_a_run_leaves_all_it_should(trained):
+    names = {p.name for p in trained.iterdir()}
+    assert {"config.yaml", "log.txt", "metrics.json", "model_final.pth", "inference"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert any("bbox/AP" in record and "segm/AP" in record for record in _records(trained))
+    state = torch.load(trained / "model_final.pth", weights_only=True)
+    assert state["iteration"] == 2 and state["trainer"]["images_per_step"] == 2
+
+
+def test_the_saved_configuration_is_the_run_again(kind, trained, tmp_path):
+    """config.yaml says all that the file, the command line and the data flags said."""
+    words = ["--config", str(trained / "config.yaml"), "--output", str(tmp_path / "again")]
+    assert cli.main(["train", *words, *kind.pairs(steps=3)]) == 0
+    assert _losses(tmp_path / "again") == _losses(trained)
+    if kind.index:
+        saved = LazyConfig.load(str(trained / "config.yaml"))
+        assert saved.model.roi_heads.num_classes == 3
+        assert saved.model.backbone.bottom_up._target_ == "lambda_det.create_backbone"
+
+
+def test_the_same_folder_again_is_refused_and_untouched(kind, trained, last_error):
+    before = _snapshot(trained)
+    assert kind.train(output=trained) == 2
+    last = last_error()
+    assert kind.key("output") in last and "--resume" in last
+    assert KEYS["output"][not kind.index] not in last
+    assert kind.train("--resume", output=trained, norm="BN") == 2
+    assert kind.key("norm") in last_error()
+    assert _snapshot(trained) == before
+
+
+def test_resume_goes_on_where_it_stopped(kind, trained):
+    assert kind.train("--resume", output=trained, steps=5) == 0
+    iterations = [record["iteration"] for record in _records(trained)]
+    assert iterations == sorted(set(iterations)) and 4 in iterations
+    state = torch.load(trained / "model_final.pth", weights_only=True)
+    assert state["iteration"] == 4 and state["trainer"]["iteration"] == 4
+    # with another number of images a step
+    config = (trained / "config.yaml").read_text()
+    assert kind.train("--resume", output=trained, world=1, accumulate=2) == 2
+    assert (trained / "config.yaml").read_text() == config
+
+
+def test_a_killed_run_is_resumed_and_evaluated(kind, tmp_path):
+    """By SIGKILL once a checkpoint is there; from the file in tools/ as from the command."""
+    folder = tmp_path / "run"
+    tool = ROOT / "tools" / ("lazyconfig_train_net.py" if kind.index else "train_net.py")
+    words = kind.words(output=folder, period=1, steps=100000)
+    process = forked.start([tool, *words], tmp_path / "printed")
+    try:
+        until = time.monotonic() + 300
+        while not (folder / "last_checkpoint").exists() and time.monotonic() < until:
+            assert process.is_alive(), (tmp_path / "printed").read_text()
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.join()
+    last = torch.load(folder / (folder / "last_checkpoint").read_text(), weights_only=True)
+    steps = last["iteration"] + 3
+    assert kind.train("--resume", output=folder, steps=steps) == 0
+    state = torch.load(folder / "model_final.pth", weights_only=True)
+    assert state["iteration"] == steps - 1
+    assert kind.train("--resume", "--eval-only", output=folder) == 0
+
+
+def test_resume_from_weights_alone_leaves_the_folder_as_it_was(kind, trained, tmp_path):
+    model = torch.load(trained / "model_final.pth", weights_only=True)["model"]
+    torch.save({"model": model}, tmp_path / "bare.pth")
+    (tmp_path / "last_checkpoint").write_text("bare.pth")
+    assert kind.train("--resume", output=tmp_path) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"bare.pth", "last_checkpoint"}
+
+
+def test_evaluation_alone(kind, trained, tmp_path, last_error):
+    weights = trained / "model_final.pth"
+    assert kind.train("--eval-only", output=tmp_path / "a", weights=weights) == 0
+    assert (tmp_path / "a" / "inference" / "coco_instances_results.json").exists()
+    # the results of one run are not written over those of another
+    before = _snapshot(trained)
+    (tmp_path / "b.pth").write_bytes(weights.read_bytes())
+    assert kind.train("--eval-only", output=trained, weights=tmp_path / "b.pth") == 2
+    assert f"another {kind.key('output')}" in last_error()
+    assert _snapshot(trained) == before
+
+
+OTHER = {"weights": "{other}"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "values", "words"),
+    [
+        (["--eval-only"], {}, "{weights}"),
+        (["--eval-only", "--resume"], {}, "holds none"),
+        ([], {"weights": "nowhere.pth"}, "{weights} nowhere.pth is not there"),
+        ([], OTHER, "Nothing of the backbone"),
+        (["--eval-only"], OTHER, "is missing"),
+        ([], {"scope": 6}, "odd"),
+        ([], {"network": "lambda_resnet51"}, "lambda_resnet50"),
+        ([], {"features": "['res6']"}, "res6"),
+        ([], {"images": 3, "accumulate": 2}, "{images}"),
+        ([], {"amp": True, "dtype": "float16"}, "needs a CUDA device"),
+        ([], {"device": "gpu"}, "'gpu' is no device"),
+        ([], {"weights": "timm://resnetrs10l"}, "timm://resnetrs101"),
+        (["--num-gpus", "0"], {}, "--num-gpus is 0"),
+        (["--num-machines", "2"], {}, "--dist-url"),
+        (["--train-json", "nowhere.json"], {}, "nowhere.json"),
+        (["--val-share", "0.5"], {}, "--test-json"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    kind, tmp_path, last_error, flags, values, words
+):
+    folder, other = tmp_path / "run", tmp_path / "other.pth"
+    torch.save({"model": {"a.weight": torch.zeros(1)}}, other)
+    values = {name: str(value).format(other=other) for name, value in values.items()}
+    assert kind.train(*flags, output=folder, **values) == 2
+    assert words.format(**{name: kind.key(name) for name in KEYS}) in last_error()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = [", "SyntaxError"),
+        ("raise RuntimeError('no luck')", "no luck"),
+        ("train = dict(max_iter=1)", "no model"),
+    ],
+)
+def test_a_file_that_is_no_lazy_config(tmp_path, last_error, text, words):
+    file = tmp_path / "file.py"
+    file.write_text(text)
+    assert cli.main(["train", "--config", str(file)]) == 2
+    assert words in last_error()
+    assert cli.main(["train", "--config", str(tmp_path / "fil.py")]) == 2
+    assert "file.py" in last_error()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_asked_for_and_not_there(kind, tmp_path, last_error):
+    assert kind.train(output=tmp_path / "run", device="cuda") == 2
+    assert " cpu" in last_error().replace("=", " ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bfloat16_accumulation_and_precise_batch_norm(kind, tmp_path):
+    precise = {"precise": True, "precise_steps": 2}
+    halves = {"amp": True, "dtype": "bfloat16", "images": 4, "accumulate": 2}
+    assert kind.train(output=tmp_path / "run", steps=2, **halves, **precise) == 0
+
+
+def test_divergence_names_the_last_checkpoint(kind, tmp_path, last_error):
+    folder = tmp_path / "run"
+    more = ["SOLVER.WARMUP_ITERS", "0"] if not kind.index else ["lr_multiplier.warmup_length=0.0"]
+    words = kind.words(output=folder, rate=1e15, period=1, steps=9)
+    assert cli.main(["train", *words, *more]) == 2
+    last = last_error()
+    assert KEYS["rate"][not kind.index] not in last
+    named = folder / (folder / "last_checkpoint").read_text()
+    assert str(named) in last
+    weights = torch.load(named, weights_only=True)["model"].values()
+    assert all(w.isfinite().all() for w in weights)
+
+
+def test_processes_make_one_run(kind, tmp_path):
+    folder = tmp_path / "run"
+    words = ["-m", "lambda_det", "train", *kind.words(output=folder, steps=1)]
+    for done in forked.run_as_torchrun(words, tmp_path):
+        assert done.returncode == 0, done.stdout[-3000:]
+    assert "Process 0 of 2" in (folder / "log.txt").read_text()
+    assert [record["iteration"] for record in _records(folder)].count(0) == 1
+
+
+# Nothing of lambda_det in it, and keys that nobody here knows, switched off
+FOREIGN = """
+from pathlib import Path
+
+import detectron2
+from detectron2.config import LazyConfig
+
+nodes = Path(detectron2.__file__).parent / "model_zoo" / "configs" / "common"
+retinanet = LazyConfig.load(str(nodes / "models" / "retinanet.py"))
+model = retinanet.model
+dataloader = LazyConfig.load(str(nodes / "data" / "coco.py")).dataloader
+train = LazyConfig.load(str(nodes / "train.py")).train
+optimizer = LazyConfig.load(str(nodes / "optim.py")).AdamW
+del retinanet
+
+model.backbone.bottom_up.freeze_at = 0
+model.backbone.bottom_up.stages.depth = 18
+del model.backbone.bottom_up.stages.stride_in_1x1
+model.backbone.bottom_up.stages.norm = model.backbone.bottom_up.stem.norm = "BN"
+model.backbone.bottom_up.out_features = ["res3", "res4", "res5"]
+model.backbone.top_block.in_channels = 512
+lr_multiplier = LazyConfig.load(str(nodes / "coco_schedule.py")).lr_multiplier_1x
+dataloader.train.mapper.use_instance_mask = False
+dataloader.train.mapper.augmentations = dataloader.test.mapper.augmentations = []
+dataloader.train.total_batch_size = 2
+dataloader.train.num_workers = dataloader.test.num_workers = 0
+train.device = "cpu"
+train.max_iter = 2
+train.wandb = dict(enabled=False, project="mine")
+train.amp.cache = False
+train.clip_grad = None
+dataloader.train.collate_fn = lambda batch: batch  # YAML cannot hold it
+"""
+
+
+def test_a_foreign_lazy_config(data, tmp_path):
+    """RetinaNet out of Detectron2's nodes, which knows nothing of lambda_det."""
+    file, folder = tmp_path / "foreign.py", tmp_path / "run"
+    file.write_text(FOREIGN)
+    words = ["train", "--config", str(file), *data, "--output", str(folder)]
+    assert cli.main(words) == 0
+    assert "num_classes: 3" in (folder / "config.yaml").read_text()
+    assert cli.main([*words, "--resume", "train.max_iter=3"]) == 0
+    assert (folder / "inference" / "coco_instances_results.json").exists()
+
+
+def test_all_that_the_paper_s_configurations_switch_on(data, tmp_path):
+    """At 64 pixels and on the CPU: jitter, bfloat16, accumulation, masked padding."""
+    words = ["train", "--config", "quick/shapes_lambdaresnet26_slim.yaml", *data]
+    options = "INPUT.LSJ.ENABLED True INPUT.LSJ.SIZE 64 INPUT.MIN_SIZE_TEST 64 "
+    options += "SOLVER.AMP.ENABLED True SOLVER.AMP.DTYPE bfloat16 SOLVER.IMS_PER_BATCH 4 "
+    options += "SOLVER.ACCUMULATE_GRADIENTS 2 MODEL.LAMBDA_RESNET.MASK_PADDING True "
+    options += "SOLVER.STEPS () SOLVER.WARMUP_ITERS 0 SOLVER.MAX_ITER 2"
+    folder = tmp_path / "run"
+    assert cli.main([*words, "--output", str(folder), *options.split()]) == 0
+    before = torch.load(folder / "model_final.pth", weights_only=True)
+    words += ["--resume", "--output", str(folder), *options.split()[:-1], "3"]
+    assert cli.main(words) == 0
+    after = torch.load(folder / "model_final.pth", weights_only=True)
+    assert (before["iteration"], after["iteration"]) == (1, 2)
+    changed = [k for k, v in after["model"].items() if not torch.equal(v, before["model"][k])]
+    assert any("position" in key for key in changed)
+    assert all(value.isfinite().all() for value in after["model"].values())
