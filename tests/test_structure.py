@@ -16,10 +16,10 @@ PACKAGE = ROOT / "lambda_det"
 # A room imports from the lines above its own, and from itself.
 FLOORS = (
     ("errors", "files", "config", "foundation", "native", "version"),
-    ("distributed", "layers", "weights"),
+    ("distributed", "weights"),
+    ("layers", "training"),
     ("modeling",),
     ("cpu",),
-    ("training",),
     ("detection", "classification"),
     ("export", "report", "doctor"),
     ("prediction",),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from detectron2.utils import comm
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from lambda_det.config import option
 from lambda_det.distributed.connection import run_connected
@@ -184,10 +185,9 @@ def _join_torchrun(
         if rank > 0:
             sys.exit(PREEMPTED_STATUS)  # rank 0 prints the message
         raise
-    except LostProcessError:
-        raise
-    except UserError:
-        if rank > 0:
+    except UserError as error:
+        get_error_handler().record_exception(error)  # for the causes that torchrun prints
+        if rank > 0 and not isinstance(error, LostProcessError):
             # Mostly all processes raise the same error. torchrun ends the others soon after rank 0
             # has printed it, so that only an error of this process alone gets past this line.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

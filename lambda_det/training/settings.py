@@ -19,6 +19,7 @@ _CLIPPING_KINDS = {
 }
 
 _FLOAT32_PRECISIONS = ("", "highest", "high", "medium")
+_LOWEST = {"accumulate": 1, "checkpoint_period": 1, "log_period": 1, "num_workers": 0}
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,11 @@ class Settings:
     keys: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in ("accumulate", "checkpoint_period", "log_period"):
-            if getattr(self, name) < 1:
+        for name, lowest in _LOWEST.items():
+            if getattr(self, name) < lowest:
                 raise ConfigError(
-                    f"{self.key(name)} is {getattr(self, name)}; it must be 1 or more."
+                    f"{self.key(name)} is {getattr(self, name)}; it must be {lowest} or more."
                 )
-        if self.num_workers < 0:
-            raise ConfigError(f"{self.key('num_workers')} is {self.num_workers}; give 0 or more.")
         if self.float32_precision not in _FLOAT32_PRECISIONS:
             raise ConfigError(
                 f"{self.key('float32_precision')} is {self.float32_precision!r}; it can be one of "
