@@ -186,7 +186,8 @@ def _join_torchrun(
             sys.exit(PREEMPTED_STATUS)  # rank 0 prints the message
         raise
     except UserError as error:
-        get_error_handler().record_exception(error)  # for the causes that torchrun prints
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:  # for the causes that torchrun prints
+            get_error_handler().record_exception(error)
         if rank > 0 and not isinstance(error, LostProcessError):
             # Mostly all processes raise the same error. torchrun ends the others soon after rank 0
             # has printed it, so that only an error of this process alone gets past this line.
