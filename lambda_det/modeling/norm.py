@@ -9,10 +9,11 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lambda_det.distributed.moments import join_processes
+
 __all__ = [
     "SyncBatchNorm2d",
     "convert_sync_norms",
-    "join_processes",
     "move_running_statistics",
 ]
 
@@ -29,31 +30,6 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if x.numel() == 0:
         return (*x.new_zeros(2, x.shape[1]), count)
     var, mean = torch.var_mean(x, _PER_CHANNEL, correction=0)
-    return mean, var, count
-
-
-def join_processes(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The statistics of all processes' values taken together, by one collective call.
-
-    They are joined by count as Chan, Golub and LeVeque (1983) do, so that no difference of large
-    squares is formed anywhere.
-
-    Args:
-        mean: [C], of this process.
-        var: [C], biased.
-        count: values per channel [], which may be 0.
-    """
-    channels = len(mean)
-    local = torch.cat([mean, var, count[None]])
-    # A sum of rows that are zero elsewhere is an all-gather that every backend knows
-    table = local.new_zeros(comm.get_world_size(), len(local))
-    table[comm.get_rank()] = local
-    dist.all_reduce(table)
-    means, variances, counts = table.split([channels, channels, 1], dim=1)  # [processes, C or 1]
-    count = counts.sum()
-    share = counts / count.clamp(min=1)
-    mean = (share * means).sum(0)
-    var = (share * (variances + (means - mean).square())).sum(0)
     return mean, var, count
 
 

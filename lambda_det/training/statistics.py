@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
-from lambda_det.modeling.norm import join_processes
+from lambda_det.distributed.moments import join_processes
 from lambda_det.training.precision import Precision
 
 __all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics"]
