@@ -217,85 +217,50 @@ def is_recipe(file: str) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _three(low: float) -> Callable[[Any], bool]:
-    return lambda values: len(values) == 3 and all(_is_number(v) and v > low for v in values)
-
-
-def _positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-def _not_negative(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value < 1
-
-
-_DESCRIPTIONS = {
-    _positive: "above 0",
-    _not_negative: "0 or more",
-    _share: "at least 0 and below 1",
-}
-_RANGES: dict[Callable[[Any], bool], tuple[str, ...]] = {
-    _positive: (
-        "LOG_PERIOD",
-        "SOLVER.ACCUMULATE_GRADIENTS",
-        "SOLVER.CHECKPOINTS_KEPT",
-        "SOLVER.CHECKPOINT_PERIOD",
-        "SOLVER.DECAY",
-        "SOLVER.DECAY_EPOCHS",
-        "SOLVER.EPOCHS",
-        "SOLVER.IMS_PER_BATCH",
-        "SOLVER.LR_BATCH",
+# What the numbers of some keys must be: in words, and as a test
+# fmt: off
+_RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+    ("a number", lambda x: True, ("MODEL.PIXEL_MEAN",)),
+    ("above 0", lambda x: x > 0, (
+        "INPUT.SIZE", "LOG_PERIOD", "MODEL.PIXEL_STD", "SOLVER.ACCUMULATE_GRADIENTS",
+        "SOLVER.CHECKPOINTS_KEPT", "SOLVER.CHECKPOINT_PERIOD", "SOLVER.DECAY",
+        "SOLVER.DECAY_EPOCHS", "SOLVER.EPOCHS", "SOLVER.IMS_PER_BATCH", "SOLVER.LR_BATCH",
         "TEST.EVAL_PERIOD",
-    ),
-    _not_negative: (
-        "DATALOADER.NUM_WORKERS",
-        "DATALOADER.TIMEOUT",
-        "SEED",
-        "SOLVER.BASE_LR",
-        "SOLVER.MOMENTUM",
-        "SOLVER.WARMUP_EPOCHS",
-        "SOLVER.WEIGHT_DECAY",
-        "SOLVER.WEIGHT_DECAY_NORM",
-        "TEST.IMS_PER_BATCH",
-        "TEST.PATIENCE",
-        "TEST.PRECISE_BN_BATCHES",
-    ),
-    _share: ("SOLVER.EMA_DECAY", "SOLVER.LABEL_SMOOTHING"),
-}
+    )),
+    ("0 or more", lambda x: x >= 0, (
+        "DATALOADER.NUM_WORKERS", "DATALOADER.TIMEOUT", "DATA.MAX_UNREADABLE_IMAGES",
+        "INPUT.PADDING", "INPUT.TEST_SIZE", "SEED", "SOLVER.BASE_LR", "SOLVER.MOMENTUM",
+        "SOLVER.WARMUP_EPOCHS", "SOLVER.WEIGHT_DECAY", "SOLVER.WEIGHT_DECAY_NORM",
+        "TEST.IMS_PER_BATCH", "TEST.PATIENCE", "TEST.PRECISE_BN_BATCHES",
+    )),
+    ("at least 0 and below 1", lambda x: 0 <= x < 1, (
+        "SOLVER.BETAS", "SOLVER.EMA_DECAY", "SOLVER.LABEL_SMOOTHING",
+    )),
+    ("above 0 and at most 1", lambda x: 0 < x <= 1, (
+        "DATA.FRACTION", "INPUT.MIN_AREA", "INPUT.TEST_CROP",
+    )),
+    ("from 0 to 0.5", lambda x: 0 <= x <= 0.5, ("DATA.HELD_OUT",)),
+)
+# fmt: on
+_COUNTS = {"MODEL.PIXEL_MEAN": 3, "MODEL.PIXEL_STD": 3, "SOLVER.BETAS": 2}  # of a list's numbers
 
 
 def check_ranges(cfg: CN) -> None:
-    """Refuse numbers that no training can have; those of DATA and INPUT are checked where used.
+    """Refuse numbers that no training can have.
 
     Raises:
         ConfigError: it names the key and its range.
     """
-    for is_within, keys in _RANGES.items():
+    for words, is_within, keys in _RANGES:
         for key in keys:
-            value = _value(cfg, key)
-            if not is_within(value):
-                raise ConfigError(f"{key} is {value}; it must be {_DESCRIPTIONS[is_within]}.")
-    betas = cfg.SOLVER.BETAS
-    if len(betas) != 2 or not all(map(_share, betas)):
-        raise ConfigError(
-            f"SOLVER.BETAS is {betas}; it must hold two numbers {_DESCRIPTIONS[_share]}."
-        )
-    for key, low in (("MODEL.PIXEL_MEAN", -math.inf), ("MODEL.PIXEL_STD", 0)):
-        values = _value(cfg, key)
-        if not _three(low)(values):
-            above = " above 0" if low == 0 else ""
-            raise ConfigError(f"{key} is {values}; it must hold three numbers{above}.")
+            value: Any = cfg
+            for name in key.split("."):
+                value = value[name]
+            numbers, count = (value, _COUNTS[key]) if key in _COUNTS else ([value], 1)
+            if len(numbers) != count or not all(_is_number(x) and is_within(x) for x in numbers):
+                each = f"hold {count} numbers, each " if key in _COUNTS else "be "
+                raise ConfigError(f"{key} is {value}; it must {each}{words}.")
 
 
-def _value(cfg: CN, key: str) -> Any:
-    for name in key.split("."):
-        cfg = cfg[name]
-    return cfg
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -97,14 +97,6 @@ def _check(cfg: CfgNode) -> None:
     if data.FORMAT not in _FORMATS:
         hint = suggest(data.FORMAT, _FORMATS)
         raise ConfigError(f"DATA.FORMAT {data.FORMAT!r} is not known{hint}")
-    if not 0 < data.FRACTION <= 1:
-        raise ConfigError(f"DATA.FRACTION is {data.FRACTION}; give a share above 0 and up to 1.")
-    if not 0 <= data.HELD_OUT <= 0.5:
-        raise ConfigError(f"DATA.HELD_OUT is {data.HELD_OUT}; give a share from 0 to 0.5.")
-    if data.MAX_UNREADABLE_IMAGES < 0:
-        raise ConfigError(
-            f"DATA.MAX_UNREADABLE_IMAGES is {data.MAX_UNREADABLE_IMAGES}; give 0 or more."
-        )
     if not (data.VAL or data.HELD_OUT) and data.FORMAT in ("folder", "shards"):
         raise ConfigError(
             "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "

@@ -133,14 +133,10 @@ class TrainTransform:
 
     def __init__(self, cfg: CfgNode) -> None:
         settings = cfg.INPUT
-        _check_size("SIZE", settings.SIZE)
         if settings.CROP not in _CROPS:
             raise ConfigError(
                 f"INPUT.CROP is {settings.CROP!r}; it must be one of {', '.join(_CROPS)}."
             )
-        _check_share("MIN_AREA", settings.MIN_AREA)
-        if settings.PADDING < 0:
-            raise ConfigError(f"INPUT.PADDING is {settings.PADDING}; give 0 pixels or more.")
         self._size = settings.SIZE
         self._crop, key = _CROPS[settings.CROP]
         self._crop_by = settings[key]
@@ -168,29 +164,13 @@ class TestTransform:
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
-
-    Raises:
-        ConfigError: a key of INPUT has an invalid value.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
         settings = cfg.INPUT
-        key = "TEST_SIZE" if settings.TEST_SIZE else "SIZE"
-        _check_size(key, settings[key])
-        _check_share("TEST_CROP", settings.TEST_CROP)
-        self._size = settings[key]
+        self._size = settings.TEST_SIZE or settings.SIZE
         self._resized = round(self._size / settings.TEST_CROP)
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """An image, uint8 RGB [H, W, 3], as [T, T, 3], C-contiguous; T is TEST_SIZE, or SIZE."""
         return centre_crop(image, self._size, self._resized)
-
-
-def _check_size(key: str, value: int) -> None:
-    if value < 1:
-        raise ConfigError(f"INPUT.{key} is {value}; give 1 pixel or more.")
-
-
-def _check_share(key: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ConfigError(f"INPUT.{key} is {value}; give a share larger than 0, and at most 1.")

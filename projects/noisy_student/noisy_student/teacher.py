@@ -12,7 +12,7 @@ import yaml
 from detectron2.config import CfgNode
 from torch import nn
 
-from lambda_det.classification.config import get_classification_config
+from lambda_det.classification.config import check_ranges, get_classification_config
 from lambda_det.classification.model import PixelClassifier
 from lambda_det.errors import ConfigError, WeightsError, listed
 from lambda_det.modeling import create_classifier
@@ -111,6 +111,7 @@ def _input_config(size: int, crop: float, device: str) -> CfgNode:
     cfg.INPUT.SIZE = size
     cfg.INPUT.TEST_CROP = crop
     cfg.MODEL.DEVICE = device
+    check_ranges(cfg)
     return cfg
 
 

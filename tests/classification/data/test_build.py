@@ -95,12 +95,6 @@ def test_the_other_formats_read_the_folders_of_the_config(ready, name):
         ("FORMAT", "folders", r"DATA\.FORMAT 'folders'.* folder\?"),
         ("FORMAT", "cifar-10", r"cifar10\?"),
         ("FORMAT", "lmdb", r"folder, shards, cifar10, synthetic"),
-        ("FRACTION", 0.0, r"DATA\.FRACTION is 0\.0"),
-        ("FRACTION", 1.5, r"DATA\.FRACTION is 1\.5"),
-        ("FRACTION", float("nan"), r"DATA\.FRACTION is nan"),
-        ("HELD_OUT", -0.1, r"DATA\.HELD_OUT is -0\.1"),
-        ("HELD_OUT", 0.51, r"DATA\.HELD_OUT is 0\.51;"),
-        ("MAX_UNREADABLE_IMAGES", -1, r"DATA\.MAX_UNREADABLE_IMAGES is -1"),
     ],
 )
 def test_values_that_cannot_work(ready, key, value, text):
