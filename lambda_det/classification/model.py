@@ -20,7 +20,6 @@ from lambda_det.weights.provenance import PixelSettings
 __all__ = [
     "PixelClassifier",
     "build_classifier",
-    "make_classifier",
     "model_options",
     "pixel_settings",
 ]
@@ -133,24 +132,14 @@ def build_classifier(
     Raises:
         ConfigError: the configuration describes no model.
     """
-    return make_classifier(cfg, num_classes, kind).to(cfg.MODEL.DEVICE)
-
-
-def make_classifier(
-    cfg: CfgNode, num_classes: int, kind: type[PixelClassifier] = PixelClassifier
-) -> PixelClassifier:
-    """The model of ``cfg``, for its device, where PyTorch makes its tensors.
-
-    Raises:
-        ConfigError: the configuration describes no model.
-    """
     if cfg.MODEL.NORM not in _NORMS:
         raise ConfigError(f"MODEL.NORM is {cfg.MODEL.NORM!r}; it can be one of {list(_NORMS)}.")
     classifier = create_classifier(cfg.MODEL.NAME, num_classes, **model_options(cfg))
-    return kind(
+    model = kind(
         convert_sync_norms(classifier, cfg.MODEL.DEVICE),
         cfg.MODEL.PIXEL_MEAN,
         cfg.MODEL.PIXEL_STD,
         label_smoothing=cfg.SOLVER.LABEL_SMOOTHING,
         channels_last=cfg.MODEL.CHANNELS_LAST,
     )
+    return model.to(cfg.MODEL.DEVICE)
