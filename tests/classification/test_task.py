@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from lambda_det.classification import parser, run, task
-from lambda_det.classification.data import build
+from lambda_det.classification import parser, run
+from lambda_det.classification.data import build, loader
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.training import trainer
@@ -345,9 +345,9 @@ def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_seeds_and_the_length_of_the_estimate(arguments, monkeypatch):
     loaders, counts = [], []
-    build, estimate = task.build_train_loader, trainer.estimate_statistics
+    build, estimate = loader.build_train_loader, trainer.estimate_statistics
     monkeypatch.setattr(
-        task,
+        loader,
         "build_train_loader",
         lambda *a, **k: loaders.append((k["seed"], k["start"])) or build(*a, **k),
     )
