@@ -74,7 +74,11 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
 
 
 def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
-    """The graph for any number of images of any size that the network takes."""
+    """The graph for any number of images of any size that the network takes.
+
+    A detector's asks whether the last map has one position alone. With an FPN that is so where both
+    sides have 64 pixels or fewer.
+    """
     batch, height, width = (torch.export.Dim(name, min=1) for name in SIZES)
     if network.detector:
         sizes = {1: height, 2: width}
