@@ -159,6 +159,7 @@ def _native(kernels, shares: list, weight: Tensor, bias: Tensor) -> list[Tensor]
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_it_is_what_the_native_one_computes_on_gpus(results):
     """Torch refuses the real thing without a GPU per process; its kernels are tested here."""
     for case in (0, 1):  # it skips processes without values, and refuses where there are none
