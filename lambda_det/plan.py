@@ -361,6 +361,7 @@ def _plan_lines(
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
+        prog="lambda-det plan",
         description="Say what a training will take before it runs: memory, steps and hours.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

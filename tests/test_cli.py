@@ -49,7 +49,7 @@ def test_the_list_of_commands(words, capsys):
 
 def test_a_command_that_is_none(capsys):
     assert cli.main(["tarin"]) == 2
-    assert "train?" in capsys.readouterr().err
+    assert "train" in capsys.readouterr().err
 
 
 @pytest.fixture
