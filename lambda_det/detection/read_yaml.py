@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import verify_results
 from detectron2.modeling import GeneralizedRCNNWithTTA, build_backbone
@@ -28,6 +30,8 @@ from lambda_det.training.settings import FixedKeys
 from lambda_det.weights.provenance import PixelSettings
 
 __all__ = ["KEYS", "by_key", "read_settings", "read_yaml"]
+
+logger = logging.getLogger(__name__)
 
 # fmt: off
 KEYS = config_file.KEYS | {
@@ -121,7 +125,7 @@ def read_yaml(cfg: CfgNode) -> Parts:
         make_test_augmentations=partial(_test_augmentations, cfg),
         make_augmented=partial(GeneralizedRCNNWithTTA, cfg) if cfg.TEST.AUG.ENABLED else None,
         check_data=partial(_check_data, cfg),
-        register=partial(data.register_json_datasets, cfg),
+        register=partial(_register, cfg),
         fit=lambda in_file: fit_to_data(cfg, in_file=by_key(in_file)),
         verify=partial(verify_results, cfg),
         dump=cfg.dump,
@@ -168,6 +172,18 @@ def _for_run(cfg: CfgNode, settings: DetectionSettings) -> CfgNode:
     cfg.SOLVER.CLIP_GRADIENTS.ENABLED = False  # the training step clips
     cfg.DATALOADER.NUM_WORKERS = settings.num_workers
     return cfg
+
+
+def _register(cfg: CfgNode) -> None:
+    """Register the user's files; a recipe learns masks only where there are some."""
+    data.register_json_datasets(cfg)
+    follows = cfg.RECIPE.ENABLED and "MODEL.MASK_ON" not in cfg.RECIPE.KEEP
+    if cfg.MODEL.MASK_ON and cfg.DATASETS.TRAIN_JSON and follows:
+        records = (record for name in cfg.DATASETS.TRAIN for record in DatasetCatalog.get(name))
+        objects = (annotation for record in records for annotation in record["annotations"])
+        if not any(annotation.get("segmentation") for annotation in objects):
+            cfg.MODEL.MASK_ON = False
+            logger.info("MODEL.MASK_ON is now False: no annotation of --train-json has a mask.")
 
 
 def _optimizer(cfg: CfgNode, settings: DetectionSettings, model: nn.Module) -> Optimizer:

@@ -22,6 +22,7 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.read_yaml import read_yaml
 from lambda_det.detection.recipe import (
     Derived,
     Statistics,
@@ -363,3 +364,27 @@ def test_the_recipes_files(file):
     assert bool(cfg.RECIPE.MEMORY) == on_gpu
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
     assert any(".stem." in name for name in frozen) and not any(".res4." in n for n in frozen)
+
+
+@pytest.mark.parametrize(
+    ("masks", "enabled", "typed", "learnt"),
+    [
+        (True, True, [], True),
+        (False, True, [], False),
+        (False, True, ["MODEL.MASK_ON"], True),  # and refused by the check of the data
+        (False, False, [], True),
+    ],
+)
+def test_masks_are_learnt_where_the_data_have_some(cfg, tmp_path, masks, enabled, typed, learnt):
+    box = {"bbox": [1, 1, 20, 20], "area": 400, "iscrowd": 0, "category_id": 1}
+    mask = {"segmentation": [[1, 1, 21, 1, 21, 21]]} if masks else {}
+    content = {
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 30} for i in (1, 2)],
+        "annotations": [{**box, "id": 1, "image_id": 1}, {**box, **mask, "id": 2, "image_id": 2}],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = str(tmp_path / "train.json"), str(tmp_path)
+    cfg.MODEL.MASK_ON, cfg.RECIPE.ENABLED, cfg.RECIPE.KEEP = True, enabled, typed
+    read_yaml(cfg).register()
+    assert learnt == cfg.MODEL.MASK_ON
