@@ -1,7 +1,5 @@
-"""Draw training samples, results beside the ground truth, and the page of a run."""
+"""Results beside the ground truth, and the page of a run."""
 
-from lambda_det.report.album import Album
-from lambda_det.report.results import draw_results
-from lambda_det.report.samples import draw_samples
+from lambda_det.report.results import Pictures, draw_results
 
-__all__ = ["Album", "draw_results", "draw_samples"]
+__all__ = ["Pictures", "draw_results"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
 from lambda_det.errors import ConfigError, DataError, listed
-from lambda_det.report.album import Album
 from lambda_det.report.matching import FALSE, assign, overlaps
 
 __all__ = [
     "Match",
+    "Pictures",
     "belonging",
     "draw_results",
     "match",
@@ -39,10 +39,27 @@ logger = logging.getLogger(__name__)
 _BORDER = 1.0  # pixels that a box may exceed its image, because files are rounded
 
 
+class Pictures:
+    """Keeps pictures in memory. A subclass may write them to files.
+
+    Attributes:
+        kept: names and pictures [H, W, 3] of uint8, RGB, in the order of drawing.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[str, np.ndarray]] = []
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ConfigError if a picture of one of these names cannot be added."""
+
+    def add(self, name: str, picture: np.ndarray) -> None:
+        self.kept.append((name, picture))
+
+
 def draw_results(
     results: str | Path,
     dataset: str,
-    album: Album,
+    pictures: Pictures,
     *,
     score_threshold: float = 0.5,
     limit: int | None = 20,
@@ -53,7 +70,7 @@ def draw_results(
     Args:
         results: a ``coco_instances_results.json``.
         dataset: name of the registered data set that was evaluated.
-        album: receives the pictures 0000_NAME, 0001_NAME, ...
+        pictures: get one of the name 0000_NAME, one of the name 0001_NAME, ...
         score_threshold: lowest score of the predictions to draw, from 0 to 1.
         limit: largest number of images; None for all.
         worst_first: order the images by :attr:`Match.quality`, then by the number of errors. False
@@ -83,9 +100,9 @@ def draw_results(
     names = [
         f"{place:04d}_{Path(records[index]['file_name']).stem}" for place, index in enumerate(order)
     ]
-    album.check(names)
+    pictures.check(names)
     for name, index in zip(tqdm(names, unit="image"), order, strict=True):
-        album.add(name, _pair(records[index], found[index], matches[index], metadata))
+        pictures.add(name, _pair(records[index], found[index], matches[index], metadata))
     counts = [matches[index] for index in order]
     return Match(*(sum(getattr(m, part) for m in counts) for part in ("found", "missed", "false")))
 

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from lambda_det.errors import ConfigError, DataError, UserError, listed
 from lambda_det.files import replace_text
 from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
-from lambda_det.report.results import belonging, draw_results, read_results
+from lambda_det.report.results import Pictures, belonging, draw_results, read_results
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
@@ -181,19 +181,6 @@ _COLUMNS = {
     "precision": "precision",
     "recall": "recall",
 }
-
-
-class _Collector:
-    """Takes pictures as an :class:`Album` does, and keeps them."""
-
-    def __init__(self) -> None:
-        self.pictures: list[tuple[str, np.ndarray]] = []
-
-    def check(self, names: Iterable[str]) -> None:
-        pass
-
-    def add(self, name: str, picture: np.ndarray) -> None:
-        self.pictures.append((name, picture))
 
 
 def write_report(
@@ -420,15 +407,13 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
         f"the last column counts missed objects, the last row false predictions.{shown}",
     )
     page.single_figure(draw_confusion(evaluated[0]))
-    collector = _Collector()
-    draw_results(
-        results, dataset, collector, score_threshold=score, limit=pictures, worst_first=True
-    )
+    worst = Pictures()
+    draw_results(results, dataset, worst, score_threshold=score, limit=pictures, worst_first=True)
     page.section(
         "The worst images",
         f"Predictions of a score of {score:g} or more at the left, the ground truth at the right.",
     )
-    for name, picture in collector.pictures:
+    for name, picture in worst.kept:
         page.picture(picture, name)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from detectron2.config import CfgNode
     from omegaconf import DictConfig
 
-    from lambda_det.report import Album
+    from lambda_paper.album import Album
 
 EXAMPLES = """examples:
   %(prog)s samples --config-file configs/mask_rcnn_lambdaresnet50.yaml --output pictures
@@ -187,7 +187,7 @@ def _describe(make, description: str, examples: str, **more) -> argparse.Argumen
 
 
 def run(args: argparse.Namespace) -> None:
-    from lambda_det.report import Album
+    from lambda_paper.album import Album
 
     with Album(
         args.output, overwrite=args.overwrite, tensorboard=args.tensorboard, group=args.command
@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _samples(args: argparse.Namespace, album: Album) -> None:
     from lambda_det.detection.task import load_any_config
-    from lambda_det.report import draw_samples
+    from lambda_paper.samples import draw_samples
 
     draw_samples(load_any_config(args), album, limit=args.limit, seed=args.seed)
 

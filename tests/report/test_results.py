@@ -12,8 +12,7 @@ from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import Boxes, BoxMode, Instances
 
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.report import Album
-from lambda_det.report.results import Match, draw_results, match, read_results
+from lambda_det.report.results import Match, Pictures, draw_results, match, read_results
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
@@ -71,34 +70,38 @@ RESULTS = [
 ]
 
 
+def names(pictures):
+    return [name for name, _ in pictures.kept]
+
+
 def test_counts_and_pictures_in_the_order_of_the_data_set(data, write, tmp_path):
-    album = Album(tmp_path / "out")
-    assert draw_results(write(RESULTS), data, album) == Match(found=2, missed=1, false=2)
-    assert [p.name for p in album.written] == ["0000_10.png", "0001_20.png", "0002_30.png"]
+    pictures = Pictures()
+    assert draw_results(write(RESULTS), data, pictures) == Match(found=2, missed=1, false=2)
+    assert names(pictures) == ["0000_10", "0001_20", "0002_30"]
 
 
 def test_worst_first_and_limit(data, write, tmp_path):
-    album = Album(tmp_path / "out")
-    counts = draw_results(write(RESULTS), data, album, worst_first=True, limit=2)
-    assert [p.name for p in album.written] == ["0000_20.png", "0001_30.png"]
+    pictures = Pictures()
+    counts = draw_results(write(RESULTS), data, pictures, worst_first=True, limit=2)
+    assert names(pictures) == ["0000_20", "0001_30"]
     assert counts == Match(found=1, missed=1, false=2)
 
 
 def test_of_equally_bad_images_that_of_most_errors_is_first(data, write, tmp_path):
-    album = Album(tmp_path / "out")
+    pictures = Pictures()
     results = [entry(10, 7), entry(20, 3), entry(20, 3, [0, 0, 9, 9]), entry(30, 3)]
-    draw_results(write(results), data, album, worst_first=True, limit=2)
-    assert [p.name for p in album.written] == ["0000_20.png", "0001_10.png"]
+    draw_results(write(results), data, pictures, worst_first=True, limit=2)
+    assert names(pictures) == ["0000_20", "0001_10"]
 
 
 def test_the_threshold_holds(data, write, tmp_path):
-    counts = draw_results(write(RESULTS), data, Album(tmp_path / "out"), score_threshold=0.1)
+    counts = draw_results(write(RESULTS), data, Pictures(), score_threshold=0.1)
     assert counts == Match(found=3, missed=0, false=2)
 
 
-def halves(path):
+def halves(picture):
     """The predicted and the true picture, at a scale of 8."""
-    picture = cv2.imread(str(path))[26:]  # below the caption
+    picture = picture[26:]  # below the caption
     return picture[:, :512], picture[:, -512:]
 
 
@@ -107,9 +110,11 @@ def test_predictions_are_at_the_left_where_the_file_says(data, write, tmp_path):
     mask[20:40, 34:60] = 1
     runs = mask_util.encode(np.asfortranarray(mask))
     runs = {"size": runs["size"], "counts": runs["counts"].decode()}
-    album = Album(tmp_path / "out")
-    draw_results(write([entry(10, 7, [34, 20, 26, 20], segmentation=runs)]), data, album, limit=1)
-    left, right = halves(album.written[0])
+    pictures = Pictures()
+    draw_results(
+        write([entry(10, 7, [34, 20, 26, 20], segmentation=runs)]), data, pictures, limit=1
+    )
+    left, right = halves(pictures.kept[0][1])
     covered = (left != 90).any(2)
     assert covered[22 * 8 : 38 * 8, 36 * 8 : 58 * 8].all() and not covered[:, : 32 * 8].any()
     truth = (right != 90).any(2)
@@ -131,10 +136,10 @@ def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
         keypoint_names=["a", "b"],
         keypoint_connection_rules=[("a", "b", (0, 255, 0))],
     )
-    album = Album(tmp_path / "out")
+    pictures = Pictures()
     # A data set in code, without ids of its own: its categories count from 0
-    draw_results(write([entry(10, 0, keypoints=points)]), data, album)
-    for half in halves(album.written[0]):
+    draw_results(write([entry(10, 0, keypoints=points)]), data, pictures)
+    for half in halves(pictures.kept[0][1]):
         assert (half[40 * 8, 22 * 8 : 48 * 8] != 90).any(1).all()
 
 
@@ -154,21 +159,20 @@ def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
 )
 def test_other_files_are_refused_in_a_sentence(data, write, tmp_path, content, words):
     with pytest.raises(DataError, match=words) as caught:
-        draw_results(write(content), data, Album(tmp_path / "out"))
+        draw_results(write(content), data, Pictures())
     assert "\n" not in str(caught.value) and "coco_instances_results.json" in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
 def test_predictions_of_images_that_are_left_out_are_counted(data, write, tmp_path, caplog):
     results = [*RESULTS, entry(10, 3) | {"image_id": 99}]
-    assert draw_results(write(results), data, Album(tmp_path / "out")).found == 2
+    assert draw_results(write(results), data, Pictures()).found == 2
     assert "1 of the 6" in caplog.text
 
 
 def test_missing_files_and_mistakes_are_named(data, write, tmp_path):
     with pytest.raises(DataError, match=r"none\.json"):
         read_results(tmp_path / "none.json")
-    album = Album(tmp_path / "out")
+    pictures = Pictures()
     results = write(RESULTS)
     for arguments, words in (
         ({"dataset": "fruits"}, "fruit"),
@@ -176,10 +180,10 @@ def test_missing_files_and_mistakes_are_named(data, write, tmp_path):
         ({"score_threshold": 2}, "2"),
     ):
         with pytest.raises(ConfigError, match=words):
-            draw_results(results, **{"dataset": data, "album": album, **arguments})
+            draw_results(results, **{"dataset": data, "pictures": pictures, **arguments})
     (tmp_path / "images" / "20.png").unlink()
     with pytest.raises(DataError, match=r"20\.png"):
-        draw_results(results, data, album)
+        draw_results(results, data, pictures)
 
 
 # ---- matching

@@ -24,10 +24,10 @@ from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, listed
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.report.album import Album
 from lambda_det.weights.loading import load_backbone_weights
 from lambda_det.weights.provenance import PixelSettings
 from lambda_paper import figures
+from lambda_paper.album import Album
 from lambda_paper.context import Context, receptive_field
 
 __all__ = [

@@ -10,9 +10,9 @@ from PIL import Image
 
 from lambda_det import LambdaLayer, add_lambda_config, create_backbone
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.report import Album
 from lambda_det.weights.provenance import PixelSettings
 from lambda_paper import figures
+from lambda_paper.album import Album
 from lambda_paper.layers import (
     Input,
     choose_layers,

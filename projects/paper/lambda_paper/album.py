@@ -11,12 +11,13 @@ import numpy as np
 
 from lambda_det.errors import ConfigError
 from lambda_det.files import replace_file
+from lambda_det.report import Pictures
 
 __all__ = ["Album"]
 
 
-class Album:
-    """Writes pictures to a folder. After a crash, each is complete or not there.
+class Album(Pictures):
+    """Writes pictures to a folder, and keeps none. After a crash, each is complete or not there.
 
     Args:
         folder: created with the first picture.
@@ -36,6 +37,7 @@ class Album:
         tensorboard: bool = False,
         group: str = "pictures",
     ) -> None:
+        super().__init__()
         self.folder = Path(folder)
         self.written: list[Path] = []
         self._overwrite, self._tensorboard, self._group = overwrite, tensorboard, group

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lambda_det.errors import ConfigError
-from lambda_det.report import Album
+from lambda_paper.album import Album
 
 
 @pytest.fixture

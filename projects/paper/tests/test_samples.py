@@ -11,8 +11,8 @@ from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, Polygon
 
 from lambda_det.detection.data import make_shapes
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.report import Album, draw_samples
-from lambda_det.report.samples import draw_sample
+from lambda_paper.album import Album
+from lambda_paper.samples import draw_sample, draw_samples
 from tests.training.tiny_detector import tiny_config
 
 GREY = 128

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from lambda_det.detection.drawing import captioned, draw_instances
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
-from lambda_det.report.album import Album
+from lambda_paper.album import Album
 
 __all__ = ["draw_sample", "draw_samples"]
 
