@@ -7,8 +7,8 @@ import dataclasses
 import json
 import os
 import tarfile
-from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -180,18 +180,18 @@ class ShardSource(Source):
         self._root = str(root)
         self._shards = [str(path.relative_to(root)) for path in paths]
         found: dict[str | int, int] = {}  # classes, numbered in the order of their first images
-        text, lengths, columns = bytearray(), array("q"), []
-        for shard, path in enumerate(paths):  # one at a time: an index has many strings
-            index = read_index(path)
-            for name in index.names:
-                encoded = os.fsencode(name)
-                text += encoded
-                lengths.append(len(encoded))
-            labels = [found.setdefault(label, len(found)) for label in index.labels]
-            columns.append(
-                np.array([[shard] * len(labels), index.offsets, index.sizes, labels], np.int64)
-            )
-        self._members = PackedNames.from_bytes(text, np.array(lengths, dtype=np.int64))
+        columns = []
+
+        def members() -> Iterator[str]:
+            for shard, path in enumerate(paths):  # one at a time: an index has many strings
+                index = read_index(path)
+                labels = [found.setdefault(label, len(found)) for label in index.labels]
+                columns.append(
+                    np.array([[shard] * len(labels), index.offsets, index.sizes, labels], np.int64)
+                )
+                yield from index.names
+
+        self._members = PackedNames(members())
         table = torch.from_numpy(np.concatenate(columns, axis=1))
         self._shard, self._offsets, self._sizes, found_labels = table
         if not len(self._members):

@@ -87,9 +87,6 @@ def check_same_classes(
     )
 
 
-_NAMES_AT_ONCE = 1 << 16
-
-
 class PackedNames:
     """File names by index from 0, millions of them in two tensors.
 
@@ -103,43 +100,17 @@ class PackedNames:
         for name in names:
             text += os.fsencode(name)
             ends.append(len(text))
-        self._set(text, np.array(ends, dtype=np.int64))
-
-    @classmethod
-    def from_bytes(cls, text: bytearray, lengths: np.ndarray) -> PackedNames:
-        """Names that follow each other in ``text``; ``lengths`` [names] is in bytes."""
-        packed = cls.__new__(cls)
-        packed._set(text, np.cumsum(lengths, dtype=np.int64))
-        return packed
-
-    def _set(self, text: bytearray, ends: np.ndarray) -> None:
         self._text = torch.from_numpy(np.frombuffer(text, dtype=np.uint8))
-        self._ends = torch.from_numpy(ends)
+        self._ends = torch.from_numpy(np.array(ends, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def __getitem__(self, index: int) -> str:
-        return os.fsdecode(self.encoded(index))
-
-    def encoded(self, index: int) -> bytes:
-        """The bytes of a name."""
         if not 0 <= index < len(self):
             raise IndexError(f"name {index} of {len(self)}")
         start = int(self._ends[index - 1]) if index else 0
-        return self._text[start : int(self._ends[index])].numpy().tobytes()
-
-    def hashes(self) -> np.ndarray:
-        """Python's hash of each name's bytes, int64 [names]. Each process has its own hashes."""
-        return np.fromiter(map(hash, self._all_encoded()), np.int64, len(self))
-
-    def _all_encoded(self) -> Iterator[bytes]:
-        text = memoryview(self._text.numpy())
-        start = 0
-        for ends in self._ends.split(_NAMES_AT_ONCE):  # not a list of all of them
-            for end in ends.tolist():
-                yield bytes(text[start:end])
-                start = end
+        return os.fsdecode(self._text[start : int(self._ends[index])].numpy().tobytes())
 
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")

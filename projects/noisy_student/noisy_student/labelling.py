@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,9 +26,7 @@ from lambda_det.classification.data.transforms import TestTransform
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.training.precision import Precision
 from noisy_student.pseudo_labels import (
-    HEAD_LINES,
     PseudoLabels,
-    read_head,
     read_pseudo_labels,
     row,
     write_pseudo_labels,
@@ -189,38 +187,33 @@ def _head(teacher: Teacher, images: Unlabelled) -> dict[str, Any]:
 
 def _resume(predictions: Path, teacher: Teacher, images: Unlabelled) -> int:
     """The number of images that are done. An incomplete last line is removed."""
-    head = _head(teacher, images)
     if not predictions.exists():
         predictions.parent.mkdir(parents=True, exist_ok=True)
-        write_pseudo_labels(predictions, (), **head)
+        write_pseudo_labels(predictions, (), **_head(teacher, images))
         return 0
     with predictions.open("rb+") as file:
-        lines, end = 0, 0
+        end = 0
         for line in file:
             if not line.endswith(b"\n"):  # the process was killed
                 break
-            lines, end = lines + 1, end + len(line)
+            end += len(line)
         file.truncate(end)
-    if lines == HEAD_LINES:
-        _check_head(read_head(predictions), head, predictions)
-        return 0
     names = _read(predictions, teacher, images).names  # an error is better now than after days
+    if not len(names):
+        return 0
     last = names[len(names) - 1]
     return next(place for place, name in enumerate(images.names, 1) if name == last)
 
 
-def _check_head(found: Mapping[str, Any], head: Mapping[str, Any], predictions: Path) -> None:
-    for key, now in head.items():
-        if found[key] != now:
-            raise DataError(
-                f"{predictions} is of another teacher or of other images ({key} {found[key]!r}, "
-                f"and now {now!r}): remove it, or give another output."
-            )
-
-
 def _read(predictions: Path, teacher: Teacher, images: Unlabelled) -> PseudoLabels:
     found = read_pseudo_labels(predictions)
-    _check_head(vars(found), _head(teacher, images), predictions)
+    for key, now in _head(teacher, images).items():
+        then = getattr(found, key)
+        if then != now:
+            raise DataError(
+                f"{predictions} is of another teacher or of other images ({key} {then!r}, and now "
+                f"{now!r}): remove it, or give another output."
+            )
     return found
 
 
@@ -284,26 +277,17 @@ def select(
         DataError: no prediction is confident enough, or the file is damaged or incomplete.
     """
     found = _read(predictions, teacher, images)
-    starts = np.concatenate([[0], found.ends[:-1]])
-    labels, confidences = found.labels, found.probabilities[starts]
+    labels, confidences = found.labels, found.probabilities[found.starts]
     chosen = _choose(labels, confidences, len(teacher.classes), choice)
     if not len(chosen):
         raise DataError(
             f"None of the {len(found.names)} images reaches a confidence of {choice.threshold} "
-            f"(the highest is {confidences.max():.3f}); lower --threshold."
+            f"(the highest is {confidences.max(initial=0):.3f}); lower --threshold."
         )
+    spans = zip(chosen, found.starts[chosen], found.ends[chosen], strict=True)
     rows = (
-        (
-            found.names[index],
-            list(
-                zip(
-                    found.pairs[starts[index] : found.ends[index]].tolist(),
-                    found.probabilities[starts[index] : found.ends[index]].tolist(),
-                    strict=True,
-                )
-            ),
-        )
-        for index in chosen
+        (found.names[n], zip(found.pairs[a:b], found.probabilities[a:b], strict=True))
+        for n, a, b in spans
     )
     write_pseudo_labels(
         output,

@@ -15,9 +15,10 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -31,13 +32,10 @@ from lambda_det.classification.data.sources import (
 from lambda_det.errors import DataError, printable
 
 _FIRST_LINE = "# lambda_det pseudo-labels 2"
-HEAD_LINES = 4
-# Bytes to read at a time, and of the longest line of the head that is accepted
-_CHUNK = _LONGEST = 1 << 24
-# Of one image; of several, with a line break between them
-_PAIR = rb"[0-9]{1,9}:[0-9][0-9.]{0,11}(?:e-[0-9]{1,2})?"
-_PAIRS = re.compile(rb"(?:%b[,\n])*%b" % (_PAIR, _PAIR))
+_PAIR = r"[0-9]{1,9}:[0-9][0-9.]{0,11}(?:e-[0-9]{1,2})?"
+_ROW = re.compile(rf"([^\t]+)\t((?:{_PAIR},)*{_PAIR})")
 _SUM = 1.001  # of rounded probabilities, at most
+_TEXT = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}  # of any file name
 
 
 @dataclasses.dataclass
@@ -63,14 +61,19 @@ class PseudoLabels:
     probabilities: np.ndarray
 
     @property
+    def starts(self) -> np.ndarray:
+        """Where the pairs of each image start, int64 [images]."""
+        return np.concatenate([[0], self.ends])[:-1]
+
+    @property
     def labels(self) -> np.ndarray:
         """The most probable class of each image, int64 [images]."""
-        return self.pairs[np.concatenate([[0], self.ends[:-1]])].astype(np.int64)
+        return self.pairs[self.starts].astype(np.int64)
 
 
 def write_pseudo_labels(
     path: str | Path,
-    rows: Iterable[tuple[str, Sequence[tuple[int, float]]]],
+    rows: Iterable[tuple[str, Iterable[tuple[int, float]]]],
     *,
     classes: list[str],
     teacher: str,
@@ -95,7 +98,7 @@ def write_pseudo_labels(
     partial = Path(f"{path}.partial")
     count = 0
     try:
-        with open(partial, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        with open(partial, "w", **_TEXT) as file:
             file.write(f"{_FIRST_LINE}\n# classes: {json.dumps(classes)}\n")
             file.write(f"# teacher: {teacher}\n# root: {root}\n")
             for name, pairs in rows:
@@ -121,47 +124,36 @@ def row(name: str, pairs: Iterable[tuple[int, float]]) -> str:
     return f"{name}\t{','.join(f'{label}:{value:.4f}' for label, value in pairs)}\n"
 
 
-def read_head(path: str | Path) -> dict:
-    """Classes, teacher and root of a file of pseudo-labels.
-
-    Raises:
-        DataError: it does not start as one.
-    """
-    with open(path, "rb") as file:
-        return _read_head(file, path)
-
-
 def read_pseudo_labels(path: str | Path) -> PseudoLabels:
-    """Read a file of pseudo-labels, which may have a hundred million lines.
+    """Read a file of pseudo-labels; a hundred million lines take minutes.
 
     Raises:
         DataError: the file cannot be read, or is not one of pseudo-labels; the text names the line.
     """
+    ends, pairs, probabilities = array("q"), array("i"), array("f")
+
+    def names() -> Iterator[str]:
+        for number, line in enumerate(file, start=len(_FIELDS) + 2):
+            name, labels, values = _parse(line.rstrip("\n"), len(head["classes"]), path, number)
+            pairs.extend(labels)
+            probabilities.extend(values)
+            ends.append(len(pairs))
+            yield name
+
     try:
-        with open(path, "rb") as file:
+        with open(path, **_TEXT) as file:
             head = _read_head(file, path)
-            text, columns = bytearray(), []
-            line = len(head) + 2
-            for chunk in _whole_lines(file):
-                parsed = _parse(chunk, len(head["classes"]))
-                if parsed is None:
-                    raise DataError(_bad_line(chunk, line, len(head["classes"]), path))
-                text += parsed[0]
-                columns.append(parsed[1:])
-                line += len(parsed[1])
+            packed = PackedNames(names())
     except OSError as error:
         raise DataError(
             f"The pseudo-labels {path} cannot be read ({error.strerror}); check DATA.PSEUDO_LABELS."
         ) from error
-    if not columns:
-        raise DataError(f"The pseudo-labels {path} hold no image; check DATA.PSEUDO_LABELS.")
-    lengths, counts, pairs, probabilities = map(np.concatenate, zip(*columns, strict=True))
     return PseudoLabels(
         **head,
-        names=PackedNames.from_bytes(text, lengths),
-        ends=np.cumsum(counts, dtype=np.int64),
-        pairs=pairs,
-        probabilities=probabilities,
+        names=packed,
+        ends=np.array(ends, np.int64),
+        pairs=np.array(pairs, np.int32),
+        probabilities=np.array(probabilities, np.float32),
     )
 
 
@@ -174,16 +166,18 @@ class PseudoLabelSource(FileSource):
         classes: the training data's.
 
     Raises:
-        DataError: the file is not one of pseudo-labels, has other classes, or names images that are
-            not below ``root``.
+        DataError: the file is not one of pseudo-labels, has other classes or no images, or names
+            images that are not below ``root``.
     """
 
     def __init__(self, path: str | Path, root: str | Path, classes: list[str]) -> None:
         file = read_pseudo_labels(path)
+        if not len(file.names):
+            raise DataError(f"The pseudo-labels {path} hold no image; check DATA.PSEUDO_LABELS.")
         check_same_classes(classes, file.classes, "the training data", str(path))
         _check_images(path, file.names, root)
         super().__init__(root, file.names, file.labels, classes)
-        self._ends = torch.from_numpy(file.ends)
+        self._ends = torch.from_numpy(file.ends)  # tensors, which spawned workers share
         self._pairs = torch.from_numpy(file.pairs)
         self._probabilities = torch.from_numpy(file.probabilities)
 
@@ -211,7 +205,8 @@ def _check_images(path: str | Path, names: PackedNames, root: str | Path) -> Non
     # Hashes of 8 bytes, not a set of strings: there may be a hundred million. Two names with the
     # same hash are practically impossible.
     there = np.fromiter((hash(os.fsencode(name)) for name in image_files(root)), dtype=np.int64)
-    missing = ~np.isin(names.hashes(), there)
+    here = np.fromiter((hash(os.fsencode(name)) for name in names), dtype=np.int64)
+    missing = ~np.isin(here, there)
     if missing.any():
         first = printable(names[int(np.argmax(missing))])
         raise DataError(
@@ -220,16 +215,16 @@ def _check_images(path: str | Path, names: PackedNames, root: str | Path) -> Non
         )
 
 
-def _read_head(file: BinaryIO, path: str | Path) -> dict:
+def _read_head(file: TextIO, path: str | Path) -> dict:
     """The fields before the rows; the file then stands at the first row."""
     head = {}
-    if _line(file) != _FIRST_LINE:
+    if file.readline() != f"{_FIRST_LINE}\n":
         raise DataError(
             f"{path}, line 1: a file of pseudo-labels starts with {_FIRST_LINE!r}; make it with "
             "projects/noisy_student/pseudo_label.py."
         )
     for number, (name, read) in enumerate(_FIELDS.items(), start=2):
-        key, _, value = _line(file).partition(": ")
+        key, _, value = file.readline().rstrip("\n").partition(": ")
         try:
             if key != f"# {name}":
                 raise ValueError
@@ -242,10 +237,6 @@ def _read_head(file: BinaryIO, path: str | Path) -> dict:
     return head
 
 
-def _line(file: BinaryIO) -> str:
-    return file.readline(_LONGEST).decode("utf-8", errors="surrogateescape").rstrip("\n")
-
-
 def _class_list(text: str) -> list[str]:
     classes = json.loads(text)
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
@@ -256,62 +247,25 @@ def _class_list(text: str) -> list[str]:
 _FIELDS = {"classes": _class_list, "teacher": str, "root": str}
 
 
-def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the rest of a file in large pieces that end with a line."""
-    rest = b""
-    while chunk := file.read(_CHUNK):
-        rest, _, tail = (rest + chunk).rpartition(b"\n")
-        if rest:
-            yield rest + b"\n"
-        rest = tail
-    if rest:
-        yield rest + b"\n"
-
-
 def _parse(
-    chunk: bytes, classes: int
-) -> tuple[bytes, np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None:
-    """Parse lines at once: a loop over a hundred million would take minutes.
-
-    Returns:
-        The names one after the other, their lengths in bytes, the number of pairs of each, the
-        classes and the probabilities; None if a line is invalid.
-    """
-    characters = np.frombuffer(chunk, dtype=np.uint8)
-    ends = np.flatnonzero(characters == ord("\n"))
-    tabs = np.flatnonzero(characters == ord("\t"))
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    if len(tabs) != len(ends) or not ((starts < tabs) & (tabs < ends)).all():
-        return None
-    fields = chunk[:-1].replace(b"\n", b"\t").split(b"\t")
-    names, lists = fields[0::2], fields[1::2]
-    if not _PAIRS.fullmatch(b"\n".join(lists)):
-        return None
+    line: str, classes: int, path: str | Path, number: int
+) -> tuple[str, list[int], list[float]]:
+    """The name of an image, its classes and their probabilities; DataError with the number."""
     try:
-        numbers = np.array(b",".join(lists).replace(b":", b",").split(b",")).astype(np.float64)
-    except ValueError:  # 1.2.3
-        return None
-    pairs, probabilities = numbers[0::2].astype(np.int32), numbers[1::2].astype(np.float32)
-    counts = np.array([pair_list.count(b":") for pair_list in lists])
-    firsts = np.cumsum(counts) - counts
-    sums = np.add.reduceat(probabilities, firsts)
-    highest = np.maximum.reduceat(probabilities, firsts)
-    owners = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    is_valid = (
-        (pairs < classes).all()
-        and (highest > 0).all()
-        and (sums <= _SUM).all()
-        and (probabilities[firsts] == highest).all()
-        and len(np.unique(owners * classes + pairs)) == len(pairs)  # no class twice
-    )
-    return (b"".join(names), tabs - starts, counts, pairs, probabilities) if is_valid else None
-
-
-def _bad_line(chunk: bytes, line: int, classes: int, path: str | Path) -> str:
-    lines = chunk.split(b"\n")[:-1]
-    bad = next(n for n, text in enumerate(lines) if _parse(text + b"\n", classes) is None)
-    return (
-        f"{path}, line {line + bad}: {lines[bad][:80].decode('utf-8', errors='replace')!r} is not "
-        f"a name, a tab and pairs CLASS:PROBABILITY of classes below {classes}, the highest "
-        "probability first; make the file again with projects/noisy_student/pseudo_label.py."
+        name, text = _ROW.fullmatch(line).groups()
+        numbers = text.replace(":", ",").split(",")
+        labels, values = list(map(int, numbers[0::2])), list(map(float, numbers[1::2]))
+        if (
+            max(labels) < classes
+            and values[0] == max(values) > 0
+            and sum(values) <= _SUM
+            and len(set(labels)) == len(labels)
+        ):
+            return name, labels, values
+    except (AttributeError, ValueError):  # no match; 1.2.3
+        pass
+    raise DataError(
+        f"{path}, line {number}: {line[:80]!r} is not a name, a tab and pairs "
+        f"CLASS:PROBABILITY of classes below {classes}, the highest probability first; make the "
+        "file again with projects/noisy_student/pseudo_label.py."
     )
