@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,12 @@ KEYS = {
 
 def common_settings(cfg: CfgNode) -> dict[str, Any]:
     """The settings whose keys are the same for every task, by their names in ``Settings``."""
-    solver, clip = cfg.SOLVER, cfg.SOLVER.CLIP_GRADIENTS
-    clipping = Clipping(clip.CLIP_TYPE, clip.CLIP_VALUE, clip.NORM_TYPE)
-    return {
-        "output_dir": cfg.OUTPUT_DIR,
-        "device": cfg.MODEL.DEVICE,
-        "seed": cfg.SEED,
-        "weights": cfg.MODEL.WEIGHTS,
-        "images_per_step": solver.IMS_PER_BATCH,
-        "accumulate": solver.ACCUMULATE_GRADIENTS,
-        "amp_dtype": solver.AMP.DTYPE if solver.AMP.ENABLED else None,
-        "clipping": clipping if clip.ENABLED else None,
-        "ema_decay": solver.EMA_DECAY,
+    found = {name: attrgetter(key)(cfg) for name, key in KEYS.items()}
+    clipping = Clipping(*(found.pop(f"clipping.{part}") for part in ("kind", "limit", "norm_type")))
+    return found | {
+        "amp_dtype": found["amp_dtype"] if found.pop("amp") else None,
+        "clipping": clipping if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None,
         "cudnn_benchmark": cfg.CUDNN_BENCHMARK,
-        "num_workers": cfg.DATALOADER.NUM_WORKERS,
-        "checkpoint_period": solver.CHECKPOINT_PERIOD,
-        "patience": cfg.TEST.PATIENCE,
         "event_writers": tuple(cfg.EVENT_WRITERS),
     }
 

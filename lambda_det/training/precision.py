@@ -36,7 +36,7 @@ class Precision:
         "auto" is bfloat16 where the device has instructions for it, and else float32.
 
         Raises:
-            ConfigError: the dtype is unknown, or cannot be used on the device.
+            ConfigError: the dtype cannot be used on the device.
         """
         device = torch.device(settings.device).type
         name = settings.amp_dtype
@@ -44,10 +44,6 @@ class Precision:
             name = "bfloat16" if _has_bfloat16(device) else None
         if name is None:
             return cls(device, None)
-        if name not in _DTYPES:
-            raise ConfigError(
-                f"{settings.key('amp_dtype')} is {name!r}; it can be one of {[AUTO, *_DTYPES]}."
-            )
         if name == "float16" and device != "cuda":
             raise ConfigError(
                 f"{settings.option('amp_dtype', 'float16')} needs a CUDA device, and "

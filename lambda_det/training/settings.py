@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from lambda_det.config import option
@@ -12,14 +13,22 @@ from lambda_det.errors import ConfigError
 
 __all__ = ["Clipping", "FixedKeys", "Settings"]
 
-_CLIPPING_KINDS = {
-    "value": "each number of a gradient",
-    "norm": "the gradient of each parameter",
-    "full_model": "the norm of all gradients together",
+_POSITIVE = (lambda number: number >= 1), "1 or more"
+_FLOAT32 = ("", "highest", "high", "medium")
+_AMP = ("auto", "bfloat16", "float16", None)
+_CLIPPING = ("value", "norm", "full_model")
+# What a value must be: a check, and the words for it
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "accumulate": _POSITIVE,
+    "checkpoint_period": _POSITIVE,
+    "log_period": _POSITIVE,
+    "num_workers": (lambda number: number >= 0, "0 or more"),
+    "amp_dtype": (_AMP.__contains__, f"one of {_AMP}"),
+    "float32_precision": (_FLOAT32.__contains__, f"one of {_FLOAT32}"),
+    "clipping.kind": (_CLIPPING.__contains__, f"one of {_CLIPPING}"),
+    "clipping.limit": (lambda limit: 0 < limit < math.inf, "above 0, such as 1.0"),
+    "clipping.norm_type": (lambda norm: norm > 0, "above 0, such as 2.0"),
 }
-
-_FLOAT32_PRECISIONS = ("", "highest", "high", "medium")
-_LOWEST = {"accumulate": 1, "checkpoint_period": 1, "log_period": 1, "num_workers": 0}
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,8 @@ class Clipping:
     """Gradient clipping.
 
     Attributes:
-        kind: "value", "norm" or "full_model" (as DETR and Mask2Former call it).
+        kind: "value", each number of a gradient; "norm", the gradient of each parameter; or
+            "full_model" (as DETR and Mask2Former call it), the norm of all gradients together.
         limit: that gradients are clipped to.
         norm_type: of the norm that is limited.
     """
@@ -96,31 +106,12 @@ class Settings:
     keys: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, lowest in _LOWEST.items():
-            if getattr(self, name) < lowest:
-                raise ConfigError(
-                    f"{self.key(name)} is {getattr(self, name)}; it must be {lowest} or more."
-                )
-        if self.float32_precision not in _FLOAT32_PRECISIONS:
-            raise ConfigError(
-                f"{self.key('float32_precision')} is {self.float32_precision!r}; it can be one of "
-                f"{list(_FLOAT32_PRECISIONS)}."
-            )
-        if self.clipping is not None:
-            self._check_clipping(self.clipping)
-
-    def _check_clipping(self, clipping: Clipping) -> None:
-        if clipping.kind not in _CLIPPING_KINDS:
-            kinds = ", ".join(f"{kind} ({what})" for kind, what in _CLIPPING_KINDS.items())
-            raise ConfigError(
-                f"{self.key('clipping.kind')} is {clipping.kind!r}; it can be {kinds}."
-            )
-        for name in ("limit", "norm_type"):
-            value = getattr(clipping, name)
-            if not value > 0 or (name == "limit" and math.isinf(value)):
-                raise ConfigError(
-                    f"{self.key(f'clipping.{name}')} is {value:g}; it must be above 0, such as 1.0."
-                )
+        for name, (is_allowed, words) in _RULES.items():
+            if name.startswith("clipping.") and self.clipping is None:
+                continue
+            value = attrgetter(name)(self)
+            if not is_allowed(value):
+                raise ConfigError(f"{self.key(name)} is {value!r}; it must be {words}.")
 
     def key(self, name: str) -> str:
         """The user's key for a setting."""

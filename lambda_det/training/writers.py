@@ -81,10 +81,6 @@ def _check_wandb(key: str) -> None:
         )
 
 
-def _tensorboard(folder: str, purge_step: int) -> EventWriter:
-    return TensorboardXWriter(folder, purge_step=purge_step)
-
-
 def check_writers(names: Iterable[str], key: str) -> None:
     """Refuse event writers that cannot be made, before a run begins.
 
@@ -131,7 +127,7 @@ def make_writers(
     writers: list[EventWriter] = []
     for name in names:
         if name == "tensorboard":
-            writers.append(_tensorboard(folder, last_step + 1))
+            writers.append(TensorboardXWriter(folder, purge_step=last_step + 1))
         elif name == "wandb":
             writers.append(WandbWriter(folder, resumed=resumed))
         else:

@@ -118,9 +118,8 @@ class Run:
         self._tool.write_text(_TOOL.format(seconds=seconds))
         self._flags = _FLAGS.get(folder.name, [])
         self._outputs = [folder / f"machine{machine}.txt" for machine in (0, 1)]
-        self.torchruns: list[subprocess.Popen] = []
-        for machine in (0, 1):
-            self.torchruns.append(self._start(machine))
+        self.told: list[str] = []
+        self.torchruns = [self._start(machine) for machine in (0, 1)]
 
     def _start(self, machine: int) -> subprocess.Popen:
         argv = [*self.machines.command(machine), sys.executable, "-m", "torch.distributed.run"]
@@ -141,25 +140,30 @@ class Run:
                 [*argv, str(self._tool), *self._words], env=environment, stdout=file, stderr=file
             )
 
-    def start_again(self, machine: int) -> None:
-        self.torchruns[machine].wait()
-        self.torchruns[machine] = self._start(machine)
+    def start_again(self, *machines: int) -> None:
+        for machine in machines:
+            self.torchruns[machine].wait()
+            self.torchruns[machine] = self._start(machine)
 
-    def wait_until(self, condition: Callable[[], object]) -> float:
-        """Wait for something; returns the seconds that it took."""
+    def wait_until(self, condition: Callable[[], object], what: str = "") -> None:
+        """Wait for something, and note the seconds that it took under the name ``what``."""
         start = time.monotonic()
         while not condition():
             assert time.monotonic() < start + _LIMIT, self.said(0)[-4000:] + self.said(1)[-4000:]
             time.sleep(0.05)
-        return time.monotonic() - start
+        if what:
+            self.told.append(f"{what} after {time.monotonic() - start:.0f} s")
 
-    def wait_for_a_checkpoint(self) -> None:
-        self.wait_until((self.folder / "last_checkpoint").exists)
+    def wait_for_loss(self, machine: int) -> None:
+        """Wait until the processes of a machine say that they have lost the others."""
+        self.wait_until(lambda: "has lost the connection" in self.said(machine), "told")
 
-    def wait_for_start(self, number: int) -> float:
-        """Wait until a training has begun for the ``number``-th time."""
-        log = self.folder / "log.txt"
-        return self.wait_until(lambda: log.read_text().count("Training from") >= number)
+    def wait_for_start(self) -> None:
+        """Wait until the training has begun for the second time."""
+        self.wait_until(lambda: self.starts() >= 2, "it goes on")
+
+    def starts(self) -> int:
+        return (self.folder / "log.txt").read_text().count("Training from")
 
     def said(self, machine: int) -> str:
         return self._outputs[machine].read_text(errors="replace")
@@ -176,9 +180,6 @@ class Run:
         for process in [pid, *descendants(pid)]:
             os.kill(process, signal.SIGKILL)
 
-    def statuses(self) -> list[int]:
-        return [torchrun.wait(_LIMIT) for torchrun in self.torchruns]
-
     def end(self) -> None:
         """End what is left of it."""
         for machine, torchrun in enumerate(self.torchruns):
@@ -187,87 +188,66 @@ class Run:
 
 
 # -------------------------------------------------------------------------------------- rehearsals
-def nothing(run: Run) -> str:
-    return "nothing happens"
+def nothing(run: Run) -> None:
+    """Nothing happens."""
 
 
-def worker(run: Run) -> str:
+def worker(run: Run) -> None:
+    """SIGKILL of a process of one machine."""
     os.kill(run.workers(1)[0], signal.SIGKILL)
-    seconds = run.wait_for_start(2)
-    assert "has lost the connection" in run.said(0)
-    return f"SIGKILL of a process of one machine: the training goes on after {seconds:.0f} s"
+    run.wait_for_start()
+    run.wait_for_loss(0)
 
 
-def machine(run: Run) -> str:
+def machine(run: Run) -> None:
+    """SIGKILL of all processes of the second machine; torchrun is started there again."""
     run.kill(1)
-    lost = run.wait_until(lambda: "has lost the connection" in run.said(0))
+    run.wait_for_loss(0)
     run.start_again(1)
-    seconds = run.wait_for_start(2)
-    return (
-        f"SIGKILL of all processes of the second machine: told after {lost:.0f} s; it goes on "
-        f"{seconds:.0f} s after torchrun was started there again"
-    )
+    run.wait_for_start()
 
 
-def host(run: Run) -> str:
+def host(run: Run) -> None:
+    """SIGKILL of all processes of the machine with the rendezvous; both are started again."""
     run.kill(0)
-    ended = run.wait_until(lambda: run.torchruns[1].poll() is not None)
-    assert "has lost the connection" in run.said(1)
-    for machine in (0, 1):
-        run.start_again(machine)
-    seconds = run.wait_for_start(2)
-    return (
-        f"SIGKILL of all processes of the machine with the rendezvous: the other torchrun ends "
-        f"after {ended:.0f} s; it goes on {seconds:.0f} s after both were started again"
-    )
+    run.wait_until(lambda: run.torchruns[1].poll() is not None, "the other torchrun ends")
+    run.wait_for_loss(1)
+    run.start_again(0, 1)
+    run.wait_for_start()
 
 
-def cut(run: Run) -> str:
+def cut(run: Run) -> None:
+    """The network is cut for 60 s."""
     run.machines.plug("down")
     time.sleep(60)
     saved = run.folder / "last_checkpoint"
     before = saved.read_text()
     run.machines.plug("up")
-    seconds = run.wait_until(lambda: saved.read_text() != before)
-    starts = (run.folder / "log.txt").read_text().count("Training from")
-    how = "without a restart" if starts == 1 else f"after {starts - 1} restarts"
-    return (
-        f"network cut for 60 s: it goes on {how}, its next checkpoint {seconds:.0f} s after the "
-        "network came back"
-    )
+    run.wait_until(lambda: saved.read_text() != before, "the next checkpoint")
+    run.told.append(f"{run.starts() - 1} restarts")
 
 
-def lost(run: Run) -> str:
-    """No connection is closed, since the network goes first."""
+def lost(run: Run) -> None:
+    """Power of the second machine lost, so that no connection is closed; it comes back."""
     run.machines.plug("down")
     run.kill(1)
-    told = run.wait_until(lambda: "has lost the connection" in run.said(0))
+    run.wait_for_loss(0)
     run.machines.plug("up")
     run.start_again(1)
-    seconds = run.wait_for_start(2)
-    return (
-        f"power of the second machine lost, with a time-out of {TIME_OUT} s: told after "
-        f"{told:.0f} s; it goes on {seconds:.0f} s after torchrun was started there again"
-    )
+    run.wait_for_start()
 
 
-def signalled(run: Run) -> str:
+def signalled(run: Run) -> None:
+    """SIGUSR1 to both torchruns, which are started again."""
     for torchrun in run.torchruns:
         torchrun.send_signal(signal.SIGUSR1)
-    start = time.monotonic()
-    statuses = run.statuses()
-    ended = time.monotonic() - start
+    run.wait_until(lambda: None not in [t.poll() for t in run.torchruns], "both end")
     assert "Stopped by SIGUSR1 after step" in run.said(0) + run.said(1)
-    for machine in (0, 1):
-        run.start_again(machine)
-    seconds = run.wait_for_start(2)
-    return (
-        f"SIGUSR1 to both torchruns: saved, and both end with {statuses} after {ended:.0f} s; it "
-        f"goes on {seconds:.0f} s after both were started again"
-    )
+    run.start_again(0, 1)
+    run.wait_for_start()
 
 
-REHEARSALS: dict[str, Callable[[Run], str]] = {
+REHEARSALS: dict[str, Callable[[Run], None]] = {
     "nothing": nothing,
     "worker": worker,
     "machine": machine,
@@ -291,14 +271,14 @@ def rehearse(name: str, words: list[str], root: Path) -> tuple[str, Path]:
     with Machines() as machines:
         run = Run(machines, words, folder)
         try:
-            run.wait_for_a_checkpoint()
-            told = REHEARSALS[name](run)
-            statuses = run.statuses()
+            run.wait_until((run.folder / "last_checkpoint").exists)
+            REHEARSALS[name](run)
+            statuses = [torchrun.wait(_LIMIT) for torchrun in run.torchruns]
             assert statuses == [0, 0], f"{statuses}\n{run.said(0)[-4000:]}{run.said(1)[-4000:]}"
         finally:
             run.end()
     assert max(metrics(run.folder)) == STEPS - 1
-    return told, run.folder
+    return ", ".join([REHEARSALS[name].__doc__, *run.told]), run.folder
 
 
 def distance(one: Path, other: Path) -> float:
