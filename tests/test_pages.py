@@ -26,7 +26,7 @@ _SHORTER = {
         'make_shapes("datasets")': 'make_shapes("datasets", num_train=12, num_val=4)',
         "MAX_ITER: 300": "MAX_ITER: 2",
         "MAX_ITER 20": "MAX_ITER 1",
-        "max_iter=2 ": "max_iter=1 ",
+        "train.max_iter=2\n": "train.max_iter=1\n",
         "max_iter=20": "max_iter=2",
         "total_batch_size = 4": "total_batch_size = 2",
         "post_nms_topk = [200, 50]": "post_nms_topk = [20, 5]",
