@@ -37,14 +37,13 @@ _SHORTER = {
         "SIZE 128 INPUT.MIN_SIZE_TEST 128": "SIZE 64 INPUT.MIN_SIZE_TEST 64",
         "image_size = 128": "image_size = 64",
         "--num-train 40 ": "--num-train 8 ",
-        "--position 40 80 --layer res4.1.conv2": "--position 40 80 --layer res5.0.conv2 --draws 1",
     },
     "own_data": {
         "--num-train 200 --num-val 40": "--num-train 8 --num-val 2",
         "--num-train 1 --num-val 8": "--num-train 1 --num-val 2",
         "--batch 8": "--batch 2",
-        "OUTPUT_DIR output/mine": "SOLVER.MAX_ITER 2 TEST.EVAL_PERIOD 2 "
-        "TEST.DETECTIONS_PER_IMAGE 4 OUTPUT_DIR output/mine",
+        "INPUT.MIN_SIZE_TEST 128": "INPUT.MIN_SIZE_TEST 128 SOLVER.MAX_ITER 2 TEST.EVAL_PERIOD 2 "
+        "TEST.DETECTIONS_PER_IMAGE 4",
         "--json found.json": "--json found.json --score-threshold 0",
         "score_threshold=0.5": "score_threshold=0.0",
     },
