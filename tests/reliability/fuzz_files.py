@@ -9,19 +9,14 @@ success or one of the package's own errors is a failure.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import functools
 import io
 import json
-import logging
 import random
 import re
 import sys
 import tarfile
 import tempfile
-import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -56,7 +51,7 @@ from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.loading import load_backbone_weights
 from tests.classification.tiny import COLOURS, make_pictures
 from tests.detection.data.fuzz_cases import mutate
-from tests.detection.data.fuzz_trial import Failures, Hang, limits
+from tests.detection.data.fuzz_trial import assert_clear, case_parser, take_all, used_or_refused
 from tests.export.toy import classifier_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -288,18 +283,13 @@ def take(kind: Kind, folder: Path, seed: int) -> str:
     change(file, rng)
     try:
         quiet = io.StringIO()
-        with limits(), redirect_stdout(quiet), redirect_stderr(quiet):
+        with used_or_refused(), redirect_stdout(quiet), redirect_stderr(quiet):
             kind.use(folder, file)
         return "used"
     except UserError as error:
-        sentence = str(error)
-        assert sentence.isprintable() and len(sentence) < 2000, f"not one line: {sentence!r}"
-        named = str(folder) in sentence or re.search(r"\w\.\w", sentence)
-        assert named, f"names neither file nor key: {sentence}"
+        # The folder of the file, or a key of the configuration
+        assert_clear(error, str(folder), *re.findall(r"\w\.\w", str(error)))
         return type(error).__name__
-    except (Exception, Hang) as error:
-        story = "".join(traceback.format_exception(error)[-12:])
-        raise AssertionError(f"{file.name}: {type(error).__name__}: {error}\n{story}") from None
     finally:
         for path in folder.rglob("*"):
             if path.is_file() and path not in before:
@@ -310,31 +300,17 @@ def take(kind: Kind, folder: Path, seed: int) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.reliability.fuzz_files",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("cases", type=int, metavar="CASES", help="how many of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case (default: 0)")
-    parser.add_argument("--kind", choices=sorted(KINDS), help="one kind alone")
-    arguments = parser.parse_args(argv)
-    faulthandler.enable()
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    failures = Failures()
+    arguments = case_parser("tests.reliability.fuzz_files", __doc__, KINDS).parse_args(argv)
+    status = 0
     for name in [arguments.kind] if arguments.kind else KINDS:
-        outcomes: Counter[str] = Counter()
         with tempfile.TemporaryDirectory() as folder:
             KINDS[name].make(Path(folder))
-            for seed in range(arguments.seed, arguments.seed + arguments.cases):
-                try:
-                    outcomes[take(KINDS[name], Path(folder), seed)] += 1
-                except AssertionError as error:
-                    outcomes["FAILED"] += 1
-                    failures.add(name, seed, str(error))
-        print(f"{name}: {dict(outcomes.most_common())}", flush=True)
-    return failures.tell()
+            take_one = functools.partial(take, KINDS[name], Path(folder))
+            seeds = range(arguments.seed, arguments.seed + arguments.cases)
+            status |= take_all(
+                ((name, seed) for seed in seeds), lambda _, seed, take_one=take_one: take_one(seed)
+            )
+    return status
 
 
 if __name__ == "__main__":

@@ -124,25 +124,61 @@ def mutated_images(ground_truth: GroundTruth, seed: int) -> Case:
     entries = rng.sample(content["images"], rng.randint(1, len(content["images"])))
     images = {}
     for entry in entries:
+        good = (ground_truth.folder / entry["file_name"]).read_bytes()
         kind = rng.choice((*BROKEN_FILES, *BROKEN_FILES, *STRANGE_FILES, "name"))
         if kind == "name":
             entry["file_name"] = rng.choice(STRANGE_NAMES)
             kind = "mode"
         if "\0" not in entry["file_name"]:
-            good = (ground_truth.folder / ground_truth_name(ground_truth, entry["id"])).read_bytes()
             images[entry["file_name"]] = maker(kind, good, random.Random(rng.random()))
     return Case.drawn(rng, json.dumps(content).encode(), images=images)
+
+
+def drawn_annotations(ground_truth: GroundTruth, seed: int) -> Case:
+    """Boxes, masks and keypoints drawn from numbers of which most are as they should be."""
+    rng = random.Random(seed)
+    content = ground_truth.repeated(rng.choice((1, 8, 8)))
+    annotations = content["annotations"]
+    for entry in rng.sample(annotations, min(rng.choice((1, 1, 2, 20)), len(annotations))):
+        for key in rng.sample(sorted(DRAWN), rng.choice((1, 1, 2, len(DRAWN)))):
+            entry[key] = DRAWN[key](rng)
+    return Case.drawn(rng, json.dumps(content).encode())
 
 
 MUTATIONS = {
     "structure": mutated_structure,
     "bytes": mutated_bytes,
     "images": mutated_images,
+    "annotations": drawn_annotations,
 }
 
 
-def ground_truth_name(ground_truth: GroundTruth, image_id: int) -> str:
-    return next(i["file_name"] for i in ground_truth.content["images"] if i["id"] == image_id)
+def _number(rng: random.Random) -> float:
+    usual = (rng.randint(0, 64), rng.randint(0, 64), rng.randint(1, 30), rng.uniform(-70, 130))
+    odd = (0, -1, 1e-9, 1e9, 1e300, math.inf, math.nan, 2**31, 2**64, 10**400, True)
+    return rng.choice(odd) if rng.random() < 0.1 else rng.choice(usual)
+
+
+def _numbers(rng: random.Random, fewest: int, most: int) -> list[float]:
+    return [_number(rng) for _ in range(rng.randint(fewest, most))]
+
+
+def _runs(rng: random.Random) -> dict[str, Any]:
+    split = rng.randint(0, 4096)
+    text = "".join(chr(rng.randint(48, 111)) for _ in range(rng.randint(0, 12)))
+    size = rng.choice([[64, 64]] * 9 + [[64, 63], [2**31, 2**31], [0, 0]])
+    return {"size": size, "counts": rng.choice(([split, 4096 - split], _numbers(rng, 0, 4), text))}
+
+
+# What may be drawn for a key of an annotation
+DRAWN: dict[str, Callable[[random.Random], Any]] = {
+    "bbox": lambda rng: _numbers(rng, 4, 4),
+    "segmentation": lambda rng: rng.choice((_runs(rng), [_numbers(rng, 6, 13)])),
+    "area": _number,
+    "iscrowd": lambda rng: rng.choice((0, 0, 0, 1)),
+    "keypoints": lambda rng: rng.choice((_numbers(rng, 12, 12), _numbers(rng, 0, 13))),
+    "num_keypoints": lambda rng: rng.randint(0, 4),
+}
 
 
 # What may stand in the place of any value
@@ -218,10 +254,6 @@ def maker(kind: str, good: bytes, rng: random.Random) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(content)
 
 
-def _cut(good: bytes, rng: random.Random) -> bytes:
-    return good[: rng.randrange(len(good))]
-
-
 def _flipped(good: bytes, rng: random.Random) -> bytes:
     content = bytearray(good)
     for _ in range(rng.choice((1, 5, 50))):
@@ -232,10 +264,6 @@ def _flipped(good: bytes, rng: random.Random) -> bytes:
 def _zeroed(good: bytes, rng: random.Random) -> bytes:
     first, last = sorted(rng.randrange(len(good) + 1) for _ in range(2))
     return good[:first] + bytes(last - first) + good[last:]
-
-
-def _noise(good: bytes, rng: random.Random) -> bytes:
-    return rng.randbytes(rng.randrange(2000))
 
 
 def _of_another_mode(good: bytes, rng: random.Random) -> bytes:
@@ -278,10 +306,10 @@ def _bomb(good: bytes, rng: random.Random) -> bytes:
 
 # Files with other bytes: (those of a sound file, random numbers) -> bytes
 BROKEN_FILES: dict[str, Callable[[bytes, random.Random], bytes]] = {
-    "cut": _cut,
+    "cut": lambda good, rng: good[: rng.randrange(len(good))],
     "flipped": _flipped,
     "zeroed": _zeroed,
-    "noise": _noise,
+    "noise": lambda good, rng: rng.randbytes(rng.randrange(2000)),
     "mode": _of_another_mode,
     "bomb": _bomb,
     "text": lambda good, rng: b"<html>404 Not Found</html>\n",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import faulthandler
 import functools
 import io
 import logging
-import os
 import signal
+import sys
+import tempfile
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +45,6 @@ COMPUTING = 60  # seconds of the process's CPU time
 WAITING = 900  # seconds
 MEMORY = 3 * 2**30  # bytes that a case may take more than the process has already
 
-_SHOWN = 10  # ways to fail
-
 
 class Hang(BaseException):
     """A case took longer than it may.
@@ -51,90 +53,123 @@ class Hang(BaseException):
     """
 
 
-class Failures:
-    """The stories of failed cases, with the seeds of all that failed in the same way."""
+@contextlib.contextmanager
+def used_or_refused() -> Iterator[None]:
+    """Let a case end well or in one of the package's own errors, within the limits.
 
-    def __init__(self) -> None:
-        self._seeds: dict[str, list[int]] = {}
-        self._stories: dict[str, str] = {}
-
-    def add(self, kind: str, seed: int, story: str) -> None:
-        """Keep a case that failed; the first line of its story tells the way."""
-        way = f"{kind}: {story.splitlines()[0][:100]}"
-        self._stories.setdefault(way, story)
-        self._seeds.setdefault(way, []).append(seed)
-
-    def tell(self) -> int:
-        """Print the first of each way; the exit status of the program."""
-        for way, seeds in list(self._seeds.items())[:_SHOWN]:
-            print(f"\n{way}\n--seed {' or '.join(map(str, seeds))}\n{self._stories[way]}")
-        return int(bool(self._seeds))
+    Raises:
+        AssertionError: it ended in another way, with the whole story.
+    """
+    try:
+        with limits():
+            yield
+    except UserError:
+        raise
+    except (Exception, Hang) as error:
+        story = "".join(traceback.format_exception(error)[-12:])
+        raise AssertionError(f"{type(error).__name__}: {error}\n{story}") from None
 
 
-class Trial:
-    """Takes cases one after the other and keeps count.
+def assert_clear(error: UserError, *names: str) -> None:
+    """One line that has one of the names, as of the file or of keys of the configuration."""
+    sentence = str(error)
+    assert any(name in sentence for name in names), f"names none of {names}: {sentence}"
+    assert sentence.isprintable(), f"not one printable line: {sentence!r}"
+    assert len(sentence) < 2000, f"{len(sentence)} characters long"
+
+
+def case_parser(
+    module: str, description: str | None, kinds: Iterable[str], epilog: str | None = None
+) -> argparse.ArgumentParser:
+    """What the programs of cases have in common."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("cases", type=int, metavar="CASES", help="how many")
+    made.add_argument("--seed", type=int, default=0, help="of the first case (default: 0)")
+    made.add_argument("--kind", choices=sorted(kinds), help="one kind alone")
+    return made
+
+
+def take_all(cases: Iterable[tuple[str, int]], take: Callable[[str, int], str]) -> int:
+    """Take cases until Ctrl-C, print how those of each kind ended and the first of each failure.
 
     Args:
-        ground_truth: what the cases were made of, for its images.
-        folder: a folder to work in; a case leaves nothing behind in it.
+        cases: kinds and seeds.
+        take: gives the outcome of one.
+
+    Returns:
+        The exit status of the program: 1 if a case failed.
     """
+    faulthandler.enable()
+    logging.disable(logging.INFO)
+    logging.getLogger().addHandler(logging.NullHandler())  # the trial listens
+    warnings.simplefilter("ignore")
+    outcomes: dict[str, Counter[str]] = {}
+    failures: dict[str, list[tuple[int, str]]] = {}  # by kind and first line
+    with contextlib.suppress(KeyboardInterrupt):
+        for kind, seed in cases:
+            # Before the case, so that the last seed is the one that crashed Python, if one does
+            print(f"\r{kind}, seed {seed}", end="", file=sys.stderr)
+            try:
+                outcome = take(kind, seed)
+            except AssertionError as error:
+                outcome, story = "FAILED", str(error)
+                failures.setdefault(f"{kind}: {story.splitlines()[0]}", []).append((seed, story))
+            outcomes.setdefault(kind, Counter())[outcome] += 1
+    for kind, counts in outcomes.items():
+        print(f"\n{kind}:", *(f"{n:9,} {outcome}" for outcome, n in counts.most_common()), sep="\n")
+    for way, stories in failures.items():
+        print(f"\n{way}\n--seed {' or '.join(str(seed) for seed, _ in stories)}\n{stories[0][1]}")
+    return int(bool(failures))
 
-    def __init__(self, ground_truth: GroundTruth, folder: Path) -> None:
-        self.ground_truth = ground_truth
-        self.folder = folder
-        self.outcomes: Counter[str] = Counter()
-        self._number = 0
 
-    def take(self, case: Case) -> str:
-        """How the case ended: "used", or the name of the error.
+def take(case: Case, ground_truth: GroundTruth) -> str:
+    """How the case ended: "used", the name of the error, or one of them in training alone.
 
-        Raises:
-            AssertionError: it ended in another way than a user may expect, with the whole story.
-        """
-        self._number += 1
-        folder = self.folder / str(self._number)
-        try:
-            with limits(), _catalogs():
-                outcome = _take(case, *self._write(case, folder))
-        except (AssertionError, Exception, Hang) as error:
-            story = "".join(traceback.format_exception(error)[-12:])
-            raise AssertionError(f"{type(error).__name__}: {error}\n{story}") from None
-        finally:
-            _remove(folder)
-        self.outcomes[outcome] += 1
-        return outcome
+    Raises:
+        AssertionError: it ended in another way than a user may expect.
+    """
+    with tempfile.TemporaryDirectory() as folder, used_or_refused(), _catalogs():
+        return _take(case, *_write(case, ground_truth, Path(folder)))
 
-    def _write(self, case: Case, folder: Path) -> tuple[Path, Path]:
-        images = folder / "images"
-        images.mkdir(parents=True)
-        for path in self.ground_truth.folder.iterdir() if case.images else ():
-            if path.name not in case.images:
-                (images / path.name).symlink_to(path)
-        for name, make in case.images.items():
-            # A name that no file can have stays without one
-            with contextlib.suppress(OSError, ValueError):
-                path = images / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                make(path)
-        json_file = folder / "set.json"
-        json_file.write_bytes(case.json)
-        return json_file, images if case.images else self.ground_truth.folder
+
+def _write(case: Case, ground_truth: GroundTruth, folder: Path) -> tuple[Path, Path]:
+    json_file = folder / "set.json"
+    json_file.write_bytes(case.json)
+    if not case.images:
+        return json_file, ground_truth.folder
+    images = folder / "images"
+    images.mkdir()
+    for path in ground_truth.folder.iterdir():
+        if path.name not in case.images:
+            (images / path.name).symlink_to(path)
+    for name, make in case.images.items():
+        # A name that no file can have stays without one
+        with contextlib.suppress(OSError, ValueError):
+            path = images / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make(path)
+    return json_file, images
 
 
 def _take(case: Case, json_file: Path, images: Path) -> str:
     cfg = config(case, json_file, images)
+    names = (str(json_file), str(images), "MODEL.", "DATASETS.", "TEST.", json_file.stem + "_")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         status = command_line.main([str(json_file), str(images)])
     assert status in (0, 1, 2)
     outcomes = set()
     for use in (_train, _evaluate):
-        logger = _Once()
         try:
-            with logger.listening(), contextlib.redirect_stdout(io.StringIO()):
+            with _each_said_once(), contextlib.redirect_stdout(io.StringIO()):
                 use(cfg, case)
             outcomes.add("used")
         except UserError as error:
-            _assert_clear(str(error), json_file, images)
+            assert_clear(error, *names)
             assert status or isinstance(error, ConfigError) or "no annotation" in str(error), (
                 f"lambda-det check finds nothing wrong, but: {error}"
             )
@@ -142,9 +177,7 @@ def _take(case: Case, json_file: Path, images: Path) -> str:
     return " and ".join(sorted(outcomes))
 
 
-@functools.cache
-def _base_config() -> CfgNode:
-    return tiny_config()
+_base_config = functools.cache(tiny_config)
 
 
 def config(case: Case, json_file: Path, images: Path) -> CfgNode:
@@ -232,35 +265,25 @@ def _evaluate(cfg: CfgNode, case: Case) -> None:
     assert sorted(results) == sorted(tasks)
 
 
-def _assert_clear(sentence: str, json_file: Path, images: Path) -> None:
-    """One line that names the file, or the key of the configuration."""
-    named = (str(json_file), str(images), "MODEL.", "DATASETS.", "TEST.", json_file.stem + "_")
-    assert any(name in sentence for name in named), f"names no file: {sentence}"
-    assert sentence.isprintable(), f"not one printable line: {sentence!r}"
-    assert len(sentence) < 2000, f"{len(sentence)} characters long"
+@contextlib.contextmanager
+def _each_said_once() -> Iterator[None]:
+    """Check that no warning is repeated and that a log can hold each message."""
+    said: set[str] = set()
 
-
-class _Once(logging.Handler):
-    """Checks that no message is repeated and that a log can hold each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: set[str] = set()
-
-    def emit(self, record: logging.LogRecord) -> None:
+    def hear(record: logging.LogRecord) -> bool:
         message = record.getMessage()
         message.encode()
-        assert record.levelno < logging.WARNING or message not in self._said, message
-        self._said.add(message)
+        assert record.levelno < logging.WARNING or message not in said, message
+        said.add(message)
+        return False
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        logger = logging.getLogger("lambda_det")
-        logger.addHandler(self)
-        try:
-            yield
-        finally:
-            logger.removeHandler(self)
+    handler = logging.NullHandler()
+    handler.handle = hear
+    logging.getLogger("lambda_det").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("lambda_det").removeHandler(handler)
 
 
 @contextlib.contextmanager
@@ -301,15 +324,3 @@ def _catalogs() -> Iterator[None]:
             DatasetCatalog.remove(name)
             if name in MetadataCatalog:
                 MetadataCatalog.remove(name)
-
-
-def _remove(folder: Path) -> None:
-    for parent, folders, files in os.walk(os.fsencode(folder), topdown=False):
-        for name in (*files, *folders):
-            path = os.path.join(parent, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                os.rmdir(path)
-            else:
-                os.unlink(path)
-    if folder.exists():
-        folder.rmdir()
