@@ -107,20 +107,20 @@ def add_lambda_config(cfg: CN) -> None:
     _C.MODEL.LAMBDA_RESNET.STOCHASTIC_DEPTH = 0.0
     # Keep only the input of each block and compute the block again in the backward pass
     _C.MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS = False
-    # Give each image of a batch of differently sized images the features that it has alone: its
+    # Give each image of a batch of differently sized images the features that it has by itself: its
     # padding takes no part in the lambda layers, in squeeze-and-excitation, or beside the border.
     # The paper trains on images of one size and has no such mask.
     _C.MODEL.LAMBDA_RESNET.MASK_PADDING = False
 
     # Keep the maps of the whole detector channels last in memory, as GPUs in 16 bits and the CPU's
-    # fast 3x3 convolutions want them. Trainings on a CPU with AVX2 alone and without a compiler for
-    # these, but of small images, stay contiguous, as that is faster there. Results differ
-    # by rounding, files of weights not at all.
+    # fast 3x3 convolutions want them. Without a compiler, trainings on a CPU that has AVX2 and no
+    # AVX-512 stay contiguous, which is faster there, except for small images. Results differ by
+    # rounding. Files of weights do not differ.
     _C.MODEL.CHANNELS_LAST = True
 
     # ---------------------------------------------------------------------------------------------
     # Large-scale jitter: resize by a random factor, then crop or pad to SIZE x SIZE. Replaces
-    # Detectron2's resizing in training; the test size is INPUT.MIN_SIZE_TEST as ever.
+    # Detectron2's resizing in training; the test size is INPUT.MIN_SIZE_TEST.
     # ---------------------------------------------------------------------------------------------
     _C.INPUT.LSJ = CN()
     _C.INPUT.LSJ.ENABLED = False
@@ -155,7 +155,7 @@ def add_lambda_config(cfg: CN) -> None:
     # "bfloat16", "float16" (with loss scaling, CUDA only), or "auto": bfloat16 where the device has
     # instructions for it, and else float32
     _C.SOLVER.AMP.DTYPE = "auto"
-    # Optimise once in so many batches. SOLVER.IMS_PER_BATCH stays the number of images of one
+    # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
     # The learning rate of the backbone, as a multiple of that of the heads
@@ -184,7 +184,7 @@ def add_lambda_config(cfg: CN) -> None:
     # the file's sizes, as counted for 1 and 2 images. It makes
     # SOLVER.IMS_PER_BATCH; [] leaves that as it is, and --batch sets it.
     _C.RECIPE.MEMORY = []
-    # Keys that the recipe leaves alone; those of the command line are added to them
+    # Keys that the recipe does not set; those of the command line are added to them
     _C.RECIPE.KEEP = []
     if not _C.key_is_deprecated("RECIPE.WRITTEN"):  # configurations of earlier runs hold it
         _C.register_deprecated_key("RECIPE.WRITTEN")
@@ -207,7 +207,7 @@ def add_lambda_config(cfg: CN) -> None:
     # Images of one size that each process evaluates together, at most. Images of other sizes are
     # never padded to them, so the results are those of single images, up to rounding.
     _C.TEST.IMS_PER_BATCH = 1
-    # Stop after so many evaluations without a better one; 0: train to the end
+    # Stop after this number of evaluations without a better one; 0: train to the end
     _C.TEST.PATIENCE = 0
 
 

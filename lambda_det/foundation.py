@@ -84,7 +84,7 @@ except ImportError:
     }
 
     def get_norm(norm: str | Callable[[int], nn.Module], channels: int) -> nn.Module | None:
-        """The norm of that name for so many channels; None for "".
+        """The norm of that name for a number of channels; None for "".
 
         Raises:
             KeyError: there is no such norm.

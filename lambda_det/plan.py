@@ -102,7 +102,7 @@ class Fit:
         return images if self.by_image else 1
 
     def seconds(self, images: int, side: int, accumulate: int = 1) -> float:
-        """Of an optimiser step with so many batches."""
+        """Of an optimiser step with a number of batches."""
         return accumulate * self._fitted("seconds", images, side) + self.large.update
 
     def memory(self, images: int, side: int) -> int:

@@ -2,7 +2,7 @@
 
 Our backbones are in Detectron2's registry, our keys in every configuration that the script makes
 (``detectron2.config.get_cfg()``), and the data sets shapes_train and shapes_val are registered, in
-the processes that the script starts, too. All else is as if Python had been given the script.
+the processes that the script starts, too. The rest is as if Python ran the script.
 """
 
 from __future__ import annotations

@@ -102,12 +102,12 @@ def get_classification_config() -> CN:
     _C.SOLVER.BETAS = [0.9, 0.999]
     _C.SOLVER.NESTEROV = False
     _C.SOLVER.WEIGHT_DECAY = 0.0
-    # For the scales and biases of norms; TensorFlow's ResNets leave those alone
+    # For the scales and biases of norms; TensorFlow's ResNets do not decay those
     _C.SOLVER.WEIGHT_DECAY_NORM = 0.0
     _C.SOLVER.EPOCHS = 100.0
     # Images of one optimiser step, over all processes and accumulated batches
     _C.SOLVER.IMS_PER_BATCH = 256
-    # Optimise once in so many batches; lower the memory, not the IMS_PER_BATCH
+    # Batches of one optimiser step; lower the memory, not the IMS_PER_BATCH
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
     # Learning rate for LR_BATCH images a step; it is scaled by IMS_PER_BATCH / LR_BATCH
     _C.SOLVER.BASE_LR = 0.1
@@ -150,10 +150,11 @@ def get_classification_config() -> CN:
     _C.TEST.EVAL_PERIOD = 1.0
     # Images of a batch, over all processes; 0: as many as a forward pass of training has
     _C.TEST.IMS_PER_BATCH = 0
-    # Statistics of batch norms are taken afresh before each evaluation, from so many batches over
-    # all processes; 0: running averages for the raw weights, and for those of the EMA their average
+    # Statistics of batch norms are estimated before each evaluation from this number of batches
+    # over all processes; 0: running averages for the raw weights, and for those of the EMA their
+    # average
     _C.TEST.PRECISE_BN_BATCHES = 200
-    # Stop after so many evaluations without a better one; 0: train to the end
+    # Stop after this number of evaluations without a better one; 0: train to the end
     _C.TEST.PATIENCE = 0
 
     # Of the order of images, of augmentation, initialisation and dropout; from 0

@@ -141,7 +141,7 @@ class Plan:
     eval_steps: float
 
     def epochs(self, steps: int) -> float:
-        """Passes over the training data after so many steps."""
+        """Passes over the training data after a number of steps."""
         return steps * self.batch / self.images
 
 

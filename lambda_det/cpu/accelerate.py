@@ -41,7 +41,7 @@ def use_channels_last(model: nn.Module) -> None:
     """Lay the weights of all convolutions out so that their outputs are channels last.
 
     The first convolution lays out the image, and all that follows keeps the layout of its input.
-    Detectron2's keypoint loss takes contiguous maps alone.
+    Detectron2's keypoint loss needs contiguous maps.
     """
     left = {
         part

@@ -2,9 +2,9 @@
 
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
 convolutions in its less exact layout (tests/cpu/test_winograd.py). The kernel is
-native/winograd.cpp. Gradients of a map that are zero at most positions, as after the loss of an
-RPN, take the products of the others alone. In bfloat16 all else is PyTorch's, but for large maps
-where bfloat16 has no more than twice the rate of float32.
+native/winograd.cpp. If the gradient of a map is zero at most positions, as after the loss of an
+RPN, only the products of the others are computed. bfloat16 uses PyTorch's convolutions, except on
+large maps where bfloat16 is at most twice as fast as float32.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ _LEAST = 128  # channels: the error of a sum over fewer would be more than twice
 _POSITIONS = 16  # of the maps for each channel, so that the transforms of the kernel pay
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _MANY = 64  # of the positions for each channel, so that float32 takes less time than bfloat16
-_PANELS = 64  # at most so many columns of a transformed kernel are padded to whole panels
-# Of so many positions at most one has a sparse gradient. Winograd's error reaches the whole tile of
-# each, where plain sums leave zeros: at a hundredth it would be up to three times as large.
+_PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
+# One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
+# the whole tile of each, where plain sums leave zeros: at a hundredth it would be up to three times
+# as large.
 _SPARSE = 4
-_TILES = 32  # that a thread takes at a time (native/winograd.cpp)
+_TILES = 32  # of a thread at a time (native/winograd.cpp)
 _SUMS = 1 << 28  # bytes of the gradient of a kernel, of which each thread sums its own
 
 
 def use_winograd(model: nn.Module) -> None:
     """Let the 3x3 convolutions of stride 1 in ``model`` take this path wherever it pays.
 
-    Those of Detectron2's class and of PyTorch's; other subclasses are left alone.
+    Those of Detectron2's class and of PyTorch's; other subclasses stay as they are.
     """
     for module in model.modules():
         if type(module) in (Conv2d, nn.Conv2d) and _is_3x3(module):
@@ -186,7 +187,7 @@ class _Dense:
 
 
 class _Sparse:
-    """A gradient that is zero at most positions: the products of the others alone."""
+    """A gradient that is zero at most positions: only the products of the others."""
 
     def __init__(self, grad: Tensor, positions: Tensor) -> None:
         """The gradient [B, H, W, C'], and which of its B * H * W vectors are not zero [K]."""

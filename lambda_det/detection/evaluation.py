@@ -58,7 +58,7 @@ class TolerantCOCOEvaluator(COCOEvaluator):
 
     ``info`` is missing in most files that tools export; ``iscrowd`` and ``area`` have an obvious
     meaning where they are not given. An object without a usable mask counts as its box, and one
-    whose box has numbers that are not finite as an object of no size, which nobody finds.
+    whose box has numbers that are not finite as an object of no size, which no detector finds.
     """
 
     def __init__(self, *args, **kwargs) -> None:
@@ -196,9 +196,9 @@ def check_evaluators(cfg: CfgNode) -> None:
         has_masks = cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE != "RetinaNet"
         if kind == "cityscapes_instance" and not has_masks:
             raise ConfigError(
-                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, has an AP of masks alone; "
+                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, has only an AP of masks; "
                 f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE} with MODEL.MASK_ON "
-                f"{cfg.MODEL.MASK_ON} finds boxes alone; evaluate on other data."
+                f"{cfg.MODEL.MASK_ON} finds only boxes; evaluate on other data."
             )
     check_augmented_test(cfg)
 

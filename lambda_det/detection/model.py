@@ -98,13 +98,14 @@ def prepare_model(
 def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:
     """Whether a training is faster with all maps channels last, as it is with our convolutions.
 
-    Without a compiler for them oneDNN takes two to six times as long for the gradient of a 3x3
-    kernel channels last, on maps from 64x64 on and processors with AVX2 alone. Small images have
-    hardly any such maps (docs/performance.md). All processes of a training have one layout.
+    Without a compiler for them, on processors with AVX2 and no AVX-512, oneDNN needs two to six
+    times as long for the gradient of a 3x3 kernel channels last, on maps of 64x64 and more. Small
+    images have hardly any such maps (docs/performance.md). All processes of a training have one
+    layout.
 
     Args:
         device: of the training.
-        size: height and width of its largest images; None where nobody knows.
+        size: height and width of its largest images; None if unknown.
     """
     if torch.device(device).type != "cpu" or (size is not None and min(size) <= 128):
         return True

@@ -142,8 +142,8 @@ def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
 def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, Any]]) -> None:
     """Refuse ground truth [H, W] whose ids are not those that are described.
 
-    Both kinds of difference would change PQ in silence: nobody has to find a segment that has no
-    pixels or no description.
+    Both kinds of difference would raise PQ without a message: a segment without pixels or without
+    a description would not count as missed.
     """
     present, described = set(np.unique(ids).tolist()), {segment["id"] for segment in segments}
     for found, what in (

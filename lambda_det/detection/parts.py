@@ -30,12 +30,12 @@ class Parts:
     Attributes:
         settings: as written.
         detector: what the model predicts, as far as its data depend on it.
-        pixels: what the model makes of images; None where nobody knows.
+        pixels: what the model makes of images; None if unknown.
         train_names, test_names: the data sets to train and to evaluate on; empty where a loader of
             another project names its data in another way.
         test_sets: what each evaluation of its own runs on; empty for no evaluation.
         training_size: height and width of the largest image of a training batch, padded to a stride
-            of 32; None where nobody knows.
+            of 32; None if unknown.
         channels_last: whether all maps are so in inference, and in training where it is faster.
         test_precision: in which evaluation and prediction compute, "float32" or "bfloat16".
         test_loss: whether an evaluation in a training also computes the losses.
@@ -45,7 +45,7 @@ class Parts:
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
 
         make_model: the whole model, where PyTorch makes its tensors.
-        make_backbone: of the model alone, with an FPN if it has one.
+        make_backbone: of only the model, with an FPN if it has one.
         make_optimizer, make_scheduler: for the settings of a run, and a model or its optimiser.
         make_train_loader: for the settings of a run.
         make_test_loader, make_loss_loader: for one of ``test_sets``; the latter with ground truth.

@@ -99,7 +99,7 @@ def read_lazy(lazy: DictConfig) -> Parts:
     """The parts that a configuration describes.
 
     Args:
-        lazy: is changed by ``register`` and ``fit`` alone.
+        lazy: is changed only by ``register`` and ``fit``.
 
     Raises:
         ConfigError: a value is of the wrong type or cannot be.

@@ -90,7 +90,7 @@ def read_yaml(cfg: CfgNode) -> Parts:
     """The parts that a configuration describes.
 
     Args:
-        cfg: is changed by ``register`` and ``fit`` alone.
+        cfg: is changed only by ``register`` and ``fit``.
 
     Raises:
         ConfigError: a value cannot be.

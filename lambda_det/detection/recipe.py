@@ -31,9 +31,9 @@ __all__ = ["Derived", "Statistics", "apply_recipe", "derive", "fit_to_data"]
 
 logger = logging.getLogger(__name__)
 
-LEAST_BOXES = 50  # for anchors of one's own
+LEAST_BOXES = 50  # below which anchors stay as they are
 IMBALANCE = 10  # times as many images of the largest class as of the smallest
-# An anchor of a level meets the objects of its size only if its side is so many strides at least:
+# An anchor of a level meets the objects of its size only if its side has this number of strides:
 # half a stride off, a square of four strides overlaps an equal one by an IoU of 0.62. A single
 # level has to do for small objects, too: Detectron2's C4 and DC5 begin at two strides.
 _STRIDES_PER_ANCHOR, _STRIDES_ON_ONE_LEVEL = 4, 2
@@ -148,7 +148,7 @@ def _check(cfg: CfgNode) -> None:
 
 
 def _batch(cfg: CfgNode, images: int) -> list[Derived]:
-    """What the memory of the GPUs takes, where it is known; else what the file has for so many."""
+    """What fits into the memory of the GPUs if it is known; else the file's for that number."""
     solver = cfg.SOLVER
     if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
         return []
@@ -200,7 +200,7 @@ def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]
     wanted = math.ceil(epochs * images / batch)
     # What is asked for is taken literally
     steps = max(wanted, 1 if recipe.EPOCHS else recipe.MIN_STEPS)
-    which = "asked for" if recipe.EPOCHS else "by the rule for so many images"
+    which = "asked for" if recipe.EPOCHS else "by the rule for this number of images"
     reason = f"{epochs:.3g} epochs, {which}, of {images} images in batches of {batch}"
     if steps > wanted:
         reason = f"RECIPE.MIN_STEPS, since {reason} are only {wanted} steps"

@@ -1,6 +1,6 @@
 """What has to be known of meta architectures, heads and evaluators: one place for all of it.
 
-A head of one's own is registered with Detectron2 as ever. Here it is registered as well if it has
+Your own head is registered with Detectron2. It is registered here as well if it has
 keys or numbers of classes of its own, or cannot be exported::
 
     register("my_head", Head(names=("MyROIHeads",), module="my_project.heads"))
@@ -45,7 +45,7 @@ class Architecture:
 
     Attributes:
         predictions: some of "instances", "semantic" and "panoptic".
-        num_classes: the key with the number of classes of instances; "" where nobody knows.
+        num_classes: the key with the number of classes of instances; "" if unknown.
         base_lr: of Detectron2's baselines for a step of 16 images, which recipes start from; 0: no
             recipe fits it.
         anchor_maps: the key that names the maps with anchors; "" where there are none.

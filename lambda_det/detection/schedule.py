@@ -38,7 +38,7 @@ class DetectionSettings(Settings):
     """The settings of a detector, whose schedule counts steps.
 
     Attributes:
-        base_lr: the learning rate after warm-up; None where nobody knows.
+        base_lr: the learning rate after warm-up; None if unknown.
         warmup_iters: steps of the warm-up.
         lr_steps: after which the learning rate decays.
         reference_world_size: the processes that the configuration was written for; 0 means that

@@ -94,7 +94,7 @@ class DetectionTask(Task):
     ) -> None:
         """
         Args:
-            config: is changed by :meth:`prepare` and :meth:`register_data` alone.
+            config: is changed only by :meth:`prepare` and :meth:`register_data`.
             in_file: its settings without those of the command line, for the log.
 
         Raises:

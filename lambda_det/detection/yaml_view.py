@@ -138,7 +138,7 @@ def _set(cfg: CfgNode, key: str, value: Any) -> None:
 
 
 def class_name(target: Any) -> str:
-    """The name of what a node makes; "" where nobody knows."""
+    """The name of what a node makes; "" if unknown."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return name.rpartition(".")[2]
 

@@ -190,7 +190,7 @@ def _join_torchrun(
             get_error_handler().record_exception(error)
         if rank > 0 and not isinstance(error, LostProcessError):
             # Mostly all processes raise the same error. torchrun ends the others soon after rank 0
-            # has printed it, so that only an error of this process alone gets past this line.
+            # has printed it, so only an error that no other process has gets past this line.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(10)
         raise

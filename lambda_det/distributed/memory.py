@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _KEEP = (
     (_M_MMAP_MAX, 0),  # maps come from the heap
     (_M_TRIM_THRESHOLD, -1),  # whose end is never given back
-    (_M_TOP_PAD, 64 * 2**20),  # and which grows in steps of so many bytes
+    (_M_TOP_PAD, 64 * 2**20),  # and which grows in steps of this size
 )
 
 

@@ -20,7 +20,7 @@ def end_with_parent(parent: int, *, by_main_thread: bool = True) -> None:
 
     What was trained since the last checkpoint is lost, as with any kill. To train on would be
     worse: the run that is started in its place writes into the same folder. A loader process would
-    keep its memory for ever: it cannot end while its batches wait in a pipe that nobody reads.
+    keep its memory for ever: it cannot end while its batches wait in a pipe without a reader.
 
     Args:
         parent: the process that started this one.

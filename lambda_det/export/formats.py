@@ -74,10 +74,10 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
 
 
 def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
-    """The graph for any number of images of any size that the network takes.
+    """The graph for any number of images of any size that the network supports.
 
-    A detector's asks whether the last map has one position alone. With an FPN that is so where both
-    sides have 64 pixels or fewer.
+    The graph of a detector asks whether the last map has one position. With an FPN it has one if
+    both sides have 64 pixels or fewer.
     """
     batch, height, width = (torch.export.Dim(name, min=1) for name in SIZES)
     if network.detector:
@@ -97,7 +97,7 @@ def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
 
 
 def _any_size() -> AbstractContextManager:
-    """Let no graph be only for sizes other than 1 where the example's was another."""
+    """Make graphs work for sizes of 1, too, where the example had another size."""
     return _config.patch(backed_size_oblivious=True)
 
 
@@ -176,13 +176,13 @@ def _refuse_torch_export(network: Network) -> str | None:
     if network.detector and not isinstance(network.module.model, GeneralizedRCNN):
         return (
             "the number of candidates that this detector sorts depends on the image, which "
-            "torch.export can't hold; take TorchScript (.ts), or the backbone alone"
+            "torch.export can't hold; use TorchScript (.ts), or export only the backbone"
         )
     heads = network.module.model.roi_heads if network.detector else None
     if isinstance(heads, CascadeROIHeads) or getattr(heads, "keypoint_on", False):
         return (
             "Detectron2's cascade and keypoint heads take the number of boxes on an image out of "
-            "the graph; take TorchScript (.ts), or the backbone alone"
+            "the graph; use TorchScript (.ts), or export only the backbone"
         )
     return None
 
@@ -191,7 +191,7 @@ def _refuse_onnx(network: Network) -> str | None:
     if network.detector:
         return (
             "Detectron2's selection of boxes has no ONNX form that was compared with it; export "
-            "the backbone alone, or the detector as TorchScript (.ts) or torch.export (.pt2)"
+            "only the backbone, or the detector as TorchScript (.ts) or torch.export (.pt2)"
         )
     missing = [
         name

@@ -45,7 +45,7 @@ def _form(module: nn.Module) -> type[nn.Module] | None:
         side_by_side = module.kernel_size == module.stride and module.padding == 0
         partial_windows = module.ceil_mode and not module.count_include_pad
         return PortableAvgPool2d if side_by_side and partial_windows else None
-    # Subclasses of others are left alone
+    # Subclasses of others stay as they are
     forms = {
         LambdaLayer: PortableLambdaLayer,
         ContentLambda: PortableContentLambda,

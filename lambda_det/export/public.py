@@ -37,7 +37,7 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
 
     Raises:
         ConfigError: there are no such published weights.
-        WeightsError: the file cannot be read, or nobody says which network it holds.
+        WeightsError: the file cannot be read, or does not say which network it holds.
     """
     if is_public(path):
         content, public = read_public(path)

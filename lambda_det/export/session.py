@@ -36,7 +36,7 @@ class Comparison:
         seconds: of the file, and of the original.
         fault: why the outputs cannot even be compared.
         undecided: whether the original itself gives other detections on an input that differs by
-            rounding errors alone, so that nothing follows from these.
+            only rounding errors, so that nothing follows from them.
     """
 
     shape: tuple[int, ...]
@@ -126,8 +126,8 @@ def export_network(
             form.write(network, example(network, images), draft)
         except RuntimeError as error:  # and all that the exporters derive from it
             raise ConfigError(
-                f"{form.name} cannot hold this network ({_first_line(error)}); take another format "
-                "or the backbone alone."
+                f"{form.name} cannot hold this network ({_first_line(error)}); use another format "
+                "or export only the backbone."
             ) from error
         seconds = time.perf_counter() - start
         inputs = list(comparison_inputs(network, sizes, images))
@@ -199,7 +199,7 @@ def comparison_inputs(
 
 
 def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: int) -> Tensor:
-    """A picture [3, H, W] of that size, as the network takes it."""
+    """A picture [3, H, W] of that size, as the network expects it."""
     if source is None:
         generator = torch.Generator().manual_seed(seed)
         source = torch.rand(3, 12, 12, generator=generator) * 255  # blobs, as photographs have them
@@ -238,7 +238,7 @@ def is_undecided(network: Network, x: Tensor, expected: dict[str, Tensor]) -> bo
     """Whether the detections on an image say nothing about the file.
 
     A detector that has learned little, or sees a blank image, ranks boxes by rounding errors. Then
-    they change with an input changed by no more than that; and the features must be the original's.
+    a change of the input by a rounding error changes the detections. The features must be equal.
     """
     features = (function(x) for function in network.features)
     errors, fault = differences(*features)

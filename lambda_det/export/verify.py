@@ -113,7 +113,7 @@ def verify_backbone(
     Args:
         path: a file of :func:`lambda_det.weights.backbone_file.save_backbone`.
         target: configuration of a detector. The file is loaded into it as a training would, which
-            compares the pixel settings. None: into the backbone alone, with those of the file.
+            compares the pixel settings. None: into only the backbone, with those of the file.
         checkpoint: that the file was made from. Without it, features are not compared.
 
     Raises:

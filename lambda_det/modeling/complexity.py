@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of the networks, counted on shapes alone."""
+"""Parameters and multiply-adds of the networks, counted from shapes."""
 
 from __future__ import annotations
 

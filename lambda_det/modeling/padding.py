@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PaddingMask:
-    """Gives each image of a padded batch the features that it has alone.
+    """Gives each image of a padded batch the features that it has by itself.
 
     Args:
         network: gets hooks. It has to call :meth:`find` before anything else.
@@ -72,7 +72,7 @@ class PaddingMask:
         return run
 
     def _average_image(self, pool: nn.Module, stride: int) -> None:
-        """Let an average pooling count the positions of the image alone."""
+        """Let an average pooling count only the positions of the image."""
         pool.register_forward_pre_hook(partial(self._blank_input, stride))
         pool.register_forward_hook(partial(self._divide_by_share, stride))
 
@@ -103,7 +103,7 @@ def image_area(images: Tensor) -> Tensor:
     padding.
     """
     nonzero = (images != 0).any(1, keepdim=True)
-    nonzero |= ~nonzero.any((2, 3), keepdim=True)  # an image of zeros alone is all image
+    nonzero |= ~nonzero.any((2, 3), keepdim=True)  # an image of only zeros has no padding
     # By sums, since ONNX has no cummax
     rows = nonzero.any(3, keepdim=True).int().flip(2).cumsum(2).flip(2) > 0  # to the last row
     columns = nonzero.any(2, keepdim=True).int().flip(3).cumsum(3).flip(3) > 0

@@ -58,7 +58,7 @@ class StagedBackbone(Backbone):
         parts: "stem" and the stages, in their order.
         shapes: channels and stride of the map that each part gives; also of parts left out.
         out_features: names of parts, or "linear"; None for the last.
-        num_classes: also make the classifier ``linear`` of so many classes.
+        num_classes: also make the classifier ``linear``, with this number of classes.
         dropout: probability of dropping a feature before ``linear``.
         freeze_at: 1 freezes the stem, 2 the stem and the first stage, and so on.
 
@@ -126,7 +126,7 @@ class StagedBackbone(Backbone):
 
 @contextmanager
 def kept_statistics(module: nn.Module) -> Iterator[None]:
-    """Leave running statistics alone, so that a block computed twice counts its batch once."""
+    """Keep running statistics as they are, so that a block computed twice counts its batch once."""
     norms = [part for part in module.modules() if getattr(part, "running_mean", None) is not None]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     try:

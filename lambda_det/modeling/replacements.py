@@ -54,7 +54,7 @@ def layer_arguments(
     Args:
         norm: the network's.
         qv_norm: whether queries and values have it (Table 11).
-        position: False for content lambdas alone (Table 9).
+        position: False for only content lambdas (Table 9).
         options: of the layer.
     """
     if not position:

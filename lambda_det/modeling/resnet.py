@@ -267,13 +267,13 @@ class LambdaResNet(StagedBackbone):
         in_channels: channels of the images.
         norm: a name that Detectron2's ``get_norm`` knows, or a function from channels to a module.
         out_features: names out of "stem", "res2" to "res5", "linear"; None for the last.
-        num_classes: also make the classifier ``linear`` of so many classes.
+        num_classes: also make the classifier ``linear``, with this number of classes.
         freeze_at: as in Detectron2: 1 freezes the stem, 2 the stem and res2, and so on.
         stochastic_depth: probability of dropping the residual branch in res5; 2/5, 3/5 and 4/5 of
             it in res2, res3 and res4, as the ResNet-RS code does it.
         checkpoint_activations: keep only each block's input for the backward pass.
-        mask_padding: give each image of a padded batch the features that it has alone. Padding is
-            what Detectron2 makes of it: rows at the bottom and columns at the right that are
+        mask_padding: give each image of a padded batch the features that it has by itself. Padding
+            is what Detectron2 makes of it: rows at the bottom and columns at the right that are
             exactly 0 in all channels after normalisation.
         dilation: by stage, how far apart the positions are that its 3x3 convolutions and the
             position lambdas look at. A stage of a larger dilation than the one before has stride 1

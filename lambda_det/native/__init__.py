@@ -76,7 +76,7 @@ def _build(compiler: list[str]) -> Path:
 def _library() -> ctypes.CDLL | str:
     """The kernels, or the reason why there are none."""
     if sys.platform == "win32":
-        return "kernels are compiled on Linux and macOS alone"
+        return "kernels are compiled on Linux and macOS only"
     named = os.environ.get("CXX") or "g++"
     try:
         compiler = shlex.split(named)  # perhaps "ccache g++"

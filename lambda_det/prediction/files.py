@@ -233,7 +233,7 @@ def predict(
         logger.warning("Drawn videos have no sound, because ffmpeg is not installed.")
     if videos and annotations is not None:
         logger.warning(
-            "The annotations are of images alone: %s is only drawn.",
+            "Annotations are written only for images: %s is only drawn.",
             listed(str(v.source) for v in videos),
         )
     with tqdm(pictures, unit="file", disable=len(pictures) == 1) as progress:

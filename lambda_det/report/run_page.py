@@ -94,7 +94,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, list[dict[str, float]]
         axes: to draw in.
         title: one of ``PANELS``.
         runs: records of :func:`read_metrics` by the beginning of their labels. Of several runs the
-            sum of the losses is drawn alone.
+            only the sum of the losses is drawn.
     """
     percent = "percent" in title
     style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}
@@ -207,7 +207,7 @@ def write_report(
     """
     path = Path(output) if output else Path(run, "report.html")
     if path.suffix != ".html":
-        raise ConfigError(f"{path} is to be an HTML page; give it a name that ends in .html.")
+        raise ConfigError(f"The page {path} needs a name that ends in .html.")
     text = build_report(run, dataset=dataset, score=score, pictures=pictures)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ class SafeCheckpointer(DetectionCheckpointer):
 
         Args:
             path: of the file; "" loads nothing.
-            checkpointables: names of the states to load; None for all, [] for the model alone.
+            checkpointables: names of the states to load; None for all, [] for only the model.
             content: of the file, where it was read already.
 
         Returns:

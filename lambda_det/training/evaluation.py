@@ -28,7 +28,7 @@ _LOSSES = ("loss", "total_loss")  # how the names of losses begin
 
 
 class Evaluation(HookBase):
-    """Evaluates every so many steps and at the end, and names the best checkpoint.
+    """Evaluates every ``period`` steps and at the end, and names the best checkpoint.
 
     Before an evaluation a checkpoint is saved that is marked as not evaluated yet. A run that was
     killed during the evaluation begins with it when it is resumed. After the evaluation the

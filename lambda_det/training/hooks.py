@@ -49,7 +49,7 @@ class Averaging(HookBase):
 
 
 class Checkpoints(HookBase):
-    """Saves every so many steps, but where the evaluation has saved; register it after that."""
+    """Saves every ``period`` steps, unless the evaluation saved; register it after that."""
 
     def __init__(self, period: int) -> None:
         self._period = period
@@ -155,7 +155,7 @@ class RunWriter(HookBase):
     def after_step(self) -> None:
         if self._hook:
             self._hook.after_step()
-        # Of the writers TensorBoard's alone lets go of the pictures, and it may not be named
+        # Only TensorBoard's writer releases the pictures, and it may not be named
         if (self.trainer.iter + 1) % self._period == 0:
             get_event_storage().clear_images()
 

@@ -64,7 +64,7 @@ class Precision:
         return nullcontext() if self.dtype is None else torch.autocast(self.device, self.dtype)
 
     def grad_scaler(self) -> LossScaler:
-        """Scales the loss in float16 alone; otherwise it does nothing."""
+        """Scales the loss in float16; otherwise it does nothing."""
         return LossScaler(self.device, enabled=self.dtype == torch.float16)
 
 

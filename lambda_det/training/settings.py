@@ -59,7 +59,7 @@ class Settings:
         seed: of all random numbers; below 0 the run draws one.
         weights: to start from, or to evaluate; "" for none.
         max_iter: optimiser steps of the whole training.
-        images_per_step: over all processes and accumulated batches; None where nobody knows.
+        images_per_step: over all processes and accumulated batches; None if unknown.
         accumulate: batches per optimiser step.
         amp_dtype: "bfloat16", "float16" or "auto", in which the forward pass computes; None for
             float32.
@@ -70,7 +70,7 @@ class Settings:
             a GPU; "" leaves PyTorch's. Below "highest" they may use TF32.
         num_workers: loader processes of each training process.
         checkpoint_period: steps between two checkpoints.
-        checkpoints_kept: so many numbered ones, the newest; all of a long run would fill the disk.
+        checkpoints_kept: number of the newest ones kept; all of a long run would fill the disk.
         log_period: steps between two lines of the log.
         eval_period: steps between two evaluations, which need not be whole; 0 for one at the end.
         best_metric: the result whose best checkpoint is kept; "" for the task's first.

@@ -44,7 +44,7 @@ def file_names(batch: list[dict[str, Any]]) -> list[str]:
 class BatchesAhead:
     """The batches of a loader, each copied to a GPU while that computes the batch before.
 
-    timm's PrefetchLoader does so for pairs of images and labels alone, which it also normalises.
+    timm's PrefetchLoader does so only for pairs of images and labels, which it also normalises.
 
     Args:
         batches: their tensors in lists and dicts are copied, from pinned memory. What else they
@@ -101,7 +101,7 @@ class TrainStep:
     """Computes gradients over several batches, and takes the step if all processes agree to it.
 
     Detectron2's AMPTrainer insists on CUDA and float16, neither of its trainers accumulates, and
-    both look for NaN on the first process alone.
+    both look for NaN only on the first process.
 
     What the model draws (dropout, stochastic depth, proposals) depends on the seed, the iteration
     and the place of its batch in the step: a resumed run draws what it would have drawn, and one
@@ -168,13 +168,13 @@ class TrainStep:
         """Draw, compute, check on every process, and only then change the weights.
 
         Args:
-            batches: endless; ``accumulate`` of them are taken.
+            batches: endless; ``accumulate`` of them are used.
             iteration: counted from 0.
 
         Raises:
             ConfigError: the memory of the GPU is too small.
             NonFiniteLossError: on all processes, if a loss or gradient of any is NaN or infinite,
-                or loss scaling finds no scale for them; on one alone, if Detectron2 stops at its
+                or loss scaling finds no scale for them; on only one, if Detectron2 stops at its
                 proposals in the forward pass, or :meth:`debug_numerics` finds the module.
         """
         assert self.model.training, "the model was left in evaluation mode"

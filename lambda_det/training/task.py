@@ -32,7 +32,7 @@ class Loader(Protocol):
     """
 
     def begin(self, seed: int, batches: int) -> None:
-        """Let the next iterator start after so many batches of all processes.
+        """Let the next iterator start after a number of batches of all processes.
 
         Args:
             seed: of the order and of augmentation, from 0.
@@ -116,7 +116,7 @@ class Task(ABC):
 
     @property
     def pixels(self) -> PixelSettings | None:
-        """What the model makes of images; None where nobody knows."""
+        """What the model makes of images; None if unknown."""
         return None
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Task(ABC):
         """
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:  # noqa: B027
-        """Refuse a checkpoint that fits the network by its shapes alone; nothing by default."""
+        """Refuse a checkpoint of which only the shapes fit the network; nothing by default."""
 
     def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
         """How a resumed run keeps a fixed key, as the beginning of a sentence.
@@ -176,7 +176,7 @@ class Task(ABC):
         return ""
 
     def finish(self, results: Results) -> None:  # noqa: B027
-        """Called on the first process when training, or an evaluation alone, is over."""
+        """Called on the first process at the end of training, or of an evaluation without one."""
 
     # --------------------------------------------------------------------- what the run says of it
     @abstractmethod

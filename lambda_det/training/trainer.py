@@ -312,8 +312,8 @@ class Trainer(TrainerBase):
     def evaluate(self) -> Results:
         """The results of the weights as they are, and of their average.
 
-        Batch norm's statistics are estimated before, on images that depend on the run's seed and
-        the iteration alone.
+        Batch norm's statistics are estimated before, on images that depend only on the run's seed
+        and the iteration.
         """
         # The bare model: in evaluation the processes have unequal numbers of batches
         models = {RAW: self.model} | ({EMA: self.averaged} if self.averaged is not None else {})

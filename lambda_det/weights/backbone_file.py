@@ -134,7 +134,7 @@ def fold_normalisation(
         factor = std.mean().item()
         mean, var = f"{norm_name}.running_mean", f"{norm_name}.running_var"
         result[mean] = (state[mean].double() * factor).float()
-        # The output is divided by sqrt(var + eps), so the sum has to be scaled, not var alone
+        # The output is divided by sqrt(var + eps), so the sum has to be scaled, not only var
         result[var] = ((state[var].double() + norm.eps) * factor**2 - norm.eps).float()
     weight = state[f"{name}.weight"].double() * factor / std[:, None, None]
     if target.format != "RGB":

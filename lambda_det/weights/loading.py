@@ -323,7 +323,7 @@ def _check_start(
 
 
 def _which(about: Mapping[str, Any], fit: Fit) -> str:
-    """A clause on what differs: the scope of the lambda layers alone, or else the network."""
+    """A clause on what differs: only the scope of the lambda layers, or the network."""
     embeddings = [shapes for n, shapes in fit.reshaped.items() if n.endswith("position.embedding")]
     if embeddings and len(embeddings) == len(fit.reshaped) and not fit.missing:
         there, here = ("x".join(map(str, shape[-2:])) for shape in embeddings[0])

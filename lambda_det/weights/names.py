@@ -273,7 +273,7 @@ def note_other_classes(
     if theirs is None:
         return
     if ours is None:
-        logger.info(f"{path} is for {len(theirs)} classes: its backbone alone is taken")
+        logger.info(f"{path} is for {len(theirs)} classes: only its backbone is loaded")
     elif ours.shape != theirs.shape:
         logger.warning(
             f"{path} is for {len(theirs)} classes and the model for {len(ours)}: the last layer "

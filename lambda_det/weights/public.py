@@ -125,7 +125,7 @@ def fetch(url: str) -> PublicFile:
             "hf://OWNER/REPOSITORY/FILE".
 
     Raises:
-        ConfigError: there are no such weights, or their network is none of ours.
+        ConfigError: there are no such weights, or their network is not in ``list_models()``.
     """
     scheme = next(scheme for scheme in SCHEMES if url.startswith(scheme))
     return SCHEMES[scheme](url, url.removeprefix(scheme).strip("/"))

@@ -23,10 +23,10 @@ from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
 class EpochBatches(Sampler):
     """The batches of one process in an endless stream of shuffled epochs.
 
-    Position p of the stream is image p % size of epoch p // size, in an order that depends on the
-    seed and the epoch alone. The processes take turns, one batch each: R processes with batches of
+    Position p of the stream is image p % size of epoch p // size, in an order that depends only on
+    the seed and the epoch. The processes take turns, one batch each: R processes with batches of
     B/R images see the batches of one process that accumulates R of them. Each epoch has each image
-    exactly once. A run resumes by its position alone.
+    exactly once. Its position is all that a run needs to resume.
 
     Args:
         size: images of the data set, at least 1.
@@ -70,7 +70,7 @@ Item = tuple[np.ndarray, int, int]
 
 
 class TrainImages(Dataset):
-    """Augmented images by (epoch, index), each a function of seed, epoch and index alone.
+    """Augmented images by (epoch, index), each a function only of seed, epoch and index.
 
     Args:
         source: the training images.

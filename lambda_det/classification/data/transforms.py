@@ -1,7 +1,7 @@
 """From an image of any size to the square that the network sees: uint8 [H, W, 3] to [S, S, 3].
 
 torchvision's random crops and flips are not used: they draw from torch's global generator, so a
-sample would depend on all samples before it. Ours draw from a generator of the sample alone.
+sample would depend on all samples before it. Ours draw from a generator of the sample.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class TrainTransform:
 
         Args:
             image: uint8 RGB [H, W, 3]; it is not changed.
-            rng: of this sample alone, the only source of randomness.
+            rng: of this sample, the only source of randomness.
 
         Returns:
             uint8 [SIZE, SIZE, 3], C-contiguous.

@@ -70,7 +70,7 @@ def check_coco(
 
 @functools.lru_cache(maxsize=4)
 def _kept_report(json_file: str, mtime_ns: int, size: int) -> Report:
-    """The report on the annotations alone. Time and size tell versions of the file apart."""
+    """The report on the annotations. Time and size tell versions of the file apart."""
     return inspect_annotations(json_file)
 
 
@@ -313,7 +313,7 @@ RULES = (
 
 
 def inspect_annotations(json_file: str) -> Report:
-    """Check the annotations alone, without the images.
+    """Check the annotations without the images.
 
     Raises:
         DataError: the file cannot be read, is not JSON, or is not in COCO format.

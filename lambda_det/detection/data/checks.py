@@ -64,7 +64,7 @@ def check_pixels(pixels: PixelSettings) -> None:
     """Refuse a format of images that cannot be read, and warn of means for the other order.
 
     Raises:
-        ConfigError: nobody knows the format.
+        ConfigError: the format is unknown.
     """
     key = pixels.keys[0]
     try:
@@ -100,7 +100,7 @@ def check_detector_data(
 
     Args:
         detector: what its configuration says.
-        train: names of data sets to train on; None for an evaluation alone.
+        train: names of data sets to train on; None for an evaluation without training.
         test: names of data sets to evaluate on; None if there is no evaluation.
 
     Raises:
@@ -222,7 +222,7 @@ class Instances:
         unmasked: annotations without a mask.
         usable: whether one that is no crowd has a box to train on.
         has_key: whether any image has the key "annotations".
-        ids: each category_id of those that are no crowds, with an image of it; of records alone.
+        ids: each category_id of those that are no crowds, with an image of it; only of records.
     """
 
     source: str
@@ -501,7 +501,7 @@ def _metadata(key: str, names: Iterable[str]) -> dict[str, Any]:
 def _loads_instances(name: str) -> bool:
     """Whether a data set loads the instances of its file: COCO's panoptic form does not.
 
-    Detectron2 gives that form a file of instances for its evaluation alone. The form with
+    Detectron2 gives that form a file of instances only for its evaluation. The form with
     "separated" in its name has semantic masks beside the instances.
     """
     metadata = MetadataCatalog.get(name)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def is_held_out(file_name: str, share: float) -> bool:
     """Whether the image is one of the ``share`` that is held out.
 
-    The name alone decides, so images that are added later move none of the others.
+    Only the name decides, so images that are added later do not move others.
     """
     digest = hashlib.sha256(file_name.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -78,7 +78,7 @@ class TrainImages(Dataset):
     def __getitem__(self, key: Key) -> Record:
         """The mapped image of a key's index, or the next one that can be read.
 
-        It depends on the key alone. The global random numbers stay as they were.
+        It depends only on the key. The global random numbers stay as they were.
 
         Raises:
             DataError: more images than allowed could not be read.
@@ -127,7 +127,7 @@ def _mapped(record: Record, mapper: Mapper) -> Record:
 class TrainLoader:
     """The endless batches of a training, from any place of its stream on.
 
-    A batch depends on the seed and on its number alone, not on the number of loader workers or on
+    A batch depends only on the seed and on its number, not on the number of loader workers or on
     what was drawn before. The batch of all processes does not depend on their number.
 
     Each iterator starts at the place that ``begin`` named last when its first batch is requested.

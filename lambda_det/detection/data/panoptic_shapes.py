@@ -81,7 +81,7 @@ def register_panoptic_shapes(root: str | os.PathLike) -> None:
     """Register keypoint, panoptic and stuff data of both splits. It is safe to call it again.
 
     The names are ``shapes_keypoints_train``, ``shapes_panoptic_train`` ("separated": instances and
-    semantic masks, for Panoptic FPN), ``shapes_stuff_train`` (semantic masks alone), and the same
+    semantic masks, for Panoptic FPN), ``shapes_stuff_train`` (only semantic masks), and the same
     with ``_val``.
 
     Args:

@@ -18,10 +18,10 @@ class Detector:
 
     Attributes:
         architecture: the name of the model's class.
-        num_classes: of its instances; None where nobody knows.
+        num_classes: of its instances; None if unknown.
         masks: whether it learns masks.
         keypoints: how many it predicts of an object; None if it predicts none.
-        semantic_classes, ignored_label: of semantic masks; None where nobody knows.
+        semantic_classes, ignored_label: of semantic masks; None if unknown.
         filters_empty: whether images without an object are left out of training.
         sigmas: how many numbers TEST.KEYPOINT_OKS_SIGMAS holds; 0 for those of COCO.
         keys: the user's keys for these, and for the data sets to "train" and to "test" on.

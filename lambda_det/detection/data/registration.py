@@ -126,9 +126,9 @@ def register_json_datasets(cfg: CfgNode) -> None:
 
     ``DATASETS.TRAIN`` and ``.TEST`` become the new names. The numbers of classes become the number
     of categories in the training file, or in the test file if no training file is given. A training
-    file alone empties ``DATASETS.TEST``, which named other data, unless ``DATASETS.VAL_SHARE``
-    holds out a part of it. Without a file nothing changes. It is safe to call it again, in the same
-    or another process.
+    file without a test file empties ``DATASETS.TEST``, which named other data, unless
+    ``DATASETS.VAL_SHARE`` holds out a part of it. Without a file nothing changes. It is safe to
+    call it again, in the same or another process.
 
     Raises:
         ConfigError: one of a pair is given without the other.
@@ -166,7 +166,7 @@ def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
         return files
     key = f"--val-share {cfg.DATASETS.VAL_SHARE:g} (DATASETS.VAL_SHARE)"
     if any(files["test"]):
-        raise ConfigError(f"{key} is for data without a --test-json; set one of both to nothing.")
+        raise ConfigError(f"{key} is for data without a --test-json; give only one of both.")
     json_file, images = map(os.path.expanduser, files["train"])
     if not (json_file and images):
         raise ConfigError(f"{key} needs --train-json and --train-images, to hold out some of them.")
@@ -238,7 +238,7 @@ def _keypoint_names(json_file: str) -> dict[str, list]:
 
 
 def _pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Names that differ in their side alone, such as left_eye and right_eye, L-Eye and R-Eye."""
+    """Names that differ only in their side, such as left_eye and right_eye, L-Eye and R-Eye."""
     known = {name.casefold(): name for name in names}
     pairs = {}  # the left one by the right one
     for name in names:

@@ -4,7 +4,7 @@ Circles, rectangles and triangles of any size and rotation overlap on textured b
 class has two families of colour, so a small detector learns them within minutes, and its AP shows
 whether a pipeline works.
 
-numpy may change its distributions, so everything here draws from ``random()`` alone, in an order
+numpy may change its distributions, so everything here draws only from ``random()``, in an order
 that is part of the data format.
 """
 

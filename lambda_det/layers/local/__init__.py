@@ -44,7 +44,7 @@ _UNSUPPORTED: dict[str, Callable[[Tensor, Tensor, Tensor], str | None]] = {
     "fused": fused.unsupported,
 }
 
-# Up to so many positions the dense einsum is faster than query_first, forward and backward
+# Up to this number of positions the dense einsum is faster than query_first, forward and backward
 # together, if the scope reaches across the map; measured on the CPU (docs/performance.md).
 DENSE_POSITIONS = 200
 

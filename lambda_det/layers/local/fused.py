@@ -80,7 +80,7 @@ def _kernels() -> ModuleType | str:
 
 
 class _Plan(NamedTuple):
-    """Sizes that the kernels are compiled for. They alone decide the order of the sums."""
+    """Sizes that the kernels are compiled for. Only they decide the order of the sums."""
 
     span: int  # R, offsets dx that are taken at a time
     blocks: int  # of R offsets in a row of the scope
@@ -108,7 +108,7 @@ class _Plan(NamedTuple):
     def of_sizes(
         cls, batch: int, height: int, width: int, heads: int, v: int, scope_x: int, wide: bool
     ) -> _Plan:
-        """As :meth:`of`, by the sizes alone; ``wide`` is for float32."""
+        """As :meth:`of`, by the sizes; ``wide`` is for float32."""
         span = 16 if scope_x <= 16 else 32
         depth = min(max(_power_of_2(v), 16), 64 if wide else 128)
 

@@ -315,7 +315,7 @@ def query_first_gradients(
             grad_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
             targets = grad_windows[chunk]
             grad_window = grad_window.view(targets.shape)
-            # Windows that overlap cannot be added to at once; those of every so many tiles don't
+            # Windows that overlap cannot be added to at once; those of distant tiles do not overlap
             rows, columns = targets.shape[1:3]
             for row, column in itertools.product(
                 range(min(apart_y, rows)), range(min(apart_x, columns))
