@@ -23,6 +23,7 @@ from .conftest import annotation
 
 def test_a_sound_data_set(content, write):
     content["annotations"][1]["iscrowd"] = 1
+    content["categories"][1]["keypoints"] = ["left eye", "right eye"]
     report = check_coco(*write(content))
     assert (report.images, report.annotations, report.crowds, report.usable) == (4, 8, 1, 7)
     assert report.categories == {1: "apple", 5: "pear"}
@@ -37,74 +38,65 @@ def test_sizes_are_told_by_area(content, write):
     assert check_coco(*write(content)).sizes == {"small": 5, "medium": 2, "large": 1}
 
 
+def _put(where: str, place: int = -1, **values):
+    """A change of an entry of a list of the file."""
+    return lambda content: content[where][place].update(values)
+
+
+def _fifth(**values):
+    return _put("annotations", 4, **values)
+
+
 # Each kind of finding: a change to the data set, and what the first offender's text holds.
 FINDINGS = {
-    "image id used twice": (lambda c: c["images"][1].update(id=10), "id 10"),
-    "annotation id used twice": (lambda c: c["annotations"][3].update(id=2), "id 2"),
-    "category id used twice": (lambda c: c["categories"][1].update(id=1), "id 1"),
-    "image whose width or height is not above 0": (
-        lambda c: c["images"][2].update(width=0),
-        "30.png, 0x48",
-    ),
+    "image id used twice": (_put("images", 1, id=10), "id 10"),
+    "annotation id used twice": (_put("annotations", 3, id=2), "id 2"),
+    "category id used twice": (_put("categories", 1, id=1), "id 1"),
+    "image whose width or height is not above 0": (_put("images", 2, width=0), "30.png, 0x48"),
     "image of more pixels than can be read": (
-        lambda c: c["images"][2].update(width=2**62, height=2**62),
+        _put("images", 2, width=2**62, height=2**62),
         f"30.png, {2**62}x{2**62}",
     ),
-    "annotation of an image that is not listed": (
-        lambda c: c["annotations"][4].update(image_id=99),
-        "annotation 5 of image 99",
-    ),
+    "annotation of an image that is not listed": (_fifth(image_id=99), "annotation 5 of image 99"),
     "annotation of a category that is not listed": (
-        lambda c: c["annotations"][4].update(category_id=2),
+        _fifth(category_id=2),
         "annotation 5 of image 30, category_id 2",
     ),
     "bbox that is not a list of four numbers": (
-        lambda c: c["annotations"][4].update(bbox=[1, 2, 3]),
+        _fifth(bbox=[1, 2, 3]),
         "annotation 5 of image 30, bbox [1, 2, 3]",
     ),
     "segmentation that is neither a list of polygons nor a run-length mask": (
-        lambda c: c["annotations"][4].update(segmentation=[1, 2, 3, 4, 5, 6]),
+        _fifth(segmentation=[1, 2, 3, 4, 5, 6]),
         "annotation 5",
     ),
     "run-length mask that does not fit its image": (
-        lambda c: c["annotations"][4].update(segmentation={"size": [64, 48], "counts": [3072]}),
+        _fifth(segmentation={"size": [64, 48], "counts": [3072]}),
         "annotation 5",
     ),
     "keypoints that are not a list of finite numbers": (
-        lambda c: c["annotations"][4].update(keypoints=[1, 2, "3"]),
+        _fifth(keypoints=[1, 2, "3"]),
         "annotation 5 of image 30",
     ),
     "iscrowd that is neither 0 nor 1": (
-        lambda c: c["annotations"][4].update(iscrowd="no"),
+        _fifth(iscrowd="no"),
         "annotation 5 of image 30, iscrowd 'no'",
     ),
-    "ignore flag, which Detectron2 does not know": (
-        lambda c: c["annotations"][4].update(ignore=1),
-        "annotation 5",
-    ),
-    "box with NaN or infinite numbers": (
-        lambda c: c["annotations"][4].update(bbox=[1, 2, math.nan, 3]),
-        "annotation 5",
-    ),
+    "ignore flag, which Detectron2 does not know": (_fifth(ignore=1), "annotation 5"),
+    "box with NaN or infinite numbers": (_fifth(bbox=[1, 2, math.nan, 3]), "annotation 5"),
     "box of zero or negative size": (
-        lambda c: c["annotations"][4].update(bbox=[1, 2, 3, 0]),
+        _fifth(bbox=[1, 2, 3, 0]),
         "annotation 5 of image 30 (64x48), bbox [1.0, 2.0, 3.0, 0.0]",
     ),
-    "box outside its image": (
-        lambda c: c["annotations"][4].update(bbox=[1, 2, 64.5, 3]),
-        "annotation 5",
-    ),
+    "box outside its image": (_fifth(bbox=[1, 2, 64.5, 3]), "annotation 5"),
     "polygon of fewer than three points, an odd count or no numbers": (
-        lambda c: c["annotations"][4].update(segmentation=[[1, 2, 3, 4]]),
+        _fifth(segmentation=[[1, 2, 3, 4]]),
         "annotation 5",
     ),
-    "annotation without segmentation": (
-        lambda c: c["annotations"][4].update(segmentation=[]),
-        "annotation 5",
-    ),
+    "annotation without segmentation": (_fifth(segmentation=[]), "annotation 5"),
     "annotation without area": (lambda c: c["annotations"][4].pop("area"), "annotation 5"),
     "area that is negative or not a finite number": (
-        lambda c: c["annotations"][4].update(area=[]),
+        _fifth(area=[]),
         "annotation 5 of image 30, area []",
     ),
     "annotation without iscrowd": (lambda c: c["annotations"][4].pop("iscrowd"), "annotation 5"),
@@ -198,56 +190,46 @@ def test_run_length_masks_of_the_right_size_are_fine(content, write):
     assert check_coco(*write(content)).problems == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{", "not JSON"),
-        ("\ufeff\x00", "not JSON"),
-        ("[]", "not in COCO format: it holds a list"),
-        ('{"images": [], "annotations": []}', "'categories' is missing"),
-        ('{"images": {}, "annotations": [], "categories": []}', "'images' is a dict"),
-        ('{"images": [1], "annotations": [], "categories": []}', "entry 0 of 'images' is a int"),
-        (
-            '{"images": [{"id": 1}], "annotations": [], "categories": []}',
-            "entry 0 of 'images' has no 'file_name'",
-        ),
-        ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
-    ],
-)
-def test_what_is_not_coco_format(tmp_path, text, expected):
-    path = tmp_path / "bad.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=r"bad\.json") as raised:
-        check_coco(path, tmp_path)
-    assert expected in str(raised.value)
+# What is no annotation file: a text, or a change of a sound one, and what the message names
+NOT_COCO = [
+    ("{", "not JSON"),
+    ("\ufeff\x00", "not JSON"),
+    ("[]", "not in COCO format: it holds a list"),
+    ('{"images": [], "annotations": []}', "'categories' is missing"),
+    ('{"images": {}, "annotations": [], "categories": []}', "'images' is a dict"),
+    ('{"images": [1], "annotations": [], "categories": []}', "entry 0 of 'images' is a int"),
+    ('{"images": [{"id": 1}], "annotations": [], "categories": []}', "has no 'file_name'"),
+    ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
+    (_put("images", id="10"), "id.*'10'"),
+    (_put("images", width=64.0), r"width.*64\.0"),
+    (_put("images", file_name=7), "file_name.*7"),
+    (_put("annotations", image_id=None), "image_id.*None"),
+    (_put("annotations", id=2**70), f"id.*{2**70}"),
+    (_put("categories", id=True), "id.*True"),
+    *((_put("categories", name=name), "category 5") for name in (5, None, ["a"], "\ud800")),
+    *(
+        (_put("categories", keypoints=names), "keypoints of category")
+        for names in ("left eye", [1, 2], {"eye": 1}, 3)
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("where", "key", "value"),
-    [
-        ("images", "id", "10"),
-        ("images", "width", 64.0),
-        ("images", "file_name", 7),
-        ("annotations", "image_id", None),
-        ("annotations", "id", 2**70),
-        ("categories", "id", True),
-    ],
-)
-def test_wrong_types_are_named(content, write, where, key, value):
+@pytest.mark.parametrize(("fault", "expected"), NOT_COCO)
+def test_what_is_not_coco_format(content, write, fault, expected):
     json_file, images = write(content)
-    content[where][0][key] = value
-    Path(json_file).write_text(json.dumps(content))
-    with pytest.raises(DataError, match=key) as raised:
-        check_coco(json_file, images)
-    assert repr(value) in str(raised.value)
+    if callable(fault):
+        fault(content)
+        fault = json.dumps(content)
+    Path(json_file).write_text(fault)
+    with pytest.raises(DataError, match=rf"set\.json.*{expected}"):
+        check_coco(json_file, images, files="none")
 
 
 def test_missing_file_and_folder(content, write, tmp_path):
     json_file, images = write(content)
-    with pytest.raises(DataError, match=r"nothing\.json"):
-        check_coco(tmp_path / "nothing.json", images)
-    with pytest.raises(DataError, match="no-folder"):
-        check_coco(json_file, tmp_path / "no-folder")
+    for place in ((tmp_path / "absent", images), (json_file, tmp_path / "absent")):
+        with pytest.raises(DataError, match="absent"):
+            check_coco(*place)
 
 
 def test_images_are_opened(content, write):
@@ -360,18 +342,47 @@ def test_the_number_of_classes_of_data_that_are_not_coco_json(cfg):
         check_datasets(cfg, train=True, test=False)
 
 
-@pytest.mark.parametrize("is_missing", [False, True])
-def test_other_categories_in_the_test_data(registered, content, is_missing):
-    other = json.loads(json.dumps(content))
-    if is_missing:
-        pear = other["categories"].pop()
-        other["annotations"] = [
-            entry for entry in other["annotations"] if entry["category_id"] != pear["id"]
-        ]
-    else:
-        other["categories"][1]["name"] = "plum"
-    with pytest.raises(DataError, match=r"checks_train .* checks_test .*(pear|plum)"):
-        check_datasets(registered(content, other), train=True, test=True)
+def _all(**values):
+    return lambda content: [entry.update(values) for entry in content["annotations"]]
+
+
+def _without_pear(content):
+    content["categories"].pop()
+    content["annotations"] = [a for a in content["annotations"] if a["category_id"] == 1]
+
+
+# A change of the training or test data, keys of the configuration, and what is refused for it
+REFUSALS = {
+    "another name": (
+        *("both", _put("categories", name="plum"), []),
+        *(DataError, "checks_train .* checks_test .*plum"),
+    ),
+    "a class less": ("both", _without_pear, [], DataError, "checks_train .* checks_test .*pear"),
+    "crowds": ("train", _all(iscrowd=1), [], DataError, "checks_train"),
+    "crowds, whose AP is not defined": ("test", _all(iscrowd=1), [], DataError, "checks_test"),
+    "nothing": ("test", lambda c: c["annotations"].clear(), [], DataError, "checks_test"),
+    "an id twice": ("train", _put("annotations", id=1), [], DataError, "used twice.*id 1"),
+    "nowhere to train": ("train", dict, ["DATASETS.TRAIN", ()], ConfigError, r"DATASETS\.TRAIN"),
+    "nowhere to test": ("test", dict, ["DATASETS.TEST", ()], ConfigError, r"DATASETS\.TEST"),
+    **{
+        f"format {order!r}": (
+            *("train", dict, ["INPUT.FORMAT", order]),
+            *(ConfigError, rf"INPUT\.FORMAT is {order!r}"),
+        )
+        for order in ("rgb", "", "BRG")
+    },
+}
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_data_and_keys_that_are_refused(registered, content, fault):
+    splits, change, options, error, expected = REFUSALS[fault]
+    changed = json.loads(json.dumps(content))
+    change(changed)
+    cfg = registered(content if splits == "both" else changed, changed)
+    cfg.merge_from_list(options)
+    with pytest.raises(error, match=expected):
+        check_datasets(cfg, train=splits != "test", test=splits != "train")
 
 
 def test_another_data_set_under_a_known_name(registered):
@@ -379,21 +390,6 @@ def test_another_data_set_under_a_known_name(registered):
     MetadataCatalog.get("checks_train").thing_classes = ["cat", "dog"]
     with pytest.raises(DataError, match=r"checks_train.*cat, dog"):
         check_datasets(cfg, train=True, test=False)
-
-
-def test_nothing_to_train_on(registered, content):
-    for entry in content["annotations"]:
-        entry["iscrowd"] = 1
-    with pytest.raises(DataError, match="checks_train"):
-        check_datasets(registered(content), train=True, test=False)
-
-
-@pytest.mark.parametrize("crowds", [False, True])
-def test_nothing_to_evaluate(registered, content, crowds):
-    """The AP of crowds alone is not defined."""
-    content["annotations"] = [{**a, "iscrowd": 1} for a in content["annotations"] if crowds]
-    with pytest.raises(DataError, match="checks_test"):
-        check_datasets(registered(None, content), train=False, test=True)
 
 
 @pytest.mark.parametrize("key", ["area", "iscrowd", "segmentation"])
@@ -439,19 +435,6 @@ def test_a_few_bad_boxes_are_warned_of(registered, content, caplog):
     assert any("annotation 6 of image 30" in r.getMessage() for r in caplog.records)
 
 
-def test_refused_kinds_stop_the_run(registered, content):
-    content["annotations"][5]["id"] = 1
-    with pytest.raises(DataError, match=r"annotation id used twice.*id 1"):
-        check_datasets(registered(content), train=True, test=False)
-
-
-@pytest.mark.parametrize(("train", "test"), [(True, False), (False, True)])
-def test_no_data_set_named(cfg, train, test):
-    cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
-    with pytest.raises(ConfigError, match=f"DATASETS.{'TRAIN' if train else 'TEST'}"):
-        check_datasets(cfg, train=train, test=test)
-
-
 def test_training_without_evaluation(registered):
     cfg = registered()
     cfg.DATASETS.TEST = ()
@@ -467,30 +450,6 @@ def test_an_ignore_flag_that_is_not_0_is_found(content, write, flag):
     """Detectron2 asserts that it equals 0; these values do not."""
     content["annotations"][4]["ignore"] = flag
     assert "annotation 5" in check_coco(*write(content), files="none").refusal()
-
-
-@pytest.mark.parametrize("name", [5, None, ["a"], "\ud800"], ids=ascii)
-def test_names_of_categories_must_be_text(content, write, name):
-    content["categories"][1]["name"] = name
-    with pytest.raises(DataError, match=r"set\.json: .*category 5"):
-        check_coco(*write(content), files="none")
-
-
-@pytest.mark.parametrize("names", ["left eye", [1, 2], {"eye": 1}, 3], ids=ascii)
-def test_keypoints_of_categories_must_be_names(content, write, names):
-    content["categories"][1]["keypoints"] = names
-    with pytest.raises(DataError, match=r"set\.json: .*keypoints of category"):
-        check_coco(*write(content), files="none")
-    content["categories"][1]["keypoints"] = ["left eye", "right eye"]
-    assert not check_coco(*write(content), files="none").refusal()
-
-
-@pytest.mark.parametrize("order", ["rgb", "", "BRG", None, 3])
-def test_a_format_that_nobody_knows(registered, order):
-    cfg = registered()
-    cfg.INPUT.FORMAT = order
-    with pytest.raises(ConfigError, match=rf"INPUT\.FORMAT is {order!r}"):
-        check_datasets(cfg, train=True, test=False)
 
 
 @pytest.mark.parametrize("order", ["RGB", "BGR", "L", "YUV-BT.601", "HSV"])
