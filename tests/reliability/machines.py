@@ -278,7 +278,7 @@ def rehearse(name: str, words: list[str], root: Path) -> tuple[str, Path]:
         finally:
             run.end()
     assert max(metrics(run.folder)) == STEPS - 1
-    return ", ".join([REHEARSALS[name].__doc__, *run.told]), run.folder
+    return ", ".join([REHEARSALS[name].__doc__.rstrip("."), *run.told]), run.folder
 
 
 def distance(one: Path, other: Path) -> float:

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from detectron2.utils.events import EventStorage
 
 from lambda_det.errors import NonFiniteLossError
 from lambda_det.training.precision import LossScaler, Precision
@@ -31,18 +30,7 @@ class Overflows(ToyModel):
 
 
 def _trainer(data, **options):
-    model = Overflows()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return Steps(model, data, optimizer, precision=OnCPU("cpu", None), **options)
-
-
-def _run(trainer, steps):
-    with EventStorage(steps.start) as storage:
-        for trainer.iter in steps:
-            storage.iter = trainer.iter
-            trainer.run_step()
-            storage.step()
-    return storage
+    return Steps(Overflows(), data, precision=OnCPU("cpu", None), **options)
 
 
 def _data(count, large):
@@ -58,7 +46,7 @@ def _weights(trainer):
 
 def test_skipped_steps_are_counted_and_said(caplog):
     trainer = _trainer(_data(8, (2, 5)))
-    storage = _run(trainer, range(8))
+    storage = trainer.take(range(8))
     assert [v for v, _ in storage.history("skipped_steps").values()] == [0, 0, 1, 1, 1, 2, 2, 2]
     norms = storage.history("grad_norm").values()
     assert [i for _, i in norms] == [0, 1, 3, 4, 6, 7]  # of skipped steps it is infinite
@@ -71,17 +59,15 @@ def test_skipped_steps_are_counted_and_said(caplog):
 def test_a_skipped_step_leaves_the_weights():
     trainer = _trainer(_data(1, (0,)))
     before = _weights(trainer)
-    _run(trainer, range(1))
+    trainer.take(range(1))
     assert all(torch.equal(a, b) for a, b in zip(_weights(trainer), before, strict=True))
 
 
 def test_norms_are_those_without_scaling():
     data = items(6)
-    scaled = _run(_trainer(batches(data, 1)), range(6))
-    model = ToyModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    plain = Steps(model, batches(data, 1), optimizer, precision=Precision("cpu", None))
-    expected = _run(plain, range(6)).history("grad_norm").values()
+    scaled = _trainer(batches(data, 1)).take(range(6))
+    plain = Steps(ToyModel(), batches(data, 1)).take(range(6))
+    expected = plain.history("grad_norm").values()
     torch.testing.assert_close(
         [v for v, _ in scaled.history("grad_norm").values()],
         [v for v, _ in expected],
@@ -99,15 +85,15 @@ def test_a_resumed_run_keeps_scale_growth_and_counts():
     large = (1, 2, 7)
     whole = _trainer(_data(12, large))
     whole.grad_scaler.set_growth_interval(4)
-    _run(whole, range(12))
+    whole.take(range(12))
     first = _trainer(_data(12, large))
     first.grad_scaler.set_growth_interval(4)
-    _run(first, range(5))
+    first.take(range(5))
     second = _trainer(_data(12, large)[5:])
     second.model.load_state_dict(first.model.state_dict())
     second.load_state_dict(first.state_dict())
     assert second.grad_scaler.skipped == 2
-    _run(second, range(5, 12))
+    second.take(range(5, 12))
     assert second.grad_scaler.state_dict() == whole.grad_scaler.state_dict()
     assert second.grad_scaler.skipped == whole.grad_scaler.skipped == 3
     assert all(torch.equal(a, b) for a, b in zip(_weights(second), _weights(whole), strict=True))
@@ -116,11 +102,11 @@ def test_a_resumed_run_keeps_scale_growth_and_counts():
 def test_a_resumed_run_goes_on_counting_steps_in_a_row():
     first = _trainer(_data(10, range(1, 10)))
     first.grad_scaler._init_scale = 2.0**30
-    _run(first, range(10))
+    first.take(range(10))
     second = _trainer(_data(30, range(30)))
     second.load_state_dict(first.state_dict())
     with pytest.raises(NonFiniteLossError, match=r"skipped 20 steps in a row, .* iteration 20;"):
-        _run(second, range(10, 40))
+        second.take(range(10, 40))
 
 
 @pytest.mark.parametrize(("scale", "skipped"), [(2.0**16, 17), (2.0**30, 20)])
@@ -128,7 +114,7 @@ def test_when_no_scale_helps_it_stops(scale, skipped):
     trainer = _trainer(_data(40, range(1, 40)), last_checkpoint=lambda: "run/model_7.pth")
     trainer.grad_scaler._init_scale = scale
     with pytest.raises(NonFiniteLossError) as caught:
-        _run(trainer, range(40))
+        trainer.take(range(40))
     text = str(caught.value)
     assert text.startswith(f"Loss scaling skipped {skipped} steps in a row, the last at iteration ")
     assert f"iteration {skipped};" in text and "bfloat16" in text and "run/model_7.pth" in text
@@ -137,5 +123,5 @@ def test_when_no_scale_helps_it_stops(scale, skipped):
 def test_in_a_row_means_without_a_step_between():
     trainer = _trainer(_data(60, [i for i in range(60) if i % 10]))
     trainer.grad_scaler._init_scale = 2.0**70
-    _run(trainer, range(60))
+    trainer.take(range(60))
     assert trainer.grad_scaler.skipped == 54

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from detectron2.utils.events import EventStorage
 from torch import nn
 
 import lambda_det
@@ -13,8 +12,6 @@ from lambda_det.layers import LambdaLayer, lambda_layer
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
 from tests.training.toy import Steps, ToyModel, batches, items
-
-FLOAT32 = Precision("cpu", None)
 
 
 @pytest.fixture
@@ -187,14 +184,11 @@ def _named_items(count, bad):
     return result
 
 
-def _steps(model, loader, steps, *, debug, precision=FLOAT32, **options):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = Steps(model, loader, optimizer, precision=precision, **options)
+def _steps(model, loader, steps, *, debug, **options):
+    trainer = Steps(model, loader, **options)
     if debug:
         trainer.debug_numerics()
-    with EventStorage():
-        for trainer.iter in range(steps):
-            trainer.run_step()
+    trainer.take(range(steps))
 
 
 def _message(debug):

@@ -5,24 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lambda_det.errors import ConfigError
 from lambda_det.training.precision import Precision
 from tests.training.toy import settings
 
 
 def _precision(device, dtype):
-    keys = {"device": "train.device", "amp_dtype": "train.amp.dtype", "amp": "train.amp.enabled"}
-    return Precision.of(settings(device=device, amp_dtype=dtype, keys=keys))
+    return Precision.of(settings(device=device, amp_dtype=dtype))
 
 
 def test_of_settings():
     assert _precision("cuda:0", "float16") == Precision("cuda", torch.float16)
     assert _precision("cpu", "bfloat16") == Precision("cpu", torch.bfloat16)
     assert _precision("cpu", None) == Precision("cpu", None)
-    with pytest.raises(ConfigError, match=r"train\.amp\.dtype=float16 .*train\.amp\.dtype=auto"):
-        _precision("cpu", "float16")
-    with pytest.raises(ConfigError, match=r"train\.amp\.dtype is 'half'"):
-        _precision("cpu", "half")
 
 
 def test_autocast_and_scaler():

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from detectron2.structures import Instances
-from detectron2.utils.events import EventStorage
 from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
@@ -19,20 +18,9 @@ from lambda_det.training.step import BatchesAhead, batches_ahead
 from tests.forked import START_METHOD
 from tests.training.toy import Steps, ToyModel, batches, items
 
-FLOAT32 = Precision("cpu", None)
 
-
-def _train(model, loader, steps, *, accumulate=1, precision=FLOAT32, wrap=None, **kwargs):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    wrapped = wrap(model) if wrap else model
-    trainer = Steps(
-        wrapped, loader, optimizer, precision=precision, accumulate=accumulate, **kwargs
-    )
-    with EventStorage() as storage:
-        for trainer.iter in range(steps):
-            storage.iter = trainer.iter
-            trainer.run_step()
-    return storage
+def _train(model, loader, steps, *, wrap=None, **options):
+    return Steps(wrap(model) if wrap else model, loader, **options).take(range(steps))
 
 
 def _weights(model):
@@ -205,17 +193,11 @@ def test_an_error_of_the_batch_ahead_does_not_cost_the_step_before(no_gpu):
 
     model = ToyModel()
     before = _weights(model)
-    steps = Steps(
-        model,
-        BatchesAhead(drawn(), "cpu"),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        precision=FLOAT32,
-    )
-    with EventStorage():
-        steps.run_step()
-        assert not torch.equal(_weights(model), before)
-        with pytest.raises(DataError, match="the second"):
-            steps.run_step()
+    steps = Steps(model, BatchesAhead(drawn(), "cpu"))
+    steps.take(range(1))
+    assert not torch.equal(_weights(model), before)
+    with pytest.raises(DataError, match="the second"):
+        steps.take(range(1, 2))
 
 
 def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
@@ -230,10 +212,7 @@ def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
     ahead = BatchesAhead(drawn(), "cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: events.append("step"))
-    steps = Steps(model, ahead, optimizer, precision=FLOAT32, accumulate=2)
-    with EventStorage():
-        steps.run_step()
-        steps.run_step()
+    Steps(model, ahead, optimizer, accumulate=2).take(range(2))
     first = ["batch 0", "backward", "batch 1", "backward", "batch 2", "step"]
     assert events == [*first, "backward", "batch 3", "backward", "batch 4", "step"]
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 from lambda_det.detection.data import tolerant_test_loader, tolerant_train_loader
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import DataError
 from lambda_det.training import workers
-from lambda_det.training.workers import UnreadableImages, WatchedLoader
+from lambda_det.training.workers import UnreadableImages
 
 pytestmark = pytest.mark.posix  # kills processes, which are forked
 
@@ -95,34 +95,28 @@ def test_all_images_unreadable():
 
 
 @pytest.mark.parametrize(
-    ("name", "cause"),
+    ("end", "cause"),
     [
-        ("SIGKILL", r"SIGKILL .*memory.*num_workers"),
-        ("SIGBUS", r"SIGBUS .*/dev/shm"),
-        ("SIGSEGV", r"SIGSEGV .*image library"),
+        (killed_by("SIGKILL"), r"SIGKILL .*memory.*num_workers"),
+        (killed_by("SIGBUS"), r"SIGBUS .*/dev/shm"),
+        (killed_by("SIGSEGV"), r"SIGSEGV .*image library"),
+        (lambda: os._exit(3), "status 3 "),
         pytest.param(
-            *(37, r"signal 37 while .*num_workers to 0"),
+            *(killed_by(37), r"signal 37 while .*num_workers to 0"),
             marks=pytest.mark.skipif(sys.platform != "linux", reason="it is a signal of Linux"),
         ),
     ],
+    ids=["SIGKILL", "SIGBUS", "SIGSEGV", "status", "signal"],
 )
-def test_a_worker_that_dies_of_an_image_is_named_with_it(name, cause):
+@pytest.mark.parametrize("load", [tolerant_test_loader, train])
+def test_a_worker_that_dies_of_an_image_is_named_with_it(load, end, cause):
+    records = {} if load is train else {"dataset": RECORDS}
+    loader = load(**records, mapper=doing(end), num_workers=2)
     with pytest.raises(DataError, match=cause) as raised:
-        list(itertools.islice(train(doing(killed_by(name))), 9))
+        list(itertools.islice(loader, 9))
     message = str(raised.value)
     assert "One of 2 processes" in message and "\n" not in message
     assert "/data/5.jpg (image_id 105)" in message
-
-
-def test_an_evaluation_s_worker_too():
-    loader = tolerant_test_loader(RECORDS, mapper=doing(killed_by("SIGKILL")), num_workers=2)
-    with pytest.raises(DataError, match=r"SIGKILL .*/data/5\.jpg \(image_id 105\)"):
-        list(loader)
-
-
-def test_a_worker_that_ends_by_itself():
-    with pytest.raises(DataError, match=r"status 3 .*/data/5\.jpg"):
-        list(itertools.islice(train(doing(lambda: os._exit(3))), 9))
 
 
 def test_a_worker_that_dies_as_it_hands_over_a_batch(monkeypatch):
@@ -291,14 +285,6 @@ def test_a_slow_image_is_waited_for():
         loader.begin(0, 0)
         found = [image["image_id"] for batch in itertools.islice(loader, 4) for image in batch]
         assert sorted(found) == list(range(100, 108))
-
-
-@pytest.mark.parametrize(
-    ("option", "key"), [("num_workers", "NUM_WORKERS"), ("timeout", "TIMEOUT")]
-)
-def test_negative_options(option, key):
-    with pytest.raises(ConfigError, match=rf"DATALOADER\.{key} is -1"):
-        WatchedLoader([1, 2], **{"timeout": 1, option: -1})
 
 
 # ------------------------------------------------------------------------ signals and settings

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import torch
+from detectron2.utils.events import EventStorage
 from torch import nn
 
+from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.step import TrainStep
+
+FLOAT32 = Precision("cpu", None)
 
 
 class ToyModel(nn.Module):
@@ -45,15 +49,24 @@ def batches(data: list[dict], size: int) -> list[list[dict]]:
 
 
 class Steps(TrainStep):
-    """A training step with the batches that it takes, one iteration after the other."""
+    """A training step with the batches that it takes, by SGD on the CPU."""
 
-    def __init__(self, model, batches, optimizer, **options) -> None:
-        super().__init__(model, optimizer, **options)
+    def __init__(self, model, batches, optimizer=None, precision=FLOAT32, **options) -> None:
+        optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        super().__init__(model, optimizer, precision=precision, **options)
         self.batches = iter(batches)
         self.iter = 0
 
     def run_step(self) -> None:
         self.run(self.batches, self.iter)
+
+    def take(self, steps: range) -> EventStorage:
+        """Take these steps; what they recorded."""
+        with EventStorage(steps.start) as storage:
+            for self.iter in steps:
+                storage.iter = self.iter
+                self.run_step()
+        return storage
 
 
 def settings(**changes) -> Settings:
