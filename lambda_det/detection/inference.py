@@ -13,6 +13,7 @@ from detectron2.config import CfgNode
 from omegaconf import DictConfig
 from torch import nn
 
+from lambda_det.config import find_config_file
 from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference
 from lambda_det.detection.task import DetectionTask, read_parts
@@ -22,7 +23,7 @@ from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.loading import read_weights
 
-__all__ = ["Taken", "add_checkpoint_flags", "find_weights", "trained_detector"]
+__all__ = ["Taken", "add_model_flags", "find_weights", "trained_detector"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,25 @@ class Taken(NamedTuple):
         return {"weights": self.file, "step": self.step, "averaged": self.averaged}
 
 
-def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
-    """Let a command choose the weights of a run by ``--checkpoint`` and ``--raw``."""
+def add_model_flags(
+    parser: argparse.ArgumentParser, source: argparse._MutuallyExclusiveGroup
+) -> None:
+    """Let a command name a detector by ``--config``, and its weights by three more flags.
+
+    Args:
+        parser: gets ``--weights``, ``--checkpoint`` and ``--raw``.
+        source: gets ``--config``, which excludes the other flags of this group.
+    """
+    source.add_argument(
+        *("--config", "--config-file"),
+        dest="config_file",
+        type=find_config_file,
+        metavar="FILE",
+        help="of the detector, YAML or Python; that of a run brings its weights",
+    )
+    parser.add_argument(
+        "--weights", metavar="FILE", help="checkpoint of the model; default: of the run"
+    )
     parser.add_argument(
         "--checkpoint",
         default="best",

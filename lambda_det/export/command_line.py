@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from lambda_det.config import find_config_file
-from lambda_det.detection.inference import Taken, add_checkpoint_flags
+from lambda_det.detection.inference import Taken, add_model_flags
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import exit_status
 from lambda_det.export.session import Report, export_network
@@ -42,18 +41,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        *("--config", "--config-file"),
-        dest="config_file",
-        type=find_config_file,
-        metavar="FILE",
-        help="of the detector, YAML or Python",
-    )
     source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
-    parser.add_argument(
-        "--weights", metavar="FILE", help="checkpoint, if not the one of the config's run"
-    )
-    add_checkpoint_flags(parser)
+    add_model_flags(parser, source)
     parser.add_argument(
         "--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)"
     )

@@ -159,10 +159,6 @@ def _read_onnx(path: Path, names: list[str], device: torch.device) -> Runner:
     return run
 
 
-def _refuse_torchscript(network: Network) -> str | None:
-    return None
-
-
 def _holds_any_size() -> bool:
     return hasattr(_config, "backed_size_oblivious")
 
@@ -209,7 +205,7 @@ def _refuse_onnx(network: Network) -> str | None:
 FORMATS: dict[str, Format] = {
     made.suffix: made
     for made in (
-        Format("TorchScript", ".ts", _refuse_torchscript, _write_torchscript, _read_torchscript),
+        Format("TorchScript", ".ts", lambda network: None, _write_torchscript, _read_torchscript),
         Format(
             "torch.export", ".pt2", _refuse_torch_export, _write_torch_export, _read_torch_export
         ),

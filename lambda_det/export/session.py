@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,13 +81,9 @@ class Report:
             if comparison.undecided:
                 continue
             for name, error in comparison.errors.items():
-                # max() would drop a NaN that comes second
-                greatest[name] = max(greatest.get(name, 0.0), error, key=_badness)
+                # Not max(), which would drop a NaN that comes second
+                greatest[name] = float(np.maximum(greatest.get(name, 0.0), error))
         return greatest
-
-
-def _badness(error: float) -> float:
-    return error if error == error else float("inf")
 
 
 def export_network(

@@ -44,14 +44,7 @@ _TRAINING = ("freeze_at", "stochastic_depth", "checkpoint_activations", "impleme
 _OF_BACKBONE = ("MODEL.BACKBONE.", "MODEL.RESNETS.", "MODEL.LAMBDA_RESNET.", "MODEL.PIXEL_")
 _CREATE = "create_backbone"
 # Errors of reading a file that is no configuration
-_UNREADABLE = (
-    OSError,
-    yaml.YAMLError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-)
+_UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True)

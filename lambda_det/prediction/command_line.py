@@ -7,9 +7,8 @@ import logging
 import sys
 from pathlib import Path
 
-from lambda_det.config import find_config_file
 from lambda_det.detection import load_config
-from lambda_det.detection.inference import add_checkpoint_flags, find_weights
+from lambda_det.detection.inference import add_model_flags, find_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
@@ -46,19 +45,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--model", metavar="PATH", help="folder of a run, or an exported detector")
-    model.add_argument(
-        *("--config", "--config-file"),
-        dest="config_file",
-        type=find_config_file,
-        metavar="FILE",
-        help="of the detector; that of a run brings its weights",
-    )
-    parser.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="checkpoint of the model; default: of the run",
-    )
-    add_checkpoint_flags(parser)
+    add_model_flags(parser, model)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",

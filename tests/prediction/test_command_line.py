@@ -86,15 +86,6 @@ def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_second_run_overwrites_nothing(run, image, tmp_path, capsys):
-    assert tool.main(arguments(run, image, tmp_path)) == 0
-    before = (tmp_path / "out" / "photo.png").stat().st_mtime_ns
-    assert tool.main(arguments(run, image, tmp_path)) == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert (tmp_path / "out" / "photo.png").stat().st_mtime_ns == before
-    assert tool.main(arguments(run, image, tmp_path, "--overwrite")) == 0
-
-
 @pytest.mark.parametrize(
     "flags", [["--limit", "3"], ["--limit", "0"]], ids=["without data set", "zero"]
 )

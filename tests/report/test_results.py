@@ -70,33 +70,35 @@ RESULTS = [
 ]
 
 
-def names(pictures):
-    return [name for name, _ in pictures.kept]
-
-
-def test_counts_and_pictures_in_the_order_of_the_data_set(data, write, tmp_path):
+@pytest.mark.parametrize(
+    ("results", "options", "drawn", "counts"),
+    [
+        (RESULTS, {}, ["0000_10", "0001_20", "0002_30"], Match(found=2, missed=1, false=2)),
+        (
+            RESULTS,
+            {"worst_first": True, "limit": 2},
+            ["0000_20", "0001_30"],
+            Match(found=1, missed=1, false=2),
+        ),
+        (  # of two images of which nothing is found
+            [entry(10, 7), entry(20, 3), entry(20, 3, [0, 0, 9, 9]), entry(30, 3)],
+            {"worst_first": True, "limit": 2},
+            ["0000_20", "0001_10"],
+            Match(found=0, missed=2, false=3),
+        ),
+        (
+            RESULTS,
+            {"score_threshold": 0.1},
+            ["0000_10", "0001_20", "0002_30"],
+            Match(found=3, missed=0, false=2),
+        ),
+    ],
+    ids=["all", "worst", "most errors", "threshold"],
+)
+def test_counts_and_the_order_of_pictures(data, write, results, options, drawn, counts):
     pictures = Pictures()
-    assert draw_results(write(RESULTS), data, pictures) == Match(found=2, missed=1, false=2)
-    assert names(pictures) == ["0000_10", "0001_20", "0002_30"]
-
-
-def test_worst_first_and_limit(data, write, tmp_path):
-    pictures = Pictures()
-    counts = draw_results(write(RESULTS), data, pictures, worst_first=True, limit=2)
-    assert names(pictures) == ["0000_20", "0001_30"]
-    assert counts == Match(found=1, missed=1, false=2)
-
-
-def test_of_equally_bad_images_that_of_most_errors_is_first(data, write, tmp_path):
-    pictures = Pictures()
-    results = [entry(10, 7), entry(20, 3), entry(20, 3, [0, 0, 9, 9]), entry(30, 3)]
-    draw_results(write(results), data, pictures, worst_first=True, limit=2)
-    assert names(pictures) == ["0000_20", "0001_10"]
-
-
-def test_the_threshold_holds(data, write, tmp_path):
-    counts = draw_results(write(RESULTS), data, Pictures(), score_threshold=0.1)
-    assert counts == Match(found=3, missed=0, false=2)
+    assert draw_results(write(results), data, pictures, **options) == counts
+    assert [name for name, _ in pictures.kept] == drawn
 
 
 def halves(picture):

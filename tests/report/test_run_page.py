@@ -330,17 +330,13 @@ def test_averaged_weights_come_first(run):
     assert "averaged weights" in _page(run)
 
 
-@pytest.mark.slow
-def test_the_base_is_not_there_any_more(run, tmp_path):
+@pytest.mark.parametrize("text", [pytest.param(None, marks=pytest.mark.slow), "MODEL: ["])
+def test_the_base_is_gone_or_no_configuration_any_more(run, tmp_path, text):
     (tmp_path / "base.yaml").unlink()
-    text = _page(run)
-    assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
-
-
-def test_the_base_is_no_configuration_any_more(run, tmp_path):
-    (tmp_path / "base.yaml").write_text("MODEL: [")
-    text = _page(run)
-    assert "base.yaml" in text and ">MODEL.BACKBONE.NAME<" in text
+    if text:
+        (tmp_path / "base.yaml").write_text(text)
+    page = _page(run)
+    assert "base.yaml" in page and ">MODEL.BACKBONE.NAME<" in page
 
 
 def test_images_that_left_the_data_are_counted(run, shapes):
@@ -351,61 +347,53 @@ def test_images_that_left_the_data_are_counted(run, shapes):
     assert f"1 of the {len(entries) + 1} predictions" in text and "<h2>What is missing" not in text
 
 
-def _without_a_category(run, shapes):
-    path = run / "inference" / run_page._RESULTS
-    entries = json.loads(path.read_text())
-    path.write_text(json.dumps([*entries, {**entries[0], "category_id": 77}]))
+def _entries(change):
+    """A change of a results file by one of its entries."""
+    return lambda text: json.dumps(change(json.loads(text)))
 
 
-def _of_other_images(run, shapes):
-    path = run / "inference" / run_page._RESULTS
-    entries = json.loads(path.read_text())
-    path.write_text(json.dumps([{**entry, "image_id": 999} for entry in entries]))
+_FOUND = f"inference/{run_page._RESULTS}"
+_KIND = "META_ARCHITECTURE: "
+# A file of a run, what is done to its text (None: it is removed), and what its page then names
+SPOILT = {
+    "no results": (_FOUND, lambda text: None, run_page._RESULTS),
+    "nothing found": (_FOUND, lambda text: "[]", run_page._RESULTS),
+    "cut short": (_FOUND, lambda text: text[:100], run_page._RESULTS),
+    "other category": (
+        _FOUND,
+        _entries(lambda e: [*e, {**e[0], "category_id": 77}]),
+        "category 77",
+    ),
+    "other images": (
+        _FOUND,
+        _entries(lambda e: [{**entry, "image_id": 999} for entry in e]),
+        run_page._RESULTS,
+    ),
+    "moved data": (
+        "config.yaml",
+        lambda text: text.replace("instances_val.json", "moved.json"),
+        "moved.json",
+    ),
+    "no instances": (
+        "config.yaml",
+        lambda text: text.replace(f"{_KIND}GeneralizedRCNN", f"{_KIND}SemanticSegmentor"),
+        "SemanticSegmentor",
+    ),
+}
 
 
-def _without_results(run, shapes):
-    (run / "inference" / run_page._RESULTS).unlink()
-
-
-def _found_nothing(run, shapes):
-    (run / "inference" / run_page._RESULTS).write_text("[]")
-
-
-def _cut_short(run, shapes):
-    path = run / "inference" / run_page._RESULTS
-    path.write_text(path.read_text()[:100])
-
-
-def _moved_data(run, shapes):
-    path = run / "config.yaml"
-    path.write_text(path.read_text().replace(str(shapes[0]), "moved.json"))
-
-
-def _finds_no_instances(run, shapes):
-    path = run / "config.yaml"
-    name = "META_ARCHITECTURE: "
-    path.write_text(path.read_text().replace(f"{name}GeneralizedRCNN", f"{name}SemanticSegmentor"))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "named"),
-    [
-        (_without_results, run_page._RESULTS),
-        (_found_nothing, run_page._RESULTS),
-        (_cut_short, run_page._RESULTS),
-        (_moved_data, "moved.json"),
-        (_without_a_category, "category 77"),
-        (_of_other_images, run_page._RESULTS),
-        (_finds_no_instances, "SemanticSegmentor"),
-    ],
-)
-def test_what_a_run_lacks_stands_on_its_page(run, shapes, spoil, named, caplog):
-    spoil(run, shapes)
+@pytest.mark.parametrize("row", SPOILT)
+def test_what_a_run_lacks_stands_on_its_page(run, row, caplog):
+    name, change, named = SPOILT[row]
+    before = (run / name).read_text()
+    after = change(before)
+    assert after != before
+    (run / name).write_text(after) if after is not None else (run / name).unlink()
     text = _page(run)
     missing = text[text.index("<h2>What is missing") :]
     assert named in missing and named in caplog.text
     # An evaluation that is advised has to write what is missing
-    assert ("--eval-only" in missing) == (spoil is _without_results)
+    assert ("--eval-only" in missing) == (row == "no results")
     assert "<svg" in text and ">MODEL.FPN.OUT_CHANNELS<" in text
 
 
