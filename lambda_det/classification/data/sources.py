@@ -112,6 +112,12 @@ class PackedNames:
         start = int(self._ends[index - 1]) if index else 0
         return os.fsdecode(self._text[start : int(self._ends[index])].numpy().tobytes())
 
+    def __iter__(self) -> Iterator[str]:  # many times faster than by index
+        text, start = memoryview(self._text.numpy()), 0
+        for end in self._ends.numpy():
+            yield os.fsdecode(bytes(text[start:end]))
+            start = end
+
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
