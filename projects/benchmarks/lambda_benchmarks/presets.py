@@ -103,9 +103,17 @@ def all_or_fastest(args: argparse.Namespace) -> list[str]:
 
 
 def with_images(
-    create: Callable[..., nn.Module], name: str, batch: int, side: int, **options: Any
+    create: Callable[..., nn.Module], what: str | ResNetSpec, batch: int, side: int, **options: Any
 ) -> tuple[nn.Module, tuple[Tensor]]:
-    return create(name, **options), (torch.randn(batch, 3, side, side),)
+    return create(what, **options), (torch.randn(batch, 3, side, side),)
+
+
+def sized_group(
+    title: str, cases: list[Case], modes: tuple[str, ...], batch: int, side: int, **about: Any
+) -> Group:
+    """Cases that have the same images."""
+    about = {**about, "batch": batch, "image_size": side}
+    return Group(f"{title}, batch {batch}, {side}x{side}", cases, modes, about)
 
 
 # local --------------------------------------------------------------------------------------------
@@ -268,8 +276,8 @@ def attention_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
         make = partial(with_images, create_classifier, network, batch, side, **options)
         paper = {"paper: images/s": rate, "paper: GB": memory, "paper: top-1": accuracy}
         cases.append(Case(name, make, batch, paper))
-    title = f"ResNet-50 without 3x3 convolutions, batch {batch}, {side}x{side}"
-    return [Group(title, cases, (FORWARD, BOTH), {"batch": batch, "image_size": side})]
+    title = "ResNet-50 without 3x3 convolutions"
+    return [sized_group(title, cases, (FORWARD, BOTH), batch, side)]
 
 
 # placement ----------------------------------------------------------------------------------------
@@ -320,8 +328,7 @@ def placement_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
             )
             for name, rate in rates.items()
         ]
-        title = f"{title}, batch {batch}, {side}x{side}"
-        groups.append(Group(title, cases, (FORWARD, STEP), {"batch": batch, "image_size": side}))
+        groups.append(sized_group(title, cases, (FORWARD, STEP), batch, side))
     return groups
 
 
@@ -349,9 +356,8 @@ def network_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
             Case(title, partial(with_images, create_backbone, name, batch, side, **options), batch)
             for title, name, options in rows
         ]
-        title = f"backbones of {depth} layers, batch {batch}, {side}x{side}"
-        about = {"depth": depth, "batch": batch, "image_size": side}
-        groups.append(Group(title, cases, (FORWARD, STEP), about))
+        title = f"backbones of {depth} layers"
+        groups.append(sized_group(title, cases, (FORWARD, STEP), batch, side, depth=depth))
     return groups
 
 
@@ -376,9 +382,8 @@ def detector_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
         for title, changes in settings.items():
             make = partial(our_detector, depth, changes, batch, side, device)
             cases.append(Case(f"LambdaResNet-{depth}, {title}", make, batch))
-        title = f"Mask R-CNN, {depth} layers, batch {batch}, {side}x{side}"
-        about = {"depth": depth, "batch": batch, "image_size": side}
-        groups.append(Group(title, cases, (FORWARD, STEP), about))
+        title = f"Mask R-CNN, {depth} layers"
+        groups.append(sized_group(title, cases, (FORWARD, STEP), batch, side, depth=depth))
     return groups
 
 
@@ -394,9 +399,7 @@ def convert_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
             Case(title, partial(with_images, create, name, batch, side, img_size=side), batch)
             for title, create in (("timm's layers", create_timm), ("converted", create_converted))
         ]
-        title = f"{name}, batch {batch}, {side}x{side}"
-        about = {"network": name, "batch": batch, "image_size": side}
-        groups.append(Group(title, cases, (FORWARD, STEP), about))
+        groups.append(sized_group(name, cases, (FORWARD, STEP), batch, side, network=name))
     return groups
 
 
@@ -545,7 +548,11 @@ def hybrid_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
     spec = get_spec(name)
     shared = {"share_positions": "stage"}
     cases = [
-        Case(title, partial(make_hybrid, replace(spec, **changes), batch, side, options), batch)
+        Case(
+            title,
+            partial(with_images, create_hybrid, replace(spec, **changes), batch, side, **options),
+            batch,
+        )
         for title, changes, options in (
             ("lambda layers", {}, {}),
             ("lambda layers, shared embeddings", {}, shared),
@@ -553,15 +560,12 @@ def hybrid_groups(args: argparse.Namespace, setting: Setting) -> list[Group]:
         )
         if "kind" not in changes or changes["kind"] in KINDS
     ]
-    title = f"{name} and the same with self-attention, batch {batch}, {side}x{side}"
-    return [Group(title, cases, (FORWARD, BOTH), {"batch": batch, "image_size": side})]
+    title = f"{name} and the same with self-attention"
+    return [sized_group(title, cases, (FORWARD, BOTH), batch, side)]
 
 
-def make_hybrid(
-    spec: ResNetSpec, batch: int, side: int, options: dict[str, Any]
-) -> tuple[nn.Module, tuple[Tensor]]:
-    model = Classifier(LambdaResNet(spec, num_classes=1000, **options))
-    return model, (torch.randn(batch, 3, side, side),)
+def create_hybrid(spec: ResNetSpec, **options: Any) -> Classifier:
+    return Classifier(LambdaResNet(spec, num_classes=1000, **options))
 
 
 def print_counted_memory(content: dict[str, Any], setting: Setting) -> None:
@@ -643,15 +647,14 @@ def stages_and_kinds(model: nn.Module) -> dict[nn.Module, str]:
 
 def kept_table(by_size: Mapping[int, dict[str, int] | str]) -> str:
     known = {side: kept for side, kept in by_size.items() if not isinstance(kept, str)}
-    names = list(dict.fromkeys(name for kept in known.values() for name in kept))
-    rows = [
-        [name, *(f"{known[side][name] / 1e6:.1f}" if side in known else "-" for side in by_size)]
-        for name in names
-    ]
-    sums = [f"{sum(known[side].values()) / 1e6:.1f}" if side in known else "-" for side in by_size]
-    header = ["", *(f"{side}x{side}" for side in by_size)]
-    rows.append(["together", *sums])
-    table = tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    names = dict.fromkeys(name for kept in known.values() for name in kept)
+    columns = {
+        f"{side}x{side}": [f"{n / 1e6:.1f}" for n in (*(kept[name] for name in names), total)]
+        for side, kept in known.items()
+        for total in [sum(kept.values())]
+    }
+    columns = {"": [*names, "together"], **columns}
+    table = tabulate(columns, "keys", tablefmt="github", disable_numparse=True)
     reasons = [f"- {side}x{side}: {why}" for side, why in by_size.items() if side not in known]
     return "\n".join([table, *reasons])
 

@@ -22,6 +22,7 @@ from lambda_benchmarks.report import (
     machine_line,
     write_json,
 )
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError
 
 
@@ -35,13 +36,12 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.runs is not None and args.runs < 1:
         raise ConfigError(f"--runs is {args.runs}; give 1 or more.")
+    check_new_files(args)
     if args.preset == "data":
         from lambda_benchmarks import data
 
-        check_new_file("--json", args.json)
         data.run(args)
         return
-    check_new_files(args)
     setting = setting_of(args)
     preset = PRESETS[args.preset]
     groups = preset.groups(args, setting)
@@ -95,7 +95,9 @@ def setting_of(args: argparse.Namespace) -> Setting:
     Raises:
         ConfigError: there is no such device, or a number cannot work.
     """
-    device = check_device(args.device)
+    device = check_device(args.device, 1, "--device")
+    if device.type not in ("cpu", "cuda"):  # others are not waited for before the clock is read
+        raise ConfigError(f"--device is {args.device}; give cpu, cuda or cuda:N.")
     if getattr(args, "batch", None) is not None and args.batch < 1:
         raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
     if device.type != "cpu" and args.memory_limit is not None:
@@ -103,12 +105,11 @@ def setting_of(args: argparse.Namespace) -> Setting:
             f"--memory-limit is for the CPU, but --device is {args.device}; leave it out, since a "
             "GPU reports the end of its memory itself."
         )
-    if args.memory_limit is not None and not args.memory_limit > 0:
-        raise ConfigError(f"--memory-limit is {args.memory_limit:g}; give more than 0.")
+    limit = available_memory() if device.type == "cpu" else None
     if args.memory_limit is not None:
+        if not args.memory_limit > 0:
+            raise ConfigError(f"--memory-limit is {args.memory_limit:g}; give more than 0.")
         limit = int(args.memory_limit * 1e9)
-    else:
-        limit = available_memory() if device.type == "cpu" else None
     return Setting(
         device=device,
         dtype=getattr(torch, getattr(args, "dtype", "float32")),
@@ -120,40 +121,20 @@ def setting_of(args: argparse.Namespace) -> Setting:
     )
 
 
-def check_device(name: str) -> torch.device:
-    """The device of that name.
-
-    Raises:
-        ConfigError: it is neither the CPU nor a GPU of this machine.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device is {name!r}; give cpu, cuda or cuda:N.")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and not 0 <= (device.index or 0) < count:  # 999 becomes negative
-        raise ConfigError(f"--device is {name}, but PyTorch finds {count} GPUs here; give cpu.")
-    return device
-
-
 def check_new_files(args: argparse.Namespace) -> None:
-    """Refuse, before the work, files that could not be written after it."""
-    check_new_file("--json", args.json)
-    check_new_file("--plot", args.plot)
-    if args.plot is not None and Path(args.plot).suffix.lower() != ".png":
-        raise ConfigError(f"--plot {args.plot} is no PNG file; let its name end with .png.")
-    if args.json is not None and args.json == args.plot:
-        raise ConfigError(f"--json and --plot are both {args.json}; name two files.")
-
-
-def check_new_file(option: str, name: str | None) -> None:
-    """Raise ConfigError if the file exists, or its folder does not or cannot be written to."""
-    if name is None:
-        return
-    folder = Path(name).resolve().parent
-    if os.path.lexists(name):
-        raise ConfigError(f"{option} {name} exists; name a new file or move that one away.")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"{option} {name}: there is no folder {folder} that can be written to.")
+    """Refuse, before the work, files that exist or could not be written after it."""
+    files = {option: getattr(args, option, None) for option in ("json", "plot")}
+    for option, name in files.items():
+        if name is None:
+            continue
+        folder = Path(name).resolve().parent
+        if os.path.lexists(name):
+            raise ConfigError(f"--{option} {name} exists; name a new file or move that one away.")
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ConfigError(
+                f"--{option} {name}: there is no folder {folder} that can be written to."
+            )
+    if files["plot"] is not None and Path(files["plot"]).suffix.lower() != ".png":
+        raise ConfigError(f"--plot {files['plot']} is no PNG file; let its name end with .png.")
+    if files["json"] is not None and files["json"] == files["plot"]:
+        raise ConfigError(f"--json and --plot are both {files['json']}; name two files.")
