@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import functools
 import io
+import itertools
 import logging
 import signal
 import sys
@@ -110,16 +111,19 @@ def take_all(cases: Iterable[tuple[str, int]], take: Callable[[str, int], str]) 
     warnings.simplefilter("ignore")
     outcomes: dict[str, Counter[str]] = {}
     failures: dict[str, list[tuple[int, str]]] = {}  # by kind and first line
-    with contextlib.suppress(KeyboardInterrupt):
-        for kind, seed in cases:
-            # Before the case, so that the last seed is the one that crashed Python, if one does
-            print(f"\r{kind}, seed {seed}", end="", file=sys.stderr)
-            try:
-                outcome = take(kind, seed)
-            except AssertionError as error:
-                outcome, story = "FAILED", str(error)
-                failures.setdefault(f"{kind}: {story.splitlines()[0]}", []).append((seed, story))
-            outcomes.setdefault(kind, Counter())[outcome] += 1
+    # The commands that a case calls would take Ctrl-C for theirs
+    stopped: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
+    for kind, seed in itertools.takewhile(lambda _: not stopped, cases):
+        # Before the case, so that the last seed is the one that crashed Python, if one does
+        print(f"\r{kind}, seed {seed}", end="", file=sys.stderr)
+        try:
+            outcome = take(kind, seed)
+        except AssertionError as error:
+            outcome, story = "FAILED", str(error)
+            failures.setdefault(f"{kind}: {story.splitlines()[0]}", []).append((seed, story))
+        outcomes.setdefault(kind, Counter())[outcome] += 1
+    signal.signal(signal.SIGINT, before)
     for kind, counts in outcomes.items():
         print(f"\n{kind}:", *(f"{n:9,} {outcome}" for outcome, n in counts.most_common()), sep="\n")
     for way, stories in failures.items():
