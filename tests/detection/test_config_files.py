@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from detectron2.config import CfgNode, instantiate
 
 import lambda_det
-from lambda_det.detection import config_files
 from lambda_det.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -43,13 +41,6 @@ def test_every_detector_s_yaml_loads(name):
 def test_recipes_of_classifiers_are_refused():
     with pytest.raises(ConfigError, match=r"base\.yaml"):
         lambda_det.get_config("imagenet/base.yaml")
-
-
-def test_an_installed_package_has_them_inside(monkeypatch, tmp_path):
-    shutil.copytree(CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr(config_files, "_PACKAGE", tmp_path)
-    (tmp_path / "configs" / "common" / "backbone.py").write_text("mine = dict(a=1)")
-    assert lambda_det.get_config("common/backbone.py").mine.a == 1
 
 
 def test_detectron2_s_own():
