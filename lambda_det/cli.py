@@ -54,7 +54,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
     module, function = COMMANDS[name].home.split(":")
-    return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0
+    try:
+        return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("detectron2", "fvcore", "iopath"):
+            raise
+        print(
+            f"error: lambda-det {name} needs {error.name}, which is not installed; "
+            "tools/install_detectron2.py installs Detectron2, and lambda-det doctor lists what is "
+            "missing.",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def usage() -> str:

@@ -30,22 +30,22 @@ BUDGETS = {
     ("modeling",): (2_100, 1_700),
     ("native", "cpu"): (1_335, 1_300),
     ("weights",): (1_735, 1_700),
-    ("training",): (4_400, 3_600),
+    ("training",): (4_420, 3_600),
     # torch's elastic launcher breaks three promises on signals and causes, see spawn.py
     ("distributed",): (880, 400),
     # LazyConfigs have all that YAML has; labels of four formats; classes are kept with a run
-    ("detection",): (8_700, 5_600),
+    ("detection",): (8_780, 5_600),
     ("classification",): (2_625, 2_400),
     # With the command lines that stood in tools/
     ("export", "prediction"): (3_400, 2_600),
     ("report",): (1_245, 1_100),
     ("doctor",): (805, 700),
     # foundation.py has what networks need where Detectron2 is not installed
-    TOP: (1_180, 800),
+    TOP: (1_190, 800),
 }
-PACKAGE = (31_040, 24_000)
+PACKAGE = (31_160, 24_000)
 # Folders beside the package. The tests of a project count as tests.
-TOOLS, PROJECTS, TESTS = (320, 300), (6_170, 4_500), (34_650, 24_000)
+TOOLS, PROJECTS, TESTS = (320, 300), (6_170, 4_500), (34_700, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

@@ -67,7 +67,7 @@ def started(monkeypatch):
     ("file", "task", "keys"),
     [
         ("mask_rcnn_lambdaresnet50.yaml", "DetectionTask", "OUTPUT_DIR a b MODEL.DEVICE cpu"),
-        ("mask_rcnn_lambdaresnet50.py", "DetectionTask", "train.output_dir=a b train.device=cpu"),
+        ("mask_rcnn_lambdaresnet50.py", "DetectionTask", "train.output_dir='a b' train.device=cpu"),
         (
             "imagenet/lambda_resnet50_160.yaml",
             "ClassificationTask",

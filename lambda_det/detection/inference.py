@@ -147,6 +147,13 @@ def find_weights(
     return found
 
 
+def typed_weights(opts: list[str]) -> str | None:
+    """The weights that configuration keys name, which come before those of the run."""
+    pairs = [option.partition("=")[::2] for option in opts]  # of a LazyConfig
+    typed = dict([*pairs, *zip(opts[::2], opts[1::2], strict=False)])
+    return typed.get("MODEL.WEIGHTS") or typed.get("train.init_checkpoint")
+
+
 def _known_classes(
     cfg: CfgNode | DictConfig, content: Mapping[str, Any], weights: str
 ) -> dict[str, Any]:

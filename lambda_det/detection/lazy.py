@@ -109,7 +109,11 @@ _FITTED = frozenset(
         "checkpoint_period",
         "eval_period",
     )
-)
+) | {
+    f"model.{part}anchor_generator.{key}"
+    for part in ("", "proposal_generator.")
+    for key in ("sizes", "aspect_ratios")
+}
 _NEEDED = ("model", "dataloader", "optimizer", "lr_multiplier", "train", "train.max_iter")
 # What is read of the top of a configuration and of its dataloader
 _PARTS = (*_NEEDED, "dataloader.train", "dataloader.test", "dataloader.evaluator")

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from detectron2.config import instantiate
+from detectron2.data import MetadataCatalog
 from detectron2.data.transforms import AugmentationList
-from detectron2.evaluation import DatasetEvaluator
+from detectron2.evaluation import COCOEvaluator, DatasetEvaluator
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.solver import LRMultiplier
 from detectron2.utils.registry import locate
@@ -28,7 +29,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection import data
 from lambda_det.detection.config import DATA_FLAGS, load_config
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.evaluation import check_augmented_test
+from lambda_det.detection.evaluation import TolerantCOCOEvaluator, check_augmented_test
 from lambda_det.detection.lazy import (
     KEYS,
     counts_steps,
@@ -358,12 +359,15 @@ def _fit(lazy: DictConfig, in_file: DetectionSettings) -> None:
         )
     with in_lazy_keys():
         rules = fit_to_data(yaml_view(lazy), in_file=by_key(in_file), names=EQUIVALENTS)
-    warmup = settings.warmup_iters
+    steps = {rule.key: rule.value for rule in rules}
+    max_iter = steps.get("SOLVER.MAX_ITER", lazy.train.max_iter)
     for rule in rules:
         place = place_in(lazy, EQUIVALENTS.get(rule.key, ""))
         value = list(rule.value) if isinstance(rule.value, tuple) else rule.value
         if rule.key == "SOLVER.WARMUP_ITERS":
-            warmup = value
+            lazy.lr_multiplier.warmup_length = min(value / max_iter, 1.0)
+        elif not place:
+            logger.warning(f"{rule.key} has no place in this LazyConfig: that rule is left out")
         elif place.startswith("train.") or select(lazy, place) is not None:
             is_flat = place.endswith("aspect_ratios") and not isinstance(
                 select(lazy, place)[0], ListConfig
@@ -375,7 +379,6 @@ def _fit(lazy: DictConfig, in_file: DetectionSettings) -> None:
     schedule.num_updates = lazy.train.max_iter
     if "values" in schedule:
         schedule["values"] = schedule["values"][: len(schedule.milestones) + 1]
-    lazy.lr_multiplier.warmup_length = min(warmup / lazy.train.max_iter, 1.0)
 
 
 def _check_data(lazy: DictConfig, train: bool) -> None:
@@ -418,6 +421,13 @@ def _check_evaluators(lazy: DictConfig, test_names: tuple[str, ...]) -> None:
                 f"on {', '.join(test_names)} (dataloader.test.dataset.names, or "
                 "--test-json); give both the same, as by "
                 "dataset_name='${..test.dataset.names}' in the file."
+            )
+        by_number = issubclass(kind, COCOEvaluator) and not issubclass(kind, TolerantCOCOEvaluator)
+        if by_number and any(MetadataCatalog.get(n).get("file_classes") for n in test_names):
+            raise ConfigError(
+                f"dataloader.evaluator has Detectron2's {kind.__name__}, and the test data have "
+                "their classes in another order than the run, which it would name wrongly; take "
+                "lambda_det.detection.evaluation.TolerantCOCOEvaluator."
             )
         for package in needed_packages(kind):
             if importlib.util.find_spec(package) is None:

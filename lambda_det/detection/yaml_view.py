@@ -96,7 +96,10 @@ def yaml_view(lazy: DictConfig) -> CfgNode:
         _set(cfg, key, value)
     cfg.MODEL.MASK_ON = select(lazy, "model.roi_heads.mask_head") is not None
     cfg.MODEL.KEYPOINT_ON = select(lazy, "model.roi_heads.keypoint_head") is not None
-    cfg.RECIPE.KEEP = [key for key, place in EQUIVALENTS.items() if place in kept_keys(lazy)]
+    kept = kept_keys(lazy)
+    cfg.RECIPE.KEEP = [
+        key for key, place in EQUIVALENTS.items() if place in kept or place_in(lazy, place) in kept
+    ]
     ratios = cfg.MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS
     if ratios and not isinstance(ratios[0], (list, tuple)):
         cfg.MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS = [ratios]

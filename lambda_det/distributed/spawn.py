@@ -86,6 +86,7 @@ def spawn(work: Callable[[int], None], names: Sequence[str]) -> None:
     receivers, senders = zip(*(multiprocessing.Pipe(duplex=False) for _ in names), strict=True)
     about = (work, senders, os.getpid(), multiprocessing.get_start_method())
     processes: list[mp.Process] = []
+    before = set(multiprocessing.active_children())
     with _collect_signals() as received:
         try:
             processes = mp.start_processes(
@@ -101,7 +102,8 @@ def spawn(work: Callable[[int], None], names: Sequence[str]) -> None:
                 time.sleep(_POLL)
             raise
         finally:
-            for process in processes:
+            # A start that failed leaves those that it had started
+            for process in processes or set(multiprocessing.active_children()) - before:
                 process.kill()
     failed = [end for end in ended if end.status != 0]
     if failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 
-from lambda_det.detection.inference import Taken, add_model_flags
+from lambda_det.detection.inference import Taken, add_model_flags, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import exit_status
 from lambda_det.export.session import Report, export_network
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         network = network_to_export(
             cfg,
             args.config_file,
-            args.weights,
+            args.weights or typed_weights(args.opts),
             backbone_only=args.backbone_only,
             checkpoint=args.checkpoint,
             raw=args.raw,

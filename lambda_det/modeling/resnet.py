@@ -76,7 +76,10 @@ class GlobalAveragePool(nn.Module):
             return x.mean((2, 3), keepdim=True)
         # The gradient of a sum is a view, that of a mean a contiguous map, which adds slowly to
         # one that is channels last
-        return x.sum((2, 3), keepdim=True) / (x.shape[2] * x.shape[3])
+        count = x.shape[2] * x.shape[3]
+        if x.dtype == torch.float16:  # whose sums overflow
+            return (x / count).sum((2, 3), keepdim=True)
+        return x.sum((2, 3), keepdim=True) / count
 
 
 class SqueezeExcitation(nn.Module):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from lambda_det.detection import load_config
-from lambda_det.detection.inference import add_model_flags, find_weights
+from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
@@ -88,13 +88,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.limit is not None and (args.limit < 1 or not args.dataset):
         parser.error("--limit needs --dataset and must be at least 1")
     return args
-
-
-def typed_weights(opts: list[str]) -> str | None:
-    """The weights that configuration keys name, which come before those of the run."""
-    pairs = [option.partition("=")[::2] for option in opts]  # of a LazyConfig
-    typed = dict([*pairs, *zip(opts[::2], opts[1::2], strict=False)])
-    return typed.get("MODEL.WEIGHTS") or typed.get("train.init_checkpoint")
 
 
 def run(args: argparse.Namespace) -> None:

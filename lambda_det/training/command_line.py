@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 
-from lambda_det.config import find_config_file, option
+from lambda_det.config import find_config_file
 from lambda_det.errors import exit_status
 
 __all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "run", "run_parser"]
@@ -115,6 +116,11 @@ def main(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> int:
     return exit_status(lambda: run(args), "stopped; --resume continues from the last checkpoint")
 
 
+def _quoted(value: str) -> str:
+    """A value of a LazyConfig's key that may hold spaces and commas."""
+    return value if re.fullmatch(r"[\w./:-]+", value) else repr(value)
+
+
 def run(args: argparse.Namespace, task: type | None = None) -> None:
     """Train or evaluate as a command line says, in as many processes as it says.
 
@@ -129,6 +135,6 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
 
     for flag, key in args.keys.items():
         if value := getattr(args, flag):
-            args.opts += option(key, value).split(" ", 1)
+            args.opts += [key, value] if key.isupper() else [f"{key}={_quoted(value)}"]
     module, _, name = args.task.rpartition(".")
     start.run(args, task or getattr(importlib.import_module(module), name))

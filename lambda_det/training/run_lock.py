@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import inspect
 import logging
 import os
 import socket
@@ -19,6 +21,14 @@ logger = logging.getLogger(__name__)
 NAME = "run.lock"
 # Loader processes of a run that was killed hold its lock until they are ended, too
 _SECONDS = 2.0
+# What file systems say that have no locks
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+# There, newer versions of filelock would take a file for a lock, and that of a killed run stays
+_ONLY_THE_SYSTEM = (
+    {"fallback_to_soft": False}
+    if "fallback_to_soft" in inspect.signature(FileLock.__init__).parameters
+    else {}
+)
 
 
 class RunLock:
@@ -35,7 +45,7 @@ class RunLock:
     def __init__(self, folder: str, key: str) -> None:
         self._folder, self._key = folder, key
         self._file = Path(folder, NAME)
-        self._lock = FileLock(self._file)
+        self._lock = FileLock(self._file, **_ONLY_THE_SYSTEM)
 
     def __enter__(self) -> RunLock:
         return self
@@ -67,7 +77,9 @@ class RunLock:
                 f"({owner or 'another process'}): wait for its end or stop it, or give another "
                 f"{self._key}. --eval-only is possible meanwhile."
             ) from error
-        except NotImplementedError:
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
             logger.warning(
                 f"The file system of {self._folder} has no locks: nothing refuses a second "
                 "training there"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 import socket
 import time
 
-import filelock
 import pytest
 
 from lambda_det.errors import ConfigError
@@ -87,11 +87,15 @@ def test_one_that_has_ended_does_not_keep_the_folder(tmp_path, holder, how):
     _acquire(tmp_path)
 
 
-def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
-    def acquire(self, timeout):
-        raise NotImplementedError
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog, number):
+    """Twice: a file that is left must not be taken for a lock."""
 
-    monkeypatch.setattr(filelock.FileLock, "acquire", acquire)
-    with RunLock(str(tmp_path), "OUTPUT_DIR") as lock:
-        lock.acquire()
-    assert f"{tmp_path} has no locks" in caplog.text
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    for _ in range(2):
+        caplog.clear()
+        RunLock(str(tmp_path), "OUTPUT_DIR").acquire()
+        assert f"{tmp_path} has no locks" in caplog.text

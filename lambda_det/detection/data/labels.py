@@ -23,7 +23,7 @@ import pycocotools.mask
 import yaml
 from PIL import Image
 
-from lambda_det.errors import DataError, printable
+from lambda_det.errors import DataError, listed, printable, reason
 
 __all__ = ["read_labels"]
 
@@ -96,6 +96,22 @@ class _Pictures:
         )
 
 
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({reason(error)}); write it again.") from error
+
+
+def _size(picture: Path) -> tuple[int, int]:
+    """Width and height of a picture."""
+    try:
+        with Image.open(picture) as image:
+            return image.size
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{picture} is no picture ({reason(error)}); remove or mend it.") from error
+
+
 def _around(points: np.ndarray) -> tuple[float, float, float, float]:
     return (*points.min(0).tolist(), *points.max(0).tolist())
 
@@ -141,12 +157,15 @@ def _read_voc(file: Path, _: _Pictures) -> Iterator[Labelled]:
 
 # --------------------------------------------------------------------------------------------- CVAT
 def _read_cvat(file: Path, _: _Pictures) -> Iterator[Labelled]:
-    for node in _xml(file).iter("image"):
+    nodes = list(_xml(file).iter("image"))
+    if not nodes:
+        raise DataError(f"{file} has no image; export it as CVAT for images 1.1, not for video.")
+    for node in nodes:
         things = []
         for shape in node:
             try:
                 things.append(_cvat_shape(shape, node))
-            except (KeyError, ValueError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 raise DataError(
                     f"{file}: a {shape.tag} of image {node.get('name')} cannot be read ({error}); "
                     "export it again as CVAT for images 1.1."
@@ -174,6 +193,7 @@ def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thi
         mask = np.zeros((int(picture.get("height")), int(picture.get("width"))), np.uint8)
         mask[top : top + height, left : left + width] = part
         return _of_mask(value["label"], mask)
+    logger.warning(f"A {shape.tag} of image {picture.get('name')} is left out")
     return None
 
 
@@ -181,7 +201,7 @@ def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thi
 def _read_labelme(file: Path, _: _Pictures) -> Iterator[Labelled]:
     content = _json(file)
     groups: dict[Any, list[Thing]] = {}
-    for number, shape in enumerate(content.get("shapes", ())):
+    for number, shape in enumerate(content.get("shapes") or ()):
         try:
             points = np.array(shape["points"], float).reshape(-1, 2)
             kind, label = shape.get("shape_type", "polygon"), str(shape["label"])
@@ -199,9 +219,9 @@ def _read_labelme(file: Path, _: _Pictures) -> Iterator[Labelled]:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise DataError(f"{file}: shape {number} cannot be read ({error}).") from error
         group = shape.get("group_id")  # parts of one object
-        groups.setdefault(number if group is None else (label, group), []).append(thing)
+        groups.setdefault(number if group is None else (label, str(group)), []).append(thing)
     things = [_joined(parts) for parts in groups.values()]
-    yield Labelled(file, content.get("imagePath") or file.stem, things)
+    yield Labelled(file, str(content.get("imagePath") or file.stem), things)
 
 
 def _joined(parts: list[Thing]) -> Thing:
@@ -219,9 +239,8 @@ def _read_yolo(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     names = _yolo_names(file)
     for picture in pictures.paths:
         labels = _yolo_file(picture)
-        lines = labels.read_text("utf-8").splitlines() if labels.is_file() else []
-        with Image.open(picture) as image:
-            size = np.array(image.size)
+        lines = _text(labels).splitlines() if labels.is_file() else []
+        size = np.array(_size(picture))
         things = []
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -230,7 +249,10 @@ def _read_yolo(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
 
 
 def _yolo_names(file: Path) -> dict[int, str]:
-    content = yaml.safe_load(file.read_text("utf-8"))
+    try:
+        content = yaml.safe_load(_text(file))
+    except yaml.YAMLError as error:
+        raise DataError(f"{file} is not YAML ({reason(error)}); write it again.") from error
     names = content.get("names") if isinstance(content, dict) else None
     if not names or not isinstance(names, (list, dict)):
         raise DataError(f"{file} has no list of names, as YOLO's data.yaml has; add it.")
@@ -239,15 +261,18 @@ def _yolo_names(file: Path) -> dict[int, str]:
 
 def _yolo_file(picture: Path) -> Path:
     """The labels of a picture: in labels/ where its path has images/, or beside it."""
-    parts = list(picture.parts)
+    parts = list(picture.absolute().parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    return Path(*parts).with_suffix(".txt")
+    apart = Path(*parts).with_suffix(".txt")
+    return apart if apart.is_file() else picture.with_suffix(".txt")
 
 
 def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where: str) -> Thing:
     try:
         label, numbers = int(words[0]), np.array(words[1:], float)
+        if not np.isfinite(numbers).all():
+            raise ValueError
     except ValueError:
         raise DataError(f"{where}: {' '.join(words)[:60]!r} are not numbers.") from None
     if label not in names:
@@ -267,8 +292,8 @@ def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where:
 # ------------------------------------------------------------------------------------------ formats
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(_text(file))
+    except ValueError as error:
         raise DataError(f"{file} is not JSON ({error}); write it again.") from error
     return content if isinstance(content, dict) else {}
 
@@ -330,6 +355,8 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     """
     place = Path(place)
     kind, files = recognise(place)
+    if kind == "YOLO" and len(files) > 1:
+        raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
     pictures = _Pictures(Path(images or (place if place.is_dir() else place.parent)))
     rows = [row for file in files for row in FORMATS[kind].read(file, pictures)]
     names = sorted({thing.label for row in rows for thing in row.things})
@@ -343,8 +370,7 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     }
     for number, row in enumerate(rows, 1):
         path = pictures.find(row)
-        with Image.open(path) as image:
-            width, height = image.size
+        width, height = _size(path)
         name = path.relative_to(pictures.folder).as_posix()
         content["images"].append(
             {"id": number, "file_name": name, "width": width, "height": height}
@@ -363,6 +389,6 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
                 annotation["segmentation"] = thing.mask
             content["annotations"].append(annotation)
     counts = Counter(thing.label for row in rows for thing in row.things)
-    listed = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    logger.info(f"{place}: {kind}, {len(rows)} pictures with {listed or 'no object'}")
+    found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    logger.info(f"{place}: {kind}, {len(rows)} pictures with {found or 'no object'}")
     return content

@@ -101,6 +101,13 @@ def test_labelme(tmp_path):
     assert len(content["annotations"]) == 3
 
 
+def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):
+    picture(tmp_path / "images" / "a.png")
+    (tmp_path / "images" / "data.yaml").write_text("names: [x]\n")
+    (tmp_path / "images" / "a.txt").write_text("0 .5 .5 1 1\n")
+    assert len(read_labels(tmp_path / "images")["annotations"]) == 1
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
@@ -147,6 +154,11 @@ REFUSED = {
     "three numbers": ({"data.yaml": "names: [x]", "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
     "no names": ({"data.yaml": "train: images"}, "data.yaml"),
     "half a LabelMe": ({"a.json": '{"shapes": [{"points": [[1, 1]]}]}'}, "a.json: shape 0"),
+    "not YAML": ({"data.yaml": "names: [x"}, "data.yaml"),
+    "two YOLO files": ({"data.yaml": "names: [x]", "b.yaml": "names: [x]"}, "b.yaml"),
+    "not a number": ({"data.yaml": "names: [x]", "a.txt": "0 nan .5 1 1"}, "a.txt, line 1"),
+    "a picture that is none": ({"data.yaml": "names: [x]", "b.png": "text"}, "b.png"),
+    "CVAT of a video": ({"a.xml": "<annotations><track/></annotations>"}, "for images"),
     "nothing": ({}, "YOLO"),
 }
 
