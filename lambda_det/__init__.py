@@ -5,6 +5,7 @@ Importing this package registers its backbones and ROI heads with Detectron2. Th
 the networks work without Detectron2, too.
 """
 
+import contextlib
 import warnings
 
 from lambda_det.errors import reason
@@ -29,6 +30,9 @@ try:
     with warnings.catch_warnings():
         # Detectron2 scripts some functions when it is imported, which PyTorch has deprecated.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", FutureWarning)
+        with contextlib.suppress(ImportError):
+            # Before our modules, which that of DETECTRON2_ENV_MODULE may import: it is called here
+            import detectron2  # noqa: F401
         from lambda_det.layers import LambdaLayer, convert_lambda_layers
         from lambda_det.modeling import (
             LambdaResNet,

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from lambda_benchmarks import detectors, measure, plot, presets, report, session
 from lambda_det import create_backbone, get_config, list_models
 from lambda_det.layers import IMPLEMENTATIONS
+from lambda_det.modeling.replacements import KINDS
+from lambda_det.modeling.specs import SPECS
 from tests.tool import load_tool
 
 tool = load_tool("benchmark", "projects/benchmarks")
@@ -213,8 +215,17 @@ def one_lambda_layer(monkeypatch):
     return keep
 
 
+@pytest.fixture
+def only_own_networks(monkeypatch):
+    """Without those that a test of another project has registered in this process."""
+    for name in [name for name, spec in SPECS.items() if getattr(spec, "kind", "")]:
+        monkeypatch.delitem(SPECS, name)
+    for kind in list(KINDS):
+        monkeypatch.delitem(KINDS, kind)
+
+
 @pytest.mark.benchmark
-def test_attention(run, one_lambda_layer):
+def test_attention(run, one_lambda_layer, only_own_networks):
     one_lambda_layer("lambda convolution, 7x7", "axial self-attention")
     options = ("--preset", "attention", "--small", "--image-size", "32", "--batch", "2")
     captured, content = run(*options)
@@ -288,7 +299,7 @@ def test_families(run, monkeypatch, tmp_path):
 
 
 @pytest.mark.benchmark
-def test_hybrid(run):
+def test_hybrid(run, only_own_networks):
     options = ("--preset", "hybrid", "--small", "--image-size", "64", "--batch", "2")
     captured, content = run(*options)
     cases = ["lambda layers", "lambda layers, shared embeddings"]
