@@ -1,8 +1,8 @@
 """Labels as annotation tools write them, read into COCO's format.
 
 YOLO (boxes, polygons and rotated boxes), Pascal VOC, LabelMe and CVAT's XML for images. A format is
-recognised by what lies in the folder. The readers are ours: labelformat and globox read fewer of
-these, need the class names beforehand, and cannot say on which line a file is wrong.
+recognised by what lies in the folder. The readers are ours: labelformat 0.1.17 has none for
+LabelMe, needs the class names of Pascal VOC beforehand, and reads only the boxes of CVAT.
 """
 
 from __future__ import annotations
