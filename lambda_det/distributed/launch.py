@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from detectron2.utils import comm
@@ -26,7 +25,6 @@ from lambda_det.errors import (
     LostProcessError,
     Preempted,
     UserError,
-    WeightsError,
 )
 
 __all__ = ["check_device", "launch", "on_main_process"]
@@ -88,12 +86,11 @@ def launch(
     not notice torchrun: N unconnected trainings would write into one folder. It also chooses NCCL
     wherever there is a GPU, even for training on the CPU.
 
-    An attempt that torchrun has restarted continues the one before it, as with --resume.
+    An attempt that torchrun has restarted continues the one before it only with --resume.
 
     Args:
         main: called in each process.
-        args: num_gpus, num_machines, machine_rank and dist_url are used; under torchrun eval_only
-            and resume, too.
+        args: num_gpus, num_machines, machine_rank and dist_url are used.
         device: that the configuration names.
         key: the user's key for it.
 
@@ -179,8 +176,9 @@ def _join_torchrun(
                 "--num-machines, or start without torchrun."
             )
         device_type = check_device(device, local_size, key).type
-        work = functools.partial(_run_and_note_refusal, main, _resume_if_restarted(args))
-        run_connected(work, device_type, rank, world_size, local_rank, local_size, "env://")
+        run_connected(
+            lambda: main(args), device_type, rank, world_size, local_rank, local_size, "env://"
+        )
     except Preempted:
         if rank > 0:
             sys.exit(PREEMPTED_STATUS)  # rank 0 prints the message
@@ -194,49 +192,3 @@ def _join_torchrun(
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(10)
         raise
-
-
-def _resume_if_restarted(args: argparse.Namespace) -> argparse.Namespace:
-    """Add --resume if this is a restart by torchrun and the attempt before was not refused.
-
-    Raises:
-        ConfigError: the attempt before was refused, for the same reason.
-    """
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) == 0 or args.eval_only:
-        return args
-    refusal = _refusal_file()
-    if refusal is None:
-        return args
-    if refusal.exists():
-        raise ConfigError(refusal.read_text("utf-8"))
-    return argparse.Namespace(**{**vars(args), "resume": True})
-
-
-def _run_and_note_refusal(
-    main: Callable[[argparse.Namespace], None], args: argparse.Namespace
-) -> None:
-    """Run ``main(args)``, with --resume on all processes if it is set on any.
-
-    A machine that has come back may be in its first attempt while the others are restarted. If
-    ``main`` refuses to start, note why, for the attempts that follow.
-
-    Otherwise torchrun's restart, which resumes, might continue the run of another folder that was
-    refused.
-    """
-    args.resume = any(comm.all_gather(args.resume))
-    try:
-        main(args)
-    except (ConfigError, WeightsError) as error:
-        refusal = _refusal_file()
-        if refusal is not None:
-            refusal.write_text(str(error), "utf-8")
-        raise
-
-
-def _refusal_file() -> Path | None:
-    """A file that lasts from one attempt of this torchrun to the next; None if there is no place.
-
-    torchrun keeps the folders of all attempts in one folder.
-    """
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    return Path(report).parents[2] / "refused.txt" if report else None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 import torch
 from detectron2.utils import comm
 
 from lambda_det.detection import parser
-from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.launch import check_device, launch, on_main_process
 from lambda_det.errors import ConfigError, DataError
 
@@ -84,60 +82,8 @@ def test_device_that_does_not_exist(monkeypatch, device, num_gpus, existing, nam
     assert check_device("cpu", 4).type == "cpu"
 
 
-@pytest.fixture
-def torchrun(monkeypatch):
-    """As if torchrun had started this process alone; attempts begin with ``torchrun(number)``."""
-    variables = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setattr(launch_module, "run_connected", lambda work, *_: work())
-
-    def attempt(number: int, folder: Path) -> None:
-        report = folder / f"attempt_{number}" / "0" / "error.json"
-        report.parent.mkdir(parents=True)
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(report))
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
-
-    return attempt
-
-
-def _is_resumed(*argv: str) -> bool:
-    seen = []
-    launch(seen.append, _args(*argv), device="cpu")
-    return seen[0].resume
-
-
-def test_torchrun_and_num_gpus_are_refused(torchrun):
+def test_torchrun_and_num_gpus_are_refused(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
     with pytest.raises(ConfigError, match="--num-gpus"):
         launch(_note, _args("--num-gpus", "2"), device="cpu")
-
-
-def test_restart_resumes(torchrun, tmp_path):
-    torchrun(0, tmp_path)
-    assert not _is_resumed() and _is_resumed("--resume")
-    torchrun(1, tmp_path)
-    assert _is_resumed() and not _is_resumed("--eval-only")
-
-
-def test_a_machine_in_its_first_attempt_resumes_beside_one_that_was_restarted(
-    monkeypatch, torchrun
-):
-    monkeypatch.setattr(launch_module.comm, "all_gather", lambda resume: [resume, True])
-    assert _is_resumed()
-
-
-def test_restart_repeats_a_refusal(monkeypatch, torchrun, tmp_path):
-    """The folder of another run may have been refused, and must not be continued."""
-
-    def refuse(args):
-        raise ConfigError("OUTPUT_DIR holds a run: add --resume")
-
-    torchrun(0, tmp_path)
-    with pytest.raises(ConfigError):
-        launch(refuse, _args(), device="cpu")
-    torchrun(1, tmp_path)
-    with pytest.raises(ConfigError, match=r"^OUTPUT_DIR holds a run: add --resume$"):
-        launch(lambda args: None, _args(), device="cpu")
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")  # nowhere to note a refusal
-    assert not _is_resumed()

@@ -32,7 +32,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory) -> list[str]:
     result = detection_words(tmp_path_factory.mktemp("data"))
-    result.remove("--resume")
     result += ["SOLVER.MAX_ITER", str(STEPS), "SOLVER.IMS_PER_BATCH", "2", "DATALOADER.NUM_WORKERS"]
     return [*result, "1", "SOLVER.ACCUMULATE_GRADIENTS", "1", "TEST.EVAL_PERIOD", "0"]
 
@@ -106,7 +105,7 @@ def test_torchrun_continues_after_a_kill(restarted):
 
 def test_signal_stops_all_processes_and_resume_continues(arguments, restarted, tmp_path):
     folder, output = tmp_path / "run", tmp_path / "output"
-    words = [TOOL, "--num-gpus", "2", "--resume", *arguments, "OUTPUT_DIR", str(folder)]
+    words = [TOOL, "--num-gpus", "2", *arguments, "OUTPUT_DIR", str(folder)]
     run = _start(words, output)
     _wait_until((folder / "last_checkpoint").exists, run, output)
     processes = descendants(run.pid)
