@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["BackgroundWriter", "host_copy", "tensor_bytes"]
 
@@ -20,40 +20,29 @@ class BackgroundWriter:
     def __init__(self) -> None:
         # Its thread is waited for when the process ends, so no work is lost then either
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._jobs: deque[Future[None]] = deque()
-        self._failed = False
+        self._last: Future[None] | None = None
 
     def submit(self, work: Callable[[], object]) -> None:
         """Have ``work`` done after what was submitted before; returns at once."""
-        self._jobs.append(self._pool.submit(self._do, work))
-
-    def _do(self, work: Callable[[], object]) -> None:
-        if self._failed:
-            return
-        try:
-            work()
-        except BaseException:
-            self._failed = True
-            raise
+        self._last = self._pool.submit(_do_after, self._last, work)
 
     def check(self) -> None:
-        """Raise what finished work has raised; does not wait."""
-        while self._jobs and self._jobs[0].done():
-            self._finish(self._jobs.popleft())
+        """Raise what the work has raised, if all of it is over; does not wait."""
+        if self._last is not None and self._last.done():
+            self.wait()
 
     def wait(self) -> None:
         """Return when all is done, or raise what it has raised."""
-        while self._jobs:
-            self._jobs[0].exception()  # an interruption here leaves it in the list
-            self._finish(self._jobs.popleft())
+        if self._last is not None:
+            self._last.exception()  # an interruption here leaves it to the next call
+            last, self._last = self._last, None
+            last.result()
 
-    def _finish(self, job: Future[None]) -> None:
-        if error := job.exception():
-            for rest in self._jobs:
-                rest.exception()
-            self._jobs.clear()
-            self._failed = False
-            raise error
+
+def _do_after(before: Future[None] | None, work: Callable[[], object]) -> None:
+    if before is not None:
+        before.result()  # it is over, as there is one thread; its error becomes that of this work
+    work()
 
 
 def host_copy(state: Any) -> Any:
@@ -92,18 +81,6 @@ def _copied_tensor(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
 
 def tensor_bytes(state: Any) -> int:
     """What the tensors of a state take in a file."""
-    sizes: dict[int, int] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, Tensor) and value.layout == torch.strided:
-            storage = value.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                visit(item)
-
-    visit(state)
-    return sum(sizes.values())
+    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+    storages = [x.untyped_storage() for x in tensors if x.layout == torch.strided]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

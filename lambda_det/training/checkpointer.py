@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +19,6 @@ from lambda_det.training.checkpoint_files import (
     link_file,
     numbered,
     point_to,
-    read_newest,
     remove_drafts,
     remove_old,
 )
@@ -73,7 +70,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         it from then on: one that it named before may be damaged.
 
         Args:
-            path: of the file; "" loads nothing.
+            path: of the file.
             checkpointables: names of the states to load; None for all, [] for only the model.
             content: of the file, where it was read already.
 
@@ -84,9 +81,6 @@ class SafeCheckpointer(DetectionCheckpointer):
             WeightsError: the file is missing, unreadable, unsafe, or lacks something; model and
                 states are unchanged if it lacks a state.
         """
-        if not path:
-            self.logger.info("No checkpoint is named: the model keeps its initial weights")
-            return {}
         self.wait()  # it may be the file that is being written
         content = dict(read_weights(path) if content is None else content)
         wanted = list(self.checkpointables if checkpointables is None else checkpointables)
@@ -115,22 +109,6 @@ class SafeCheckpointer(DetectionCheckpointer):
         """
         load_initial_weights(self.model, read_weights(path), path, pixels)
 
-    def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
-        """Continue from the newest whole checkpoint of the folder, or start from ``path``.
-
-        Returns:
-            What else is in the checkpoint; nothing at a start.
-
-        Raises:
-            WeightsError, ConfigError: as :meth:`load` and :meth:`load_initial_weights` do.
-        """
-        newest = read_newest(self.save_dir) if resume else None
-        if newest is not None:
-            return self.load(newest.path, content=newest.content)
-        if path:
-            self.load_initial_weights(path)
-        return {}
-
     def _point_to_own(self, path: str) -> None:
         folder, name = os.path.split(os.path.abspath(path))
         own = self.save_dir and folder == os.path.abspath(self.save_dir)
@@ -147,7 +125,7 @@ class SafeCheckpointer(DetectionCheckpointer):
 
         Args:
             name: ``model_`` and seven digits of the iteration, or another, such as model_final.
-            extra: plain values. ``iteration`` says how far the run is where the name does not.
+            extra: plain values; with ``keep``, ``iteration`` says how far the run is.
 
         Raises:
             DiskError: a checkpoint before this could not be written.
@@ -155,7 +133,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         if not self.save_dir or not self.save_to_disk:
             return
         self.wait()
-        content = host_copy({"model": self.model.state_dict(), **self._states(), **extra})
+        states = {key: item.state_dict() for key, item in self.checkpointables.items()}
+        content = host_copy({"model": self.model.state_dict(), **states, **extra})
         self.logger.info(f"Saving checkpoint to {os.path.join(self.save_dir, name)}.pth")
         self._writer.submit(lambda: self._write(name, content))
 
@@ -191,30 +170,14 @@ class SafeCheckpointer(DetectionCheckpointer):
         """Let last_checkpoint name the newest checkpoint."""
         point_to(self.save_dir, last_filename_basename)
 
-    def warn_of_little_space(self) -> None:
-        """Warn, once, if the disk has no room for the checkpoints to come; call it at the start.
-
-        What an optimiser will hold after its first step is counted, too.
-        """
-        if self.save_dir and self.save_to_disk:
-            states = self._states()
-            size = tensor_bytes([self.model.state_dict(), states]) + _momenta(self.model, states)
-            self._warn_of_little_space(size)
-
-    def _states(self) -> dict[str, Any]:
-        return {key: item.state_dict() for key, item in self.checkpointables.items()}
-
     def _write(self, name: str, content: dict[str, Any]) -> None:
         path, size = os.path.join(self.save_dir, f"{name}.pth"), tensor_bytes(content)
         with writing(path, size):
             remove_drafts(self.save_dir)
             replace_file(path, lambda file: write_torch(content, file), check_checkpoint)
             self.tag_last_checkpoint(f"{name}.pth")
-            iteration = content.get("iteration")
-            if numbers := re.fullmatch(r"model_(\d{7,})", name):
-                iteration = int(numbers[1])
-            if self._keep is not None and iteration is not None:
-                remove_old(self.save_dir, self._keep, iteration)
+            if self._keep is not None:
+                remove_old(self.save_dir, self._keep, content["iteration"])
         self._warn_of_little_space(os.path.getsize(path))
 
     def _warn_of_little_space(self, size: int) -> None:
@@ -227,19 +190,7 @@ class SafeCheckpointer(DetectionCheckpointer):
             return
         if free < wanted and not self._warned:
             self._warned = True
-            logging.getLogger(__name__).warning(
+            self.logger.warning(
                 f"The checkpoints of this run will take {gigabytes(wanted)} more, and only "
                 f"{gigabytes(free)} are free in {self.save_dir}: free some space, or keep fewer"
             )
-
-
-def _momenta(model: nn.Module, states: Mapping[str, Any]) -> int:
-    """Bytes that an optimiser without a state yet will have after its first step."""
-    for state in states.values():
-        for part in (state, *(v for v in state.values() if isinstance(v, Mapping))):
-            optimizer = part.get("optimizer") or {}
-            groups = optimizer.get("param_groups") or [{}]
-            if optimizer.get("state") == {} and any(k in groups[0] for k in ("betas", "momentum")):
-                sizes = (p.numel() * p.element_size() for p in model.parameters())
-                return sum(sizes) * (2 if "betas" in groups[0] else 1)
-    return 0

@@ -268,7 +268,6 @@ class Trainer(TrainerBase):
             catch_signals(),
             EventStorage(self.start_iter) as self.storage,
         ):
-            self.checkpointer.warn_of_little_space()
             try:
                 self.before_train()
                 while self.iter < self.max_iter:

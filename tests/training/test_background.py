@@ -8,10 +8,7 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,7 +100,7 @@ def test_who_goes_back_to_an_older_checkpoint_keeps_what_follows(tmp_path):
         (tmp_path / f"model_{step:07d}.pth").write_text("later")
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
     for step in range(4):
-        checkpointer.save(f"model_{step:07d}")
+        checkpointer.save(f"model_{step:07d}", iteration=step)
     checkpointer.save("model_final", iteration=3)
     checkpointer.wait()
     steps = [int(path.stem[6:]) for path in checkpoint_files.numbered(tmp_path)]
@@ -126,8 +123,8 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
         unlink(path, **options)
 
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
-    checkpointer.save("model_0000001")
-    checkpointer.save("model_0000002")
+    checkpointer.save("model_0000001", iteration=1)
+    checkpointer.save("model_0000002", iteration=2)
     checkpointer.wait()
     checked = checkpointer_module.check_checkpoint
     monkeypatch.setattr(
@@ -138,7 +135,7 @@ def test_the_order_of_a_save(tmp_path, monkeypatch):
         os, "replace", lambda a, b: (steps.append(f"name {Path(b).name}"), replace(a, b))
     )
     monkeypatch.setattr(Path, "unlink", unlinked)
-    checkpointer.save("model_0000003")
+    checkpointer.save("model_0000003", iteration=3)
     checkpointer.wait()
     assert steps == [
         "sync file",
@@ -192,7 +189,7 @@ def _save_and_die(folder, operation):
         try:
             checkpointer = SafeCheckpointer(_model(3.0), str(folder), keep=2)
             _die_at(operation)
-            checkpointer.save("model_0000003")
+            checkpointer.save("model_0000003", iteration=3)
             checkpointer.link("model_0000003", "model_best")
             checkpointer.wait()
             os._exit(0)
@@ -225,7 +222,7 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
         if status == 0:
             break
         checkpointer = SafeCheckpointer(_model(4.0), str(folder), keep=2)
-        checkpointer.save("model_0000004")
+        checkpointer.save("model_0000004", iteration=4)
         checkpointer.wait()
         assert _value(read_newest(str(folder)).path) == 4.0
         assert not list(folder.glob("*.pth.tmp")) and not list(folder.glob("last*.tmp"))
@@ -243,7 +240,7 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
 )
 def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told_by):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
-    checkpointer.save("model_0000001")
+    checkpointer.save("model_0000001", iteration=1)
     checkpointer.link("model_0000001", "model_best")
     checkpointer.wait()
 
@@ -257,13 +254,13 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
         "pointer": (checkpointer_module, "point_to"),
     }
     monkeypatch.setattr(*places[operation], fail)
-    checkpointer.save("model_0000002")
+    checkpointer.save("model_0000002", iteration=2)
     checkpointer.link("model_0000002", "model_best")  # not done any more
     with pytest.raises(DiskError) as caught:
         if told_by == "save":
-            checkpointer.save("model_0000003")
+            checkpointer.save("model_0000003", iteration=3)
         if told_by == "check":
-            checkpointer._writer._jobs[-1].exception()
+            checkpointer._writer._last.exception()
             checkpointer.check()
         checkpointer.wait()
     sentence = str(caught.value)
@@ -276,39 +273,23 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
     assert not list(tmp_path.glob("*.tmp"))
     assert os.path.samefile(tmp_path / "model_0000001.pth", tmp_path / "model_best.pth")
     checkpointer.check()  # it is told once
-    checkpointer.save("model_0000003")
+    checkpointer.save("model_0000003", iteration=3)
     checkpointer.wait()
     assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000003.pth")
 
 
-class _Late(Future):
-    """The future of a thread that starts its work only when somebody waits for it."""
-
-    def __init__(self, function, work):
-        super().__init__()
-        self.work = partial(function, work)
-
-    def exception(self, timeout=None):
-        if not self.done():
-            try:
-                self.set_result(self.work())
-            except OSError as error:
-                self.set_exception(error)
-        return super().exception(timeout)
-
-
 def test_what_waits_behind_an_error_is_never_done():
-    writer, done = BackgroundWriter(), []
+    writer, gate, done = BackgroundWriter(), threading.Event(), []
 
     def fail():
+        assert gate.wait(30)
         raise OSError(errno.ENOSPC, "full")
 
-    writer._pool = SimpleNamespace(submit=_Late)
     writer.submit(fail)
     writer.submit(lambda: done.append("link"))
+    gate.set()
     with pytest.raises(OSError, match="full"):
         writer.wait()
-    writer.wait()
     assert done == []
     writer.submit(lambda: done.append("save"))
     writer.wait()
@@ -317,7 +298,7 @@ def test_what_waits_behind_an_error_is_never_done():
 
 def test_a_disk_that_does_not_keep_what_was_written_is_noticed(tmp_path, monkeypatch):
     checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
-    checkpointer.save("model_0000001")
+    checkpointer.save("model_0000001", iteration=1)
     checkpointer.wait()
 
     def write_badly(content, file):
@@ -326,7 +307,7 @@ def test_a_disk_that_does_not_keep_what_was_written_is_noticed(tmp_path, monkeyp
         file.write(b"\x55" * 8)
 
     monkeypatch.setattr(checkpointer_module, "write_torch", write_badly)
-    checkpointer.save("model_0000002")
+    checkpointer.save("model_0000002", iteration=2)
     with pytest.raises(DiskError, match=r"model_0000002\.pth could not be written.*damaged"):
         checkpointer.wait()
     assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000001.pth")
@@ -342,30 +323,13 @@ def test_what_could_not_be_read_again_is_not_kept(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_told_once(tmp_path, monkeypatch, caplog):
-    model = _model(1.0)  # 288 bytes, and as much for each of Adam's two averages
-    optimizer = torch.optim.Adam(model.parameters())
-    checkpointer = SafeCheckpointer(model, str(tmp_path), keep=3, trainer=optimizer)
-    checkpointer.checkpointables["trainer"] = _Trainer(optimizer)
-    usage = checkpointer_module.shutil.disk_usage(tmp_path)
-    for free, warnings in ((5 * 864, 0), (5 * 864 - 1, 1), (0, 1)):
-        monkeypatch.setattr(
-            checkpointer_module.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free)
-        )
-        checkpointer.warn_of_little_space()
-        assert len(caplog.records) == warnings
-    assert "will take 4 kB more, and only 4 kB are free" in caplog.text
-    other = SafeCheckpointer(_model(1.0), str(tmp_path), keep=3)
-    other.save("model_0000001")
-    other.wait()
-    assert len(caplog.records) == 2
-
-
-class _Trainer:
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    def state_dict(self):
-        return {"iteration": 0, "optimizer": self.optimizer.state_dict()}
+    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=3)
+    usage = checkpointer_module.shutil.disk_usage(tmp_path)._replace(free=5000)
+    monkeypatch.setattr(checkpointer_module.shutil, "disk_usage", lambda _: usage)
+    for step in range(2):
+        checkpointer.save(f"model_{step:07d}", iteration=step)
+        checkpointer.wait()
+    assert len(caplog.records) == 1 and "only 5 kB are free" in caplog.text
 
 
 def _size(state):

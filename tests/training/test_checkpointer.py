@@ -214,33 +214,6 @@ def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
         Trainer(DetectionTask(cfg))
 
 
-def test_every_public_way_to_load_needs_no_other_before_it(tmp_path):
-    """The methods of Detectron2's checkpointer: load, and resume_or_load with and without a run."""
-    source, state = _Detector(), {"trainer": nn.Linear(1, 1)}
-    saved = SafeCheckpointer(source, str(tmp_path / "run"), **state)
-    (tmp_path / "run").mkdir()
-    start = _saved(tmp_path / "start.pth", source)
-    for path, resume, loaded in (
-        ("", True, False),
-        (start, True, True),
-        (start, False, True),
-        ("", True, True),
-    ):
-        if loaded and not path:  # there is a checkpoint to resume from the last time
-            saved.save("model_0000001", iteration=1)
-            saved.wait()
-        model = _Detector()
-        checkpointer = SafeCheckpointer(model, str(tmp_path / "run"), trainer=nn.Linear(1, 1))
-        rest = checkpointer.resume_or_load(path, resume=resume)
-        assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight) == loaded
-        assert rest == ({"iteration": 1} if loaded and not path else {})
-    assert checkpointer.load(str(tmp_path / "run/model_0000001.pth")) == {"iteration": 1}
-    assert checkpointer.load("") == {}
-    model = _Detector()
-    SafeCheckpointer(model).load(start)
-    assert torch.equal(model.backbone.stem.weight, source.backbone.stem.weight)
-
-
 class _State:
     def state_dict(self):
         return {"step": 3}

@@ -229,7 +229,7 @@ def _full_disk(*_):
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_step(folder, monkeypatch):
     """Not only with the next checkpoint, which may be thousands of steps later."""
     monkeypatch.setattr(checkpointer, "write_torch", _full_disk)
-    task = ToyTask(folder, lambda trainer: trainer.checkpointer._writer._jobs[0].exception())
+    task = ToyTask(folder, lambda trainer: trainer.checkpointer._writer._last.exception())
     trainer = Trainer(task)
     with pytest.raises(DiskError, match=r"model_0000001\.pth could not be written: No space"):
         trainer.train()
