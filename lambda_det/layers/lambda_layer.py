@@ -11,7 +11,7 @@ keys [b, H, W, k, u] and values [b, H, W, v, u].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import gt
 
 import torch
@@ -437,19 +437,6 @@ class LambdaLayer(nn.Module):
         # Appendix C.3: each head has lambdas of its own
         of_heads = zip(*(cut_heads(x, self.heads) for x in (queries, keys, values)), strict=True)
         return join_heads([output(*parts, head) for head, parts in enumerate(of_heads)])
-
-    def in_words(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the parts of the layer have made, by the words of Figure 3: for messages.
-
-        Args:
-            made: outputs by the names of the parts: ``qkv``, ``query_norm`` and so on.
-        """
-        words = {"query_norm": "queries", "value_norm": "values"}
-        words |= {"content": "content output", "position": "position output"}
-        found = {words[name]: x for name, x in made.items() if name in words}
-        if "qkv" in made:
-            found["keys"] = made["qkv"].split(self.rows, dim=1)[1]
-        return found
 
     def extra_repr(self) -> str:
         return (

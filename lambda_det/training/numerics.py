@@ -41,14 +41,12 @@ class NumericsDebugger:
             model: gets hooks, which do nothing outside of :meth:`watching`.
         """
         self._active = self._gradients = False
-        # What the parts have made of the module that computes and that names them (`in_words`)
-        self._parts: dict[str, Tensor] = {}
         self._computing: list[tuple[str, nn.Module, tuple]] = []  # from the outside in
         for name, module in model.named_modules():
             name = _WRAPPERS.sub("", name).lstrip(".")
-            one = not any(True for _ in module.children()) or hasattr(module, "in_words")
-            module.register_forward_pre_hook(partial(self._before, name, one))
-            module.register_forward_hook(partial(self._after, name, one))
+            is_leaf = next(module.children(), None) is None
+            module.register_forward_pre_hook(partial(self._before, name, is_leaf))
+            module.register_forward_hook(partial(self._after, name, is_leaf))
             for own, parameter in module.named_parameters(recurse=False):
                 if parameter.requires_grad:
                     what = f"{_named(name, module)} gets a gradient of its {own}"
@@ -66,10 +64,9 @@ class NumericsDebugger:
             yield
         finally:
             self._active = self._gradients = False
-            self._parts.clear()
             self._computing.clear()
 
-    def _before(self, name: str, one: bool, module: nn.Module, args: tuple) -> tuple | None:
+    def _before(self, name: str, is_leaf: bool, module: nn.Module, args: tuple) -> tuple | None:
         """Look at the inputs, and let their gradients be looked at.
 
         A view of each input has a gradient of its own, apart from those of other modules that read
@@ -81,9 +78,7 @@ class NumericsDebugger:
             if not _is_finite(x):
                 raise NonFiniteNumbers(self._of_input(x, name, module))
         self._computing.append((name, module, args))
-        if hasattr(module, "in_words"):
-            self._parts.clear()
-        if not (one and self._gradients and torch.is_grad_enabled()):
+        if not (is_leaf and self._gradients and torch.is_grad_enabled()):
             return None
         what = f"{_named(name, module)} passes back a gradient of its input"
         return tuple(self._with_hook(arg, what, module) for arg in args)
@@ -95,7 +90,7 @@ class NumericsDebugger:
         outer_name, outer, args = self._computing[-1]
         return (
             f"{_named(outer_name, outer)} gives its part {_named(name, module)} an input of which "
-            f"{_count(x)} ({self._circumstances(outer, args)})"
+            f"{_count(x)} ({_inputs(args)}; {_state(outer)})"
         )
 
     def _with_hook(self, x: Any, what: str, module: nn.Module) -> Any:
@@ -105,41 +100,23 @@ class NumericsDebugger:
         x.register_hook(partial(self._look_at_gradient, what, module))
         return x
 
-    def _after(self, name: str, one: bool, module: nn.Module, args: tuple, output: Any) -> None:
+    def _after(self, name: str, is_leaf: bool, module: nn.Module, args: tuple, output: Any) -> None:
         if not self._active:
             return
         self._computing.pop()
-        outputs = list(_tensors(output))
-        for x in outputs:
+        what = f"What follows {_named(name, module)} passes back a gradient of its output"
+        for x in _tensors(output):
             if not _is_finite(x):
                 raise NonFiniteNumbers(
                     f"{_named(name, module)} gives an output of which {_count(x)} "
-                    f"({self._circumstances(module, args)})"
+                    f"({_inputs(args)}; {_state(module)})"
                 )
-        if hasattr(self._outer(), "in_words"):
-            self._parts[name.rpartition(".")[2]] = output.detach()
-        if one and self._gradients and torch.is_grad_enabled():
-            what = f"What follows {_named(name, module)} passes back a gradient of its output"
-            for x in outputs:
-                if x.requires_grad:
-                    x.register_hook(partial(self._look_at_gradient, what, module))
+            if is_leaf and self._gradients and x.requires_grad:
+                x.register_hook(partial(self._look_at_gradient, what, module))
 
     def _look_at_gradient(self, what: str, module: nn.Module, grad: Tensor) -> None:
         if self._active and self._gradients and not _is_finite(grad):
             raise NonFiniteNumbers(f"{what} of which {_count(grad)} ({_state(module)})")
-
-    def _circumstances(self, module: nn.Module, args: tuple) -> str:
-        """What a module was given, what it holds, and what its layer's parts have made before."""
-        clauses = [_inputs(args), _state(module)]
-        layer = module if hasattr(module, "in_words") else self._outer()
-        if hasattr(layer, "in_words"):
-            parts = layer.in_words(self._parts)
-            clauses += [f"the layer's {part}: {_size(x)}" for part, x in parts.items() if x.numel()]
-        return "; ".join(clauses)
-
-    def _outer(self) -> nn.Module | None:
-        """The module of which a part computes."""
-        return self._computing[-1][1] if self._computing else None
 
 
 def _named(name: str, module: nn.Module) -> str:

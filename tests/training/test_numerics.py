@@ -8,7 +8,7 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import NonFiniteLossError
-from lambda_det.layers import LambdaLayer, lambda_layer
+from lambda_det.layers import LambdaLayer
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
 from tests.training.toy import Steps, ToyModel, batches, items
@@ -83,30 +83,6 @@ def test_parts_of_a_lambda_layer_that_are_modules(net, parameter, beginning):
     name, layer = next((n, m) for n, m in net.named_modules() if isinstance(m, LambdaLayer))
     nn.init.constant_(layer.get_parameter(parameter), torch.inf)
     assert _found(net).startswith(name + beginning)
-
-
-@pytest.mark.parametrize("bad", ["content", "position"])
-def test_the_lambda_that_breaks_is_named_with_queries_keys_and_values(net, bad, monkeypatch):
-    function = {"content": "normalize_keys", "position": "local_position_output"}[bad]
-    original = getattr(lambda_layer, function)
-    monkeypatch.setattr(lambda_layer, function, lambda *a, **k: original(*a, **k) * torch.inf)
-    name = next(n for n, m in net.named_modules() if isinstance(m, LambdaLayer))
-    text = _found(net)
-    assert text.startswith(f"{name}.{bad} (")
-    for part in ("queries", "keys", "values"):
-        assert f"the layer's {part}: finite" in text
-    assert ("content output: finite" in text) == (bad == "position")
-
-
-def test_the_parts_are_those_of_the_layer_that_breaks():
-    net = nn.Sequential(LambdaLayer(8, scope=3), nn.BatchNorm2d(8), LambdaLayer(8, scope=None))
-    debugger = NumericsDebugger(net)  # which sees the values before they are changed
-    net[2].content.register_forward_hook(lambda *args: args[-1] * torch.inf)
-    with pytest.raises(NonFiniteNumbers) as caught, debugger.watching():
-        net(torch.randn(2, 8, 5, 5))
-    text = str(caught.value)
-    assert text.startswith("2 (LambdaLayer) gives an output") and "content output: finite" in text
-    assert "position output" not in text
 
 
 class _BadBackward(torch.autograd.Function):
