@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import operator
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = ["Evaluation", "append_summary", "cut_summary"]
 logger = logging.getLogger(__name__)
 
 _LOSSES = ("loss", "total_loss")  # how the names of losses begin
+_AVERAGED = re.compile(r"_EMA/\w+$|/ema_\w+$")  # how the names of their results end
 
 
 class Evaluation(HookBase):
@@ -37,7 +39,7 @@ class Evaluation(HookBase):
     Attributes:
         results: of the last evaluation, the same on all processes.
         last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
-        best: the best value of the metric.
+        best, best_name: the best value of the metric, and which result it is.
         without_progress: evaluations since the best one.
     """
 
@@ -57,6 +59,7 @@ class Evaluation(HookBase):
         self.results: Results = {}
         self.last_step = self.best_step = -1
         self.best = float("-inf")
+        self.best_name = ""
         self.without_progress = 0
         self._is_pending = False
         self._losses = 0.0  # sum over the steps since the last evaluation
@@ -86,6 +89,17 @@ class Evaluation(HookBase):
             key = trainer.settings.key("patience")
             logger.info(f"This run has stopped early already; a higher {key} continues it")
             trainer.max_iter = trainer.start_iter
+
+    def after_train(self) -> None:
+        if self.best_step < 0 or not self.best_name:
+            return
+        weights = "averaged" if _AVERAGED.search(self.best_name) else "raw"
+        early = f"; the run stopped early, after step {self.last_step}"
+        logger.info(
+            f"The best evaluation is that after step {self.best_step}: {self.best_name} "
+            f"{self.best:.4g}, of the {weights} weights in model_best.pth"
+            f"{early if self._is_out_of_patience() else ''}"
+        )
 
     def after_step(self) -> None:
         if comm.is_main_process():
@@ -136,7 +150,8 @@ class Evaluation(HookBase):
         is_better = operator.lt if name.rpartition("/")[2].startswith(_LOSSES) else operator.gt
         first = self.best_step < 0 and not math.isnan(values[name])
         if first or is_better(values[name], self.best):  # NaN is not
-            self.best, self.best_step, self.without_progress = values[name], step, 0
+            self.best, self.best_step, self.best_name = values[name], step, name
+            self.without_progress = 0
             return f"{name} {values[name]:.4g} is the best so far"
         self.without_progress += 1
         return f"{name} {values[name]:.4g}; the best is {self.best:.4g} of step {self.best_step}"
@@ -173,6 +188,7 @@ class Evaluation(HookBase):
             "last_step": self.last_step,
             "best_step": self.best_step,
             "best": self.best,
+            "best_name": self.best_name,
             "without_progress": self.without_progress,
             "results": self.results,
             "pending": self.is_due() and self.last_step != self.trainer.iter + 1,
@@ -183,6 +199,7 @@ class Evaluation(HookBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.last_step, self.best_step = state["last_step"], state["best_step"]
         self.best, self.without_progress = state["best"], state["without_progress"]
+        self.best_name = state.get("best_name", "")  # not in earlier versions
         self.results, self._is_pending = state["results"], state["pending"]
         self._losses, self._steps = state["losses"], state["steps"]
 

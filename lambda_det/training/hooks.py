@@ -1,13 +1,11 @@
-"""Hooks that go along with every training: records, smoothed values, checkpoints, the average."""
+"""Hooks that go along with every training: records, smoothed values, checkpoints."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,21 +29,12 @@ except ImportError:  # Windows
     resource = None
 
 __all__ = [
-    "Averaging",
     "Checkpoints",
     "Histories",
-    "PeakMemory",
+    "Machine",
     "RunWriter",
-    "Throughput",
     "peak_memory",
 ]
-
-
-class Averaging(HookBase):
-    """Takes the weights of each step into ``trainer.average``."""
-
-    def after_step(self) -> None:
-        self.trainer.average.update()
 
 
 class Checkpoints(HookBase):
@@ -60,19 +49,25 @@ class Checkpoints(HookBase):
             trainer.save_checkpoint()
 
 
-class Throughput(HookBase):
-    """Records images per second of all processes together, waiting for data included."""
+class Machine(HookBase):
+    """Records images per second of all processes, waiting for data included, and the peak memory.
 
-    def __init__(self, images: int) -> None:
-        self._images = images  # of one step
+    The memory is the most that the first process has taken so far, in gigabytes.
+    """
+
+    def __init__(self, images: int | None, device: str) -> None:
+        self._images = images  # of one step; None if unknown
+        self._device = device
 
     def before_step(self) -> None:
         self._start = time.perf_counter()
 
     def after_step(self) -> None:
         # The check for finite losses has waited for the device already
-        seconds = time.perf_counter() - self._start
-        self.trainer.storage.put_scalar("images_per_second", self._images / seconds)
+        seconds, storage = time.perf_counter() - self._start, self.trainer.storage
+        if self._images:
+            storage.put_scalar("images_per_second", self._images / seconds)
+        storage.put_scalar("peak_memory", peak_memory(self._device), smoothing_hint=False)
 
 
 def peak_memory(device: str) -> float:
@@ -86,18 +81,6 @@ def peak_memory(device: str) -> float:
         return 0.0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-
-
-class PeakMemory(HookBase):
-    """Records the most memory that the first process has taken so far, in gigabytes."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def after_step(self) -> None:
-        self.trainer.storage.put_scalar(
-            "peak_memory", peak_memory(self._device), smoothing_hint=False
-        )
 
 
 class RunWriter(HookBase):
@@ -202,17 +185,12 @@ class Histories(HookBase):
         for name, history in storage.histories().items() if storage else ():
             if is_of_machine(name):
                 continue
-            oldest = history.values()[-1][1] - self._WINDOW + 1
-            recent = itertools.takewhile(partial(_is_since, oldest), reversed(history.values()))
+            values = history.values()
             result[name] = {
-                "values": list(recent)[::-1],
+                "values": [v for v in values if v[1] > values[-1][1] - self._WINDOW],
                 "smoothed": storage.smoothing_hints()[name],
             }
         return result
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._resumed = state
-
-
-def _is_since(first: int, value: tuple[float, int]) -> bool:
-    return value[1] >= first

@@ -23,12 +23,10 @@ from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import (
-    Averaging,
     Checkpoints,
     Histories,
-    PeakMemory,
+    Machine,
     RunWriter,
-    Throughput,
 )
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
@@ -140,22 +138,19 @@ class Trainer(TrainerBase):
 
         Override it, or ``build_hooks`` of the task, to do more.
         """
-        settings, images = self.settings, self.settings.images_per_step
-        printer = self.task.build_printer(weakref.proxy(self))
+        settings = self.settings
         return [
             hooks.IterationTimer(),
-            *([Throughput(images)] if images else []),
-            PeakMemory(settings.device),
+            Machine(settings.images_per_step, settings.device),
             hooks.LRScheduler(),
             Histories(),
-            *([Averaging()] if self.average else []),
             self.evaluation,
             Checkpoints(settings.checkpoint_period),
             RunWriter(
                 settings.output_dir,
                 writers=settings.event_writers,
                 key=settings.key("event_writers"),
-                printer=printer,
+                printer=self.task.build_printer(weakref.proxy(self)),
                 period=settings.log_period,
             ),
             *self.task.build_hooks(),
@@ -305,8 +300,10 @@ class Trainer(TrainerBase):
         return self.evaluation.results
 
     def run_step(self) -> None:
-        """Take one optimiser step; see :class:`TrainStep`."""
+        """Take one optimiser step, and the weights after it into the average."""
         self.step.run(self._batches, self.iter)
+        if self.average:
+            self.average.update()
 
     def evaluate(self) -> Results:
         """The results of the weights as they are, and of their average.

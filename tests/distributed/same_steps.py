@@ -190,15 +190,6 @@ def statistics() -> dict[str, dict[str, Tensor]]:
     return estimated
 
 
-def native_on_the_cpu() -> str:
-    """What torch's own SyncBatchNorm says to tensors of the CPU; "" for nothing."""
-    try:
-        nn.SyncBatchNorm(CHANNELS).double()(values(0, 0)[0])
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def everything() -> dict:
     alone = comm.get_world_size() == 1
     return {
@@ -206,5 +197,4 @@ def everything() -> dict:
         "synchronised": synchronised(),
         "norms": [] if alone else norms(),
         "statistics": {} if alone else statistics(),
-        "native": "" if alone else native_on_the_cpu(),
     }

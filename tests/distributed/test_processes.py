@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
 from tests.distributed.process_group import in_processes
 from tests.distributed.same_steps import (
     CHANNELS,
@@ -99,76 +98,3 @@ def test_estimated_statistics_are_those_of_all_values(results, world_size, kind,
         ours = member["statistics"][kind]
         torch.testing.assert_close(ours["running_mean"].double(), mean, rtol=1e-5, atol=0)
         torch.testing.assert_close(ours["running_var"].double(), var, rtol=1e-5, atol=0)
-
-
-def test_torch_has_no_synchronised_norm_for_the_cpu(results):
-    said = results[2][0]["native"]
-    assert said.startswith("SyncBatchNorm expected input tensor to be on GPU")
-    model = nn.Sequential(nn.SyncBatchNorm(CHANNELS))
-    assert type(convert_sync_norms(model, "cuda")[0]) is nn.SyncBatchNorm
-    assert type(convert_sync_norms(model, "cpu")[0]) is SyncBatchNorm2d
-
-
-class _Kernels:
-    """The kernels themselves, in float32 on a GPU."""
-
-    @staticmethod
-    def stats(x):
-        return torch.batch_norm_stats(x, EPS)
-
-    @staticmethod
-    def gather(means, inv_stds, counts):
-        x = means.new_zeros(1, CHANNELS, 1, 1)
-        return torch.batch_norm_gather_stats_with_counts(
-            x, means, inv_stds, None, None, 0.1, EPS, counts
-        )
-
-    @staticmethod
-    def elemt(x, weight, bias, mean, inv_std):
-        return torch.batch_norm_elemt(x, weight, bias, mean, inv_std, EPS)
-
-    @staticmethod
-    def backward_reduce(grad, x, mean, inv_std):
-        weight = torch.ones_like(mean)
-        return torch.batch_norm_backward_reduce(grad, x, mean, inv_std, weight, True, True, True)
-
-    @staticmethod
-    def backward_elemt(grad, x, mean, inv_std, weight, sum_dy, sum_dy_xmu, count):
-        counts = torch.tensor([count], dtype=torch.int32, device=x.device)
-        return torch.batch_norm_backward_elemt(
-            grad, x, mean, inv_std, weight, sum_dy, sum_dy_xmu, counts
-        )
-
-
-def _native(kernels, shares: list, weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """What torch's SyncBatchNorm does over processes, with lists for collective calls."""
-    counts = torch.stack([weight.new_tensor(x.numel() / CHANNELS) for x, _ in shares])
-    means, inv_stds = (
-        torch.stack(s) for s in zip(*(kernels.stats(x) for x, _ in shares), strict=True)
-    )
-    mean, inv_std = kernels.gather(means, inv_stds, counts)
-    y = [kernels.elemt(x, weight, bias, mean, inv_std) for x, _ in shares]
-    reduced = [kernels.backward_reduce(grad, x, mean, inv_std) for x, grad in shares]
-    sums = [sum(r[which] for r in reduced) for which in range(4)]
-    count = int(counts.sum())
-    grads = [
-        kernels.backward_elemt(grad, x, mean, inv_std, weight, sums[0], sums[1], count)
-        for x, grad in shares
-    ]
-    return [torch.cat(y), torch.cat(grads), sums[2], sums[3]]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-def test_it_is_what_the_native_one_computes_on_gpus(results):
-    """Torch refuses the real thing without a GPU per process; its kernels are tested here."""
-    for case in (0, 1):  # it skips processes without values, and refuses where there are none
-        shares = [values(case, share) for share in range(4)]
-        shares = [[t.to("cuda").float() for t in pair] for pair in shares if pair[0].numel()]
-        norm = norm_parameters().to("cuda").float()
-        native = _native(_Kernels, shares, norm.weight.detach(), norm.bias.detach())
-        members = [member["norms"][case] for member in results[4]]
-        ours = [torch.cat([m[key] for m in members]) for key in ("y", "x_grad")]
-        ours += [sum(m["grads"][which] for m in members) for which in range(2)]
-        for mine, theirs in zip(ours, native, strict=True):
-            torch.testing.assert_close(mine, theirs.cpu().double(), rtol=1e-3, atol=1e-3)

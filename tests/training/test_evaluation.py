@@ -53,6 +53,7 @@ class _Trainer:
                 self.storage.put_scalars(total_loss=self.iter, images_per_second=7, lr=0.1)
                 self.evaluation.after_step()
                 self.iter += 1
+            self.evaluation.after_train()
         return self
 
 
@@ -181,8 +182,11 @@ def test_other_results_after_a_resume_get_columns_of_their_own(tmp_path):
     assert [(row["val"], row["held_out"]) for row in rows] == [("5", ""), ("", "6"), ("7", "")]
 
 
-def test_the_lowest_loss_is_the_best(tmp_path):
+def test_the_lowest_loss_is_the_best_and_said_at_the_end(tmp_path, caplog):
+    caplog.set_level("INFO")
     results = [{"validation": {"total_loss": value}} for value in (NAN, 3.0, 2.0, 2.5, 2.4)]
     trainer = _Trainer(tmp_path, results, steps=9, metric="validation/total_loss", patience=2).run()
     evaluation = trainer.evaluation
     assert (evaluation.best, evaluation.best_step, trainer.max_iter) == (2.0, 3, 5)
+    said = caplog.messages[-1]
+    assert "step 3: validation/total_loss 2, of the raw" in said and "early, after step 5" in said

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import csv
 import errno
-import json
 import multiprocessing
 import os
 import pickle
@@ -34,7 +33,7 @@ from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Histories, Throughput, peak_memory
+from lambda_det.training.hooks import Histories, Machine, peak_memory
 from lambda_det.training.run_folder import buffered_log
 from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
@@ -380,22 +379,17 @@ def test_histories_keep_what_the_log_is_smoothed_over():
     assert len(other.trainer.storage.history("accuracy").values()) == 40
 
 
-def test_throughput_is_images_by_the_seconds_of_a_step(monkeypatch):
+def test_speed_and_memory_are_recorded(folder, monkeypatch):
+    """Images by the seconds of a step; a process with PyTorch takes more than 50 MB."""
     clock = iter((10.0, 12.5))
     monkeypatch.setattr(our_hooks.time, "perf_counter", lambda: next(clock))
-    throughput = Throughput(images=8)
+    machine = Machine(8, "cpu")
     with EventStorage() as storage:
-        throughput.trainer = SimpleNamespace(storage=storage)
-        throughput.before_step()
-        throughput.after_step()
+        machine.trainer = SimpleNamespace(storage=storage)
+        machine.before_step()
+        machine.after_step()
     assert storage.latest()["images_per_second"][0] == 3.2
-
-
-def test_a_process_with_pytorch_takes_more_than_50_megabytes(folder):
-    assert 0.05 < peak_memory("cpu") < 1000
-    Trainer(ToyTask(folder, max_iter=1)).train()
-    record = json.loads((folder / "metrics.json").read_text())
-    assert 0.05 < record["peak_memory"] <= peak_memory("cpu")
+    assert 0.05 < storage.latest()["peak_memory"][0] <= peak_memory("cpu") < 1000
 
 
 def test_evaluations_take_the_bare_weights_where_there_is_no_average(folder):
