@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from detectron2.utils import comm
@@ -27,7 +28,9 @@ from lambda_det.errors import (
     UserError,
 )
 
-__all__ = ["check_device", "launch", "on_main_process"]
+__all__ = ["check_device", "launch", "on_all", "on_main_process"]
+
+T = TypeVar("T")
 
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -143,17 +146,22 @@ def _run_spawned(local_rank: int, main, args, device_type: str, url: str) -> Non
     run_connected(lambda: main(args), device_type, rank, world_size, local_rank, args.num_gpus, url)
 
 
-def on_main_process(check: Callable[[], None]) -> None:
-    """Run ``check`` on the main process; a UserError in it is raised on all processes."""
-    error = None
-    if comm.is_main_process():
-        try:
-            check()
-        except UserError as caught:
-            error = caught
-    error = comm.all_gather(error)[0]
-    if error is not None:
-        raise error
+def on_all(work: Callable[[], T]) -> T:
+    """Do ``work`` on all processes; a UserError of one is raised on all of them."""
+    result = error = None
+    try:
+        result = work()
+    except UserError as caught:
+        error = caught
+    for raised in comm.all_gather(error):
+        if raised is not None:
+            raise raised
+    return result
+
+
+def on_main_process(work: Callable[[], T]) -> T | None:
+    """The same on only the main process; the others get None."""
+    return on_all(work if comm.is_main_process() else lambda: None)
 
 
 # Under torchrun --------------------------------------------------------------------------------

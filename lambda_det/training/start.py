@@ -12,18 +12,16 @@ import copy
 import functools
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
-from lambda_det.distributed.launch import launch, on_main_process
+from lambda_det.distributed.launch import launch, on_all, on_main_process
 from lambda_det.distributed.memory import keep_memory
-from lambda_det.errors import ConfigError, UserError, WeightsError
+from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.disk_errors import explain_disk_errors
@@ -47,8 +45,6 @@ from lambda_det.weights.loading import read_weights
 __all__ = ["evaluate", "run", "train"]
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def run(args: argparse.Namespace, task: type[Task]) -> None:
@@ -127,8 +123,7 @@ def train(
     folder = task.settings.output_dir
     with RunLock(folder, task.settings.key("output_dir")) as lock:
         on_main_process(lock.acquire)
-        changes: list[Change] = []
-        on_main_process(lambda: changes.extend(check_run_folder(task, resume=resume)))
+        changes = on_main_process(lambda: check_run_folder(task, resume=resume)) or []
         key = task.settings.key("event_writers")
         on_main_process(lambda: check_writers(task.settings.event_writers, key))
         checkpoint = _read_newest_on_all(folder) if resume else None
@@ -196,7 +191,7 @@ def _weights_to_evaluate(task: Task, resume: bool) -> Checkpoint:
             f"{settings.key('output_dir')}."
         )
     _check_weights_exist(task)
-    return Checkpoint(settings.weights, _on_all(lambda: read_weights(settings.weights)))
+    return Checkpoint(settings.weights, on_all(lambda: read_weights(settings.weights)))
 
 
 def _check_weights_exist(task: Task) -> None:
@@ -214,29 +209,15 @@ def _read_newest_on_all(folder: str) -> Checkpoint | None:
     Raises:
         WeightsError: there are checkpoints and none is whole, or not every process can read it.
     """
-    found: list[Checkpoint | None] = []
-    on_main_process(lambda: found.append(read_newest(folder)))
-    path = comm.all_gather(found[0].path if found and found[0] else "")[0]
+    found = on_main_process(lambda: read_newest(folder))
+    path = comm.all_gather(found.path if found else "")[0]
     if not path:
         return None
     if not all(comm.all_gather(os.path.isfile(path))):
         raise WeightsError(
             f"Not every process finds the checkpoint {path}; give all machines the same folder."
         )
-    return _on_all(lambda: found[0] if found else Checkpoint(path, read_checkpoint(path)))
-
-
-def _on_all(work: Callable[[], T]) -> T:
-    """Do ``work`` on all processes; a UserError of one is raised on all of them."""
-    result = error = None
-    try:
-        result = work()
-    except UserError as caught:
-        error = caught
-    for raised in comm.all_gather(error):
-        if raised is not None:
-            raise raised
-    return result
+    return on_all(lambda: found or Checkpoint(path, read_checkpoint(path)))
 
 
 def _open_folder(task: Task, log: BufferedLog, lock: RunLock | None = None) -> None:

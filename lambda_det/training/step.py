@@ -282,11 +282,6 @@ class TrainStep:
             cure = f"{option(self._keys.get('amp_dtype', 'amp_dtype'), 'bfloat16')} needs none. "
             raise NonFiniteLossError(self._sentence(what, [], cure))
 
-    def log_skipped_steps(self, steps: int) -> None:
-        """Say how many of the ``steps`` of a run loss scaling has skipped, at its end."""
-        if self.grad_scaler.is_enabled():
-            logger.info(f"{self.grad_scaler.skipped} of {steps} steps were skipped by loss scaling")
-
     # ------------------------------------------------------------------------------------ messages
     @contextmanager
     def _user_errors(self, images: list[str]) -> Iterator[None]:

@@ -292,9 +292,10 @@ class Trainer(TrainerBase):
                 self._record()
                 raise
             finally:
-                self._end_loader()
+                # Else, as garbage, the processes that load images would take 20 seconds to end
+                if hasattr(self._loading, "close"):  # not that of another project's loader
+                    self._loading.close()
             self.checkpointer.wait()
-        self.step.log_skipped_steps(self.max_iter)
         if comm.is_main_process():
             self.task.finish(self.evaluation.results)
         return self.evaluation.results
@@ -334,11 +335,6 @@ class Trainer(TrainerBase):
                 f"The training loader, a {type(loader).__name__}, cannot be begun in the midst of "
                 "its images: their order starts anew"
             )
-
-    def _end_loader(self) -> None:
-        """End the processes that load images; those of a loader that is garbage take 20 seconds."""
-        if hasattr(self._loading, "close"):  # not that of another project's loader
-            self._loading.close()
 
     def _record(self) -> None:
         """Write the steps before an end to metrics.json, if the disk takes them."""

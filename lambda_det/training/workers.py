@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import DataError, listed
 
 __all__ = ["KEYS", "UnreadableImages", "WatchedLoader", "reading"]
 
@@ -188,14 +188,7 @@ class WatchedLoader:
             generator: of torch's seeds for the workers.
             keys: how messages name ``num_workers`` and ``timeout``.
             options: of torch's DataLoader.
-
-        Raises:
-            ConfigError: ``num_workers`` or ``timeout`` is negative.
         """
-        if num_workers < 0:
-            raise ConfigError(f"{keys['num_workers']} is {num_workers}; give 0 or more.")
-        if timeout < 0:
-            raise ConfigError(f"{keys['timeout']} is {timeout}; give seconds, or 0 for no limit.")
         self._timeout = timeout
         self._keys = keys
         self._loader = DataLoader(

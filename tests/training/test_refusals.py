@@ -9,7 +9,6 @@ import pytest
 from lambda_det.errors import ConfigError
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Clipping, Settings
-from lambda_det.training.workers import WatchedLoader
 from lambda_det.training.writers import check_writers
 from tests.training.toy import settings
 
@@ -34,10 +33,6 @@ def _writer(name):
     check_writers(["tensorboard", name], "EVENT_WRITERS")
 
 
-def _loader(**changes):
-    return WatchedLoader([1, 2], **{"timeout": 1, **changes})
-
-
 @pytest.mark.parametrize(
     ("make", "bad", "words"),
     [
@@ -59,8 +54,6 @@ def _loader(**changes):
         (_writer, {"name": "detectron2.utils.events.X"}, "EVENT_WRITERS.*events.X"),
         (_writer, {"name": f"{__name__}.KEYS"}, "EVENT_WRITERS.*KEYS"),
         (_writer, {"name": ".a.B"}, r"EVENT_WRITERS.*\.a\.B"),
-        (_loader, {"num_workers": -1}, r"DATALOADER\.NUM_WORKERS is -1"),
-        (_loader, {"timeout": -1}, r"DATALOADER\.TIMEOUT is -1"),
     ],
 )
 def test_refusals(make, bad, words):
