@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.sources import KnownNetwork
-from lambda_det.modeling import Classifier, create_backbone, create_classifier
+from lambda_det.modeling import create_backbone
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import fold_normalisation
@@ -25,9 +25,9 @@ from lambda_det.weights.provenance import (
     wanted_pixels,
 )
 
-__all__ = ["extract_backbone", "names_network"]
+__all__ = ["extract_backbone", "is_backbone_file", "names_network"]
 
-_RECIPE = ("model", "options", "num_classes", "input_format", "pixel_mean", "pixel_std")
+_RECIPE = ("model", "options", "input_format", "pixel_mean", "pixel_std")
 _RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", by kind of weights
 # Name prefixes of backbones within models; the first match is used. In C4 detectors the last stage
 # is a part of the heads.
@@ -66,53 +66,52 @@ def extract_backbone(
         WeightsError: the network is unknown, tensors are missing or untrained, or the checkpoint
             does not have the ``weights`` asked for.
     """
-    if _is_backbone_file(checkpoint):
+    if is_backbone_file(checkpoint):
         return _of_backbone_file(checkpoint, weights, fold_input, source)
     chosen, state = _weights_of(checkpoint, weights, source)
     recipe = checkpoint.get("recipe")
-    if isinstance(recipe, Mapping):
-        network, model = _network_of_recipe(recipe, source)
-        _check_classifier(model, state, source)
-        state = _backbone_part(state, source)
-        if fold_input:
-            state, pixels = fold_normalisation(model.backbone, state, network.pixels)
-            network = replace(network, pixels=pixels)
-    else:
-        if network is None:
-            raise WeightsError(
-                f"{source} does not say which network it holds; name it with --model, or give its "
-                "configuration with --config."
-            )
-        fold_input = False
-        from_heads = any(name.startswith(_STAGE_IN_HEADS) for name in state)
-        state = _backbone_part(state, source)
-        try:
-            _check_network(state, network, source)
-        except WeightsError:
-            if not from_heads:
-                raise
-            # The C4 heads of Detectron2 have their own res5, of convolutions, for any backbone
-            state = {name: t for name, t in state.items() if not name.startswith("res5.")}
-            _check_network(state, network, source)
+    is_classifier = isinstance(recipe, Mapping)
+    if is_classifier:
+        network = _network_of_recipe(recipe, source)
+    if network is None:
+        raise WeightsError(
+            f"{source} does not say which network it holds; name it with --model, or give its "
+            "configuration with --config."
+        )
+    from_heads = any(name.startswith(_STAGE_IN_HEADS) for name in state)
+    state = _backbone_part(state, source)
+    try:
+        backbone = _complete_backbone(state, network, source)
+    except WeightsError:
+        if not from_heads:
+            raise
+        # The C4 heads of Detectron2 have their own res5, of convolutions, for any backbone
+        state = {name: t for name, t in state.items() if not name.startswith("res5.")}
+        backbone = _complete_backbone(state, network, source)
+    folded = is_classifier and fold_input
+    if folded:
+        state, pixels = fold_normalisation(backbone, state, network.pixels)
+        network = replace(network, pixels=pixels)
     _check_trained(state, source)
-    iteration = checkpoint.get("iteration")
+    iteration, kind = checkpoint.get("iteration"), _RESULTS[chosen]
+    results = checkpoint.get("results", {})
     meta = {
         "model": network.model,
         "options": dict(network.options),
         "stages": [part for part in _PARTS if any(n.startswith(f"{part}.") for n in state)],
         **(network.pixels.as_meta() if network.pixels else _UNKNOWN_PIXELS),
-        "recipe": recipe.get("config", "") if isinstance(recipe, Mapping) else None,
+        "recipe": recipe.get("config", "") if is_classifier else None,
         "known_from": network.known_from,
         "weights": chosen,
         "step": iteration + 1 if type(iteration) is int else None,
-        "folded": fold_input,
-        "accuracy": _accuracy(checkpoint, chosen),
+        "folded": folded,
+        "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         # "precise": recomputed for these weights; "running": the running averages of the training
         "statistics": checkpoint.get("statistics"),
         "format": FORMAT,
         "lambda_det": __version__,
     }
-    if isinstance(recipe, Mapping) and "source" in recipe:  # published weights
+    if is_classifier and "source" in recipe:  # published weights
         meta |= {"source": recipe["source"], "license": recipe["license"]}
     meta["sha256"] = checksum(state, meta)
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
@@ -120,10 +119,11 @@ def extract_backbone(
 
 def names_network(checkpoint: Mapping[str, Any]) -> bool:
     """Whether the checkpoint records its network. Those of classifiers do."""
-    return isinstance(checkpoint.get("recipe"), Mapping) or _is_backbone_file(checkpoint)
+    return isinstance(checkpoint.get("recipe"), Mapping) or is_backbone_file(checkpoint)
 
 
-def _is_backbone_file(checkpoint: Mapping[str, Any]) -> bool:
+def is_backbone_file(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether it is the content of a backbone file."""
     return checkpoint.get("__author__") == AUTHOR and "meta" in checkpoint
 
 
@@ -168,33 +168,18 @@ def _weights_of(
     return chosen, named_as_in({}, None, tensors_only(holder["model"], source), source)
 
 
-def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> tuple[KnownNetwork, Classifier]:
-    """The network that a classifier's recipe names, and the classifier on the meta device.
+def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> KnownNetwork:
+    """The network that a classifier's recipe names.
 
     Raises:
-        WeightsError: the recipe is incomplete, or this version of lambda_det has no such model.
+        WeightsError: the recipe is incomplete.
     """
-    lacking = [name for name in _RECIPE if name not in recipe]
-    if lacking:
+    if lacking := [name for name in _RECIPE if name not in recipe]:
         raise WeightsError(
             f"The recipe in {source} lacks {listed(lacking)}; use another checkpoint."
         )
-    try:
-        with torch.device("meta"):
-            model = create_classifier(recipe["model"], recipe["num_classes"], **recipe["options"])
-    except (ConfigError, TypeError) as error:  # TypeError: an option that no longer exists
-        raise WeightsError(f"The model of {source} cannot be created: {reason(error)}") from error
     pixels = wanted_pixels({"recipe": recipe})
-    return KnownNetwork(recipe["model"], recipe["options"], pixels, "recipe"), model
-
-
-def _check_classifier(model: Classifier, state: Mapping[str, Tensor], source: str) -> None:
-    fit = compare(model.state_dict(), state)
-    if not fit:
-        raise WeightsError(
-            f"{source} does not match the model of its recipe: {fit.summary()}; use another "
-            "checkpoint of that run."
-        )
+    return KnownNetwork(recipe["model"], recipe["options"], pixels, "recipe")
 
 
 def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
@@ -226,35 +211,31 @@ def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor
     }
 
 
-def _check_network(state: Mapping[str, Tensor], network: KnownNetwork, source: str) -> None:
-    """Check that the stages of the network that ``state`` has are complete.
+def _complete_backbone(
+    state: Mapping[str, Tensor], network: KnownNetwork, source: str
+) -> nn.Module:
+    """The backbone of a network on the meta device, of which ``state`` has complete stages.
 
     Raises:
-        WeightsError: they are not, or the network does not exist.
+        WeightsError: they are not complete, or the network does not exist.
     """
     named = f"{network.model}{format_options(network.options)}"
     try:
         with torch.device("meta"):
-            own = create_backbone(network.model, **network.options).state_dict()
-    except (ConfigError, TypeError) as error:
-        raise WeightsError(f"There is no network {named}: {reason(error)}") from error
+            backbone = create_backbone(network.model, **network.options)
+    except (ConfigError, TypeError) as error:  # TypeError: an option that does not exist (any more)
+        raise WeightsError(
+            f"The network {named} of {source} cannot be created: {reason(error)}"
+        ) from error
     stages = {name.split(".")[0] for name in state}
-    fit = compare({k: v for k, v in own.items() if k.split(".")[0] in stages}, state)
+    own = {k: v for k, v in backbone.state_dict().items() if k.split(".")[0] in stages}
+    fit = compare(own, state)
     if not fit:
         raise WeightsError(
-            f"{source} does not hold {named}: {fit.summary()}; give the right network with "
-            "--model, or its configuration with --config."
+            f"{source} does not hold {named}: {fit.summary()}; name another network with --model, "
+            "give its configuration with --config, or use another checkpoint."
         )
-
-
-def _accuracy(checkpoint: Mapping[str, Any], chosen: str) -> dict[str, dict[str, float]]:
-    """The accuracy of these weights that the checkpoint records, by part of the data."""
-    results = checkpoint.get("results", {})
-    return {
-        part: dict(by_weights[_RESULTS[chosen]])
-        for part, by_weights in results.items()
-        if _RESULTS[chosen] in by_weights
-    }
+    return backbone
 
 
 def _check_trained(state: Mapping[str, Tensor], source: str) -> None:

@@ -12,7 +12,7 @@ from lambda_det.errors import ConfigError, exit_status
 from lambda_det.export.backbone import extract_backbone, names_network
 from lambda_det.export.public import read_source
 from lambda_det.export.sources import KnownNetwork, configured_network, find_checkpoint
-from lambda_det.export.verify import export_backbone, load_target
+from lambda_det.export.verify import build_target, export_backbone
 from lambda_det.weights.backbone_file import check_target
 from lambda_det.weights.provenance import format_options
 from lambda_det.weights.public import is_public
@@ -103,7 +103,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> int:
-    target = load_target(args.verify_config) if args.verify_config else None
+    target = build_target(args.verify_config) if args.verify_config else None
     path = (
         args.checkpoint
         if is_public(args.checkpoint)
@@ -120,9 +120,7 @@ def export(args: argparse.Namespace) -> int:
         network=None if names_network(checkpoint) else _network(args, path),
         source=path,
     )
-    report = export_backbone(
-        content, args.output, target, checkpoint=checkpoint, overwrite=args.overwrite
-    )
+    report = export_backbone(content, args.output, checkpoint, target, overwrite=args.overwrite)
     print(f"checkpoint: {path}\n{describe(content, args.output)}")
     where = args.verify_config or "the backbone alone"
     print(f"{'verified' if report.passed else 'FAILED'} in {where}: {report}")

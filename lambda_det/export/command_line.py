@@ -104,23 +104,15 @@ def describe(report: Report) -> str:
     for made in report.comparisons:
         name = "x".join(map(str, made.shape))
         found = "" if made.detections is None else f", {made.detections} detections"
+        said = f"error {max(made.errors.values(), default=0.0):.1e}"
         if made.undecided:
-            lines.append(f"  {name}{found}: not compared, the model itself ranks them by rounding")
-            continue
-        if made.fault is not None:
-            lines.append(f"  {name}{found}: FAILED, {made.fault}")
-            continue
-        error = max(made.errors.values(), default=0.0)
-        here, original = (seconds * 1000 for seconds in made.seconds)
-        lines.append(
-            f"  {name}{found}: error {error:.1e}; {here:.0f} ms, the model itself {original:.0f} ms"
-            + ("" if made.passed else " FAILED")
-        )
+            said = "not compared, the model itself ranks them by rounding"
+        elif not made.passed:
+            said = f"FAILED, {made.fault or said}"
+        lines.append(f"  {name}{found}: {said}")
     lines.append("greatest error of each output, over its greatest value:")
     lines += [f"  {name}: {error:.1e}" for name, error in report.errors().items()]
-    if any(c.detections is not None for c in report.comparisons) and not any(
-        c.detections for c in report.comparisons
-    ):
+    if {c.detections for c in report.comparisons} == {0}:
         lines.append(
             "note: nothing was detected on any of them, so little was compared; give "
             "photographs with --images FILE"

@@ -6,7 +6,7 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from lambda_det.export.networks import Network
 
 __all__ = ["FORMATS", "OPSET", "Format", "format_of"]
 
-SIZES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
+AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
 OPSET = 18  # of ONNX; the one that torch.onnx writes without converting versions
+HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
 Runner = Callable[[Tensor], dict[str, Tensor]]
 
 
@@ -79,7 +80,7 @@ def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
     The graph of a detector asks whether the last map has one position. With an FPN it has one if
     both sides have 64 pixels or fewer.
     """
-    batch, height, width = (torch.export.Dim(name, min=1) for name in SIZES)
+    batch, height, width = (torch.export.Dim(name, min=1) for name in AXES)
     if network.detector:
         sizes = {1: height, 2: width}
     elif network.stride == 1:
@@ -88,17 +89,12 @@ def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
         sizes = {0: batch, 2: network.stride * height, 3: network.stride * width}
     with (
         torch.no_grad(),
-        _any_size(),
+        _config.patch(backed_size_oblivious=True),  # for sizes of 1, too
         exportable_detections() if network.detector else nullcontext(),
     ):
         return torch.export.export(
             network.module, (example,), dynamic_shapes=(sizes,), strict=False
         )
-
-
-def _any_size() -> AbstractContextManager:
-    """Make graphs work for sizes of 1, too, where the example had another size."""
-    return _config.patch(backed_size_oblivious=True)
 
 
 def _write_torch_export(network: Network, example: Tensor, path: Path) -> None:
@@ -136,13 +132,12 @@ def _name_sizes(path: Path) -> None:
     (images,) = model.graph.input
     sizes = [dim.dim_param for dim in images.type.tensor_type.shape.dim]
     symbols = [re.search(r"[a-z]\w*", size)[0] for size in sizes if size]  # of "32*s77"
-    words = dict(zip(symbols, SIZES, strict=True))
+    words = dict(zip(symbols, AXES, strict=True))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = re.sub(
-                    r"\w+", lambda found: words.get(found[0], found[0]), dim.dim_param
-                )
+            for symbol, word in words.items():
+                if dim.dim_param:  # to set it removes a number
+                    dim.dim_param = re.sub(rf"\b{symbol}\b", word, dim.dim_param)
     onnx.save(model, path)
 
 
@@ -159,12 +154,8 @@ def _read_onnx(path: Path, names: list[str], device: torch.device) -> Runner:
     return run
 
 
-def _holds_any_size() -> bool:
-    return hasattr(_config, "backed_size_oblivious")
-
-
 def _refuse_torch_export(network: Network) -> str | None:
-    if not _holds_any_size():
+    if not HOLDS_ANY_SIZE:
         return (
             f"PyTorch {torch.__version__} can only hold one graph for maps of more than one tile "
             "and another for smaller ones; use PyTorch 2.7 or newer, or TorchScript (.ts)"
@@ -189,26 +180,18 @@ def _refuse_onnx(network: Network) -> str | None:
             "Detectron2's selection of boxes has no ONNX form that was compared with it; export "
             "only the backbone, or the detector as TorchScript (.ts) or torch.export (.pt2)"
         )
-    missing = [
-        name
-        for name in ("onnx", "onnxscript", "onnxruntime")
-        if importlib.util.find_spec(name) is None
-    ]
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        return (
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
-            "`pip install onnx onnxscript onnxruntime` installs all it needs"
-        )
+        return f"it needs other packages: pip install {' '.join(missing)}"
     return _refuse_torch_export(network)
 
 
 FORMATS: dict[str, Format] = {
-    made.suffix: made
-    for made in (
-        Format("TorchScript", ".ts", lambda network: None, _write_torchscript, _read_torchscript),
-        Format(
-            "torch.export", ".pt2", _refuse_torch_export, _write_torch_export, _read_torch_export
-        ),
-        Format("ONNX", ".onnx", _refuse_onnx, _write_onnx, _read_onnx),
+    suffix: Format(name, suffix, refuse, write, read)
+    for name, suffix, refuse, write, read in (
+        ("TorchScript", ".ts", lambda network: None, _write_torchscript, _read_torchscript),
+        ("torch.export", ".pt2", _refuse_torch_export, _write_torch_export, _read_torch_export),
+        ("ONNX", ".onnx", _refuse_onnx, _write_onnx, _read_onnx),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -84,13 +85,15 @@ class PublicWeights(PathHandler):
     def _get_local_path(self, path: str, force: bool = False, **kwargs: Any) -> str:
         name = path.replace("://", "_").replace("/", "_")
         target = Path(get_cache_dir(), "lambda_det", f"{name}_{__version__}.pth")
-        if target.is_file() and not force and _is_intact(target):
-            return str(target)
+        if not force:
+            with contextlib.suppress(WeightsError):  # missing, or cut short
+                read_backbone(target)
+                return str(target)
         checkpoint = read_source(path)
         if "source" not in checkpoint.get("recipe", {}):
             return fetch(path).local_path()
         content = extract_backbone(checkpoint, source=path)
-        report = export_backbone(content, target, checkpoint=checkpoint, overwrite=True)
+        report = export_backbone(content, target, checkpoint, overwrite=True)
         if not report.passed:
             raise WeightsError(f"{path} cannot be converted: {listed(report.offenders)}.")
         return str(target)
@@ -103,14 +106,6 @@ class PublicWeights(PathHandler):
 
     def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any):
         return open(self._get_local_path(path), mode, buffering=buffering)
-
-
-def _is_intact(path: Path) -> bool:
-    try:
-        read_backbone(path)
-    except WeightsError:
-        return False
-    return True
 
 
 def register_public_weights() -> None:

@@ -32,10 +32,10 @@ class Comparison:
 
     Attributes:
         shape: of the input.
-        errors: by output, greatest difference over the greatest value (at least 1).
+        errors: by output, greatest difference over the greatest value (at least 1); infinite where
+            shapes differ or the original is not finite.
         detections: on the image; None for a backbone.
-        seconds: of the file, and of the original.
-        fault: why the outputs cannot even be compared.
+        fault: why the file did not run.
         undecided: whether the original itself gives other detections on an input that differs by
             only rounding errors, so that nothing follows from them.
     """
@@ -43,15 +43,12 @@ class Comparison:
     shape: tuple[int, ...]
     errors: dict[str, float] = field(default_factory=dict)
     detections: int | None = None
-    seconds: tuple[float, float] = (0.0, 0.0)
     fault: str | None = None
     undecided: bool = False
 
     @property
     def passed(self) -> bool:
-        # Not "greater than the tolerance", which NaN is not
-        alike = self.fault is None and all(e <= TOLERANCE for e in self.errors.values())
-        return alike or self.undecided
+        return self.undecided or (self.fault is None and alike(self.errors))
 
 
 @dataclass(frozen=True)
@@ -70,20 +67,21 @@ class Report:
     comparisons: list[Comparison]
 
     @property
+    def decided(self) -> list[Comparison]:
+        return [comparison for comparison in self.comparisons if not comparison.undecided]
+
+    @property
     def passed(self) -> bool:
-        decided = [c for c in self.comparisons if not c.undecided]
-        return bool(decided) and all(comparison.passed for comparison in decided)
+        return bool(self.decided) and all(comparison.passed for comparison in self.decided)
 
     def errors(self) -> dict[str, float]:
         """The greatest error by output."""
-        greatest: dict[str, float] = {}
-        for comparison in self.comparisons:
-            if comparison.undecided:
-                continue
-            for name, error in comparison.errors.items():
-                # Not max(), which would drop a NaN that comes second
-                greatest[name] = float(np.maximum(greatest.get(name, 0.0), error))
-        return greatest
+        errors = [comparison.errors for comparison in self.decided]
+        # Not max(), which would drop a NaN that comes second
+        return {
+            name: float(np.max([by_name[name] for by_name in errors if name in by_name]))
+            for name in dict.fromkeys(name for by_name in errors for name in by_name)
+        }
 
 
 def export_network(
@@ -110,12 +108,10 @@ def export_network(
         ConfigError: the file is there or cannot be written, or the network cannot be exported.
     """
     output, form = Path(output), format_of(output)
-    sidecar = output.with_name(output.name + ".json")
     check_output(output, overwrite)
     sizes = _sizes(network, sizes)
-    reason = form.refuse(network)
-    if reason is not None:
-        raise ConfigError(f"{form.name} is not possible: {reason}.")
+    if why := form.refuse(network):
+        raise ConfigError(f"{form.name} is not possible: {why}.")
     draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
     try:
         start = time.perf_counter()
@@ -129,18 +125,21 @@ def export_network(
         seconds = time.perf_counter() - start
         inputs = list(comparison_inputs(network, sizes, images))
         with torch.no_grad():
-            names = list(network.original(inputs[0]))
-        runner = form.read(draft, names, network.device)
-        comparisons = [compare(network, runner, x) for x in inputs]
+            runner = form.read(draft, list(network.original(inputs[0])), network.device)
+            comparisons = [compare(network, runner, x) for x in inputs]
         report = Report(output, seconds, draft.stat().st_size, comparisons)
         if report.passed:
             os.replace(draft, output)
-            replace_text(sidecar, json.dumps(describe(network, report), indent=2) + "\n")
+            replace_text(_sidecar(output), json.dumps(describe(network, report), indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}.") from error
     finally:
         draft.unlink(missing_ok=True)
     return report
+
+
+def _sidecar(output: Path) -> Path:
+    return output.with_name(f"{output.name}.json")
 
 
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
@@ -161,7 +160,7 @@ def check_output(output: Path, overwrite: bool) -> None:
     """Raise ConfigError where ``output`` or what comes beside it cannot be written."""
     if not output.parent.is_dir():
         raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
-    for path in (output, output.with_name(output.name + ".json")):
+    for path in (output, _sidecar(output)):
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; give another name.")
         if path.exists() and not overwrite:
@@ -210,25 +209,15 @@ def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: i
 
 def compare(network: Network, runner: Runner, x: Tensor) -> Comparison:
     """Run file and original on an input."""
-    shape = tuple(x.shape)
-    with torch.no_grad():
-        network.original(x.clone())  # without what a first run costs
-        start = time.perf_counter()
-        expected = network.original(x.clone())
-        middle = time.perf_counter()
-        try:
-            runner(x.clone())
-            again = time.perf_counter()
-            found = runner(x.clone())
-        except Exception as error:  # each runtime has its own
-            return Comparison(shape, fault=_first_line(error))
-        seconds = (time.perf_counter() - again, middle - start)
-        count = len(expected["scores"]) if network.detector else None
-        errors, fault = differences(found, expected)
-        made = Comparison(shape, errors, count, seconds, fault)
-        if not made.passed and network.features and is_undecided(network, x, expected):
-            return replace(made, undecided=True)
-        return made
+    expected = network.original(x.clone())
+    try:
+        errors, fault = differences(runner(x.clone()), expected), None
+    except Exception as error:  # each runtime has its own
+        errors, fault = {}, _first_line(error)
+    count = len(expected["scores"]) if network.detector else None
+    made = Comparison(tuple(x.shape), errors, count, fault)
+    is_open = not made.passed and network.features and is_undecided(network, x, expected)
+    return replace(made, undecided=True) if is_open else made
 
 
 def is_undecided(network: Network, x: Tensor, expected: dict[str, Tensor]) -> bool:
@@ -237,37 +226,24 @@ def is_undecided(network: Network, x: Tensor, expected: dict[str, Tensor]) -> bo
     A detector that has learned little, or sees a blank image, ranks boxes by rounding errors. Then
     a change of the input by a rounding error changes the detections. The features must be equal.
     """
-    features = (function(x) for function in network.features)
-    errors, fault = differences(*features)
-    if not Comparison(tuple(x.shape), errors, fault=fault).passed:
-        return False
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) * ROUNDING
-    errors, fault = differences(network.original(x + noise.to(x.device)), expected)
-    return not Comparison(tuple(x.shape), errors, fault=fault).passed
+    return alike(differences(*(function(x) for function in network.features))) and not alike(
+        differences(network.original(x + noise.to(x.device)), expected)
+    )
 
 
-def differences(
-    found: dict[str, Tensor], expected: dict[str, Tensor]
-) -> tuple[dict[str, float], str | None]:
-    """The errors by output, and why the outputs cannot be compared if they cannot."""
-    wrong = [
-        f"{name} is {list(found[name].shape) if name in found else 'missing'} instead of "
-        f"{list(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name not in found or found[name].shape != tensor.shape
-    ]
-    wrong += [
-        f"{name} of the original holds NaN or infinity"
-        for name, tensor in expected.items()
-        if not tensor.isfinite().all()
-    ]
-    if wrong:
-        return {}, "; ".join(wrong)
-    return {name: error_of(found[name], tensor) for name, tensor in expected.items()}, None
+def alike(errors: dict[str, float]) -> bool:
+    return all(error <= TOLERANCE for error in errors.values())  # NaN is not
 
 
-def error_of(found: Tensor, expected: Tensor) -> float:
-    """Greatest difference, over the greatest value expected if that is above 1."""
+def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """The greatest difference by output, over the greatest value expected if that is above 1."""
+    return {name: _difference(found.get(name), tensor) for name, tensor in expected.items()}
+
+
+def _difference(found: Tensor | None, expected: Tensor) -> float:
+    if found is None or found.shape != expected.shape or not expected.isfinite().all():
+        return float("inf")
     if expected.numel() == 0:
         return 0.0
     found, expected = found.double().cpu(), expected.double().cpu()
@@ -283,7 +259,6 @@ def _first_line(error: Exception) -> str:
 def describe(network: Network, report: Report) -> dict:
     """What a user of the file has to know, for the JSON file beside it."""
     form = format_of(report.path)
-    first = report.comparisons[0]
     return {
         "format": form.name,
         "opset": OPSET if form.name == "ONNX" else None,
@@ -297,12 +272,11 @@ def describe(network: Network, report: Report) -> dict:
         "device": str(network.device),
         # where the operator stands that leaves out boxes that others cover
         "import_first": "torchvision" if network.detector else None,
-        "outputs": list(first.errors),
+        "outputs": list(report.comparisons[0].errors),
         **network.pixels,
         "compared": [
             {"input": list(c.shape), "detections": c.detections, "errors": c.errors}
-            for c in report.comparisons
-            if not c.undecided
+            for c in report.decided
         ],
         "tolerance": TOLERANCE,
     }

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
-from lambda_det.config import add_lambda_config, leaves, read_plain
+from lambda_det.config import add_lambda_config, read_plain
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
@@ -40,11 +40,12 @@ __all__ = [
 
 # Options of create_backbone that change neither the tensors nor the features
 _TRAINING = ("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout")
-# The sections of a configuration that describe the backbone. Others may be of any project.
-_OF_BACKBONE = ("MODEL.BACKBONE.", "MODEL.RESNETS.", "MODEL.LAMBDA_RESNET.", "MODEL.PIXEL_")
-_CREATE = "create_backbone"
-# Errors of reading a file that is no configuration
-_UNREADABLE = (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, AssertionError)
+_NO_OPTIONS = ("name", "out_features", "weights")  # arguments of create_backbone
+# Errors of reading a file that is no configuration, or has values that cannot be
+_UNREADABLE = (
+    *(OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, AssertionError, KeyError),
+    OmegaConfBaseException,
+)
 
 
 @dataclass(frozen=True)
@@ -75,103 +76,45 @@ def configured_network(file: str | Path) -> KnownNetwork | None:
         None if the configuration does not name a network, as with a custom builder.
 
     Raises:
-        ConfigError: the file cannot be read, or its backbone is not one of lambda_det.
+        ConfigError: the file cannot be read, or has a value that cannot be.
     """
     try:
         program = Path(file).suffix == ".py"
         text = dump_lazy(load_lazy_file(file)) if program else Path(file).read_text("utf-8")
         loaded = read_plain(text)
-        if not program and not is_lazy(loaded):
-            # load_config would refuse the keys of unknown projects
-            loaded = CfgNode.load_yaml_with_base(str(file), allow_unsafe=False)
-        if not isinstance(loaded, dict):
-            raise TypeError(f"it holds a {type(loaded).__name__}")
+        if is_lazy(loaded):
+            resolved = OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
+            return _network_of_lazy(resolved["model"])
+        return _network_of_yacs(file)
     except _UNREADABLE as error:
         raise ConfigError(
-            f"{file}, the configuration of the checkpoint, cannot be read ({reason(error)}); give "
-            "another one with --config."
+            f"{file}, the configuration of the checkpoint, does not describe its network "
+            f"({reason(error)}); give another one with --config."
         ) from error
-    if is_lazy(loaded):
-        return _network_of_lazy(_resolved(loaded, file)["model"], file)
-    values = dict(leaves(loaded))
-    if "MODEL.BACKBONE.NAME" in values:
-        return _network_of_yacs(values, file)
-    return None
 
 
-def _network_of_yacs(values: Mapping[str, Any], file: str | Path) -> KnownNetwork | None:
+def _network_of_yacs(file: str | Path) -> KnownNetwork | None:
     cfg = get_cfg()
     add_lambda_config(cfg)
-    wanted = {
-        key: value
-        for key, value in values.items()
-        if key.startswith(_OF_BACKBONE) or key == "INPUT.FORMAT"
-    }
-    for key, value in wanted.items():
-        _set_known(cfg, key, value, file)
+    cfg.set_new_allowed(True)  # keys of other versions and projects do not concern the backbone
+    cfg.merge_from_file(str(file), allow_unsafe=False)
     builder = cfg.MODEL.BACKBONE.NAME
     if "lambda_resnet" not in builder:
-        if builder in BACKBONE_REGISTRY:
-            raise ConfigError(
-                f"{file} has MODEL.BACKBONE.NAME {builder}, which is no backbone of lambda_det; "
-                "only those can be exported."
-            )
         return None
     plain = builder if "deeplab" in builder else "build_lambda_resnet_backbone"  # without FPN
     with torch.device("meta"):
         backbone = BACKBONE_REGISTRY.get(plain)(cfg, ShapeSpec(channels=3))
-    pixels = PixelSettings.from_config(cfg)
-    return _network(backbone.created_as, _plain(pixels))
+    return _network(*backbone.created_as, PixelSettings.from_config(cfg))
 
 
-def _set_known(cfg: CfgNode, key: str, value: Any, file: str | Path) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        cfg = cfg.get(section, {})
-    if name not in cfg and key.startswith("MODEL.RESNETS."):
-        cfg[name] = value  # a key of DeepLab
-    if name not in cfg:
-        return  # a key of another version or project, which does not concern the backbone
-    if isinstance(cfg[name], str) and isinstance(value, str):
-        value = repr(value)  # yacs would parse the string "3" as a number
-    try:
-        cfg.merge_from_list([name, value])
-    except (ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"{file} has {key} {value!r}; it must be of type {type(cfg[name]).__name__}, such as "
-            f"{cfg[name]!r}."
-        ) from error
-
-
-def _resolved(loaded: dict[str, Any], file: str | Path) -> dict[str, Any]:
-    """A LazyConfig as plain data, its references resolved."""
-    try:
-        return OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"A reference in {file} cannot be resolved ({reason(error)}); give another "
-            "configuration with --config."
-        ) from error
-
-
-def _network_of_lazy(model: Mapping[str, Any], file: str | Path) -> KnownNetwork | None:
-    nodes = [node for node in _nodes(model) if str(node["_target_"]).endswith(f".{_CREATE}")]
+def _network_of_lazy(model: Mapping[str, Any]) -> KnownNetwork | None:
+    nodes = [node for node in _nodes(model) if str(node["_target_"]).endswith(".create_backbone")]
     if not nodes:
         return None
-    options = {
-        name: value
-        for name, value in nodes[0].items()
-        if name not in ("_target_", "name", "out_features", "weights")
-    }
-    try:
-        pixels = PixelSettings(
-            model.get("input_format", "BGR"), model["pixel_mean"], model["pixel_std"]
-        )
-        return _network((nodes[0]["name"], options), _plain(pixels))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{file} lacks the name of {_CREATE}, or pixel_mean or pixel_std of the model: {error}."
-        ) from error
+    options = {k: v for k, v in nodes[0].items() if k not in ("_target_", *_NO_OPTIONS)}
+    order = model.get("input_format", "BGR")
+    pixels = PixelSettings(order, model["pixel_mean"], model["pixel_std"])
+    return _network(nodes[0]["name"], options, pixels)
 
 
 def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -186,16 +129,10 @@ def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
             yield from _nodes(part)
 
 
-def _plain(pixels: PixelSettings) -> PixelSettings:
-    return PixelSettings(
-        str(pixels.format), [float(x) for x in pixels.mean], [float(x) for x in pixels.std]
-    )
-
-
-def _network(created_as: tuple[str, Mapping[str, Any]], pixels: PixelSettings) -> KnownNetwork:
-    name, overrides = created_as
-    options = {key: value for key, value in overrides.items() if key not in _TRAINING}
-    return KnownNetwork(name, options, pixels, "configuration")
+def _network(name: str, options: Mapping[str, Any], pixels: PixelSettings) -> KnownNetwork:
+    options = {key: value for key, value in options.items() if key not in _TRAINING}
+    mean, std = (list(map(float, values)) for values in (pixels.mean, pixels.std))
+    return KnownNetwork(name, options, PixelSettings(pixels.format, mean, std), "configuration")
 
 
 def find_checkpoint(path: str | Path, which: str = "best") -> str:
@@ -210,14 +147,11 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
     if not Path(path).is_dir():
         return str(path)
     found = choose_checkpoint(str(path), which)
-    if not found:
+    if not Path(found).is_file():  # "" is none
         there = [file.name for file in sorted(Path(path).glob("*.pth"))]
         raise WeightsError(
-            f"The folder {path} has no last_checkpoint; name a file in it ({listed(there)})."
-        )
-    if not Path(found).is_file():
-        raise WeightsError(
-            f"last_checkpoint in {path} names {Path(found).name}, which is missing; name a file."
+            f"The last_checkpoint of {path} names {Path(found).name or 'no file'}, which is not "
+            f"there; name a file of the folder ({listed(there)})."
         )
     return found
 

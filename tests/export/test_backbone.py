@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from lambda_det.export import FORMATS, backbone_network, export_network, portabl
 from lambda_det.export import formats as formats_module
 from lambda_det.export.networks import Network
 from lambda_det.export.session import compare
-from lambda_det.modeling import LambdaResNet, create_backbone
+from lambda_det.modeling import LambdaResNet
 from lambda_det.modeling.specs import ALL, ResNetSpec
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import scramble
@@ -100,37 +101,31 @@ def test_options_of_the_layer(options, tmp_path):
     assert export_network(network(**options), tmp_path / "b.ts", sizes=SIZES[:2]).passed
 
 
-@pytest.mark.slow
-def test_another_family(tmp_path):
-    made = backbone_network(scramble(create_backbone("mobilenet_v2_lambda")))
-    assert export_network(made, tmp_path / "b.ts", sizes=SIZES[:2]).passed
+def _raise(_):
+    raise RuntimeError("no kernel\nlong")
 
 
-@pytest.mark.parametrize(
-    ("damage", "word"),
-    [
-        (lambda y: {k: v * 1.001 for k, v in y.items()}, None),
-        (lambda y: {k: v * float("nan") for k, v in y.items()}, None),
-        (lambda y: {k: v[..., 1:] for k, v in y.items()}, "instead of"),
-        (lambda y: {"res2": y["res2"]}, "res5 is missing"),
-    ],
-    ids=["values", "nan", "shape", "missing"],
-)
-def test_a_file_that_computes_something_else_does_not_get_its_name(
-    damage, word, tmp_path, monkeypatch
-):
+DAMAGES = {
+    "values": lambda y: {k: v * 1.001 for k, v in y.items()},
+    "nan": lambda y: {k: v * float("nan") for k, v in y.items()},
+    "shape": lambda y: {k: v[..., 1:] for k, v in y.items()},
+    "missing": lambda y: {"res2": y["res2"]},
+    "error": _raise,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_computes_something_else_does_not_get_its_name(damage, tmp_path, monkeypatch):
     form = FORMATS[".ts"]
 
     def read(*arguments):
         run = form.read(*arguments)
-        return lambda x: damage(run(x))
+        return lambda x: DAMAGES[damage](run(x))
 
-    broken = formats_module.Format(form.name, form.suffix, form.refuse, form.write, read)
-    monkeypatch.setitem(FORMATS, ".ts", broken)
+    monkeypatch.setitem(FORMATS, ".ts", dataclasses.replace(form, read=read))
     report = export_network(network(), tmp_path / "b.ts", sizes=SIZES[:1])
     assert not report.passed and not list(tmp_path.iterdir())
-    if word:
-        assert word in report.comparisons[0].fault
+    assert ("no kernel" in (report.comparisons[0].fault or "")) == (damage == "error")
 
 
 @pytest.mark.slow
@@ -158,35 +153,31 @@ def test_what_is_there_stays(tmp_path):
     assert path.read_bytes() != b"old"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("b.txt", "b.txt"), ("b", "b .*ts.*pt2.*onnx"), ("no/b.ts", "no folder .*no")],
-)
-def test_names_that_cannot_be(name, words, tmp_path):
-    with pytest.raises(ConfigError, match=words):
-        export_network(network(), tmp_path / name)
-
-
 def test_global_positions_are_refused():
     with pytest.raises(ConfigError, match=r"res5\.0\.conv2.*16x16"):
         network(global_context=256)
 
 
-def test_missing_runtimes_are_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("b.txt", "b.txt"),
+        ("b", "b .*ts.*pt2.*onnx"),
+        ("no/b.ts", "no folder .*no"),
+        ("b.onnx", "onnx onnxscript onnxruntime"),
+        ("b.pt2", r"2\.7"),
+    ],
+)
+def test_names_that_cannot_be_and_what_is_not_installed(name, words, tmp_path, monkeypatch):
     monkeypatch.setattr(formats_module.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="onnx, onnxscript, onnxruntime"):
-        export_network(network(), tmp_path / "b.onnx")
+    monkeypatch.setattr(formats_module, "HOLDS_ANY_SIZE", False)
+    with pytest.raises(ConfigError, match=words):
+        export_network(network(), tmp_path / name)
 
 
-def test_an_old_pytorch_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats_module, "_holds_any_size", lambda: False)
-    with pytest.raises(ConfigError, match=r"2\.7"):
-        export_network(network(), tmp_path / "b.pt2")
-
-
-def test_an_original_without_finite_values_is_named():
+def test_an_original_without_finite_values_does_not_pass():
     def broken(x):
         return {"res5": x * float("nan")}
 
-    made = compare(Network(nn.Identity(), broken, detector=False), broken, torch.zeros(1, 3, 8, 8))
-    assert made.fault == "res5 of the original holds NaN or infinity"
+    made = Network(nn.Identity(), broken, detector=False)
+    assert not compare(made, broken, torch.zeros(1, 3, 8, 8)).passed

@@ -94,7 +94,7 @@ REFUSED = {
     "never trained": (lambda c: _state(c, _fresh), r"res3\.0\.conv1\.norm\.running_var"),
     "nan": (lambda c: _state(c, _nan), r"NaN.*res5\.0\.conv3\.weight"),
     "another model": (lambda c: _change(c, recipe={**c["recipe"], "model": "lambda_resnet50"}),
-                      "recipe"),
+                      "lambda_resnet50"),
     "a smaller model": (lambda c: _change(c, recipe={**c["recipe"], "options": {"scope": 5}}),
                         r"position\.embedding.*\[16, 1, 3, 3\].*\[16, 1, 5, 5\]"),
     "unknown model": (lambda c: _change(c, recipe={**c["recipe"], "model": "resnet51"}),
