@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO
 
 import cv2
 import numpy as np
 
 from lambda_det.errors import ConfigError
-from lambda_det.files import replace_file
+from lambda_det.files import replace_text
 from lambda_det.prediction.predictor import Prediction
 
 __all__ = ["Annotations", "check_target", "polygons"]
@@ -67,26 +66,16 @@ class Annotations:
         Raises:
             ConfigError: it cannot be written.
         """
+        names = self._names or [str(index) for index in range(self._highest)]
+        categories = [json.dumps({"id": i, "name": name}) for i, name in enumerate(names, start=1)]
+        lists = {"images": self._images, "annotations": self._annotations}
+        lists["categories"] = categories
+        text = ", ".join(f'"{key}": [{", ".join(found)}]' for key, found in lists.items())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, self._write)
+            replace_text(path, f'{{"info": {{"description": "by lambda_det"}}, {text}}}')
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error}.") from error
-
-    def _write(self, file: IO[bytes]) -> None:
-        names = self._names or [str(index) for index in range(self._highest)]
-        categories = [{"id": i, "name": name} for i, name in enumerate(names, start=1)]
-        file.write(b'{"info": {"description": "predictions of lambda_det"}')
-        for key, entries in (
-            ("images", self._images),
-            ("annotations", self._annotations),
-            ("categories", map(json.dumps, categories)),
-        ):
-            file.write(f', "{key}": ['.encode())
-            for index, entry in enumerate(entries):
-                file.write((", " * (index > 0) + entry).encode())
-            file.write(b"]")
-        file.write(b"}")
 
 
 def check_target(path: Path, overwrite: bool) -> None:

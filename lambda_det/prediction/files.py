@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,13 +27,7 @@ from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
 
-__all__ = [
-    "Picture",
-    "Result",
-    "plan_dataset",
-    "plan_files",
-    "predict",
-]
+__all__ = ["Picture", "Result", "plan_dataset", "plan_files", "predict"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,25 +75,22 @@ def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool
     output = Path(output)
     pictures = []
     for path in map(Path, inputs):
-        if path.is_dir():
-            found = list(_images_in(path, output))
-            if not found:
-                raise DataError(
-                    f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
-                    "another one."
-                )
-            names = [file.relative_to(path) for file in found]
-            pictures += [
-                Picture(file, _target(output, name), name.as_posix())
-                for file, name in zip(found, names, strict=True)
-            ]
-        elif path.exists():
-            pictures.append(Picture(path, _target(output, Path(path.name)), path.name))
-        else:
+        if not path.exists():
             hint = "correct the path"
             if "." in path.name and path.name.isupper():
                 hint = "KEY VALUE pairs must follow another option, such as --output DIR"
             raise DataError(f"There is no file or folder {path}; {hint}.")
+        folder, files = path.parent, [path]
+        if path.is_dir():
+            folder, files = path, list(_images_in(path, output))
+        if not files:
+            raise DataError(
+                f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
+                "another one."
+            )
+        for file in files:
+            name = file.relative_to(folder)
+            pictures.append(Picture(file, _target(output, name), name.as_posix()))
     _check_targets(pictures, overwrite)
     return pictures
 
@@ -141,17 +132,13 @@ def plan_dataset(
     if not records:
         raise DataError(f"The data set {name} holds no image.")
     true_names = MetadataCatalog.get(name).get("thing_classes")
-    names = [Path(os.path.relpath(record["file_name"], images)) for record in records[:limit]]
-    pictures = [
-        Picture(
-            Path(record["file_name"]),
-            _target(Path(output), name),
-            name.as_posix(),
-            record.get("annotations", []),
-            true_names,
-        )
-        for record, name in zip(records[:limit], names, strict=True)
-    ]
+    pictures = []
+    for record in records[:limit]:
+        file = Path(record["file_name"])
+        relative = Path(os.path.relpath(file, images))
+        truth = record.get("annotations", [])
+        target = _target(Path(output), relative)
+        pictures.append(Picture(file, target, relative.as_posix(), truth, true_names))
     _check_targets(pictures, overwrite, (Path(record["file_name"]) for record in records))
     return pictures
 
@@ -262,85 +249,56 @@ def predict(
 def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
     image = read_bgr(picture.source)
     found = predictor(image)
+    shown = (image, found.instances)
     if picture.annotations is None:
-        drawn = draw_predictions(image, found.instances, predictor.class_names)
+        drawn = draw_predictions(*shown, predictor.class_names)
     else:
-        drawn = side_by_side(
-            image,
-            found.instances,
-            picture.annotations,
-            predictor.class_names,
-            picture.true_class_names,
-        )
-    is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
+        names = (predictor.class_names, picture.true_class_names)
+        drawn = side_by_side(*shown, picture.annotations, *names)
     # Not cv2.imwrite, which does not say why a file cannot be written
-    _write(picture.target, lambda path: is_encoded and bool(path.write_bytes(content)))
+    is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
+    with _written(picture.target) as draft:
+        if not is_encoded:
+            raise OSError(f"its format does not hold {drawn.shape[1]}x{drawn.shape[0]} pixels")
+        draft.write_bytes(content)
     return found
 
 
 def _draw_video(predictor: Predictor, picture: Picture) -> int:
     """Draw all frames in the size and rate of the video; returns the number of instances."""
     capture = cv2.VideoCapture(str(picture.source))
-    try:
-        first = capture.read()[1]
-        if first is None:
-            raise DataError(f"The video {picture.source} cannot be read: it has no first frame.")
-        announced = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        rate = capture.get(cv2.CAP_PROP_FPS)
-        if not 0 < rate < 1000:
-            logger.warning("%s records no frame rate; 25 is used.", picture.source)
-            rate = 25.0
-        counts = [0, 0]
-        height, width = first.shape[:2]
-
-        def write(path: Path) -> bool:
-            writer = cv2.VideoWriter(
-                str(path), cv2.VideoWriter_fourcc(*"mp4v"), rate, (width, height)
-            )
-            if not writer.isOpened():
-                return False
-            draw = VideoDrawer(predictor.class_names)
-            try:
-                frames = tqdm(
-                    _frames(first, capture),
-                    desc=picture.source.name,
-                    unit="frame",
-                    total=announced if announced > 0 else None,
-                )
-                for frame in frames:
-                    instances = predictor(frame).instances
-                    if writer.write(draw(frame, instances)) is False:  # None before OpenCV 5
-                        return False
-                    counts[0] += 1
-                    counts[1] += len(instances)
-            finally:
-                writer.release()
-            # The end of a file is written on release, which reports no full disk
-            if _frame_count(path) < counts[0]:
-                return False
-            _add_sound(path, picture.source)
-            return True
-
-        _write(picture.target, write)
-    finally:
-        capture.release()
-    if counts[0] < announced:
-        logger.warning(
-            "%s ends after %d of %d frames.",
-            picture.source,
-            counts[0],
-            announced,
-        )
-    return counts[1]
-
-
-def _frame_count(path: Path) -> int:
-    """The frames that a video says it has; 0 of a file that is none."""
-    capture = cv2.VideoCapture(str(path))
-    try:
-        return int(capture.get(cv2.CAP_PROP_FRAME_COUNT)) if capture.isOpened() else 0
-    finally:
-        capture.release()
+    first = capture.read()[1]
+    if first is None:
+        raise DataError(f"The video {picture.source} cannot be read: it has no first frame.")
+    announced, rate = (capture.get(name) for name in (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS))
+    if not 0 < rate < 1000:
+        logger.warning("%s records no frame rate; 25 is used.", picture.source)
+        rate = 25.0
+    instances = drawn = 0
+    draw = VideoDrawer(predictor.class_names)
+    with _written(picture.target) as draft:
+        codec = cv2.VideoWriter_fourcc(*"mp4v")
+        writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
+        try:
+            shown = {"desc": picture.source.name, "unit": "frame"}
+            for frame in tqdm(
+                _frames(first, capture), total=max(int(announced), 0) or None, **shown
+            ):
+                found = predictor(frame).instances
+                drawn += 1
+                instances += len(found)
+                # None before OpenCV 5
+                if not writer.isOpened() or writer.write(draw(frame, found)) is False:
+                    break
+        finally:
+            writer.release()
+        # The end of a file is written on release, which reports no full disk
+        if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
+            raise OSError("frames are missing in it; look whether the disk has free space")
+        _add_sound(draft, picture.source)
+    if drawn < announced:
+        logger.warning("%s ends after %d of %d frames.", picture.source, drawn, announced)
+    return instances
 
 
 def _add_sound(drawn: Path, source: Path) -> None:
@@ -349,15 +307,16 @@ def _add_sound(drawn: Path, source: Path) -> None:
     if not ffmpeg:
         return
     both = drawn.with_name(f"sound-{drawn.name}")
-    command = [ffmpeg, "-nostdin", "-y", "-v", "error", "-i", f"file:{drawn}", "-i"]
+    inputs = ["-i", f"file:{drawn}", "-i", f"file:{source}"]
     # The codec of the source may have no place in an .mp4
-    command += [f"file:{source}", "-map", "0:v", "-map", "1:a?", "-c:v", "copy", "-c:a", "aac"]
+    copied = ["-map", "0:v", "-map", "1:a?", "-c:v", "copy", "-c:a", "aac", f"file:{both}"]
+    command = [ffmpeg, "-nostdin", "-y", "-v", "error", *inputs, *copied]
     try:
-        done = subprocess.run([*command, f"file:{both}"], capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             os.replace(both, drawn)
         else:
-            fault = (done.stderr.strip().splitlines() or ["no reason is given"])[-1]
+            fault = done.stderr.strip().rpartition("\n")[2]
             logger.warning("%s is drawn without its sound: ffmpeg failed (%s).", source, fault)
     finally:
         both.unlink(missing_ok=True)
@@ -370,20 +329,16 @@ def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray
         frame = capture.read()[1]
 
 
-def _write(target: Path, write: Callable[[Path], bool]) -> None:
-    """Write to a temporary name, then rename, so that ``target`` is always complete."""
-    unfinished = target.with_name(f"unfinished-{target.name}")
+@contextlib.contextmanager
+def _written(target: Path) -> Iterator[Path]:
+    """Write to a temporary name, which is renamed at the end, so that ``target`` is complete."""
+    draft = target.with_name(f"unfinished-{target.name}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = write(unfinished)
-        if written:
-            os.replace(unfinished, target)
+        yield draft
+        os.replace(draft, target)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error}.") from error
     finally:
         with contextlib.suppress(OSError):
-            unfinished.unlink()
-    if not written:
-        raise ConfigError(
-            f"{target} cannot be written; check that the disk of {target.parent} has free space."
-        )
+            draft.unlink()

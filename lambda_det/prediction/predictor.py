@@ -182,8 +182,8 @@ class Predictor:
         for module in model.modules():
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold
-        channels = task.pixels.format if task.pixels else "BGR"
-        self._set_input(channels, task.parts.make_test_augmentations())
+        self._channels = _order(task.pixels.format if task.pixels else "BGR")
+        self._augmentations = task.parts.make_test_augmentations()
         self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
 
     def _open_exported(self, path: Path, device: str | None) -> None:
@@ -211,7 +211,7 @@ class Predictor:
         origin = (described.get(key) for key in ("weights", "step", "averaged"))
         self.taken = f"{path}, exported from {Taken(*origin)}"
         resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
-        self._set_input(channels, AugmentationList([resize]))
+        self._channels, self._augmentations = _order(channels), AugmentationList([resize])
 
         def detect(inputs: list[dict[str, Any]]) -> list[Instances]:
             try:
@@ -224,13 +224,6 @@ class Predictor:
             return list(map(_postprocessed, outputs, inputs))
 
         self._detect = detect
-
-    def _set_input(self, channels: str, augmentations: AugmentationList) -> None:
-        if channels not in ("BGR", "RGB"):
-            raise ConfigError(
-                f"The detector's images are {channels}; only BGR and RGB can be predicted on."
-            )
-        self._channels, self._augmentations = channels, augmentations
 
     def __call__(
         self, images: Image | Iterable[Image], channels: str = "BGR"
@@ -249,10 +242,9 @@ class Predictor:
             ConfigError: an array is no image, or ``channels`` is something else.
             DataError: a file cannot be read, or has more than 8 bits a channel.
         """
-        if channels not in ("BGR", "RGB"):
-            raise ConfigError(f"The channels are {channels!r}; give BGR or RGB.")
-        several = images.ndim == 4 if isinstance(images, np.ndarray) else _is_sequence(images)
-        if not several:
+        _order(channels)
+        is_array = isinstance(images, np.ndarray)
+        if (images.ndim != 4) if is_array else not _is_sequence(images):
             return self._predict([images], channels)[0]
         found, rest = [], iter(images)
         while batch := list(islice(rest, self._batch_size)):
@@ -291,6 +283,12 @@ class Predictor:
 
 def _is_sequence(images: Any) -> bool:
     return isinstance(images, Iterable) and not isinstance(images, (str, os.PathLike))
+
+
+def _order(channels: str) -> str:
+    if channels not in ("BGR", "RGB"):
+        raise ConfigError(f"The channels of images are {channels!r}; they can be BGR or RGB.")
+    return channels
 
 
 def is_exported(source: str | os.PathLike) -> bool:
