@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lambda_det.detection.data import make_shapes
+from tests.shapes import make_shapes
 
 pytestmark = pytest.mark.checkout
 

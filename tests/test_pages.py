@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SHORTER = {
     "use_in_your_project": {
         "lambda_resnet26": "resnet14_slim_lambda_c5",
-        'make_shapes("datasets")': 'make_shapes("datasets", num_train=12, num_val=4)',
+        "make_shapes.py\n": "make_shapes.py --root datasets --num-train 12 --num-val 4\n",
         "MAX_ITER: 300": "MAX_ITER: 2",
         "MAX_ITER 20": "MAX_ITER 1",
         "train.max_iter=2\n": "train.max_iter=1\n",

@@ -12,8 +12,8 @@ from detectron2.config import CfgNode, defaults, get_cfg
 
 from lambda_det import run
 from lambda_det.config import leaves
-from lambda_det.detection.data import make_shapes
 from tests import forked
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG
 
 SCRIPTS = Path(__file__).parent / "foreign_scripts"

@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import runpy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 # lambda_det and PyTorch are imported in functions, so that --help answers at once
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
 TABLE = "resources.csv"
 PERIOD = 10  # steps between two measurements
 
@@ -132,7 +134,6 @@ def report(path: Path) -> list[str]:
 def long_run(args: argparse.Namespace) -> int:
     """Train and report; 1 if something grows."""
     from lambda_det.detection import parser, run
-    from lambda_det.detection.data import make_shapes
     from lambda_det.errors import ConfigError
 
     if not Path("/proc/self/statm").exists():
@@ -144,7 +145,7 @@ def long_run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{output} exists; give another --output.")
     root = os.getenv("DETECTRON2_DATASETS", "datasets")
     if not Path(root, "shapes").exists():
-        make_shapes(root)
+        runpy.run_path(str(ROOT / "datasets" / "make_shapes.py"))["make_shapes"](root)
     quarter = str(max(args.steps // 4, 1))
     opts = SMALL.split()
     opts += ["SOLVER.MAX_ITER", str(args.steps), "SOLVER.STEPS", "()"]

@@ -20,15 +20,11 @@ from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.config import leaves
 from lambda_det.detection import DetectionTask, load_config
-from lambda_det.detection.data import (
-    make_panoptic_shapes,
-    make_shapes,
-    register_panoptic_shapes,
-    register_shapes,
-)
+from lambda_det.detection.data import register_shapes
 from lambda_det.errors import ConfigError
 from tests.detection.heads.tiny import HEADS
 from tests.detection.tiny import on_meta
+from tests.shapes import make_panoptic_shapes, make_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = """
@@ -137,7 +133,6 @@ def groups(root, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
     """Make the configuration of a group, with one key set to a value."""
     monkeypatch.chdir(tmp_path)
     register_shapes(root)
-    register_panoptic_shapes(root)
     register_coco_instances("gaps", {}, str(root / "gaps.json"), str(root / "shapes/train"))
     MetadataCatalog.get("gaps").class_image_count = [
         {"id": 1 + i, "image_count": 1 + 3 * i} for i in range(3)

@@ -27,7 +27,6 @@ from torch import nn
 
 import lambda_det
 from lambda_det.detection import DetectionTask, lazy_parser, load_lazy_config, run
-from lambda_det.detection.data import make_shapes
 from lambda_det.detection.lazy import (
     dump_lazy,
     read_saved,
@@ -36,6 +35,7 @@ from lambda_det.detection.lazy import (
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.run_folder import changed_keys
 from lambda_det.weights.provenance import PixelSettings
+from tests.shapes import make_shapes
 
 CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
 

@@ -22,9 +22,9 @@ from lambda_det.detection import (
     parser,
     run,
 )
-from lambda_det.detection.data import make_shapes
 from lambda_det.detection.schedule import scale_settings
 from tests.detection.tiny import TINY, on_meta
+from tests.shapes import make_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file has its twin

@@ -16,7 +16,6 @@ from detectron2.modeling.roi_heads import StandardROIHeads
 from torch import nn
 
 from lambda_det.detection import DetectionTask, load_config, registry
-from lambda_det.detection.data import make_shapes
 from lambda_det.detection.data.predictions import is_known, predictions
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.registry import Architecture, Evaluator, Head, register
@@ -24,6 +23,7 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.networks import DetectorGraph
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.loading import CLASS_LAYERS
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG
 
 

@@ -13,10 +13,11 @@ from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
-from lambda_det.detection.data import make_shapes, register_shapes
+from lambda_det.detection.data import register_shapes
 from lambda_det.detection.task import read_parts
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import tiny_config
 
 

@@ -10,11 +10,12 @@ from detectron2.modeling import build_model
 from detectron2.utils.events import EventStorage, get_event_storage
 from torch import nn
 
-from lambda_det.detection.data import make_shapes, register_coco_files
+from lambda_det.detection.data import register_coco_files
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import RAW
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import tiny_config
 
 

@@ -39,8 +39,7 @@ from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
     check_datasets,
-    make_panoptic_shapes,
-    register_panoptic_shapes,
+    register_shapes,
 )
 from lambda_det.detection.evaluation import build_evaluator
 from lambda_det.detection.lazy import refuse_unknown_train_keys
@@ -53,6 +52,7 @@ from tests.classification.tiny import COLOURS, make_pictures
 from tests.detection.data.fuzz_cases import mutate
 from tests.detection.data.fuzz_trial import assert_clear, case_parser, take_all, used_or_refused
 from tests.export.toy import classifier_checkpoint
+from tests.shapes import make_panoptic_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _EDGE = 2000  # bytes at the beginning and the end of a file, where formats have their tables
@@ -93,7 +93,7 @@ def _panoptic_config() -> CfgNode:
 def _use_panoptic(folder: Path, file: Path) -> None:
     cfg = _panoptic_config().clone()
     cfg.OUTPUT_DIR = str(folder / "run")
-    register_panoptic_shapes(folder)
+    register_shapes(folder)
     check_datasets(cfg, train=True, test=True)
     loader = build_train_loader(cfg, 2)
     loader.begin(seed=0, batches=0)

@@ -23,12 +23,12 @@ from lambda_det.classification import parser
 from lambda_det.classification.config import load_recipe
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.detection import DetectionTask, load_config, load_lazy_config
-from lambda_det.detection.data import make_shapes
 from lambda_det.training.task import Task
 from lambda_det.training.trainer import Trainer
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.detection.tiny import TINY
 from tests.reliability.runs import DETECTOR
+from tests.shapes import make_shapes
 
 STEPS = 30
 FILE = Path(__file__).with_name("golden.json")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambda_det.detection.data import make_shapes
 from lambda_det.training.logged import is_of_machine
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
+from tests.shapes import make_shapes
 
 # A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs
 DETECTOR = """

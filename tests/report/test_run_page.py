@@ -16,7 +16,6 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.classification.config import get_classification_config
-from lambda_det.detection.data import make_shapes
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.report import run_page
@@ -25,6 +24,7 @@ from lambda_det.report.command_line import main
 from lambda_det.report.page import Page, new_axes, to_svg
 from lambda_det.report.run_page import read_metrics, write_report
 from lambda_det.training.run_folder import save_config
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG, tiny_config
 
 CLASSES = ("bolt", "nut", "<b>washer</b>")

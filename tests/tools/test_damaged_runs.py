@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lambda_det import cli
-from lambda_det.detection.data import make_shapes
 from lambda_det.training.checkpoint_files import read_newest
 from tests.detection.tiny import TINY
+from tests.shapes import make_shapes
 
 pytestmark = pytest.mark.slow  # trains
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lambda_det.detection.data import check_coco, make_shapes
+from lambda_det.detection.data import check_coco
+from tests.shapes import make_shapes
 
 TOOL = Path(__file__).parents[2] / "datasets" / "subset_coco.py"
 main = runpy.run_path(str(TOOL))["main"]

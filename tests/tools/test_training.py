@@ -14,9 +14,9 @@ import torch
 from detectron2.config import LazyConfig
 
 from lambda_det import cli
-from lambda_det.detection.data import make_shapes
 from tests import forked
 from tests.detection.tiny import TINY
+from tests.shapes import make_shapes
 
 pytestmark = pytest.mark.slow  # trains
 

@@ -14,10 +14,9 @@ from lambda_det.detection.data.loader import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.mapper import TolerantMapper
-from lambda_det.detection.data.panoptic_shapes import make_panoptic_shapes, register_panoptic_shapes
 from lambda_det.detection.data.registration import register_coco_files, register_json_datasets
 from lambda_det.detection.data.report import Problem, Report
-from lambda_det.detection.data.shapes import make_shapes, register_shapes
+from lambda_det.detection.data.shapes import register_shapes
 
 __all__ = [
     "Problem",
@@ -33,11 +32,8 @@ __all__ = [
     "check_detector_data",
     "check_pixels",
     "large_scale_jitter",
-    "make_panoptic_shapes",
-    "make_shapes",
     "register_coco_files",
     "register_json_datasets",
-    "register_panoptic_shapes",
     "register_shapes",
     "tolerant_test_loader",
     "tolerant_train_loader",
@@ -45,4 +41,3 @@ __all__ = [
 
 # Where Detectron2 looks for its own data sets.
 register_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))
-register_panoptic_shapes(os.getenv("DETECTRON2_DATASETS", "datasets"))

@@ -6,6 +6,8 @@ Detectron2's own baselines from scratch, and random weights.
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,6 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.detection.config_files import get_config
-from lambda_det.detection.data.shapes import background, image_rng, paint_shapes, place_shapes
 from lambda_det.detection.model import build_model, for_inference
 from lambda_det.detection.read_yaml import read_settings
 from lambda_det.detection.task import DetectionTask
@@ -26,6 +27,7 @@ from lambda_det.training.precision import Precision
 
 __all__ = ["Detector", "default_precision", "detectron2_detector", "our_detector"]
 
+SHAPES = runpy.run_path(str(Path(__file__).parents[3] / "datasets" / "make_shapes.py"))
 DRAWN = 128  # side of the pictures before they are resized
 # A logit beside 80 others of about 0. Random weights would find nothing above the threshold of the
 # scores, and so compute no masks; with this they find the first class everywhere.
@@ -135,10 +137,10 @@ def _pictures(batch: int, side: int) -> tuple[tuple[Tensor, ...], list[dict[str,
 
 def _picture(side: int, number: int) -> tuple[Tensor, dict[str, Any]]:
     """One of the shapes data set, resized: uint8 [3, side, side], and its annotations."""
-    rng = image_rng(0, "train", number)
-    shapes = place_shapes(rng, DRAWN)
-    drawn = torch.from_numpy(paint_shapes(rng, background(rng, DRAWN), shapes)).permute(2, 0, 1)
-    picture = F.interpolate(drawn[None], size=(side, side))[0]
+    rng = SHAPES["image_rng"](0, "train", number)
+    shapes = SHAPES["place_shapes"](rng, DRAWN)
+    drawn = SHAPES["paint_shapes"](rng, SHAPES["background"](rng, DRAWN), shapes)
+    picture = F.interpolate(torch.from_numpy(drawn).permute(2, 0, 1)[None], size=(side, side))[0]
     polygons = [polygon * (side / DRAWN) for _, polygon in shapes]
     instances = Instances((side, side))
     instances.gt_classes = torch.tensor([category for category, _ in shapes])

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from lambda_benchmarks import data
-from lambda_det.detection.data import make_shapes
 from lambda_det.errors import DataError
+from tests.shapes import make_shapes
 from tests.tool import load_tool
 
 tool = load_tool("benchmark", "projects/benchmarks")

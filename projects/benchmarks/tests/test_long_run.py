@@ -8,7 +8,7 @@ import mmap
 import numpy as np
 import pytest
 
-from lambda_det.detection.data import make_shapes
+from tests.shapes import make_shapes
 from tests.tool import load_tool
 
 tool = load_tool("long_run", "projects/benchmarks")

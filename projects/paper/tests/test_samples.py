@@ -9,10 +9,10 @@ import torch
 from detectron2.data.catalog import Metadata
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks
 
-from lambda_det.detection.data import make_shapes
 from lambda_det.errors import ConfigError, DataError
 from lambda_paper.album import Album
 from lambda_paper.samples import draw_sample, draw_samples
+from tests.shapes import make_shapes
 from tests.training.tiny_detector import tiny_config
 
 GREY = 128

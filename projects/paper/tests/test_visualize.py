@@ -14,13 +14,13 @@ from detectron2.config import LazyConfig
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from lambda_det import create_backbone
-from lambda_det.detection.data import make_shapes
 from lambda_det.detection.lazy import dump_lazy
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_paper import figures
 from tests.export.test_verify import C4
 from tests.export.toy import classifier_checkpoint
+from tests.shapes import make_shapes
 from tests.tool import load_tool
 from tests.tools.test_malicious_files import _write as write_malicious
 from tests.training.tiny_detector import CONFIG

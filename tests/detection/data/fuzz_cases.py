@@ -23,7 +23,7 @@ import numpy as np
 import pycocotools.mask as mask_util
 from PIL import Image
 
-from lambda_det.detection.data import make_panoptic_shapes
+from tests.shapes import make_panoptic_shapes
 
 
 @dataclass

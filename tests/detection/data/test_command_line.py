@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from detectron2.data import MetadataCatalog
 
-from lambda_det.detection.data import command_line, make_shapes, register_shapes
-from tests.tool import load_tool
-
-maker = load_tool("make_shapes", "datasets")
+from lambda_det.detection.data import command_line, register_shapes
+from tests.shapes import make_shapes
 
 
 @pytest.fixture
@@ -73,11 +71,3 @@ def test_arguments_that_do_not_go_together(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
         run(*arguments)
     assert exit.value.code == 2
-
-
-def test_the_maker_of_shapes(tmp_path, capsys):
-    arguments = ["--root", str(tmp_path), "--num-train", "2", "--num-val", "1", "--size", "64"]
-    assert maker.main(arguments) == 0
-    assert len(list((tmp_path / "shapes" / "train").iterdir())) == 2
-    assert maker.main([*arguments, "--seed", "1"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")

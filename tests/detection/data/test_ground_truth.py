@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
-from lambda_det.detection.data import (
-    check_datasets,
-    make_panoptic_shapes,
-    make_shapes,
-    register_json_datasets,
-    register_panoptic_shapes,
-    register_shapes,
-)
+from lambda_det.detection.data import check_datasets, register_json_datasets, register_shapes
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
+from tests.shapes import make_panoptic_shapes, make_shapes
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +21,9 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _registered(root, monkeypatch):
-    before = {n: MetadataCatalog.get(n).image_root for n in ("shapes_train", "shapes_stuff_train")}
     register_shapes(root)
-    register_panoptic_shapes(root)
     yield
-    register_shapes(before["shapes_train"].rpartition("/shapes/")[0])
-    register_panoptic_shapes(before["shapes_stuff_train"].rpartition("/shapes_panoptic/")[0])
+    register_shapes("datasets")
 
 
 def _configure(cfg, architecture, train, test):
@@ -147,7 +138,7 @@ def test_another_order_of_keypoints(cfg, key):
 
 
 def test_masks_that_are_missing_are_named_with_what_to_do(cfg, tmp_path):
-    register_panoptic_shapes(tmp_path)
+    register_shapes(tmp_path)
     for kind in ("shapes_stuff", "shapes_panoptic"):
         _configure(cfg, "SemanticSegmentor", f"{kind}_train", f"{kind}_val")
         with pytest.raises(DataError, match=r"make_shapes.py --panoptic"):

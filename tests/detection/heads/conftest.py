@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from lambda_det.detection.data import (
-    make_panoptic_shapes,
-    make_shapes,
-    register_panoptic_shapes,
-    register_shapes,
-)
+from lambda_det.detection.data import register_shapes
+from tests.shapes import make_panoptic_shapes, make_shapes
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +20,5 @@ def _shapes(tmp_path_factory):
 def shapes(_shapes):
     """The folder of shapes and shapes_panoptic, which are registered during the test."""
     register_shapes(_shapes)
-    register_panoptic_shapes(_shapes)
     yield _shapes
-    for register in (register_shapes, register_panoptic_shapes):
-        register(os.getenv("DETECTRON2_DATASETS", "datasets"))
+    register_shapes("datasets")

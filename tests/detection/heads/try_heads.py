@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from lambda_det.detection import parser, run
-from lambda_det.detection.data import make_panoptic_shapes, make_shapes
 from tests.detection.heads.tiny import CONFIGS, HEADS
+from tests.shapes import make_panoptic_shapes, make_shapes
 
 
 def train(name: str, folder: Path, steps: int, more: list[str]) -> dict[str, float]:

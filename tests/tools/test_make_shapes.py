@@ -1,0 +1,260 @@
+"""The generated data sets: reproducible, never overwritten, and as their annotations say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import numpy as np
+import pycocotools.mask as mask_util
+import pytest
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from PIL import Image
+
+from lambda_det.detection.data import check_coco, register_shapes
+from tests.shapes import make_panoptic_shapes, make_shapes
+from tests.tool import load_tool
+
+SIZE = 96
+KIND = {make_shapes: "shapes", make_panoptic_shapes: "shapes_panoptic"}
+both = pytest.mark.parametrize("make", KIND, ids=KIND.values())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for make in KIND:
+        make(root, num_train=24, num_val=6, size=SIZE, seed=3)
+    return root
+
+
+def _load(root, file):
+    return json.loads((root / file).read_text())
+
+
+def _pixels(path):
+    return np.asarray(Image.open(path)).astype(int)
+
+
+def _digests(folder):
+    """The annotations to the byte, and the images to the pixel."""
+    found = {}
+    for path in sorted(folder.rglob("*.*")):
+        data = _pixels(path).tobytes() if path.suffix == ".png" else path.read_bytes()
+        found[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return found
+
+
+def _objects(root):
+    """Of each training image: its pixels, its annotations, and their masks [H, W]."""
+    content = _load(root, "shapes/annotations/instances_train.json")
+    for image in content["images"]:
+        entries = [a for a in content["annotations"] if a["image_id"] == image["id"]]
+        runs = [mask_util.frPyObjects(a["segmentation"], SIZE, SIZE) for a in entries]
+        masks = [mask_util.decode(mask_util.merge(r)).astype(bool) for r in runs]
+        yield _pixels(root / "shapes/train" / image["file_name"]), entries, masks
+
+
+@pytest.mark.parametrize(
+    "file", ["shapes/annotations/instances", "shapes_panoptic/annotations/keypoints"]
+)
+def test_layout_and_format(root, file):
+    assert sorted(os.listdir(root)) == [
+        "shapes",
+        "shapes_panoptic",
+    ]  # nothing of the making is left
+    for split, count in (("train", 24), ("val", 6)):
+        json_file = root / f"{file}_{split}.json"
+        report = check_coco(json_file, json_file.parents[1] / split)
+        assert report.problems == {} and report.images == count
+        assert tuple(report.categories.values()) == ("circle", "rectangle", "triangle")
+        assert len(os.listdir(json_file.parents[1] / split)) == count
+
+
+@both
+def test_same_arguments_same_data_and_an_image_does_not_depend_on_the_number(root, tmp_path, make):
+    make(tmp_path / "same", num_train=24, num_val=6, size=SIZE, seed=3)
+    make(tmp_path / "fewer", num_train=5, num_val=9, size=SIZE, seed=3)
+    make(tmp_path / "seed", num_train=24, num_val=6, size=SIZE, seed=4)
+    given, same, fewer, other = (
+        _digests(folder / KIND[make])
+        for folder in (root, tmp_path / "same", tmp_path / "fewer", tmp_path / "seed")
+    )
+    assert same == given
+    images = [name for name in fewer if name.endswith(".png") and name in given]
+    assert len(images) == (5 + 6) * (1 if make is make_shapes else 3)
+    assert all(fewer[name] == given[name] for name in images)
+    pictures = [n for n in given if n.split("/")[0] in ("train", "val")]
+    assert len({d[n] for d in (given, other) for n in pictures}) == 60
+
+
+def test_annotations_agree_with_themselves_and_all_classes_and_sizes_occur(root):
+    entries = [
+        (a, mask)
+        for _, found, masks in _objects(root)
+        for a, mask in zip(found, masks, strict=True)
+    ]
+    for entry, mask in entries:
+        (points,) = entry["segmentation"]
+        xy = np.array(points).reshape(-1, 2)
+        assert (xy >= 0).all() and (xy <= SIZE).all()
+        x, y, w, h = entry["bbox"]
+        assert np.allclose([x, y, x + w, y + h], [*xy.min(0), *xy.max(0)], atol=0.011)
+        assert abs(mask.sum() - entry["area"]) < 0.1 * entry["area"] + 15
+        assert 0.08 * SIZE < max(w, h) < 0.64 * SIZE
+    assert {a["category_id"] for a, _ in entries} == {1, 2, 3}
+    sides = [max(a["bbox"][2:]) for a, _ in entries]
+    assert min(sides) < 20 and max(sides) > 45
+
+
+def test_shapes_are_seen_where_their_masks_are(root):
+    """The last shape of an image lies over all: vivid inside its mask, and edges at its border."""
+    for pixels, _, masks in _objects(root):
+        parts = pixels[masks[-1]], pixels[~np.any(masks, axis=0)]
+        top, background = (np.ptp(np.median(part, axis=0)) for part in parts)
+        assert top > 60 > 40 > background
+
+
+def test_shapes_hide_each_other_but_not_too_much(root):
+    overlapping = 0
+    for _, _, masks in _objects(root):
+        assert 1 <= len(masks) <= 4
+        for index, mask in enumerate(masks):
+            above = np.any([np.zeros_like(mask), *masks[index + 1 :]], axis=0)
+            hidden = (mask & above).sum() / mask.sum()
+            assert hidden < 0.35
+            overlapping += hidden > 0
+    assert overlapping >= 3
+
+
+def test_other_data_are_not_overwritten_and_the_same_are_not_made_again(root, tmp_path):
+    before, written = _digests(root), (root / "shapes/manifest.json").stat().st_mtime_ns
+    for make in KIND:
+        make(root, num_train=24, num_val=6, size=SIZE, seed=3)
+        with pytest.raises(FileExistsError, match=r"shapes.*'seed': 3"):
+            make(root, num_train=24, num_val=6, size=SIZE, seed=5)
+    assert _digests(root) == before
+    assert (root / "shapes/manifest.json").stat().st_mtime_ns == written
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes/mine.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="shapes"):
+        make_shapes(tmp_path, num_train=2, num_val=2)
+    assert [p.name for p in (tmp_path / "shapes").iterdir()] == ["mine.txt"]
+
+
+def test_a_making_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match="disk full"):
+        make_shapes(tmp_path, num_train=2, num_val=2)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("change", [{"num_train": 0}, {"num_val": -1}, {"size": 8}, {"seed": -1}])
+def test_numbers_that_cannot_work(tmp_path, change):
+    with pytest.raises(ValueError, match=next(iter(change))):
+        make_shapes(tmp_path, **change)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_command(tmp_path, capsys):
+    main = load_tool("make_shapes", "datasets").main
+    small = ["--root", str(tmp_path), "--num-train", "2", "--num-val", "1", "--size", "64"]
+    for words in (small, [*small, "--panoptic"]):
+        assert main(words) == 0
+    assert "shapes_panoptic" in capsys.readouterr().out
+    assert main([*small, "--seed", "1"]) == 2
+    assert "'seed': 0" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["--root", str(tmp_path / "file" / "below")]) == 2
+
+
+# ------------------------------------------------------------------- keypoints, semantic, panoptic
+def test_semantic_and_panoptic_masks_agree(root):
+    folder = root / "shapes_panoptic"
+    content = _load(folder, "annotations/panoptic_train.json")
+    is_thing = {c["id"]: c["isthing"] for c in content["categories"]}
+    seen = set()
+    for entry in content["annotations"]:
+        stuff = _pixels(folder / "stuff_train" / entry["file_name"])
+        ids = _pixels(folder / "panoptic_train" / entry["file_name"]) @ [1, 256, 65536]
+        assert set(np.unique(ids).tolist()) == {s["id"] for s in entry["segments_info"]}
+        for segment in entry["segments_info"]:
+            mask = ids == segment["id"]
+            rows, columns = np.nonzero(mask)
+            x, y, w, h = segment["bbox"]
+            assert segment["area"] == mask.sum()
+            assert (x, y) == (columns.min(), rows.min())
+            assert (x + w, y + h) == (columns.max() + 1, rows.max() + 1)
+            category = segment["category_id"]
+            seen.add(category)
+            assert (stuff[mask] == (0 if is_thing[category] else category - 3)).all()
+    assert seen == {1, 2, 3, 4, 5, 6}
+
+
+def test_segments_and_keypoints_lie_in_their_shape(root):
+    """The visible part of an instance; left and right keypoints are at their sides."""
+    folder = root / "shapes_panoptic"
+    content = _load(folder, "annotations/keypoints_train.json")
+    hidden = 0
+    for image in content["images"]:
+        ids = _pixels(folder / "panoptic_train" / image["file_name"])[..., 0]
+        things = [a for a in content["annotations"] if a["image_id"] == image["id"]]
+        for number, thing in enumerate(things, start=1):
+            rows, columns = np.nonzero(ids == number)
+            x, y, w, h = thing["bbox"]
+            assert x - 1 <= columns.min() and columns.max() <= x + w
+            assert y - 1 <= rows.min() and rows.max() <= y + h
+            assert 0.6 * thing["area"] - 20 < len(rows) < thing["area"] + 20
+            points = np.reshape(thing["keypoints"], (-1, 3))
+            assert len(points) == thing["num_keypoints"] == 4
+            for x, y, visibility in points:
+                owner = ids[int(y + 0.5), int(x + 0.5)]
+                assert visibility == (1 if number < owner < 10 else 2)
+                hidden += visibility == 1
+            low, high = points[:, :2].min(0), points[:, :2].max(0)
+            assert np.allclose([points[0, 0], points[1, 1]], low, atol=0.02)
+            assert np.allclose([points[2, 0], points[3, 1]], high, atol=0.02)
+    assert hidden
+
+
+def test_the_patterns_can_be_told_apart(root):
+    """The grey of plain ground is smooth; checks change both along and across, stripes do, too."""
+    spread = [[], [], []]
+    for path in (root / "shapes_panoptic/train").iterdir():
+        grey = _pixels(path).mean(axis=-1)
+        stuff = _pixels(root / "shapes_panoptic/stuff_train" / path.name)
+        for index, found in enumerate(spread, start=1):
+            if (stuff == index).sum() > 500:
+                found.append(grey[stuff == index].std())
+    plain, striped, checked = map(np.median, spread)
+    assert striped > 1.5 * plain < checked
+
+
+def test_the_registered_sets(root, tmp_path):
+    """Registration can be repeated and moved."""
+    try:
+        for folder in (tmp_path, root, root):
+            register_shapes(folder)
+        shapes, keypoints, panoptic, stuff = (
+            DatasetCatalog.get(f"shapes{kind}_val")
+            for kind in ("", "_keypoints", "_panoptic", "_stuff")
+        )
+        assert len(shapes) == len(keypoints) == len(panoptic) == len(stuff) == 6
+        assert shapes[0]["file_name"].startswith(str(root))
+        for records in (shapes, keypoints, panoptic):
+            assert {a["category_id"] for r in records for a in r["annotations"]} == {0, 1, 2}
+        assert all(os.path.isfile(r["sem_seg_file_name"]) for r in panoptic + stuff)
+        categories = _load(root, "shapes_panoptic/annotations/panoptic_val.json")["categories"]
+        metadata = MetadataCatalog.get("shapes_panoptic_val")
+        assert metadata.thing_classes + metadata.stuff_classes[1:] == [
+            c["name"] for c in categories
+        ]
+        assert (
+            MetadataCatalog.get("shapes_keypoints_val").keypoint_names == categories[0]["keypoints"]
+        )
+    finally:
+        register_shapes("datasets")
