@@ -14,6 +14,8 @@ __all__ = ["AUTO", "LossScaler", "Precision"]
 
 AUTO = "auto"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+# Newer than PyTorch 2.4
+_X86_BFLOAT16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 MOST_SKIPPED = 20  # steps that loss scaling may skip one after the other
 
 
@@ -71,6 +73,9 @@ class Precision:
 def _has_bfloat16(device: str) -> bool:
     """Whether the processor, or the GPU of this process, has instructions for bfloat16."""
     if device == "cpu":
+        if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+            # oneDNN says yes for AVX-512 alone, and emulates: a step takes three times float32's
+            return any(getattr(torch.cpu, name, bool)() for name in _X86_BFLOAT16)
         supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
         return supported is not None and supported()
     if device == "cuda" and torch.version.cuda and torch.cuda.is_available():

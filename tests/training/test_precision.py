@@ -28,9 +28,22 @@ def test_autocast_and_scaler():
     assert not Precision("cpu", torch.bfloat16).grad_scaler().is_enabled()
 
 
-@pytest.mark.parametrize("supported", [True, False])
-def test_bfloat16_is_emulated_where_the_processor_lacks_it(monkeypatch, supported):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+@pytest.mark.parametrize(
+    ("capability", "instructions", "onednn", "supported"),
+    [
+        ("AVX2", False, False, False),
+        ("AVX512", False, True, False),  # of Skylake to Ice Lake: oneDNN emulates it
+        ("AVX512", True, True, True),
+        ("DEFAULT", False, True, True),  # ARM
+    ],
+)
+def test_bfloat16_is_emulated_where_the_processor_lacks_it(
+    monkeypatch, capability, instructions, onednn, supported
+):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn)
     assert Precision("cpu", torch.bfloat16).is_emulated() == (not supported)
     assert not Precision("cpu", None).is_emulated()
     assert _precision("cpu", "auto").dtype == (torch.bfloat16 if supported else None)
