@@ -41,15 +41,6 @@ def test_one_process_is_this_one():
     assert seen == [args]
 
 
-def test_on_main_process_alone():
-    def check():
-        raise DataError("broken.json")
-
-    on_main_process(lambda: None)
-    with pytest.raises(DataError, match=r"broken\.json"):
-        on_main_process(check)
-
-
 @pytest.mark.parametrize(
     ("argv", "flag"),
     [

@@ -161,10 +161,6 @@ def test_interrupted_parent_leaves_no_process(tmp_path, monkeypatch):
     wait_until(lambda: not any(is_alive(int(path.read_text())) for path in files), seconds=10)
 
 
-def test_all_return(tmp_path):
-    spawn.spawn(functools.partial(_raises, what=[None, None], order=[0, 1]), NAMES)
-
-
 def _works_until_signal(index: int, *, folder: Path, catches: bool) -> None:
     """Stands for a training with a loader worker, before its loop or (``catches``) in it."""
     worker = _start_worker(folder)

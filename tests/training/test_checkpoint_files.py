@@ -127,12 +127,6 @@ def test_a_pointer_that_names_nothing(folder, caplog, content):
     assert len(caplog.records) == 1 and "model_0000005.pth, the newest" in caplog.text
 
 
-def test_a_pointer_that_is_a_folder(folder):
-    (folder / "last_checkpoint").unlink()
-    (folder / "last_checkpoint").mkdir()
-    assert _taken(folder) == "model_0000005.pth"
-
-
 def test_a_pointer_without_any_file(tmp_path):
     point_to(str(tmp_path), "model_0000005.pth")
     with pytest.raises(WeightsError, match=r"names model_0000005\.pth, which is not there"):

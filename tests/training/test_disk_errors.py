@@ -14,7 +14,7 @@ import pytest
 
 from lambda_det.errors import DataError, DiskError
 from lambda_det.training.checkpoint_files import point_to
-from lambda_det.training.disk_errors import explain_disk_errors, gigabytes
+from lambda_det.training.disk_errors import explain_disk_errors
 from lambda_det.training.run_folder import _LOGGERS, buffered_log
 
 ROOT = Path(__file__).parents[2]
@@ -83,15 +83,6 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path, capsys):
         for name in _LOGGERS:
             for handler in list(logging.getLogger(name).handlers):
                 logging.getLogger(name).removeHandler(handler)
-
-
-def test_sizes():
-    assert [gigabytes(n) for n in (0, 1500, 89_200_000, 1.24e9)] == [
-        "0 kB",
-        "2 kB",
-        "89.2 MB",
-        "1.2 GB",
-    ]
 
 
 # A run of checkpoints of 1 MB, until one cannot be written; then with what makes room

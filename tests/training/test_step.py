@@ -82,13 +82,6 @@ def test_a_bad_number_stops_before_the_weights_change(where):
     assert "loss_fit" in text and "loss_size" in text
 
 
-def test_without_a_checkpoint_it_says_none_yet():
-    data = items(2)
-    data[0]["y"] = torch.tensor(float("inf"))
-    with pytest.raises(NonFiniteLossError, match="none yet"):
-        _train(ToyModel(), [data], 1)
-
-
 def test_when_the_forward_pass_stops_the_losses_before_are_named():
     model, data = ToyModel(), items(4)
 
@@ -215,11 +208,6 @@ def test_the_next_batch_is_fetched_when_the_backward_pass_runs(no_gpu):
     Steps(model, ahead, optimizer, accumulate=2).take(range(2))
     first = ["batch 0", "backward", "batch 1", "backward", "batch 2", "step"]
     assert events == [*first, "backward", "batch 3", "backward", "batch 4", "step"]
-
-
-def test_on_the_cpu_batches_stay_as_they_are():
-    loader = iter([])
-    assert batches_ahead(loader, "cpu") is loader
 
 
 @pytest.mark.gpu

@@ -392,51 +392,23 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
     assert 0.05 < storage.latest()["peak_memory"][0] <= peak_memory("cpu") < 1000
 
 
-def test_evaluations_take_the_bare_weights_where_there_is_no_average(folder):
-    task = ToyTask(folder, max_iter=1)
-    Trainer(task).train()
-    assert task.evaluated == [{RAW}]
-
-
-@pytest.fixture
-def proved(monkeypatch):
-    """The CPU stands in for a GPU: say for which kinds of inputs a verdict has proved kernels."""
+@pytest.mark.parametrize("common", [{"float16 contiguous"}, set()])
+def test_all_processes_take_the_same_kernels(common, monkeypatch):
+    """The CPU stands in for a GPU; the kernels are recorded, and continued with if still proved."""
+    own = frozenset({"bfloat16 contiguous", "float16 contiguous"})
     monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
     monkeypatch.setattr(verdict, "_allowed", {})
-
-    def proved(*kinds):
-        monkeypatch.setattr(verdict, "read", lambda device: (frozenset(kinds), "a test"))
-
-    return proved
-
-
-def test_the_kernels_of_a_run_are_recorded_and_kept(folder, proved, caplog):
-    def steps(count):
-        task = ToyTask(folder, max_iter=count)
-        task.build_hooks = lambda: [Implementations("cpu")]
-        Trainer(task, read_newest(str(folder))).train()
-        return read_newest(str(folder)).content["trainer"]["hooks"]["Implementations"]["fused"]
-
-    proved("float16 contiguous")
-    assert steps(2) == ["float16 contiguous"]
-    proved("bfloat16 contiguous", "float16 contiguous")
-    assert steps(4) == ["float16 contiguous"]  # as it began
-    assert "proved no longer" not in caplog.text
-    proved("bfloat16 contiguous")
-    assert steps(6) == []
-    assert "float16 contiguous, which is proved no longer" in caplog.text
-
-
-@pytest.mark.parametrize("common", [{"float16 contiguous"}, set()])
-def test_all_processes_take_the_same_kernels(common, proved, monkeypatch):
-    proved("bfloat16 contiguous", "float16 contiguous")
+    monkeypatch.setattr(verdict, "read", lambda device: (own, "a test"))
 
     def all_gather(own):  # processes send it to each other as bytes
         return pickle.loads(pickle.dumps([own, frozenset(common)]))
 
     monkeypatch.setattr(comm, "all_gather", all_gather)
-    Implementations("cpu")
+    hook = Implementations("cpu")
     assert verdict.allowed("cpu") == common
+    assert hook.state_dict() == {"fused": sorted(common)}
+    hook.load_state_dict({"fused": []})
+    assert verdict.allowed("cpu") == set()
 
 
 def _resume_as(rank, folder, found):

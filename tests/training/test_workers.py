@@ -84,9 +84,6 @@ def test_the_next_image_is_read_round_the_end():
     assert [images.next_readable(index, read_all_but(2, 3)) for index in (1, 2, 3, 0)] == [
         *(1, 0, 0, 0)
     ]
-
-
-def test_all_images_unreadable():
     with pytest.raises(DataError, match="image 0 is broken"):
         UnreadableImages(3, 20, "THE.KEY").next_readable(1, read_all_but(0, 1, 2))
 
@@ -156,13 +153,6 @@ def test_a_file_name_of_any_length_and_letters():
 # ------------------------------------------------------------------------ workers that raise
 
 
-class Unusual(Exception):
-    """An error whose constructor needs more than a text."""
-
-    def __init__(self, one, two):
-        super().__init__(one, two)
-
-
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_fault_of_the_program_keeps_its_type_and_stack(workers, slow):
@@ -179,14 +169,6 @@ def test_a_fault_of_the_program_keeps_its_type_and_stack(workers, slow):
         assert "in faulty" in str(raised.value)  # the worker's stack
 
 
-def test_a_fault_that_torch_cannot_make_again():
-    def faulty():
-        raise Unusual(1, 2)
-
-    with pytest.raises(RuntimeError, match="Unusual"):
-        list(itertools.islice(train(doing(faulty), num_workers=1), 9))
-
-
 def test_a_fault_of_the_sampler_is_not_taken_for_a_poll():
     def indices():
         yield from range(4)  # more than are asked for when the workers start
@@ -194,16 +176,6 @@ def test_a_fault_of_the_sampler_is_not_taken_for_a_poll():
 
     with pytest.raises(RuntimeError, match="sampler"):
         list(tolerant_test_loader(RECORDS, mapper=dict, sampler=indices(), num_workers=1))
-
-
-def test_a_fault_of_the_collate_function():
-    def collate(items):
-        raise RuntimeError("cannot be collated")
-
-    for count in (0, 1):
-        loader = tolerant_test_loader(RECORDS, mapper=dict, collate_fn=collate, num_workers=count)
-        with pytest.raises(RuntimeError, match="cannot be collated"):
-            list(loader)
 
 
 # --------------------------------------------------------------------------- the end of workers
