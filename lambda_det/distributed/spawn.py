@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -114,9 +113,6 @@ def spawn(work: Callable[[int], None], names: Sequence[str]) -> None:
 def _collect_signals() -> Iterator[list[int]]:
     """Collect the signals that are to be passed on."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received  # Python handles signals in the main thread only
-        return
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         signal.signal(number, lambda number, _: received.append(number))

@@ -13,9 +13,7 @@ from lambda_det.training.checkpoint_files import last_checkpoint
 
 __all__ = ["explain_disk_errors", "gigabytes", "writing"]
 
-_OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# Reading raises these as well. They count only for a file in the folder of the run
-_OF_BOTH = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+_OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # reading raises none of them
 
 
 @contextlib.contextmanager
@@ -37,12 +35,9 @@ def explain_disk_errors(folder: str) -> Iterator[None]:
         raise
     except Exception as error:
         found = _os_error(error)
-        path = found.filename if found and isinstance(found.filename, str) else ""
-        inside = path and Path(folder).resolve() in Path(path).resolve().parents
-        number = found.errno if found else None
-        if number not in _OF_WRITING and not (number in _OF_BOTH and inside):
+        if found is None or found.errno not in _OF_WRITING:
             raise
-        raise _disk_error(path or f"A file in {folder}", error, folder) from error
+        raise _disk_error(found.filename or f"A file in {folder}", error, folder) from error
 
 
 @contextlib.contextmanager

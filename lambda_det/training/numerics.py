@@ -6,13 +6,14 @@ import math
 import re
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["LossSpikes", "NonFiniteNumbers", "NumericsDebugger"]
 
@@ -125,19 +126,13 @@ def _named(name: str, module: nn.Module) -> str:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     """The floating-point tensors in what a module takes or gives, Detectron2's structures too."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        for part in value:
-            yield from _tensors(part)
-    elif hasattr(value, "get_fields"):  # Instances
-        yield from _tensors(value.get_fields())
-    elif isinstance(getattr(value, "tensor", None), Tensor):  # Boxes, ImageList, BitMasks
-        yield from _tensors(value.tensor)
+    for leaf in tree_leaves(value):
+        if hasattr(leaf, "get_fields"):  # Instances
+            yield from _tensors(leaf.get_fields())
+            continue
+        x = getattr(leaf, "tensor", leaf)  # Boxes, ImageList, BitMasks
+        if isinstance(x, Tensor) and x.is_floating_point():
+            yield x
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -6,10 +6,8 @@ import json
 import logging
 import logging.handlers
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +53,11 @@ class BufferedLog:
         for name in _LOGGERS:
             logging.getLogger(name).removeHandler(self._buffer)
             setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
-            for handler in logging.getLogger(name).handlers:
-                handler.handleError = partial(_give_up, handler)
+        logging.raiseExceptions = False  # a full disk would print a stack trace for each record
         for record in self._buffer.buffer:
             for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
                 handler.handle(record)
         self._buffer.buffer.clear()
-
-
-def _give_up(handler: logging.StreamHandler, record: logging.LogRecord) -> None:
-    """Say once that a log file cannot be written; logging prints a stack trace for each record."""
-    error, stream = sys.exc_info()[1], handler.stream
-    if not isinstance(error, OSError) or stream in (sys.stdout, sys.stderr):
-        type(handler).handleError(handler, record)
-        return
-    print(f"{stream.name} cannot be written any more: {error.strerror}", file=sys.stderr)
-    # The buffer still holds records, and closing the file would fail: they go to os.devnull
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 @contextmanager

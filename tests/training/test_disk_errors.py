@@ -38,20 +38,9 @@ def test_what_only_writing_can_raise(tmp_path, number):
             raise RuntimeError("of a library that hides it")
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EIO])
-def test_what_reading_raises_as_well_must_be_of_the_run(tmp_path, number):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    words = r"metrics\.json could not be written"
-    with pytest.raises(DiskError, match=words), explain_disk_errors(str(folder)):
-        _raise(number, str(folder / "metrics.json"))
-    for file in (None, str(tmp_path / "image.jpg")):
-        with pytest.raises(OSError, match="Errno"), explain_disk_errors(str(folder)):
-            _raise(number, file)
-
-
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), DataError("x"), FileNotFoundError(errno.ENOENT, "x"), OSError("x")]
+    "error",
+    [ValueError("x"), DataError("x"), OSError("x"), OSError(errno.EACCES, "x", "image.jpg")],
 )
 def test_other_errors_stay_what_they_are(tmp_path, error):
     with pytest.raises(type(error)) as caught, explain_disk_errors(str(tmp_path)):
@@ -60,29 +49,19 @@ def test_other_errors_stay_what_they_are(tmp_path, error):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
-def test_a_log_that_cannot_be_written_is_told_once(tmp_path, capsys):
+def test_a_log_that_cannot_be_written_prints_no_stack_traces(tmp_path, capsys):
     with buffered_log() as log:
         log.open(str(tmp_path))
     logger = logging.getLogger("lambda_det")
-    handlers = [h for h in logger.handlers if str(tmp_path) in getattr(h.stream, "name", "")]
-    assert len(handlers) == 1
+    (handler,) = (h for h in logger.handlers if str(tmp_path) in getattr(h.stream, "name", ""))
     try:
-        full = os.open("/dev/full", os.O_WRONLY)
-        os.dup2(full, handlers[0].stream.fileno())
-        os.close(full)
-        for step in range(3):
-            logger.info(f"step {step}")
+        with pytest.raises(OSError, match="No space"), open("/dev/full", "w") as handler.stream:
+            logger.info("step")  # the error is that of closing the file
         printed = capsys.readouterr()
-        assert printed.err.strip().endswith(
-            "log.txt cannot be written any more: No space left on device"
-        )
-        assert printed.err.count("\n") == 1
-        assert all(f"step {step}" in printed.out for step in range(3))
-        handlers[0].stream.close()  # as Detectron2 does at the end
+        assert "step" in printed.out and not printed.err
     finally:
         for name in _LOGGERS:
-            for handler in list(logging.getLogger(name).handlers):
-                logging.getLogger(name).removeHandler(handler)
+            logging.getLogger(name).handlers.clear()
 
 
 # A run of checkpoints of 1 MB, until one cannot be written; then with what makes room
