@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pycocotools.coco import COCO
@@ -17,8 +17,7 @@ __all__ = ["ClassResult", "Detections", "evaluate_detections"]
 _IOU_50 = 0  # index of the threshold 0.5 in COCO's list
 
 
-@dataclass(frozen=True)
-class ClassResult:
+class ClassResult(NamedTuple):
     """What a detector does on one class; AP in percent, NaN where the class has no such object.
 
     Attributes:

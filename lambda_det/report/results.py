@@ -22,21 +22,20 @@ from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import ConfigError, DataError, listed, reason
 from lambda_det.report.matching import FALSE, assign, overlaps
 
 __all__ = [
     "Match",
     "Pictures",
     "belonging",
+    "check_options",
     "draw_results",
     "match",
     "read_results",
 ]
 
 logger = logging.getLogger(__name__)
-
-_BORDER = 1.0  # pixels that a box may exceed its image, because files are rounded
 
 
 class Pictures:
@@ -83,14 +82,9 @@ def draw_results(
         DataError: the file or the data set is missing or damaged, or they do not belong together.
         ConfigError: there is no such data set, or a picture would be overwritten.
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"The number of images is {limit}; give at least 1.")
-    if not 0 <= score_threshold <= 1:
-        raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
-    records = _records(dataset)
-    metadata = MetadataCatalog.get(dataset)
-    entries = renumbered(read_results(results), results, dataset)
-    predictions = _by_image(entries, records, metadata, results, dataset)
+    check_options(score_threshold, limit)
+    records, metadata = _records(dataset), MetadataCatalog.get(dataset)
+    predictions = _by_image(results, records, metadata, dataset)
     found = [_instances(predictions[r["image_id"]], r, score_threshold) for r in records]
     matches = [match(i, r.get("annotations", [])) for i, r in zip(found, records, strict=True)]
     order = list(range(len(records)))
@@ -107,46 +101,45 @@ def draw_results(
     return Match(*(sum(getattr(m, part) for m in counts) for part in ("found", "missed", "false")))
 
 
-def read_results(path: str | Path) -> list[dict[str, Any]]:
-    """Read a results file in COCO's format.
+def check_options(score: float, images: int | None) -> None:
+    """Raise ConfigError where a score or a number of images cannot be."""
+    if not 0 <= score <= 1:
+        raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
+    if images is not None and images < 1:
+        raise ConfigError(f"The number of pictures is {images}; give at least 1.")
+
+
+def read_results(path: str | Path, dataset: str) -> list[dict[str, Any]]:
+    """Read a results file in COCO's format, with the ids that a data set has for its classes now.
 
     Raises:
         DataError: the file is missing or no JSON, or its entries are no predictions of instances.
     """
     try:
         entries = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"The results file {path} cannot be read ({error.strerror}); an evaluation writes it "
-            "as inference/coco_instances_results.json into its OUTPUT_DIR."
+            f"The results file {path} cannot be read ({reason(error)}); an evaluation writes it as "
+            "inference/coco_instances_results.json into its OUTPUT_DIR."
         ) from error
-    except ValueError as error:
-        raise DataError(f"The results file {path} is not JSON ({error}).") from error
-    hint = "give a coco_instances_results.json of an evaluation."
-    if not isinstance(entries, list):
+    needed = {"image_id", "category_id", "score"}
+    if not isinstance(entries, list) or not all(
+        isinstance(e, dict) and needed <= set(e) and ("bbox" in e or "segmentation" in e)
+        for e in entries
+    ):
         raise DataError(
-            f"{path} holds a {type(entries).__name__} instead of a list of predictions; {hint}"
+            f"{path} is no list of predictions of instances; give a coco_instances_results.json of "
+            "an evaluation."
         )
     if not entries:
-        raise DataError(f"{path} holds no predictions: the detector found nothing.")
-    for number, entry in enumerate(entries):
-        if not isinstance(entry, dict) or not {"image_id", "category_id", "score"} <= set(entry):
-            raise DataError(
-                f"Entry {number} of {path} is no prediction with image_id, category_id and score; "
-                f"{hint}"
-            )
-        if "bbox" not in entry and "segmentation" not in entry:
-            raise DataError(f"Entry {number} of {path} has neither bbox nor segmentation; {hint}")
-    return entries
+        raise DataError(f"{path} holds no predictions: the detector found nothing in {dataset}.")
+    return renumbered(entries, path, dataset)
 
 
 def _records(dataset: str) -> list[dict[str, Any]]:
     if dataset not in DatasetCatalog or is_coco(dataset):
         registered_files(dataset)  # raises an error that explains an unknown name or missing files
-    records = DatasetCatalog.get(dataset)
-    if not records:
-        raise DataError(f"The data set {dataset} holds no image.")
-    return records
+    return DatasetCatalog.get(dataset)
 
 
 def belonging(
@@ -161,17 +154,13 @@ def belonging(
     Raises:
         DataError: the data set lacks a category of the predictions, or all of their images.
     """
-    wrong = f"{results} does not belong to the data set {dataset} as it is now"
-    advice = "give the data set that was evaluated, or evaluate again."
-    unknown = {entry["category_id"] for entry in entries} - set(categories)
-    if unknown:
-        raise DataError(
-            f"{wrong}, which has no category {listed(map(str, sorted(unknown)))}; {advice}"
-        )
+    unknown = sorted({entry["category_id"] for entry in entries} - set(categories))
     kept = [entry for entry in entries if entry["image_id"] in images]
-    if not kept:
+    if unknown or not kept:
+        lacking = f"no category {listed(map(str, unknown))}" if unknown else "none of its images"
         raise DataError(
-            f"{wrong}: none of its images, such as {entries[0]['image_id']}, is in it; {advice}"
+            f"{results} does not belong to the data set {dataset} as it is now, which has "
+            f"{lacking}; give the data set that was evaluated, or evaluate again."
         )
     if len(kept) < len(entries):
         logger.warning(
@@ -184,38 +173,17 @@ def belonging(
 
 
 def _by_image(
-    entries: list[dict[str, Any]],
-    records: list[dict[str, Any]],
-    metadata: Metadata,
-    results: str | Path,
-    dataset: str,
+    results: str | Path, records: list[dict[str, Any]], metadata: Metadata, dataset: str
 ) -> dict[Any, list[dict[str, Any]]]:
-    """Group predictions by image, convert their classes, and check them against the images."""
-    by_id = {record["image_id"]: record for record in records}
+    """The predictions of each image, with the numbers of their classes in training."""
+    entries = read_results(results, dataset)
     count = len(metadata.get("thing_classes") or ())
     class_of = metadata.get("thing_dataset_id_to_contiguous_id") or {i: i for i in range(count)}
-    categories = class_of or {entry["category_id"] for entry in entries}
+    images = {record["image_id"] for record in records}
     grouped = defaultdict(list)
-    for entry in belonging(entries, categories, by_id, results, dataset):
-        record = by_id[entry["image_id"]]
-        if not _fits(entry, record):
-            raise DataError(
-                f"{results} does not belong to the data set {dataset}: a prediction lies outside "
-                f"its image, {record['file_name']} of {record['width']}x{record['height']}; give "
-                "the data set that was evaluated."
-            )
-        category = class_of.get(entry["category_id"], entry["category_id"])
-        grouped[entry["image_id"]].append({**entry, "category_id": category})
+    for entry in belonging(entries, class_of, images, results, dataset):
+        grouped[entry["image_id"]].append({**entry, "category_id": class_of[entry["category_id"]]})
     return grouped
-
-
-def _fits(entry: dict[str, Any], record: dict[str, Any]) -> bool:
-    height, width = record["height"], record["width"]
-    mask = entry.get("segmentation")
-    if isinstance(mask, dict) and list(mask["size"]) != [height, width]:
-        return False
-    x0, y0, x1, y1 = _corners(entry)
-    return min(x0, y0) >= -_BORDER and x1 <= width + _BORDER and y1 <= height + _BORDER
 
 
 def _corners(entry: dict[str, Any]) -> list[float]:
@@ -244,18 +212,16 @@ def _instances(
 def _pair(
     record: dict[str, Any], instances: Instances, counts: Match, metadata: Metadata
 ) -> np.ndarray:
-    image = read_image(record)
     names = metadata.get("thing_classes")
     captions = (
         f"predicted: {counts.found} found, {counts.missed} missed, {counts.false} false",
         f"ground truth: {Path(record['file_name']).name}",
     )
     drawn = side_by_side(
-        image,
+        read_image(record),
         instances,
         record.get("annotations", []),
-        names,
-        names,
+        *(names, names),
         captions=captions,
         metadata=metadata,
     )

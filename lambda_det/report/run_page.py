@@ -23,7 +23,6 @@ from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import check_coco
-from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.evaluation import read_ground_truth
@@ -34,7 +33,13 @@ from lambda_det.errors import ConfigError, DataError, UserError, listed
 from lambda_det.files import replace_text
 from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
-from lambda_det.report.results import Pictures, belonging, draw_results, read_results
+from lambda_det.report.results import (
+    Pictures,
+    belonging,
+    check_options,
+    draw_results,
+    read_results,
+)
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
@@ -168,35 +173,20 @@ def draw_confusion(detections: Detections) -> str:
     return to_svg(figure, "confusion of classes")
 
 
-# Attributes of a class's result, and the heads of their columns
-_COLUMNS = {
-    "name": "class",
-    "objects": "objects",
-    "ap": "AP",
-    "ap50": "AP50",
-    "small": "small",
-    "medium": "medium",
-    "large": "large",
-    "threshold": "best score",
-    "precision": "precision",
-    "recall": "recall",
-}
+# The heads of the columns of a class's result, but for its curve
+_COLUMNS = (
+    *("class", "objects", "AP", "AP50", "small", "medium", "large"),
+    *("best score", "precision", "recall"),
+)
 
 
-def write_report(
-    run: str | Path,
-    output: str | Path | None = None,
-    *,
-    dataset: str = "",
-    score: float = 0.5,
-    pictures: int = 8,
-) -> Path:
+def write_report(run: str | Path, output: str | Path | None = None, **options: Any) -> Path:
     """Write the page of a run, and replace an earlier one.
 
     Args:
         run: its folder.
-        output: an .html file; None for report.html in the folder. The others are those of
-            :func:`build_report`.
+        output: an .html file; None for report.html in the folder.
+        options: of :func:`build_report`.
 
     Returns:
         The file.
@@ -208,7 +198,7 @@ def write_report(
     path = Path(output) if output else Path(run, "report.html")
     if path.suffix != ".html":
         raise ConfigError(f"The page {path} needs a name that ends in .html.")
-    text = build_report(run, dataset=dataset, score=score, pictures=pictures)
+    text = build_report(run, **options)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, text)
@@ -235,10 +225,7 @@ def build_report(
         ConfigError: a value is out of range, or the run is not evaluated on ``dataset``.
         DataError: the folder is not that of a run, or a file in it is damaged.
     """
-    if not 0 <= score <= 1:
-        raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
-    if pictures < 1:
-        raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
+    check_options(score, pictures)
     run = Path(run)
     config = _read_config(run)
     records = read_metrics(run)
@@ -272,8 +259,8 @@ def _read_config(run: Path) -> dict[str, Any]:
             f"{run} is not the folder of a run: it has no config.yaml; give the OUTPUT_DIR of a "
             "training or an evaluation."
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not a saved configuration; mend it.") from error
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None
     if not isinstance(config, dict):
         raise DataError(f"{path} is not a saved configuration; mend it.")
     return config
@@ -323,22 +310,21 @@ def _summary(
     numbers["steps"] = f"{steps:,}"
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
-    if "time" in last:
-        seconds = _median(records, "time")
-        numbers["seconds a step (median)"] = f"{seconds:.3g}"
-        if "data_time" in last:
-            share = _median(records, "data_time") / max(seconds, 1e-9)
-            numbers["of a step waiting for data"] = f"{share:.0%}"
-    if "images_per_second" in last:
-        numbers["images a second (median)"] = f"{_median(records, 'images_per_second'):.3g}"
+    middle = {
+        key: statistics.median(record[key] for record in records if key in record)
+        for key in ("time", "data_time", "images_per_second")
+        if key in last
+    }
+    if "time" in middle:
+        numbers["seconds a step (median)"] = f"{middle['time']:.3g}"
+        share = middle.get("data_time", 0.0) / max(middle["time"], 1e-9)
+        numbers["of a step waiting for data"] = f"{share:.0%}"
+    if "images_per_second" in middle:
+        numbers["images a second (median)"] = f"{middle['images_per_second']:.3g}"
     if "peak_memory" in last:
         most = max(record.get("peak_memory", 0.0) for record in records)
         numbers["GB of memory at most, first process"] = f"{most:.1f}"
     return numbers
-
-
-def _median(records: list[dict[str, float]], key: str) -> float:
-    return statistics.median(record[key] for record in records if key in record)
 
 
 def _label(metric: str) -> str:
@@ -379,10 +365,8 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
             "with --eval-only --resume evaluates the last checkpoint."
         )
     results = found[0]
-    entries = renumbered(read_results(results), results, dataset)
+    entries = read_results(results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
-    if not entries:
-        raise DataError(f"The detector found nothing in {dataset}: {results} is empty.")
     json_file, images = registered_files(dataset)
     check_coco(json_file, images, files="none")
     kinds = ["bbox"] + ["segm"] * all("segmentation" in entry for entry in entries)
@@ -394,17 +378,14 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
     which = f"The {weights} on {dataset}, at the last evaluation.{note if lost else ''}"
     _add_classes(page, evaluated, which)
-    classes = len(evaluated[0].classes)
     shown = ""
-    if classes > _CLASSES_CONFUSED:
-        shown = (
-            f" Of {classes} classes the {_CLASSES_CONFUSED} with most mistakes are shown; the "
-            "others count in the colour, which is the share of the whole row."
-        )
+    if (classes := len(evaluated[0].classes)) > _CLASSES_CONFUSED:
+        shown = f" Of {classes} classes the {_CLASSES_CONFUSED} with most mistakes are shown."
     page.section(
         "What is taken for what",
         f"Boxes of a score of {score:g} or more, at an IoU of 0.5. Rows are the true classes; "
-        f"the last column counts missed objects, the last row false predictions.{shown}",
+        "the last column counts missed objects, the last row false predictions. The colour is the "
+        f"share of the whole row.{shown}",
     )
     page.single_figure(draw_confusion(evaluated[0]))
     worst = Pictures()
@@ -422,21 +403,19 @@ def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None
     if is_lazy(config):
         page.section("Configuration", f"A LazyConfig, {file}. config.yaml has all of it.")
         return
-    base, note = file, ""
-    if not os.path.isfile(file):
-        base = ""
-        note = f" {file}, which it was read from, is not there any more." if file else ""
+    base, note = file or "the defaults", ""
     try:
-        before = _read_base(base, config)
+        before = _read_base(file, config)
     except UserError as error:
-        if not base:
-            raise
-        base, note = "", f" {file}, which it was read from, cannot be read any more: {error}"
-        before = _read_base(base, config)
-    name = os.path.basename(base) or "the defaults"
+        base, note = "the defaults", f" {file}, which it was read from, cannot be read: {error}"
+        before = _read_base("", config)
     changes = list(changed_keys(before.dump(), run / "config.yaml"))
-    page.section("Configuration", f"What differs from {base or name}.{note}")
-    page.table(("key", name, "this run"), [(k, old, new) for k, new, old in changes], text=True)
+    page.section("Configuration", f"What differs from {base}.{note}")
+    page.table(
+        ("key", os.path.basename(base), "this run"),
+        [(k, old, new) for k, new, old in changes],
+        text=True,
+    )
 
 
 def _read_base(file: str, config: Mapping[str, Any]) -> CfgNode:
@@ -459,10 +438,5 @@ def _add_classes(page: Page, found: list[Detections], which: str) -> None:
             "AP in percent over IoU 0.5 to 0.95. The best score is the threshold of the highest "
             "F1 at an IoU of 0.5, with its precision and recall.",
         )
-        page.table(
-            list(_COLUMNS.values()),
-            (
-                [getattr(result, name) for name in _COLUMNS]
-                for result in sorted(detections.classes, key=lambda c: -c.objects)
-            ),
-        )
+        most_first = sorted(detections.classes, key=lambda c: -c.objects)
+        page.table(_COLUMNS, (result[:-1] for result in most_first))
