@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
-import json
 import os
 import platform
 import sys
@@ -21,7 +19,6 @@ where PyTorch or Detectron2 are missing, too.
 """
 EXAMPLES = """examples:
   %(prog)s
-  %(prog)s --json > doctor.json     to be read by a program
   %(prog)s --gpu
 
 With --gpu it proves the kernels of the lambda layer on the GPU, and writes what auto goes by from
@@ -45,7 +42,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--gpu", action="store_true", help="prove the kernels on this GPU")
     return parser.parse_args(argv)
 
@@ -109,15 +105,10 @@ def main(argv: list[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the findings say it more clearly
         parts, findings = examine()
-        if args.json:
-            report = {"versions": versions(), "parts": parts, "environment": environment()}
-            report["findings"] = [dataclasses.asdict(finding) for finding in findings]
-            print(json.dumps(report, indent=2))
-        else:
-            _print_section("Versions", versions())
-            _print_section("Tried", parts)
-            print(f"Environment\n{textwrap.indent(environment(), '  ')}")
-            _print_findings(findings)
+        _print_section("Versions", versions())
+        _print_section("Tried", parts)
+        print(f"Environment\n{textwrap.indent(environment(), '  ')}")
+        _print_findings(findings)
     return int(any(finding.breaks for finding in findings))
 
 

@@ -171,24 +171,6 @@ def _kernels() -> str:
     return "built for this processor"
 
 
-def _requirements() -> str:
-    """What the distribution lambda_det asks for, where it is installed."""
-    if version("lambda_det") is None:
-        return "lambda_det is not installed, but runs from a folder"
-    requirement = importlib.import_module("packaging.requirements").Requirement
-    unmet = {}
-    for wanted in map(requirement, metadata.requires("lambda_det") or ()):
-        is_extra = wanted.marker is not None and not wanted.marker.evaluate({"extra": ""})
-        found = version(wanted.name)
-        if not is_extra and not (found and wanted.specifier.contains(found, prereleases=True)):
-            unmet[f'"{wanted.name}{wanted.specifier}"'] = f"{wanted} ({found or 'not installed'})"
-    if unmet:
-        raise Fault(
-            f"lambda_det needs {', '.join(unmet.values())}.", f"pip install {' '.join(unmet)}"
-        )
-    return "met"
-
-
 # Detectron2 ---------------------------------------------------------------------------------------
 
 
@@ -202,13 +184,6 @@ def _operators() -> str:
     importlib.import_module("torch")  # whose libraries they need in the process
     importlib.import_module("detectron2._C")
     return "works"
-
-
-def _pkg_resources() -> str:
-    files = (folder_of("detectron2") / "model_zoo").glob("*.py")
-    if any("import pkg_resources" in file.read_text("utf-8") for file in files):
-        importlib.import_module("pkg_resources")
-    return "not missing"
 
 
 # The machine --------------------------------------------------------------------------------------
@@ -325,7 +300,6 @@ CHECKS = (
         f"name, Detectron2 is older than 2023: {INSTALL_DETECTRON2}",
         needs=("torch", "torchvision", "detectron2"),
     ),
-    Check("requirements", _requirements, "pip install packaging"),
     Check(
         "kernels of the CPU",
         _kernels,
@@ -339,14 +313,6 @@ CHECKS = (
         _operators,
         f"Build it anew: pip install --force-reinstall --no-deps --no-build-isolation {UPSTREAM}",
         "It was probably built for another PyTorch.",
-        needs=("detectron2",),
-    ),
-    Check(
-        "pkg_resources",
-        _pkg_resources,
-        'pip install "setuptools<81"',
-        "detectron2.model_zoo cannot be imported without: scripts and configs that take a base "
-        "config or weights from it stop. lambda_det does not use it.",
         needs=("detectron2",),
     ),
     Check(
