@@ -43,39 +43,14 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture
 def start(tmp_path, shapes):
-    """Start ``lambda_det.run`` in another folder, and return the ended process."""
-
-    def start(*arguments, before=("-m", "lambda_det.run"), **variables):
-        process = subprocess.run(
-            [sys.executable, *before, *map(str, arguments)],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "DETECTRON2_DATASETS": str(shapes),
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert process.returncode == 0, process.stderr
-        return process
-
-    return start
-
-
-@pytest.fixture
-def start_forked(tmp_path, shapes):
-    """The same where Detectron2 is imported already."""
+    """Run a program in another folder, where Detectron2 is imported already; what it printed."""
     (tmp_path / "datasets").symlink_to(shapes)
 
-    def start(*arguments):
-        words = ["-m", "lambda_det.run", *arguments]
-        process = forked.run(words, tmp_path / "printed", cwd=tmp_path, OMP_NUM_THREADS="1")
-        assert process.returncode == 0, process.stdout
-        return process
+    def start(*words):
+        words = ["-m", "lambda_det.run", *words]
+        done = forked.run(words, tmp_path / "printed", cwd=tmp_path, OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
     return start
 
@@ -88,8 +63,8 @@ def config(tmp_path):
 
 
 @pytest.mark.slow
-def test_yaml_script_trains_and_evaluates(start_forked, config, tmp_path):
-    process = start_forked(
+def test_yaml_script_trains_and_evaluates(start, config, tmp_path):
+    printed = start(
         *(SCRIPTS / "train_net.py", "--config-file", config, *OPTS),
         *("DATALOADER.NUM_WORKERS", "1", "OUTPUT_DIR", "out", "INPUT.LSJ.ENABLED", "True"),
     )
@@ -98,13 +73,13 @@ def test_yaml_script_trains_and_evaluates(start_forked, config, tmp_path):
     assert "bbox/AP" in rows[-1] and "segm/AP" in rows[-1]
     assert "LambdaLayer(" in (tmp_path / "out" / "log.txt").read_text()
     # Detectron2's trainer has no jitter, and the user is told so once
-    warnings = [line for line in process.stdout.splitlines() if "lambda_det.run: warning" in line]
+    warnings = [line for line in printed.splitlines() if "lambda_det.run: warning" in line]
     assert len(warnings) == 1 and "INPUT.LSJ.ENABLED" in warnings[0]
 
 
 @pytest.mark.slow
-def test_lazyconfig_script_trains(start_forked, tmp_path):
-    start_forked(
+def test_lazyconfig_script_trains(start, tmp_path):
+    start(
         *(SCRIPTS / "lazyconfig_train_net.py", "--config-file", SCRIPTS / "lazy_rpn.py"),
         "train.output_dir=out",
     )
@@ -114,55 +89,62 @@ def test_lazyconfig_script_trains(start_forked, tmp_path):
 
 
 @pytest.mark.slow
-def test_spawned_processes_find_the_script_and_the_keys(start_forked, config):
-    process = start_forked(
+def test_spawned_processes_find_the_script_and_the_keys(start, config):
+    printed = start(
         *(SCRIPTS / "plain_train_net.py", "--num-gpus", 2, "--config-file", config, *OPTS),
         *("DATALOADER.NUM_WORKERS", "0"),
     )
-    _, first, second = re.search(r"^(weights) (\S+) (\S+)$", process.stdout, re.M).groups()
+    _, first, second = re.search(r"^(weights) (\S+) (\S+)$", printed, re.M).groups()
     assert first == second  # the two were connected
-    assert "doubled 0 2 4" in process.stdout
+    assert "doubled 0 2 4" in printed
 
 
 SPAWNS = """
-import multiprocessing, sys
+import lambda_det
+import multiprocessing, os, sys
 from multiprocessing import get_context
+import torch.distributed as dist
+from .part import number
 
 def work():
     from detectron2.config import get_cfg
     print("LAMBDA_RESNET" in get_cfg().MODEL, "theirs" in sys.modules, flush=True)
 
 if __name__ == "__main__":
+    dist.init_process_group("gloo")
     work()
     process = get_context("spawn").Process(target=work)
     process.start()
     process.join()
     assert process.exitcode == 0
+    dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_package_is_run_as_a_module_and_their_environment_module_called_as_well(start, tmp_path):
+def test_a_module_under_torchrun_whose_own_environment_module_is_called_as_well(tmp_path):
     (tmp_path / "theirs.py").write_text("def setup_environment(): pass")
-    variables = {"DETECTRON2_ENV_MODULE": "theirs", "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "part.py").write_text("number = 7")
-    (package / "train.py").write_text("import lambda_det\nfrom .part import number\n" + SPAWNS)
-    assert start("-m", "package.train", **variables).stdout == "True True\n" * 2
-
-
-@pytest.mark.slow
-def test_torchrun_starts_it(start, tmp_path):
-    (tmp_path / "native.py").write_text(
-        "import torch.distributed as dist\nfrom detectron2.config import get_cfg\n"
-        "dist.init_process_group('gloo')\n"
-        "print(dist.get_world_size(), 'LAMBDA_RESNET' in get_cfg().MODEL)\n"
-        "dist.destroy_process_group()\n"
+    (package / "train.py").write_text(SPAWNS)
+    words = "-m torch.distributed.run --standalone --nproc_per_node 1 -m lambda_det.run"
+    process = subprocess.run(
+        [sys.executable, *words.split(), "-m", "package.train"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "DETECTRON2_ENV_MODULE": "theirs",
+            "PYTHONPATH": f"{ROOT}:{tmp_path}",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
-    torchrun = "-m torch.distributed.run --standalone --nproc_per_node 1 -m lambda_det.run"
-    assert "1 True" in start("native.py", before=torchrun.split()).stdout
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "True True\n" * 2
 
 
 SCRIPT = """
