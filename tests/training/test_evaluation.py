@@ -112,10 +112,6 @@ def test_evaluations_keep_to_a_period_that_is_not_whole(tmp_path):
     assert [float(row["bbox_AP"]) for row in rows] == [0, 1, 2, 3, 4]
 
 
-def test_the_last_step_is_evaluated_whatever_the_period(tmp_path):
-    assert _Trainer(tmp_path, _box(3), steps=3, period=0).run().links == ["model_final"]
-
-
 def test_patience_counts_evaluations_in_a_row_over_a_resume(tmp_path):
     words = {"period": 2, "steps": 12, "patience": 2}
     trainer = _Trainer(tmp_path, _box(5, 4, 6, 5, 5, 9), **words).run()
