@@ -68,9 +68,7 @@ def test_kills_change_nothing(uninterrupted, seed, tmp_path):
 
     assert statuses.count(-9) >= 3 * KILLS // 4
     assert not list(killed.glob("*.tmp"))
-    for name in ("model_final.pth", "model_best.pth"):
-        assert differences(content(whole / name), content(killed / name)) == []
-    assert differences(metrics(whole), metrics(killed)) == []
+    _assert_same(whole, killed)
     assert _checkpoints(whole) == _checkpoints(killed)
     if tool == "classification":
         assert _table(whole) == _table(killed)
@@ -83,9 +81,7 @@ def test_a_disk_that_stalls_changes_nothing(uninterrupted, tmp_path):
     words = [*words, "OUTPUT_DIR", str(folder)]
     assert train(tool, words, log, folder=folder, kill=Kill("stall", STALL)) == 0, log.read_text()
     assert "stalls" in log.read_text() and "goes on" in log.read_text()
-    for name in ("model_final.pth", "model_best.pth"):
-        assert differences(content(whole / name), content(folder / name)) == []
-    assert differences(metrics(whole), metrics(folder)) == []
+    _assert_same(whole, folder)
     assert _checkpoints(whole) == _checkpoints(folder)
 
 
@@ -104,9 +100,13 @@ def test_killed_before_each_of_the_last_operations_on_files(tmp_path):
         again = [*words, "OUTPUT_DIR", str(killed)]
         assert train(tool, again, log, folder=killed, kill=Kill("operation", number)) == -9
         assert train(tool, again, log, folder=killed) == 0, log.read_text()
-        for name in ("model_final.pth", "model_best.pth"):
-            assert differences(content(whole / name), content(killed / name)) == [], number
-        assert differences(metrics(whole), metrics(killed)) == [], number
+        _assert_same(whole, killed)
+
+
+def _assert_same(one: Path, other: Path) -> None:
+    for name in ("model_final.pth", "model_best.pth"):
+        assert differences(content(one / name), content(other / name)) == [], other
+    assert differences(metrics(one), metrics(other)) == [], other
 
 
 def _checkpoints(folder: Path) -> set[str]:

@@ -100,30 +100,6 @@ class Breaks(nn.Module):
         return _BadBackward.apply(x)
 
 
-def test_the_module_whose_backward_pass_breaks_is_named():
-    net = nn.Sequential(nn.Linear(3, 4), Breaks(), nn.Linear(4, 2))
-    debugger = NumericsDebugger(net)
-    with (
-        pytest.raises(NonFiniteNumbers, match=r"^1 \(Breaks\) passes back a gradient of its input"),
-        debugger.watching(),
-    ):
-        net(torch.randn(5, 3)).sum().backward()
-    with debugger.watching(gradients=False):
-        net(torch.randn(5, 3)).sum().backward()
-
-
-def test_what_lies_between_modules_is_told_by_what_comes_before():
-    net = nn.Sequential(nn.Linear(3, 4))
-    with (
-        pytest.raises(
-            NonFiniteNumbers,
-            match=r"^What follows 0 \(Linear\) passes back a gradient of its output",
-        ),
-        NumericsDebugger(net).watching(),
-    ):
-        _BadBackward.apply(net(torch.randn(5, 3))).sum().backward()
-
-
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
@@ -133,13 +109,29 @@ class Scale(nn.Module):
         return x + self.gamma.sqrt()
 
 
-def test_a_gradient_of_a_parameter():
-    net = nn.Sequential(Scale())
-    with (
-        pytest.raises(NonFiniteNumbers, match=r"^0 \(Scale\) gets a gradient of its gamma"),
-        NumericsDebugger(net).watching(),
-    ):
-        net(torch.randn(3)).sum().backward()
+@pytest.mark.parametrize(
+    ("layers", "after", "words"),
+    [
+        (
+            [nn.Linear(3, 4), Breaks(), nn.Linear(4, 2)],
+            nn.Identity(),
+            r"^1 \(Breaks\) passes back a gradient of its input",
+        ),
+        (
+            [nn.Linear(3, 4)],
+            _BadBackward.apply,
+            r"^What follows 0 \(Linear\) passes back a gradient of its output",
+        ),
+        ([Scale()], nn.Identity(), r"^0 \(Scale\) gets a gradient of its gamma"),
+    ],
+)
+def test_the_module_whose_backward_pass_breaks_is_named(layers, after, words):
+    net = nn.Sequential(*layers)
+    debugger = NumericsDebugger(net)
+    with pytest.raises(NonFiniteNumbers, match=words), debugger.watching():
+        after(net(torch.randn(5, 3))).sum().backward()
+    with debugger.watching(gradients=False):
+        after(net(torch.randn(5, 3))).sum().backward()
 
 
 class Toy(ToyModel):
@@ -167,26 +159,20 @@ def _steps(model, loader, steps, *, debug, **options):
     trainer.take(range(steps))
 
 
-def _message(debug):
+@pytest.mark.parametrize(
+    ("debug", "beginning", "end"),
+    [
+        (True, "layers.2 (Linear) gives an output of which 2 of 2 numbers are not ", "cures."),
+        (False, "A loss is not finite (loss_fit nan", "--resume --debug-numerics names the layer."),
+    ],
+)
+def test_a_step_names_iteration_images_and_checkpoint_and_the_layer_if_asked(debug, beginning, end):
     data = batches(_named_items(8, 5), 2)
-    model = Toy()
     with pytest.raises(NonFiniteLossError) as caught:
-        _steps(model, data, 4, debug=debug, last_checkpoint=lambda: "run/model_7.pth")
-    return str(caught.value)
-
-
-def test_a_step_names_iteration_layer_images_and_checkpoint():
-    text = _message(debug=True)
-    assert text.startswith("layers.2 (Linear) gives an output of which 2 of 2 numbers are not ")
+        _steps(Toy(), data, 4, debug=debug, last_checkpoint=lambda: "run/model_7.pth")
+    text = str(caught.value)
+    assert text.startswith(beginning) and text.endswith(end)
     assert "at iteration 2 (images 4.jpg, bad5.jpg)" in text and "run/model_7.pth" in text
-    assert "--debug-numerics" not in text
-
-
-def test_an_ordinary_step_says_how_to_find_the_layer():
-    text = _message(debug=False)
-    assert text.startswith("A loss is not finite (loss_fit nan")
-    assert "at iteration 2 (images 4.jpg, bad5.jpg)" in text
-    assert text.endswith("the same command with --resume --debug-numerics names the layer.")
 
 
 def test_with_loss_scaling_gradients_are_looked_at_when_no_scale_helps(monkeypatch):

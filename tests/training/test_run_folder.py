@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,10 +117,9 @@ def test_resume_allows_what_changes_no_weight(started):
 
 def test_a_file_is_no_folder(cfg, tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="is not a folder"):
-        _check(cfg, resume=True)
-    with pytest.raises(ConfigError, match="is not a folder"):
-        _check_evaluation(cfg, "weights.pth")
+    for check in (partial(_check, cfg, resume=True), partial(_check_evaluation, cfg, "w.pth")):
+        with pytest.raises(ConfigError, match="is not a folder"):
+            check()
 
 
 def test_weights_are_evaluated_in_the_folder_of_their_own_run(started, tmp_path, monkeypatch):

@@ -82,8 +82,10 @@ def test_a_bad_number_stops_before_the_weights_change(where):
     assert "loss_fit" in text and "loss_size" in text
 
 
-def test_when_the_forward_pass_stops_the_losses_before_are_named():
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_when_the_forward_pass_stops_the_losses_before_are_named(steps_before):
     model, data = ToyModel(), items(4)
+    expected = {name: value.item() for name, value in ToyModel()(data[:2]).items()}
 
     def stop_at_the_third(module, args):
         if args[0][0] is data[2]:
@@ -91,15 +93,10 @@ def test_when_the_forward_pass_stops_the_losses_before_are_named():
 
     model.register_forward_pre_hook(stop_at_the_third)
     with pytest.raises(NonFiniteLossError) as caught:
-        _train(model, batches(data[2:], 2), 1)
-    assert "Predicted boxes hold NaN at iteration 0;" in str(caught.value)
-    expected = {k: v.item() for k, v in ToyModel()(data[:2]).items()}
-    model = ToyModel()
-    model.register_forward_pre_hook(stop_at_the_third)
-    with pytest.raises(NonFiniteLossError) as caught:
-        _train(model, batches(data, 2), 2)
+        _train(model, batches(data[2 - 2 * steps_before :], 2), 1 + steps_before)
     losses = ", ".join(f"{name} {value:.4g}" for name, value in expected.items())
-    assert f"(the losses of the step before were {losses}) at iteration 1;" in str(caught.value)
+    before = f" (the losses of the step before were {losses})" if steps_before else ""
+    assert f"Predicted boxes hold NaN{before} at iteration {steps_before};" in str(caught.value)
 
 
 def _worker(rank, folder):
