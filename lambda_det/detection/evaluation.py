@@ -25,10 +25,10 @@ from PIL import Image
 from pycocotools.coco import COCO
 from torch.backends import cudnn
 
-from lambda_det.detection.data.annotations import is_area
 from lambda_det.detection.data.classes import write_categories
 from lambda_det.detection.data.predictions import Detector, evaluated
-from lambda_det.detection.data.records import FAR, exif_turn, label_fault, usable_polygons
+from lambda_det.detection.data.records import exif_turn, label_fault
+from lambda_det.detection.data.truth import complete
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason
@@ -118,9 +118,8 @@ def _complete_ground_truth(ground_truth: COCO) -> int:
     sizes = {i["id"]: (i["height"], i["width"]) for i in dataset.get("images", ())}
     without_mask = 0
     for annotation in dataset.get("annotations", ()):
-        _complete(annotation)
         size = sizes.get(annotation["image_id"])  # without an image it is not evaluated
-        if size is not None and not _keep_usable_mask(annotation, *size):
+        if size is not None and not complete(annotation, *size):
             without_mask += 1
     _number_from_one(ground_truth.anns)
     return without_mask
@@ -132,32 +131,6 @@ def _number_from_one(annotations: dict[int, dict[str, Any]]) -> None:
         annotation = annotations.pop(0)
         annotation["id"] = max(annotations, default=0) + 1
         annotations[annotation["id"]] = annotation
-
-
-def _complete(annotation: dict[str, Any]) -> None:
-    """Give an annotation the keys, and the finite numbers, that pycocotools asks for."""
-    box = annotation["bbox"] = [v if -FAR < v < FAR else 0 for v in annotation["bbox"]]
-    annotation.setdefault("iscrowd", 0)
-    if not is_area(annotation.get("area")):
-        annotation["area"] = box[2] * box[3]
-
-
-def _keep_usable_mask(annotation: dict[str, Any], height: int, width: int) -> bool:
-    """Whether an annotation has a mask; if not, its box becomes one."""
-    segmentation = annotation.get("segmentation")
-    if isinstance(segmentation, list):
-        # On polygons that are not whole and on NaN, pycocotools fails once all is predicted.
-        segmentation = [p.tolist() for p in usable_polygons(segmentation, height, width)]
-    usable = bool(segmentation)
-    if not usable:
-        x, y, w, h = annotation["bbox"]
-        segmentation = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-        # An empty mask, where the box is outside of the image or of no size.
-        segmentation = [p.tolist() for p in usable_polygons(segmentation, height, width)] or [
-            [0.0] * 6
-        ]
-    annotation["segmentation"] = segmentation
-    return usable
 
 
 def _complete_keypoints(annotations: Sequence[dict[str, Any]], names: Sequence | None) -> None:

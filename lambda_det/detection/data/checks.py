@@ -22,9 +22,9 @@ from lambda_det.config import option
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
-from lambda_det.detection.data.records import usable_box
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BAD_BOX, Report
+from lambda_det.detection.data.truth import usable_box
 from lambda_det.errors import ConfigError, DataError, UserError, printable, reason
 from lambda_det.weights.import_names import IMAGENET_PIXELS
 from lambda_det.weights.provenance import PixelSettings

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from detectron2.utils.file_io import PathManager
 
 from lambda_det.errors import DataError, printable
+
+# The lists of a file, and of each the keys that every entry has, with the type of their values
+INSTANCES = {
+    "images": {"id": int, "file_name": str, "width": int, "height": int},
+    "annotations": {"id": int, "image_id": int, "category_id": int},
+    "categories": {"id": int, "name": str},
+}
+_PANOPTIC = {
+    "annotations": {"image_id": int, "file_name": str, "segments_info": list},
+    "categories": {"id": int, "isthing": object},
+}
+_SEGMENT = {"id": int, "category_id": int}
 
 
 def read_json(json_file: str) -> dict[str, Any]:
@@ -36,46 +48,41 @@ def read_json(json_file: str) -> dict[str, Any]:
     return content
 
 
-def read_entries(
-    json_file: str, content: dict[str, Any], name: str, keys: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """The list ``content[name]``, whose entries all have ``keys``.
+def read_lists(
+    json_file: str, lists: Mapping[str, Mapping[str, type]] = INSTANCES
+) -> dict[str, Any]:
+    """Read an annotation file of which the ``lists`` have the form that they name.
 
     Raises:
-        DataError: it is not such a list.
+        DataError: it cannot be read, or a list, an entry or a key is missing or of another type.
     """
-    entries = content.get(name)
+    content = read_json(json_file)
+    for name, types in lists.items():
+        _check_entries(json_file, content, name, types)
+    return content
+
+
+def _check_entries(
+    json_file: str, content: Mapping[str, Any], name: str, types: Mapping[str, type]
+) -> None:
+    if fault := _fault(content.get(name), types):
+        raise DataError(f"{json_file} is not in COCO format: of {name!r}, {fault}.")
+
+
+def _fault(entries: Any, types: Mapping[str, type]) -> str | None:
     if not isinstance(entries, list):
-        found = f"is a {type(entries).__name__}" if name in content else "is missing"
-        raise DataError(f"{json_file} is not in COCO format: the list {name!r} {found}.")
+        return f"the value is {entries!r:.80}, not a list"
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict):
-            raise DataError(
-                f"{json_file} is not in COCO format: entry {index} of {name!r} is a "
-                f"{type(entry).__name__}, not an object."
-            )
-        for key in keys:
-            if key not in entry:
-                raise DataError(
-                    f"{json_file} is not in COCO format: entry {index} of {name!r} has no {key!r}."
-                )
-    return entries
-
-
-def read_numbers(json_file: str, entries: list[dict[str, Any]], name: str, key: str) -> np.ndarray:
-    """The integers under ``key``, int64 [entries].
-
-    Raises:
-        DataError: one of them is not an integer of 64 bits.
-    """
-    values = [entry[key] for entry in entries]
-    for index, value in enumerate(values):
-        if type(value) is not int or abs(value) >= 2**63:
-            raise DataError(
-                f"{json_file} is not in COCO format: the {key} of entry {index} of {name!r} is "
-                f"{value!r:.80}, not an integer."
-            )
-    return np.array(values, dtype=np.int64)
+            return f"entry {index} is {entry!r:.80}, not an object"
+        for key, kind in types.items():
+            value = entry.get(key)
+            # JSON has integers of any length, and True is one of Python's
+            if not isinstance(value, kind) or (
+                kind is int and (isinstance(value, bool) or abs(value) >= 2**63)
+            ):
+                return f"the {key} of entry {index} is {value!r:.80}, not of type {kind.__name__}"
+    return None
 
 
 def check_segments_mode(path: str, mode: str) -> None:
@@ -101,32 +108,19 @@ def read_panoptic(json_file: str) -> tuple[dict[int, dict[str, Any]], dict[int, 
     Raises:
         DataError: the file is not in that format, or a segment is of a category that it lacks.
     """
-    content = read_json(json_file)
-    categories = read_entries(json_file, content, "categories", ("id", "isthing"))
-    ids = read_numbers(json_file, categories, "categories", "id").tolist()
-    is_thing = {i: bool(entry["isthing"]) for i, entry in zip(ids, categories, strict=True)}
-    keys = ("image_id", "file_name", "segments_info")
-    entries = read_entries(json_file, content, "annotations", keys)
-    images = read_numbers(json_file, entries, "annotations", "image_id").tolist()
-    for image, entry in zip(images, entries, strict=True):
-        where = f"{json_file} is not in COCO's panoptic format: of image {image}"
-        if not isinstance(entry["file_name"], str):
-            raise DataError(f"{where}, the file_name is {entry['file_name']!r:.80}, not a text.")
-        if not isinstance(entry["segments_info"], list):
-            raise DataError(
-                f"{where}, segments_info is {entry['segments_info']!r:.80}, not a list."
-            )
+    content = read_lists(json_file, _PANOPTIC)
+    is_thing = {entry["id"]: bool(entry["isthing"]) for entry in content["categories"]}
+    for entry in content["annotations"]:
+        _check_entries(json_file, entry, "segments_info", _SEGMENT)
         for segment in entry["segments_info"]:
-            numbers = segment if isinstance(segment, dict) else {}
-            number, category, crowd = (numbers.get(key) for key in ("id", "category_id", "iscrowd"))
-            if type(number) is not int or type(category) is not int or category not in is_thing:
+            known = segment["category_id"] in is_thing
+            if not known or segment.get("iscrowd") not in (None, 0, 1):
                 raise DataError(
-                    f"{where}, the segment {segment!r:.80} has no id, or no category_id of the "
-                    f"{len(is_thing)} categories of the file; correct it."
+                    f"{json_file}: in image {entry['image_id']}, the segment {segment!r:.80} is of "
+                    f"none of the {len(is_thing)} categories of the file, or its iscrowd is not "
+                    "0 or 1; correct it."
                 )
-            if crowd not in (None, 0, 1):
-                raise DataError(f"{where}, the iscrowd of segment {number} is {crowd!r:.80}.")
-    return dict(zip(images, entries, strict=True)), is_thing
+    return {entry["image_id"]: entry for entry in content["annotations"]}, is_thing
 
 
 def read_keypoint_names(json_file: str, category: dict[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,17 @@ import torch
 from detectron2.config import CfgNode, configurable
 from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
-from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
+from detectron2.structures import BitMasks, Boxes, PolygonMasks
 
 from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import (
     depth_fault,
-    has_area,
     image_fault,
     label_fault,
     mask_fault,
     mask_mode_fault,
     no_file,
-    usable_box,
-    usable_polygons,
-    usable_runs,
-    without_crossings,
 )
 from lambda_det.detection.data.transforming import (
     CHANNELS,
@@ -36,9 +30,8 @@ from lambda_det.detection.data.transforming import (
     draws_by_size,
     transform_polygons,
 )
-from lambda_det.errors import DataError, printable
-
-logger = logging.getLogger(__name__)
+from lambda_det.detection.data.truth import usable_annotations
+from lambda_det.errors import DataError
 
 
 class TolerantMapper(DatasetMapper):
@@ -172,7 +165,13 @@ class TolerantMapper(DatasetMapper):
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
     ) -> None:
-        annotations = self._usable_annotations(dataset_dict)
+        keypoints = None if self.use_keypoint else 0
+        if self.use_keypoint and self.keypoint_hflip_indices is not None:
+            keypoints = len(self.keypoint_hflip_indices)
+        annotations = usable_annotations(
+            dataset_dict, masks=self.use_instance_mask, keypoints=keypoints
+        )
+        del dataset_dict["annotations"]
         # Detectron2 can make masks of either form out of polygons, but of run lengths only bitmaps.
         has_runs = any(isinstance(a.get("segmentation"), dict) for a in annotations)
         mask_format = "bitmask" if has_runs else self.instance_mask_format
@@ -212,83 +211,6 @@ class TolerantMapper(DatasetMapper):
                 )
             result.append(moved)
         return result
-
-    def _usable_annotations(self, dataset_dict: dict[str, Any]) -> list[dict[str, Any]]:
-        """Take the annotations out of ``dataset_dict`` and return those that can be trained on."""
-        usable = []
-        for annotation in dataset_dict.pop("annotations"):
-            if annotation.get("iscrowd", 0):
-                continue
-            if not self.use_keypoint:
-                annotation.pop("keypoints", None)
-            elif self.keypoint_hflip_indices is not None:
-                self._complete_keypoints(annotation, dataset_dict)
-            box = usable_box(annotation)
-            if box is None:
-                self._warn_once(dataset_dict, "without a usable box is left out")
-                continue
-            if not self.use_instance_mask:
-                annotation.pop("segmentation", None)
-            elif not annotation.get("segmentation"):
-                # Without a mask, the object or the mask loss of the whole image would be lost. The
-                # box is the best guess of the mask.
-                sides = 2 * (dataset_dict["width"], dataset_dict["height"])
-                x0, y0, x1, y1 = np.clip(box, 0, sides).tolist()
-                corners = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]])
-                annotation["segmentation"] = [corners]
-                self._warn_once(dataset_dict, "without a mask gets its box as mask")
-            else:
-                mask = _usable_mask(annotation["segmentation"], dataset_dict)
-                if mask is None:
-                    self._warn_once(dataset_dict, "with a broken mask is left out")
-                    continue
-                annotation["segmentation"] = mask
-            usable.append({**annotation, "bbox": box, "bbox_mode": BoxMode.XYXY_ABS})
-        return usable
-
-    def _complete_keypoints(self, annotation: dict[str, Any], dataset_dict: dict[str, Any]) -> None:
-        """Give an object without keypoints some of visibility 0, which do not count.
-
-        Detectron2 needs the same number of keypoints for every object.
-        """
-        values = 3 * len(self.keypoint_hflip_indices)
-        keypoints = annotation.get("keypoints")
-        if keypoints is None or np.size(keypoints) != values:
-            if keypoints:
-                self._warn_once(
-                    dataset_dict, "with another number of keypoints is used without them"
-                )
-            annotation["keypoints"] = [0.0] * values
-
-    def _warn_once(self, dataset_dict: dict[str, Any], what: str) -> None:
-        if what not in _warned:
-            _warned.add(what)
-            logger.warning(
-                "%s: an annotation %s (reported once; lambda-det check lists all of them).",
-                printable(dataset_dict["file_name"]),
-                what,
-            )
-
-
-_warned: set[str] = set()
-
-
-def _usable_mask(
-    segmentation: Any, record: dict[str, Any]
-) -> list[np.ndarray] | dict[str, Any] | None:
-    """The valid polygons [points, 2], or a compressed run-length mask of the image, or None."""
-    height, width = record["height"], record["width"]
-    if isinstance(segmentation, dict):
-        return usable_runs(segmentation, height, width)
-    if not isinstance(segmentation, list):
-        return None
-    polygons = [p.reshape(-1, 2) for p in usable_polygons(segmentation, height, width)]
-    # One that crosses itself is the same mask, but one without area is none
-    return [
-        part
-        for points in polygons
-        for part in ([points] if has_area(points) else without_crossings(points))
-    ] or None
 
 
 def _boxes_of(masks: PolygonMasks | BitMasks) -> Boxes:

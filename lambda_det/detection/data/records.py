@@ -1,4 +1,4 @@
-"""The usable parts of a dataset dict: image file, semantic mask, box, polygons, run lengths."""
+"""The image and the semantic mask of a dataset dict, and what is wrong with their files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import stat
 from typing import Any
 
 import numpy as np
-import pycocotools.mask as mask_util
-import shapely
 from detectron2.data import detection_utils
-from detectron2.structures import BoxMode
 from PIL import Image
 
 from lambda_det.errors import DataError, printable, reason
@@ -172,127 +169,3 @@ def label_fault(path: str, labels: np.ndarray, classes: int, ignored: int) -> st
         f"{classes} classes, from 0, and {ignored} for pixels without a class; correct the mask or "
         "MODEL.SEM_SEG_HEAD.NUM_CLASSES."
     )
-
-
-FAR = 1e6  # pixels: no image is so large, and pycocotools runs out of memory at larger coordinates
-MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)  # of an image: Pillow reads none with more
-
-
-def is_polygon(points: Any) -> bool:
-    """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three points, none of them FAR."""
-    try:
-        # The sum is finite only if all numbers are, and it is far faster than a check of each.
-        return (
-            len(points) >= 6
-            and len(points) % 2 == 0
-            and bool(np.isfinite(float(sum(points))))
-            and min(points) > -FAR
-            and max(points) < FAR
-        )
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def usable_box(annotation: dict[str, Any]) -> list[float] | None:
-    """The box as x0, y0, x1, y1, or None if it is missing, not finite or without area."""
-    try:
-        values = [float(v) for v in annotation["bbox"]]
-        if len(values) == 4 and annotation["bbox_mode"] == BoxMode.XYWH_ABS:
-            # As BoxMode has it, in a tenth of the time
-            with np.errstate(over="ignore", invalid="ignore"):
-                box = np.array(values, dtype=np.float32)
-                box[2:] += box[:2]
-            box = box.tolist()
-        else:
-            box = BoxMode.convert(values, annotation["bbox_mode"], BoxMode.XYXY_ABS)
-    except (KeyError, TypeError, ValueError, OverflowError, AssertionError):
-        return None
-    x0, y0, x1, y1 = box
-    usable = np.isfinite(box).all() and x1 > x0 and y1 > y0
-    return box if usable else None
-
-
-def usable_polygons(segmentation: list[Any], height: int, width: int) -> list[np.ndarray]:
-    """The valid polygons of a list, float64 [2 points] each.
-
-    A polygon that reaches out of its image by more than the image's size is cut at the border,
-    because pycocotools keeps every pixel of an outline in memory.
-    """
-    polygons = [np.asarray(p, dtype=np.float64) for p in segmentation if is_polygon(p)]
-    size = max(height, width)
-    return [
-        part
-        for polygon in polygons
-        for part in (
-            [polygon]
-            if polygon.min() >= -size and polygon.max() <= 2 * size
-            else _inside(polygon.reshape(-1, 2), height, width)
-        )
-    ]
-
-
-def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
-    """A run-length mask in COCO's compressed form, or None if it is not a mask of that size."""
-    try:
-        if list(segmentation["size"]) != [height, width] or height * width > MAX_PIXELS:
-            return None
-        counts = segmentation["counts"]
-        if isinstance(counts, list):
-            whole = all(type(count) is int and count >= 0 for count in counts)
-            if not whole or sum(counts) != height * width:
-                return None
-            segmentation = mask_util.frPyObjects(segmentation, height, width)
-        elif not _is_whole(counts):
-            return None
-        mask_util.decode(segmentation)
-    except Exception:  # pycocotools has no error class of its own
-        return None
-    return segmentation
-
-
-def _is_whole(counts: str | bytes) -> bool:
-    """Whether compressed runs end where their text does.
-
-    A character is 48 and six bits, the highest of which says that another one follows. pycocotools
-    believes it, reads on past the end, and writes more runs than it has memory for.
-    """
-    text = counts.encode() if isinstance(counts, str) else counts
-    digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
-    return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
-
-
-def has_area(points: np.ndarray) -> bool:
-    """Whether the signed area of a polygon [points, 2] is not 0.
-
-    A polygon that crosses itself may have lobes whose signed areas cancel out.
-    """
-    x, y = (points - points[0]).T
-    return abs(np.dot(x[:-1], y[1:]) - np.dot(x[1:], y[:-1])) > 1e-6 * max(abs(x).max(), 1) ** 2
-
-
-def without_crossings(points: np.ndarray) -> list[np.ndarray]:
-    """Split a polygon [points, 2] that crosses or touches itself into polygons that do not.
-
-    fvcore's crop would keep only one lobe of it. One in five polygons around panoptic masks is of
-    this kind, and one in fifty would lose more than a tenth of its area. It takes milliseconds.
-    """
-    outline = shapely.Polygon(points)
-    if outline.is_valid:
-        return [points]
-    return _outlines(shapely.make_valid(outline))
-
-
-def _inside(points: np.ndarray, height: int, width: int) -> list[np.ndarray]:
-    """The part of a polygon [points, 2] inside the image, as polygons [2 points]."""
-    whole = shapely.make_valid(shapely.Polygon(points))
-    parts = _outlines(shapely.intersection(whole, shapely.box(0, 0, width, height)))
-    return [part.reshape(-1) for part in parts]
-
-
-def _outlines(shape: shapely.Geometry) -> list[np.ndarray]:
-    parts = shapely.get_parts(shapely.get_parts(shape))
-    return [
-        shapely.get_coordinates(part.exterior)[:-1]
-        for part in parts
-        if isinstance(part, shapely.Polygon) and not part.is_empty
-    ]

@@ -25,7 +25,8 @@ from lambda_det.detection.data.jitter import (
     ResizeScaleAtLeastOnePixel,
     ResizeShortestEdgeAtLeastOnePixel,
 )
-from lambda_det.detection.data.records import LYING, exif_turn, without_crossings
+from lambda_det.detection.data.records import LYING, exif_turn
+from lambda_det.detection.data.truth import without_crossings
 
 CHANNELS = {"BGR": (2, 1, 0), "RGB": (0, 1, 2)}  # places of INPUT.FORMAT's channels in RGB
 # These draw by the size of the image and do not look at its pixels

@@ -13,7 +13,7 @@ from detectron2.config import CfgNode, get_cfg
 from PIL import Image
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection.data import mapper
+from lambda_det.detection.data import truth
 
 
 def polygon(x: float, y: float, w: float, h: float) -> list[float]:
@@ -88,4 +88,4 @@ def cfg() -> CfgNode:
 @pytest.fixture(autouse=True)
 def _not_yet_warned() -> None:
     """Forget the warnings that were given once."""
-    mapper._warned.clear()
+    truth._warned.clear()

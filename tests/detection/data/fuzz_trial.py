@@ -32,8 +32,8 @@ from lambda_det.detection.data import (
     build_train_loader,
     check_datasets,
     command_line,
-    mapper,
     register_json_datasets,
+    truth,
 )
 from lambda_det.detection.evaluation import build_evaluator
 from lambda_det.errors import ConfigError, UserError
@@ -320,7 +320,7 @@ def limits() -> Iterator[None]:
 @contextlib.contextmanager
 def _catalogs() -> Iterator[None]:
     before = set(DatasetCatalog)
-    mapper._warned.clear()
+    truth._warned.clear()
     try:
         yield
     finally:
