@@ -26,7 +26,7 @@ class PaperFigures:
         flops: floating point operations in billions, two per multiply-add.
         top1: ImageNet top-1 accuracy in percent.
         source: the table.
-        note: said beside the figure where it does not follow from the text.
+        note: said beside the figure where the text gives another one.
     """
 
     params: float | None = None
@@ -102,7 +102,7 @@ _LAMBDA_RESNETS: dict[int, tuple[tuple[int, int, int, int], tuple[int, ...]]] = 
     420: ((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80)),
 }
 
-_NOT_FROM_TEXT = "does not follow from the text"
+_NOT_FROM_TEXT = "the text gives another figure"
 
 # Tables 13, 15, 16 and 18; top-1 at the image size given
 _PAPER_RS: dict[str, tuple[int, PaperFigures]] = {
