@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,12 +16,11 @@ from lambda_det.training.checkpoint_files import (
     check_checkpoint,
     last_checkpoint,
     link_file,
-    numbered,
     point_to,
     remove_drafts,
     remove_old,
 )
-from lambda_det.training.disk_errors import gigabytes, writing
+from lambda_det.training.disk_errors import writing
 from lambda_det.weights.formats import write_torch
 from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
 from lambda_det.weights.provenance import PixelSettings
@@ -54,7 +52,6 @@ class SafeCheckpointer(DetectionCheckpointer):
         super().__init__(model, save_dir, **others)
         self._keep = keep
         self._writer = BackgroundWriter()
-        self._warned = False
 
     # ------------------------------------------------------------------------------------- loading
     def load(
@@ -178,19 +175,3 @@ class SafeCheckpointer(DetectionCheckpointer):
             self.tag_last_checkpoint(f"{name}.pth")
             if self._keep is not None:
                 remove_old(self.save_dir, self._keep, content["iteration"])
-        self._warn_of_little_space(os.path.getsize(path))
-
-    def _warn_of_little_space(self, size: int) -> None:
-        # Besides those that stay: a draft, and the best one, which may no longer be among them
-        count = 2 + (self._keep or 1)
-        wanted = size * max(count - len(numbered(self.save_dir)), 1)
-        try:
-            free = shutil.disk_usage(self.save_dir).free
-        except OSError:
-            return
-        if free < wanted and not self._warned:
-            self._warned = True
-            self.logger.warning(
-                f"The checkpoints of this run will take {gigabytes(wanted)} more, and only "
-                f"{gigabytes(free)} are free in {self.save_dir}: free some space, or keep fewer"
-            )

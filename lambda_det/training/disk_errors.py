@@ -11,7 +11,7 @@ from pathlib import Path
 from lambda_det.errors import DiskError, UserError, WeightsError, reason
 from lambda_det.training.checkpoint_files import last_checkpoint
 
-__all__ = ["explain_disk_errors", "gigabytes", "writing"]
+__all__ = ["explain_disk_errors", "writing"]
 
 _OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # reading raises none of them
 
@@ -58,8 +58,8 @@ def writing(path: str, size: int = 0) -> Iterator[None]:
         folder, needs = str(Path(path).parent), ""
         if size:
             with contextlib.suppress(OSError):
-                free = gigabytes(shutil.disk_usage(folder).free)
-                needs = f"; it needs {gigabytes(size)}, and {free} are free"
+                free = _gigabytes(shutil.disk_usage(folder).free)
+                needs = f"; it needs {_gigabytes(size)}, and {free} are free"
         raise _disk_error(path, error, folder, needs) from error
 
 
@@ -81,7 +81,7 @@ def _os_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def gigabytes(size: int) -> str:
+def _gigabytes(size: int) -> str:
     """A number of bytes for a message, such as "2.5 GB"."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if size >= factor:

@@ -44,7 +44,7 @@ def in_processes(
         process.start()
     for process in processes:
         process.join(60 * MINUTES)
-        assert process.exitcode == 0, f"{process} of {work.__name__}"
+        assert process.exitcode == 0, f"{process} of {work}"
     return {
         size: [torch.load(folder / f"{size}_{rank}.pth", weights_only=True) for rank in range(size)]
         for size in world_sizes

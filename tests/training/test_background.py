@@ -322,16 +322,6 @@ def test_what_could_not_be_read_again_is_not_kept(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_disk_that_is_too_small_is_told_once(tmp_path, monkeypatch, caplog):
-    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=3)
-    usage = checkpointer_module.shutil.disk_usage(tmp_path)._replace(free=5000)
-    monkeypatch.setattr(checkpointer_module.shutil, "disk_usage", lambda _: usage)
-    for step in range(2):
-        checkpointer.save(f"model_{step:07d}", iteration=step)
-        checkpointer.wait()
-    assert len(caplog.records) == 1 and "only 5 kB are free" in caplog.text
-
-
 def _size(state):
     file = io.BytesIO()
     torch.save(state, file)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from detectron2.structures import Instances
+from detectron2.utils import comm
 from torch.nn.parallel import DistributedDataParallel
 
 from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
 from lambda_det.training.precision import Precision
 from lambda_det.training.step import BatchesAhead, batches_ahead
-from tests.forked import START_METHOD
+from tests.distributed.process_group import in_processes
 from tests.training.toy import Steps, ToyModel, batches, items
 
 
@@ -99,31 +97,25 @@ def test_when_the_forward_pass_stops_the_losses_before_are_named(steps_before):
     assert f"Predicted boxes hold NaN{before} at iteration {steps_before};" in str(caught.value)
 
 
-def _worker(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
-    model = ToyModel(seed=rank)  # DistributedDataParallel hands out those of rank 0
-    shares = [batch[rank * 2 : rank * 2 + 2] for batch in batches(items(16), 4)]
+def _one_of_two() -> dict:
+    model = ToyModel(seed=comm.get_rank())  # DistributedDataParallel hands out those of rank 0
+    start = 2 * comm.get_rank()
+    shares = [batch[start : start + 2] for batch in batches(items(16), 4)]
     _train(model, shares, 2, accumulate=2, wrap=DistributedDataParallel)
     weights = _weights(model)
     bad = items(2)
-    if rank == 1:
+    if comm.get_rank() == 1:
         bad[0]["offset"] = float("inf")  # the gradients stay finite, so rank 0 must be told
-    try:
+    with pytest.raises(NonFiniteLossError) as caught:
         _train(model, [bad], 1, wrap=DistributedDataParallel)
-    except NonFiniteLossError as error:
-        text = str(error)
-    torch.save({"weights": weights, "text": text}, os.path.join(folder, f"{rank}.pth"))
-    dist.destroy_process_group()
+    return {"weights": weights, "text": str(caught.value)}
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
-    mp.start_processes(_worker, args=(str(tmp_path),), nprocs=2, start_method=START_METHOD)
-    results = [torch.load(tmp_path / f"{rank}.pth", weights_only=True) for rank in range(2)]
     alone = ToyModel()
     _train(alone, batches(items(16), 8), 2)
-    for result in results:
+    for result in in_processes(_one_of_two, (2,), tmp_path)[2]:
         torch.testing.assert_close(result["weights"], _weights(alone), rtol=1e-5, atol=1e-6)
         assert "process 1" in result["text"] and "loss_fit inf" in result["text"]
 

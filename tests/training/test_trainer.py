@@ -12,6 +12,7 @@ import pickle
 import threading
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,7 +42,7 @@ from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from lambda_det.weights import formats
 from lambda_det.weights.formats import write_torch
-from tests.forked import CONTEXT
+from tests.distributed.process_group import in_processes
 from tests.reliability.runs import content, differences, metrics
 from tests.training.toy import ToyModel, items, settings
 
@@ -402,12 +403,8 @@ def test_all_processes_take_the_same_kernels(common, monkeypatch):
     assert verdict.allowed("cpu") == set()
 
 
-def _resume_as(rank, folder, found):
-    """Resume a run as one of two processes; what this one read."""
-    torch.set_num_threads(1)
-    meeting = f"file://{folder.parent}/meeting"
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    comm.create_local_process_group(2)
+def _resume(folder):
+    """Resume a run as one of two processes; how often this one read each file."""
     reads: Counter[str] = Counter()
     read = formats._read_torch
 
@@ -418,21 +415,14 @@ def _resume_as(rank, folder, found):
     formats._read_torch = count
     with buffered_log() as log:
         start.train(ToyTask(folder, max_iter=8), log, resume=True)
-    found.put((rank, {name: n for name, n in reads.items() if not name.endswith(DRAFT)}))
+    return {name: n for name, n in reads.items() if not name.endswith(DRAFT)}
 
 
 @pytest.mark.slow
 @pytest.mark.posix
-def test_each_of_two_processes_reads_the_checkpoint_once(folder):
+def test_each_of_two_processes_reads_the_checkpoint_once(folder, tmp_path):
     Trainer(ToyTask(folder)).train()
-    # Not forked: after torch.compile in another test autograd would refuse to work there
-    found = CONTEXT.Queue()
-    processes = [CONTEXT.Process(target=_resume_as, args=(rank, folder, found)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    reads = dict(found.get(timeout=100) for _ in processes)
-    for process in processes:
-        process.join()
     # And none of the older ones, which are there
-    assert reads == {0: {"model_final.pth": 1}, 1: {"model_final.pth": 1}}
+    reads = in_processes(partial(_resume, folder), (2,), tmp_path)[2]
+    assert reads == [{"model_final.pth": 1}] * 2
     assert max(metrics(folder)) == 7 and (folder / "model_0000001.pth").exists()
