@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -110,13 +110,6 @@ def _load_yaml(file: str) -> dict[str, Any]:
     return loaded
 
 
-def _all_keys(node: CfgNode, prefix: str = "") -> Iterator[str]:
-    for name, value in node.items():
-        yield prefix + name
-        if isinstance(value, CfgNode):
-            yield from _all_keys(value, f"{prefix}{name}.")
-
-
 def _check_pairs(opts: list[str]) -> None:
     flags = [word for word in opts[::2] if word.startswith("--")]
     if flags:
@@ -136,7 +129,7 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
     node: Any = cfg
     for name in key.split("."):
         if not isinstance(node, CfgNode) or name not in node:
-            hint = suggest(key, _all_keys(cfg))
+            hint = suggest(key, (known for known, _ in leaves(cfg)))
             raise ConfigError(f"{where} sets {key}, which is no configuration key{hint}")
         node = node[name]
     if isinstance(node, CfgNode):

@@ -224,11 +224,8 @@ def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
 def append_summary(path: Path, row: Mapping[str, Any]) -> None:
     """Add a row to a table, with the head where it is the first."""
     head, rows = _read_summary(path)
-    if not set(row) <= set(head):  # the first, or a resumed run evaluates on more
-        head += [name for name in row if name not in head]
-        _write_summary(path, head, rows)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        csv.DictWriter(file, head, restval="").writerow(row)
+    head += [name for name in row if name not in head]  # a resumed run may evaluate on more
+    _write_summary(path, head, [*rows, row])
 
 
 def cut_summary(path: Path, last_step: int) -> None:
@@ -242,17 +239,16 @@ def cut_summary(path: Path, last_step: int) -> None:
 
 
 def _read_summary(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Head and rows, without a last row that was cut off by a kill."""
+    """Head and rows of whole lines."""
     if not path.exists():
         return [], []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         head = list(reader.fieldnames or [])
-        rows = [row for row in reader if row.get("step") and row.get(head[-1]) is not None]
-    return head, rows
+        return head, [row for row in reader if row.get("step") and row[head[-1]] is not None]
 
 
-def _write_summary(path: Path, head: list[str], rows: list[dict[str, str]]) -> None:
+def _write_summary(path: Path, head: list[str], rows: list[Mapping[str, Any]]) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, head, restval="")
     writer.writeheader()

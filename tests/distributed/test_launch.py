@@ -9,6 +9,7 @@ import torch
 from detectron2.utils import comm
 
 from lambda_det.detection import parser
+from lambda_det.distributed import launch as launch_module
 from lambda_det.distributed.launch import check_device, launch, on_main_process
 from lambda_det.errors import ConfigError, DataError
 
@@ -73,8 +74,20 @@ def test_device_that_does_not_exist(monkeypatch, device, num_gpus, existing, nam
     assert check_device("cpu", 4).type == "cpu"
 
 
-def test_torchrun_and_num_gpus_are_refused(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "0")
+@pytest.fixture
+def torchrun(monkeypatch, tmp_path):
+    """As if torchrun had started this process; connecting it is left out."""
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr(launch_module, "run_connected", lambda work, *_: work())
+    return tmp_path / "error.json"
+
+
+def test_a_process_of_torchrun_does_the_work_and_reports_its_error(torchrun):
+    seen = []
+    launch(seen.append, args := _args(), device="cpu")
+    assert seen == [args] and not torchrun.exists()
     with pytest.raises(ConfigError, match="--num-gpus"):
         launch(_note, _args("--num-gpus", "2"), device="cpu")
+    assert "--num-gpus" in torchrun.read_text()
