@@ -14,9 +14,7 @@ import io
 import json
 import random
 import re
-import sys
 import tarfile
-import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -49,8 +47,7 @@ from lambda_det.training.task import Task
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.loading import load_backbone_weights
 from tests.classification.tiny import COLOURS, make_pictures
-from tests.detection.data.fuzz_cases import mutate
-from tests.detection.data.fuzz_trial import assert_clear, case_parser, take_all, used_or_refused
+from tests.detection.data.fuzz import assert_clear, mutate, used_or_refused
 from tests.export.toy import classifier_checkpoint
 from tests.shapes import make_panoptic_shapes
 
@@ -297,21 +294,3 @@ def take(kind: Kind, folder: Path, seed: int) -> str:
         for path, content in before.items():
             if not path.exists() or path.read_bytes() != content:
                 path.write_bytes(content)
-
-
-def main(argv: list[str] | None = None) -> int:
-    arguments = case_parser("tests.reliability.fuzz_files", __doc__, KINDS).parse_args(argv)
-    status = 0
-    for name in [arguments.kind] if arguments.kind else KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            KINDS[name].make(Path(folder))
-            take_one = functools.partial(take, KINDS[name], Path(folder))
-            seeds = range(arguments.seed, arguments.seed + arguments.cases)
-            status |= take_all(
-                ((name, seed) for seed in seeds), lambda _, seed, take_one=take_one: take_one(seed)
-            )
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

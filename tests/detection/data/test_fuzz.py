@@ -1,8 +1,4 @@
-"""Broken data sets: each is used, or refused by an error that names what is wrong.
-
-By default some tens of cases; with the marker ``fuzz`` there are three hundred more.
-``python -m tests.detection.data.fuzz`` takes any number.
-"""
+"""Broken data sets: each is used, or refused by an error that names what is wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +7,14 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from . import fuzz_trial
-from .fuzz_cases import (
+from . import fuzz
+from .fuzz import (
     BROKEN_FILES,
     MUTATIONS,
     STRANGE_FILES,
@@ -23,46 +22,30 @@ from .fuzz_cases import (
     Case,
     GroundTruth,
     maker,
+    take,
 )
-from .fuzz_trial import take
 
 pytestmark = pytest.mark.posix
-
-# Cases of one test, without the marker and with it
-SMALL, LARGE = 12, 50
 
 
 @pytest.fixture(scope="module")
 def ground_truth(tmp_path_factory) -> GroundTruth:
+    """Of generated shapes, or of the real COCO where it is."""
+    if root := os.environ.get("LAMBDA_DET_COCO"):
+        coco = Path(root, "coco")
+        return GroundTruth.read(coco / "annotations/instances_val2017.json", coco / "val2017")
     return GroundTruth.made(tmp_path_factory.mktemp("fuzz"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "seeds"),
-    [
-        *((kind, range(SMALL)) for kind in MUTATIONS),
-        *(
-            pytest.param(kind, range(first, first + LARGE), marks=pytest.mark.fuzz)
-            for kind, count in (
-                ("structure", 100),
-                ("bytes", 50),
-                ("images", 50),
-                ("annotations", 100),
-            )
-            for first in range(0, count, LARGE)
-        ),
-    ],
-    ids=str,
-)
-def test_mutations_of_a_sound_data_set(ground_truth, kind, seeds):
+def test_mutations_of_a_sound_data_set(ground_truth):
     outcomes = set()
-    for seed in seeds:
-        try:
-            outcomes.add(take(MUTATIONS[kind](ground_truth, seed), ground_truth))
-        except AssertionError as error:
-            pytest.fail(
-                f"python -m tests.detection.data.fuzz 1 --seed {seed} --kind {kind}\n{error}"
-            )
+
+    @settings(max_examples=max(48, 4 * settings().max_examples))
+    @given(kind=st.sampled_from(sorted(MUTATIONS)), seed=st.integers(0, 2**32))
+    def each(kind, seed):
+        outcomes.add(take(MUTATIONS[kind](ground_truth, seed), ground_truth))
+
+    each()
     # Neither do the mutations break all that they touch, nor are they too tame
     assert any("used" in outcome for outcome in outcomes) and len(outcomes) > 1
 
@@ -111,13 +94,13 @@ def test_each_strange_name_of_an_image(ground_truth, name, there):
 
 
 def test_a_case_that_hangs_is_ended_and_one_that_waits_a_little_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(fuzz_trial, "COMPUTING", 2)
-    with fuzz_trial.limits():
+    monkeypatch.setattr(fuzz, "COMPUTING", 2)
+    with fuzz.limits():
         time.sleep(0.5)
-    with pytest.raises(fuzz_trial.Hang, match="computes"), fuzz_trial.limits():
+    with pytest.raises(fuzz.Hang, match="computes"), fuzz.limits():
         while True:
             pass
-    monkeypatch.setattr(fuzz_trial, "WAITING", 0.5)
+    monkeypatch.setattr(fuzz, "WAITING", 0.5)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(fuzz_trial.Hang, match="waits"), fuzz_trial.limits():
+    with pytest.raises(fuzz.Hang, match="waits"), fuzz.limits():
         (tmp_path / "pipe").read_bytes()  # opening a pipe waits for a writer

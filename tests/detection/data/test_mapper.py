@@ -17,7 +17,7 @@ from PIL import Image
 from lambda_det.detection.data import TolerantMapper, build_augmentation
 from lambda_det.errors import DataError
 
-from .fuzz_trial import limits
+from .fuzz import limits
 
 WIDTH, HEIGHT = 64, 48
 
