@@ -44,13 +44,7 @@ def test_works_as_a_command_from_another_folder(run, image, tmp_path):
     assert (tmp_path / "out" / "photo.png").exists()
 
 
-def test_keys_at_the_end_change_the_model(run, image, tmp_path, capsys):
-    more = ("--score-threshold", "0", "TEST.DETECTIONS_PER_IMAGE", "2")
-    assert tool.main(arguments(run, image, tmp_path, *more)) == 0
-    assert "2 instances" in capsys.readouterr().out
-
-
-def test_it_computes_in_bfloat16_where_asked(run, image, tmp_path, capsys):
+def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image, tmp_path, capsys):
     more = ("--score-threshold", "0", "--precision", "bfloat16", "TEST.DETECTIONS_PER_IMAGE", "2")
     assert tool.main(arguments(run, image, tmp_path, *more)) == 0
     assert "2 instances" in capsys.readouterr().out
