@@ -124,11 +124,20 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    from torch._C._profiler import _EventType  # private: used here only
+
     with profile(profile_memory=True) as profiler:
         work()
+    found, waiting = [], profiler.kineto_results.experimental_event_tree()
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            fields = event.extra_fields
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
     alive: dict[int, int] = {}
     now = peak = 0
-    for address, size in _allocations(profiler.kineto_results.experimental_event_tree()):
+    for _, address, size in sorted(found, key=lambda event: event[0]):
         if size > 0:
             alive[address] = size
             now += size
@@ -136,20 +145,6 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
         else:  # what was allocated before the profile and is freed now does not count
             now -= alive.pop(address, 0)
     return peak
-
-
-def _allocations(roots: list[Any]) -> list[tuple[int, int]]:
-    """Addresses and bytes, negative where memory is freed, in the order of time."""
-    from torch._C._profiler import _EventType  # private: used here only
-
-    found, waiting = [], list(roots)
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    return [(address, size) for _, address, size in sorted(found, key=lambda event: event[0])]
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

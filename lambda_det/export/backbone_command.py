@@ -14,7 +14,7 @@ from lambda_det.export.public import read_source
 from lambda_det.export.sources import KnownNetwork, configured_network, find_checkpoint
 from lambda_det.export.verify import build_target, export_backbone
 from lambda_det.weights.backbone_file import check_target
-from lambda_det.weights.provenance import format_options
+from lambda_det.weights.provenance import format_options, wanted_pixels
 from lambda_det.weights.public import is_public
 
 EXAMPLES = """examples:
@@ -104,11 +104,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def export(args: argparse.Namespace) -> int:
     target = build_target(args.verify_config) if args.verify_config else None
-    path = (
-        args.checkpoint
-        if is_public(args.checkpoint)
-        else find_checkpoint(args.checkpoint, args.which)
-    )
+    path = args.checkpoint
+    if not is_public(path):
+        path = find_checkpoint(path, args.which)
     if Path(args.output).resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
     check_target(args.output, overwrite=args.overwrite)
@@ -139,47 +137,29 @@ def _network(args: argparse.Namespace, checkpoint: str) -> KnownNetwork | None:
     return configured_network(file) if file else None
 
 
-_KNOWN_FROM = {
-    "recipe": "from its recipe",
-    "configuration": "from its configuration",
-    "name": "as was said",
-}
-_STATISTICS = {
-    "precise": "recomputed for these weights",
-    "running": "running averages, which lag behind the weights; model_best.pth and model_final.pth "
-    "have recomputed ones",
-    None: "not recorded in the checkpoint",
-}
-
-
 def describe(content: Mapping[str, Any], path: str) -> str:
     """The content of a backbone file as a table of text."""
     meta, tensors = content["meta"], content["model"].values()
-    accuracy = "; ".join(
+    accuracy = (
         f"{part} " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         for part, values in meta["accuracy"].items()
     )
-    if meta["input_format"] is None:
-        pixels = ["not recorded; use those of the configuration it was trained with"]
-    else:
-        pixels = [
-            f"INPUT.FORMAT {meta['input_format']}",
-            f"MODEL.PIXEL_MEAN {meta['pixel_mean']}",
-            f"MODEL.PIXEL_STD {meta['pixel_std']}",
-        ]
+    pixels = "not recorded; use those of the configuration it was trained with"
+    if settings := wanted_pixels(content):
+        pixels = f"{settings}{' (input normalisation folded)' * meta['folded']}"
+    step = f", after {meta['step']:,} steps" if meta.get("step") else ""
     network = f"{meta['model']}{format_options(meta['options'])}"
     rows = {
         "file": path,
-        "model": f"{network}, {_KNOWN_FROM.get(meta['known_from'], 'from its tensors')}",
+        "model": f"{network}, by its {meta['known_from']}",
         "stages": ", ".join(meta["stages"]),
         "source": f"{meta.get('source')}, licence {meta.get('license') or 'not stated'}",
-        "weights": ("averaged (EMA)" if meta["weights"] == "ema" else "raw")
-        + (f", after {meta['step']:,} steps" if meta.get("step") else ""),
-        "accuracy": accuracy or "not recorded in the checkpoint",
-        "statistics": _STATISTICS[meta["statistics"]],
+        "weights": ("averaged (EMA)" if meta["weights"] == "ema" else "raw") + step,
+        "accuracy": "; ".join(accuracy) or "not recorded in the checkpoint",
+        "statistics": meta["statistics"] or "not recorded in the checkpoint",
         "tensors": f"{len(tensors)} of {sum(t.numel() for t in tensors) / 1e6:.2f} M values",
         "sha256": meta["sha256"],
-        "pixels": ", ".join(pixels) + (" (input normalisation folded)" if meta["folded"] else ""),
+        "pixels": pixels,
     }
     if meta.get("source") is None:
         del rows["source"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from detectron2.layers import NaiveSyncBatchNorm
 from detectron2.modeling import Backbone
 from detectron2.modeling.meta_arch import GeneralizedRCNN
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
@@ -100,8 +99,6 @@ def check_exportable(model: nn.Module) -> None:
         ConfigError: names the part and the reason.
     """
     for name, module in model.named_modules():
-        if isinstance(module, NaiveSyncBatchNorm) and module.training:
-            module.eval()
         if sides := getattr(module, "map_size", None):
             raise ConfigError(
                 f"{name} has global position embeddings, which hold for maps of up to "
@@ -132,23 +129,18 @@ class DetectorGraph(nn.Module):
         super().__init__()
         # Only those classes themselves: a derived one, such as PanopticFPN, does more
         plain = type(model).inference is GeneralizedRCNN.inference if _is_rcnn(model) else True
+        why = why_not_exported(model)
         if not (plain and (_is_rcnn(model) or isinstance(model, DenseDetector))):
-            raise ConfigError(
+            why = (
                 f"{type(model).__name__} does not predict boxes as GeneralizedRCNN or a "
-                "DenseDetector does, and can't be exported whole; export its backbone instead."
+                "DenseDetector does"
             )
-        if _is_rcnn(model) and model.proposal_generator is None:
-            raise ConfigError(
-                "The detector takes its proposals from a file and can't be exported whole; export "
-                "its backbone instead."
-            )
-        if model.backbone.padding_constraints.get("square_size", 0) > 0:
-            raise ConfigError(
-                "The backbone wants square images, which an exported detector doesn't make of "
-                "them; export the backbone instead."
-            )
-        if why := why_not_exported(model):
-            raise ConfigError(f"{why}; export the backbone instead.")
+        elif _is_rcnn(model) and model.proposal_generator is None:
+            why = "The detector takes its proposals from a file"
+        elif model.backbone.padding_constraints.get("square_size", 0) > 0:
+            why = "The backbone wants square images, which an exported detector does not make"
+        if why:
+            raise ConfigError(f"{why}; export only the backbone instead.")
         self.model = model
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:

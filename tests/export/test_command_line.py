@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -31,7 +33,8 @@ def test_backbone_by_name(weights, tmp_path, capsys):
     assert tool.main([str(path), *named]) == 0
     out = capsys.readouterr().out
     assert f"verified: {path}" in out and "2x3x33x70: error" in out and "  res5: " in out
-    assert path.exists() and (tmp_path / "b.ts.json").exists()
+    about = json.loads((tmp_path / "b.ts.json").read_text())
+    assert path.exists() and (about["weights"], about["averaged"]) == (weights, False)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from detectron2.config import LazyConfig
 
-from lambda_det.detection.lazy import dump_lazy
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.export.sources import configured_network, find_checkpoint
-from tests.export.test_verify import LAZY, detector_config
+from lambda_det.weights.provenance import PixelSettings
+from tests.export.test_verify import detector_config
 from tests.export.toy import classifier_checkpoint, in_fpn
 
 
@@ -64,35 +64,37 @@ MODEL:
     assert network.options == {"norm": "BN", **options}
 
 
-def test_a_lazy_run_s_configuration_says_it(tmp_path):
-    import sys
+LAZY = """
+from detectron2.config import LazyCall as L
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import FPN, GeneralizedRCNN
+import lambda_det
 
-    config = tmp_path / "detector.py"
-    config.write_text(
-        "from detectron2.config import LazyCall as L\n"
-        "from detectron2.layers import ShapeSpec\n"
-        "from detectron2.modeling import FPN, GeneralizedRCNN\n"
-        "import lambda_det\n"
-        "model = L(GeneralizedRCNN)(\n"
-        "    backbone=L(FPN)(\n"
-        "        bottom_up=L(lambda_det.create_backbone)(\n"
-        "            name='lambda_resnet26_slim', scope=3, norm='${train.norm}', freeze_at=1,\n"
-        "            out_features=['res4', 'res5']),\n"
-        "        in_features='${.bottom_up.out_features}', out_channels=8),\n"
-        "    proposal_generator=None, roi_heads=None,\n"
-        "    pixel_mean=[1.0, 2, 3], pixel_std=[4.0, 5.0, 6.0], input_format='RGB')\n"
-        "train = {'norm': 'BN', 'shape': ShapeSpec(channels=8)}  # saved as a Python object\n"
-    )
-    sys.modules.pop("detector", None)
-    LazyConfig.save(LazyConfig.load(str(config)), str(tmp_path / "config.yaml"))
-    assert "!!python/object" in (tmp_path / "config.yaml").read_text()
-    network = configured_network(tmp_path / "config.yaml")
-    assert (network.model, network.options) == ("lambda_resnet26_slim", {"scope": 3, "norm": "BN"})
-    assert network.pixels.by_key() == {
-        "INPUT.FORMAT": "RGB",
-        "MODEL.PIXEL_MEAN": [1.0, 2.0, 3.0],
-        "MODEL.PIXEL_STD": [4.0, 5.0, 6.0],
-    }
+model = L(GeneralizedRCNN)(
+    backbone=L(FPN)(
+        bottom_up=L(lambda_det.create_backbone)(
+            name="lambda_resnet26_slim", scope=3, norm="${train.norm}", freeze_at=1,
+            out_features=["res4", "res5"]),
+        in_features="${.bottom_up.out_features}", out_channels=8),
+    proposal_generator=None, roi_heads=None,
+    pixel_mean=[1.0, 2, 3], pixel_std=[4.0, 5.0, 6.0], input_format="RGB")
+train = {"norm": "BN", "shape": ShapeSpec(channels=8)}  # saved as a Python object
+"""
+
+
+def test_a_lazyconfig_and_the_file_that_a_run_saves_of_it_say_it(tmp_path):
+    lazy, saved = tmp_path / "lazy.py", tmp_path / "config.yaml"
+    lazy.write_text(LAZY)
+    LazyConfig.save(LazyConfig.load(str(lazy)), str(saved))
+    assert "!!python/object" in saved.read_text()
+    for file in (lazy, saved):
+        network = configured_network(file)
+        assert network.model == "lambda_resnet26_slim"
+        assert network.options == {"scope": 3, "norm": "BN"}
+        assert network.pixels == PixelSettings("RGB", [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
+    lazy.write_text("model = 1 / 0")
+    with pytest.raises(ConfigError, match=r"lazy\.py.*ZeroDivisionError"):
+        configured_network(lazy)
 
 
 # fmt: off
@@ -119,18 +121,6 @@ def test_configurations_that_cannot_say_it(tmp_path, row):
         configured_network(tmp_path / "config.yaml")
     with pytest.raises(ConfigError, match=r"nothing\.yaml"):
         configured_network(tmp_path / "nothing.yaml")
-
-
-def test_a_lazyconfig_in_python_is_as_the_file_that_a_run_saves_of_it(tmp_path):
-    (tmp_path / "lazy.py").write_text(LAZY)
-    (tmp_path / "config.yaml").write_text(dump_lazy(LazyConfig.load(str(tmp_path / "lazy.py"))))
-    network = configured_network(tmp_path / "lazy.py")
-    assert network == configured_network(tmp_path / "config.yaml")
-    assert (network.model, network.options) == ("lambda_resnet26_slim", {"scope": 3, "norm": "BN"})
-    assert network.pixels.mean == [103.53, 116.28, 123.675]
-    (tmp_path / "lazy.py").write_text("model = 1 / 0")
-    with pytest.raises(ConfigError, match=r"lazy\.py.*ZeroDivisionError"):
-        configured_network(tmp_path / "lazy.py")
 
 
 def test_configurations_that_leave_it_open(tmp_path):

@@ -1,0 +1,110 @@
+"""The examples of predict, export and report in the helps and on the pages, run as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detectron2.data import MetadataCatalog
+
+from lambda_det import cli
+from lambda_det.export import command_line as export
+from lambda_det.modeling import create_backbone
+from lambda_det.prediction import command_line as predict
+from lambda_det.report import command_line as report
+from tests.export.conftest import needs_any_size
+from tests.export.tiny import lambda_detector_config, save_lambda_run, scramble
+from tests.prediction.test_files import write_video
+from tests.shapes import make_shapes
+
+pytestmark = [pytest.mark.slow, pytest.mark.checkout, pytest.mark.filterwarnings("ignore")]
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORKS = r"lambda_resnet\d+\b"  # which take long to export
+# Of tests/test_pages.py, which runs these from their first line on
+OTHERS = ("own_data.md", "use_in_your_project.md")
+
+
+def commands() -> list[str]:
+    found = []
+    for name, module in (("export", export), ("predict", predict), ("report", report)):
+        examples = module.EXAMPLES.replace("\\\n", " ")
+        found += [f"{name} {words}" for words in re.findall(r"^ +%\(prog\)s (.*)$", examples, re.M)]
+    pages = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+    for page in pages:
+        text = page.read_text("utf-8").replace("\\\n", " ") if page.name not in OTHERS else ""
+        found += re.findall(r"^(?: {4})?lambda-det ((?:predict|export|report) [^#\n]*)", text, re.M)
+        found += re.findall(r"`lambda-det ((?:predict|export|report) [^`\n]* [^`\n]*)`", text)
+    return list(dict.fromkeys(" ".join(command.split()) for command in found))
+
+
+def _param(command: str):
+    marks = [needs_any_size] if re.search(r"\.(pt2|onnx)\b", command) else []
+    return pytest.param(command, marks=marks)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All that the examples name: runs with data, weights, pictures, a video, an exported file."""
+    folder = tmp_path_factory.mktemp("examples")
+    make_shapes(folder / "datasets", num_train=1, num_val=2, size=64)
+    data = {name: str(folder / "datasets/shapes" / name) for name in ("train", "val")}
+    notes = {name: folder / f"datasets/shapes/annotations/instances_{name}.json" for name in data}
+    cfg = lambda_detector_config()
+    cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = str(notes["train"]), data["train"]
+    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = str(notes["val"]), data["val"]
+    (folder / "output").mkdir()
+    run = save_lambda_run(folder / "output/run")
+    (run / "config.yaml").write_text(cfg.dump())
+    records = [{"iteration": step, "total_loss": 1.0, "bbox/AP": 5.0} for step in (49, 99)]
+    (run / "metrics.json").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for name in ("mine", "other", "twenty"):
+        shutil.copytree(run, folder / "output" / name)
+    # Detectron2 has registered these places below the working directory
+    (folder / "datasets/coco/annotations").mkdir(parents=True)
+    shutil.copytree(data["val"], folder / "datasets/coco/val2017")
+    coco = MetadataCatalog.get("coco_2017_val")
+    ids = coco.thing_dataset_id_to_contiguous_id.items()
+    content = json.loads(notes["val"].read_text())
+    content["categories"] = [{"id": id, "name": coco.thing_classes[index]} for id, index in ids]
+    place = folder / "datasets/coco/annotations/instances_val2017.json"
+    place.write_text(json.dumps(content))
+    (folder / "configs").mkdir()
+    shutil.copy(run / "config.yaml", folder / "configs/mask_rcnn_lambdaresnet50.yaml")
+    for name in ("model.pth", "model_final.pth"):
+        shutil.copy(run / "model_final.pth", folder / name)
+    state = scramble(create_backbone("lambda_resnet26_slim")).state_dict()
+    torch.save({"model": state}, folder / "backbone.pth")
+    (folder / "folder").mkdir()
+    (folder / "holiday").mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (60, 200, 3), dtype=np.uint8)
+    for name in ("photo.jpg", "street.jpg", "holiday/a.jpg", "folder/a.jpg"):
+        cv2.imwrite(str(folder / name), noise)
+    write_video(folder / "film.mp4")
+    words = ["detector.ts", "--config", "output/run/config.yaml", "--sizes", "64x96"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert cli.main(["export", *words]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", [*map(_param, commands())])
+def test_the_example_works(command, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    shown = re.sub(NETWORKS, "lambda_resnet26_slim", command)
+    name, *words = shlex.split(re.sub(r"\d{3,4}x\d{3,4}", "64x96", shown))
+    flags = ["--overwrite"] if name != "report" else []
+    assert cli.main([name, *flags, *words]) == 0
+    printed = capsys.readouterr().out
+    if name == "export":
+        taken = "backbone.pth" if "--model" in words else "model_final.pth"
+        assert taken in printed and "raw weights" in printed
+    (made,) = re.findall(r"(?:verified: | in |is )(\S+)$", printed.strip(), re.M)[-1:]
+    assert (folder / made).exists()
