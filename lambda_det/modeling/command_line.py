@@ -16,7 +16,7 @@ EXAMPLES = """examples:
 
 columns:
   params, paper      millions of parameters with 1000 classes
-  GFLOPs             2 per multiply-add, position lambdas built first, as the paper counts
+  GFLOPs             2 per multiply-add, position lambdas built first, as in the paper's formulas
   GFLOPs qf          the same with the query contracted first, as lambda_det computes them
 """
 HEADER = [
