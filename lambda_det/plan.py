@@ -245,7 +245,7 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
                 "or a ResizeShortestEdge with a max_size."
             )
         note = "Batch and steps are the file's; in the training they follow from the data."
-        return task, task.parts.training_size, [note] * task.parts.with_recipe
+        return task, task.parts.training_size, [note] * task.parts.cfg.RECIPE.ENABLED
     cfg = load_recipe(words)
     check_ranges(cfg)
     notes = []

@@ -112,8 +112,8 @@ def trained_detector(
     if taken.averaged:
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
-    precision = precision or task.parts.test_precision
-    model = for_inference(model, precision, channels_last=task.parts.channels_last)
+    precision = precision or task.parts.cfg.TEST.PRECISION
+    model = for_inference(model, precision, channels_last=task.parts.cfg.MODEL.CHANNELS_LAST)
     return model, taken, _known_classes(cfg, content, weights)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,100 +18,109 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 
 from lambda_det.config import PYTHON_TAG, read_plain
-from lambda_det.detection.config import DATA_FLAGS
-from lambda_det.detection.schedule import DetectionSettings
+from lambda_det.detection.config import DATA_FLAGS, FITTED_KEYS
 from lambda_det.errors import ConfigError, UserError, reason, suggest
-from lambda_det.training.precision import AUTO
-from lambda_det.training.settings import Clipping
 
 __all__ = [
-    "KEYS",
-    "counts_steps",
+    "PLACES",
     "dump_lazy",
-    "has_steps",
     "is_lazy",
     "is_lazy_file",
     "load_lazy_config",
     "load_lazy_file",
     "read_saved",
-    "read_settings",
     "read_value",
     "refuse_unknown_train_keys",
     "select",
 ]
 
-# The user's key for each setting, and its value where the key is absent or null. The keys of
-# ``train`` that are not Detectron2's own are those of configs/common/train.py.
+# Where a LazyConfig has what a key of YAML says; ``train`` is that of configs/common/train.py
 # fmt: off
-_SETTINGS: dict[str, tuple[str, Any]] = {
-    "output_dir":           ("train.output_dir", "./output"),
-    "device":               ("train.device", "cuda"),
-    "seed":                 ("train.seed", -1),
-    "weights":              ("train.init_checkpoint", ""),
-    "max_iter":             ("train.max_iter", 1),
-    "images_per_step":      ("dataloader.train.total_batch_size", 1),
-    "accumulate":           ("train.accumulate_gradients", 1),
-    "reference_world_size": ("train.reference_world_size", 0),
-    "base_lr":              ("optimizer.lr", 1.0),
-    "lr_steps":             ("lr_multiplier.scheduler.milestones", ()),
-    "warmup_iters":         ("lr_multiplier.warmup_length", 0.0),
-    "amp":                  ("train.amp.enabled", False),
-    "amp_dtype":            ("train.amp.dtype", AUTO),
-    "clipping":             ("train.clip_gradients.enabled", False),
-    "clipping.kind":        ("train.clip_gradients.clip_type", "value"),
-    "clipping.limit":       ("train.clip_gradients.clip_value", 1.0),
-    "clipping.norm_type":   ("train.clip_gradients.norm_type", 2.0),
-    "ema":                  ("train.model_ema.enabled", False),
-    "ema_decay":            ("train.model_ema.decay", 0.999),
-    "cudnn_benchmark":      ("train.cudnn_benchmark", False),
-    "float32_precision":    ("train.float32_precision", ""),
-    "num_workers":          ("dataloader.train.num_workers", 0),
-    "checkpoint_period":    ("train.checkpointer.period", 5000),
-    "checkpoints_kept":     ("train.checkpointer.max_to_keep", 5),
-    "log_period":           ("train.log_period", 20),
-    "eval_period":          ("train.eval_period", 0),
-    "event_writers":        ("train.event_writers", ("tensorboard",)),
-    "best_metric":          ("train.best_metric", ""),
-    "patience":             ("train.patience", 0),
-    "test_precision":       ("train.test_precision", "float32"),
-    "precise_bn":           ("train.precise_bn.enabled", False),
-    "precise_bn_batches":   ("train.precise_bn.num_iter", 200),
+PLACES = {
+    "OUTPUT_DIR":                             "train.output_dir",
+    "SEED":                                   "train.seed",
+    "CUDNN_BENCHMARK":                        "train.cudnn_benchmark",
+    "FLOAT32_PRECISION":                      "train.float32_precision",
+    "EVENT_WRITERS":                          "train.event_writers",
+    "INPUT.FORMAT":                           "dataloader.train.mapper.image_format",
+    "DATASETS.TRAIN":                         "dataloader.train.dataset.names",
+    "DATASETS.TEST":                          "dataloader.test.dataset.names",
+    "DATASETS.TRAIN_JSON":                    "dataloader.train_json",
+    "DATASETS.TRAIN_IMAGES":                  "dataloader.train_images",
+    "DATASETS.TEST_JSON":                     "dataloader.test_json",
+    "DATASETS.TEST_IMAGES":                   "dataloader.test_images",
+    "DATASETS.VAL_SHARE":                     "dataloader.val_share",
+    "DATALOADER.ASPECT_RATIO_GROUPING":       "dataloader.train.aspect_ratio_grouping",
+    "DATALOADER.FILTER_EMPTY_ANNOTATIONS":    "dataloader.train.dataset.filter_empty",
+    "DATALOADER.NUM_WORKERS":                 "dataloader.train.num_workers",
+    "SOLVER.ACCUMULATE_GRADIENTS":            "train.accumulate_gradients",
+    "SOLVER.AMP.DTYPE":                       "train.amp.dtype",
+    "SOLVER.AMP.ENABLED":                     "train.amp.enabled",
+    "SOLVER.BASE_LR":                         "optimizer.lr",
+    "SOLVER.CHECKPOINT_PERIOD":               "train.checkpointer.period",
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE":        "train.clip_gradients.clip_type",
+    "SOLVER.CLIP_GRADIENTS.CLIP_VALUE":       "train.clip_gradients.clip_value",
+    "SOLVER.CLIP_GRADIENTS.ENABLED":          "train.clip_gradients.enabled",
+    "SOLVER.CLIP_GRADIENTS.NORM_TYPE":        "train.clip_gradients.norm_type",
+    "SOLVER.EMA_DECAY":                       "train.model_ema.decay",
+    "SOLVER.IMS_PER_BATCH":                   "dataloader.train.total_batch_size",
+    "SOLVER.MAX_ITER":                        "train.max_iter",
+    "SOLVER.REFERENCE_WORLD_SIZE":            "train.reference_world_size",
+    "SOLVER.STEPS":                           "lr_multiplier.scheduler.milestones",
+    "SOLVER.WARMUP_ITERS":                    "lr_multiplier.warmup_length",
+    "RECIPE.ENABLED":                         "train.recipe.enabled",
+    "RECIPE.EPOCHS":                          "train.recipe.epochs",
+    "RECIPE.MIN_STEPS":                       "train.recipe.min_steps",
+    "RECIPE.EVALUATIONS":                     "train.recipe.evaluations",
+    "RECIPE.MEMORY":                          "train.recipe.memory",
+    "RECIPE.KEEP":                            "train.recipe.keep",
+    "TEST.AUG.ENABLED":                       "train.test_aug.enabled",
+    "TEST.AUG.MIN_SIZES":                     "train.test_aug.min_sizes",
+    "TEST.AUG.MAX_SIZE":                      "train.test_aug.max_size",
+    "TEST.AUG.FLIP":                          "train.test_aug.flip",
+    "TEST.BEST_METRIC":                       "train.best_metric",
+    "TEST.DETECTIONS_PER_IMAGE":              "model.roi_heads.box_predictor.test_topk_per_image",
+    "TEST.EVAL_PERIOD":                       "train.eval_period",
+    "TEST.LOSS":                              "train.test_loss",
+    "TEST.PATIENCE":                          "train.patience",
+    "TEST.PRECISE_BN.ENABLED":                "train.precise_bn.enabled",
+    "TEST.PRECISE_BN.NUM_ITER":               "train.precise_bn.num_iter",
+    "TEST.PRECISION":                         "train.test_precision",
+    "MODEL.CHANNELS_LAST":                    "train.channels_last",
+    "MODEL.DEVICE":                           "train.device",
+    "MODEL.WEIGHTS":                          "train.init_checkpoint",
+    "MODEL.META_ARCHITECTURE":                "model._target_",
+    "MODEL.PIXEL_MEAN":                       "model.pixel_mean",
+    "MODEL.PIXEL_STD":                        "model.pixel_std",
+    "MODEL.MASK_ON":                          "dataloader.train.mapper.use_instance_mask",
+    "MODEL.ROI_HEADS.NUM_CLASSES":            "model.roi_heads.num_classes",
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST":        "model.roi_heads.box_predictor.test_nms_thresh",
+    "MODEL.RETINANET.NUM_CLASSES":            "model.num_classes",
+    "MODEL.RETINANET.IN_FEATURES":            "model.head_in_features",
+    "MODEL.RPN.IN_FEATURES":                  "model.proposal_generator.in_features",
+    "MODEL.SEM_SEG_HEAD.NUM_CLASSES":         "model.sem_seg_head.num_classes",
+    "MODEL.SEM_SEG_HEAD.IGNORE_VALUE":        "model.sem_seg_head.ignore_value",
+    "MODEL.PROPOSAL_GENERATOR.NAME":          "model.proposal_generator._target_",
+    "MODEL.ANCHOR_GENERATOR.NAME":            "model.proposal_generator.anchor_generator._target_",
+    "MODEL.ANCHOR_GENERATOR.SIZES":           "model.proposal_generator.anchor_generator.sizes",
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS":
+        "model.proposal_generator.anchor_generator.aspect_ratios",
 }
 # fmt: on
-KEYS = {name: key for name, (key, _) in _SETTINGS.items()}
 # Keys that a command line may set though the file does not have them
-_OTHER_KEYS = (
-    "train.channels_last",
-    "train.test_loss",
-    *(f"train.test_aug.{name}" for name in ("enabled", "min_sizes", "max_size", "flip")),
-    *(
-        f"train.recipe.{name}"
-        for name in ("enabled", "epochs", "min_steps", "evaluations", "memory", "keep")
-    ),
+_KNOWN = {place for place in PLACES.values() if not place.startswith("model.")} | {
+    "train.model_ema.enabled",
+    "train.log_period",
+    "train.checkpointer.max_to_keep",
     "train.ddp.broadcast_buffers",
     "train.ddp.find_unused_parameters",
     "train.ddp.fp16_compression",
     "dataloader.train.max_unreadable",
     "dataloader.train.timeout",
-    *(f"dataloader.{flag}" for flag in (*DATA_FLAGS, "val_share")),
-)
+}
 # What a recipe or the number of processes may change, and the command line sets literally
-_FITTED = frozenset(
-    KEYS[name]
-    for name in (
-        "images_per_step",
-        "reference_world_size",
-        "base_lr",
-        "lr_steps",
-        "max_iter",
-        "warmup_iters",
-        "checkpoint_period",
-        "eval_period",
-    )
-) | {
-    f"model.{part}anchor_generator.{key}"
-    for part in ("", "proposal_generator.")
-    for key in ("sizes", "aspect_ratios")
+_FITTED = {PLACES[key] for key in FITTED_KEYS & PLACES.keys()} | {
+    f"model.anchor_generator.{key}" for key in ("sizes", "aspect_ratios")
 }
 _NEEDED = ("model", "dataloader", "optimizer", "lr_multiplier", "train", "train.max_iter")
 # What is read of the top of a configuration and of its dataloader
@@ -143,10 +151,10 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
     for flag in DATA_FLAGS:
         if getattr(args, flag, None):
             OmegaConf.update(lazy, f"dataloader.{flag}", getattr(args, flag))
-    for flag, key in (("val_share", "dataloader.val_share"), ("batch", KEYS["images_per_step"])):
+    for flag, key in (("val_share", "DATASETS.VAL_SHARE"), ("batch", "SOLVER.IMS_PER_BATCH")):
         if getattr(args, flag, None) is not None:
-            typed.add(key)
-            OmegaConf.update(lazy, key, getattr(args, flag))
+            typed.add(PLACES[key])
+            OmegaConf.update(lazy, PLACES[key], getattr(args, flag))
     if getattr(args, "epochs", None) is not None:
         OmegaConf.update(lazy, "train.recipe.enabled", True)
         OmegaConf.update(lazy, "train.recipe.epochs", args.epochs)
@@ -223,7 +231,7 @@ def _overrides(opts: list[str]) -> Iterator[tuple[str, Any]]:
 
 def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
     """Refuse a key that nothing reads; Detectron2 would silently take it."""
-    if key in KEYS.values() or key in _OTHER_KEYS:
+    if key in _KNOWN:
         return
     names, there = key.split("."), list(_all_keys(lazy))
     part = ".".join(names[: 2 if names[0] == "dataloader" else 1])
@@ -270,11 +278,10 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
             "train.ddp.broadcast_buffers is on, but buffers are never broadcast here: synchronised "
             "norms have the same statistics on every process. Set it to False."
         )
-    known = {*KEYS.values(), *_OTHER_KEYS}
-    sections = {name.rpartition(".")[0] for name in known}
+    sections = {name.rpartition(".")[0] for name in _KNOWN}
     for name in _all_keys(lazy.train):
         key = f"train.{name}"
-        if key in known | sections or key.rpartition(".")[0] not in sections:
+        if key in _KNOWN | sections or key.rpartition(".")[0] not in sections:
             continue
         value = select(lazy, key)
         if value in (None, False, "") or (
@@ -283,49 +290,9 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
             continue
         raise ConfigError(
             f"The configuration has {key}, which nothing here reads"
-            f"{suggest(key, sorted(known), 0.8)} Correct its name, or set "
+            f"{suggest(key, sorted(_KNOWN), 0.8)} Correct its name, or set "
             f"{key}=null to train without it."
         )
-
-
-# ----------------------------------------------------------------------------------------- settings
-def read_settings(lazy: DictConfig) -> DetectionSettings:
-    """The settings of a LazyConfig, as written.
-
-    Raises:
-        ConfigError: a value is of the wrong type or cannot be.
-    """
-
-    found = {name: read_value(lazy, key, default) for name, (key, default) in _SETTINGS.items()}
-    clipping = Clipping(*(found[f"clipping.{part}"] for part in ("kind", "limit", "norm_type")))
-    has_counts = counts_steps(lazy)
-    found |= {
-        name: None for name in ("images_per_step", "base_lr") if select(lazy, KEYS[name]) is None
-    }
-    found |= {
-        "lr_steps": tuple(found["lr_steps"]) if has_counts else (),
-        "warmup_iters": round(found["warmup_iters"] * found["max_iter"]) if has_counts else 0,
-        "amp_dtype": found["amp_dtype"] if found["amp"] else None,
-        "clipping": clipping if found["clipping"] else None,
-        "ema_decay": found["ema_decay"] if found["ema"] else 0.0,
-        "event_writers": tuple(found["event_writers"]),
-        "precise_bn_batches": found["precise_bn_batches"] if found["precise_bn"] else 0,
-        "keys": KEYS,
-    }
-    fields = {field.name for field in dataclasses.fields(DetectionSettings)}
-    return DetectionSettings(**{name: found[name] for name in fields & found.keys()})
-
-
-def counts_steps(lazy: DictConfig) -> bool:
-    """Whether the schedule gives the steps of this training, and not parts of any."""
-    multiplier = lazy.lr_multiplier
-    return has_steps(lazy) and multiplier.scheduler.num_updates == lazy.train.max_iter
-
-
-def has_steps(lazy: DictConfig) -> bool:
-    """Whether the schedule has a warm-up, and steps after which the learning rate decays."""
-    names = ("scheduler.milestones", "scheduler.num_updates", "warmup_length")
-    return all(select(lazy.lr_multiplier, name) is not None for name in names)
 
 
 def read_value(lazy: DictConfig, key: str, default: Any) -> Any:

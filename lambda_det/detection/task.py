@@ -23,16 +23,14 @@ from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes
 from lambda_det.detection.evaluation import images_of_any_size
 from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
+from lambda_det.detection.lazy_parts import LazyParts
 from lambda_det.detection.model import (
     LossNormalizers,
     channels_last_pays,
-    check_precision,
     for_inference,
     prepare_model,
 )
 from lambda_det.detection.parts import Parts
-from lambda_det.detection.read_lazy import read_lazy
-from lambda_det.detection.read_yaml import read_yaml
 from lambda_det.detection.schedule import DetectionSettings, scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -64,7 +62,7 @@ def read_parts(config: CfgNode | DictConfig) -> Parts:
     Raises:
         ConfigError: a value cannot be.
     """
-    return read_lazy(config) if isinstance(config, DictConfig) else read_yaml(config)
+    return (LazyParts if isinstance(config, DictConfig) else Parts)(config)
 
 
 class DetectionTask(Task):
@@ -110,7 +108,6 @@ class DetectionTask(Task):
         self.settings = parts.settings
         self.fixed_keys, self.sample_keys = parts.fixed_keys, parts.sample_keys
         self.advice = parts.advice
-        check_precision(parts.test_precision, self.settings.key("test_precision"))
 
     # ------------------------------------------------------------------------------- configuration
     @classmethod
@@ -144,7 +141,7 @@ class DetectionTask(Task):
             run = classes.describe(parts.train_names)
             names = (*parts.train_names, *parts.test_names)
             classes.align(parts.detector, names, run, ", ".join(parts.train_names))
-            if self.parts.with_recipe:
+            if parts.cfg.RECIPE.ENABLED:
                 self.parts.fit(self._in_file)
                 self._read()
             self.settings = scale_settings(
@@ -173,7 +170,7 @@ class DetectionTask(Task):
             parts.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
-            channels_last=fast and parts.channels_last,
+            channels_last=fast and parts.cfg.MODEL.CHANNELS_LAST,
         )
 
     def distribute(self, model: nn.Module) -> nn.Module:
@@ -222,24 +219,25 @@ class DetectionTask(Task):
     def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
         before = {key: value for key, value, _ in changes}
         batch, rate = self.settings.key("images_per_step"), self.settings.key("base_lr")
-        if key in (batch, rate) and self.parts.with_recipe and batch in before:
+        if key in (batch, rate) and self.parts.cfg.RECIPE.ENABLED and batch in before:
             # The learning rate follows the batch, and the batch the memory of the GPUs
             return f"Add --batch {before[batch]}, the batch of that run"
         return super().set_back(key, changes)
 
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
-        parts = self.parts
+        parts, cfg = self.parts, self.parts.cfg
         results: Results = {}
         for weights, model in models.items() if parts.test_sets else ():
             ending = "_EMA" if weights == EMA else ""
-            model = for_inference(model, parts.test_precision, channels_last=parts.channels_last)
+            model = for_inference(model, cfg.TEST.PRECISION, channels_last=cfg.MODEL.CHANNELS_LAST)
             self._evaluate_on_all(model, ending, results)
-        if parts.test_loss and self._is_trained and RAW in models:
+        if cfg.TEST.LOSS and self._is_trained and RAW in models:
             self._add_losses(models[RAW], results)
-        if final and parts.make_augmented and parts.test_sets:
+        if final and cfg.TEST.AUG.ENABLED and parts.test_sets:
             # As Detectron2's train_net.py does: once, when training is over
-            model = for_inference(list(models.values())[-1], channels_last=parts.channels_last)
+            model = list(models.values())[-1]
+            model = for_inference(model, channels_last=cfg.MODEL.CHANNELS_LAST)
             self._evaluate_on_all(parts.make_augmented(model), "_TTA", results)
         # As Detectron2 has it: the name of a data set only where there are several
         return next(iter(results.values())) if len(results) == 1 else results

@@ -167,7 +167,7 @@ def _use(cfg: CfgNode) -> None:
     parts.make_test_loader(name)
     parts.make_evaluator(name, "inference")
     parts.make_test_augmentations()
-    if parts.make_augmented:
+    if cfg.TEST.AUG.ENABLED:
         parts.make_augmented(model)
     task.finish({})
 

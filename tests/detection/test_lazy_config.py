@@ -30,7 +30,6 @@ from lambda_det.detection import DetectionTask, lazy_parser, load_lazy_config, r
 from lambda_det.detection.lazy import (
     dump_lazy,
     read_saved,
-    read_settings,
 )
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.run_folder import changed_keys
@@ -46,7 +45,7 @@ def loaded(*opts: str, file: Path = CONFIG, **flags: str) -> DictConfig:
 
 def test_settings_are_those_of_the_file():
     lazy = loaded("train.output_dir=there", "train.amp.dtype=float16", "optimizer.lr=1")
-    settings = read_settings(lazy)
+    settings = DetectionTask(lazy).settings
     assert settings.output_dir == "there" and settings.amp_dtype == "float16"
     assert settings.base_lr == 1.0 and isinstance(settings.base_lr, float)
     assert settings.images_per_step == 256
@@ -149,19 +148,25 @@ def task(files) -> DetectionTask:
     return task
 
 
-def test_one_s_own_data(task):
+def test_one_s_own_data(task, files):
     assert task.config.model.roi_heads.num_classes == 3
     assert task.config.dataloader.train.dataset.names == task.parts.train_names[0]
     # without test data of one's own there is nothing to evaluate on
-    assert (
-        "evaluator" not in task.config.dataloader and task.evaluate({"raw": None}, final=True) == {}
-    )
+    assert task.evaluate({"raw": None}, final=True) == {}
     task.check_data(train=True)
+    with pytest.raises(ConfigError, match=r"dataloader\.test\.dataset\.names"):
+        task.check_data(train=False)
+    # The run's configuration has an evaluator for test data that come later
+    task.config.dataloader.test_json = files["train_json"]
+    task.config.dataloader.test_images = files["train_images"]
+    task = DetectionTask(task.config)
+    task.register_data()
+    assert task.config.dataloader.evaluator.dataset_name == task.parts.test_names[0]
 
 
 def test_means_in_the_other_order_are_warned_of(task, caplog):
     task.config.dataloader.train.mapper.image_format = "RGB"
-    task.check_data(train=True)  # that of the test follows
+    DetectionTask(task.config).check_data(train=True)  # that of the test follows
     assert "model.pixel_mean" in caplog.text
 
 
@@ -280,7 +285,7 @@ def test_the_files_of_evaluators_go_below_the_run(evaluated, tmp_path):
     loader = evaluated.config.dataloader
     evaluated.config.train.output_dir = str(tmp_path)
     loader.evaluator = LazyCall(DatasetEvaluators)(evaluators=[_evaluator(COCOEvaluator)])
-    [made] = evaluated.parts.make_evaluator("", "inference")._evaluators
+    [made] = DetectionTask(evaluated.config).parts.make_evaluator("", "inference")._evaluators
     assert made._output_dir == str(tmp_path / "inference")
 
 

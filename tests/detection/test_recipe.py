@@ -22,7 +22,7 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.read_yaml import read_yaml
+from lambda_det.detection.parts import Parts
 from lambda_det.detection.recipe import (
     Derived,
     Statistics,
@@ -393,5 +393,5 @@ def test_masks_are_learnt_where_the_data_have_some(cfg, tmp_path, masks, enabled
     (tmp_path / "train.json").write_text(json.dumps(content))
     cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = str(tmp_path / "train.json"), str(tmp_path)
     cfg.MODEL.MASK_ON, cfg.RECIPE.ENABLED, cfg.RECIPE.KEEP = True, enabled, typed
-    read_yaml(cfg).register()
+    Parts(cfg).register()
     assert learnt == cfg.MODEL.MASK_ON

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run
-from lambda_det.detection import read_yaml as detection_reader
+from lambda_det.detection import parts as detection_reader
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
 from lambda_det.training import run_folder, start

@@ -12,7 +12,7 @@ from detectron2.config import get_cfg
 from detectron2.projects.deeplab import add_deeplab_config
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection.read_yaml import read_settings
+from lambda_det.detection.parts import read_settings
 from lambda_det.detection.schedule import build_lr_scheduler, scale_settings
 from lambda_det.errors import ConfigError
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -40,14 +39,18 @@ def evaluate(monkeypatch):
         lambda model, loader, evaluator: {"bbox": {"AP": model.ap}},
     )
 
-    def call(names: tuple[str, ...], *, final: bool, **parts) -> dict:
-        task = DetectionTask(tiny_config())
+    def call(names: tuple[str, ...], *, final: bool, precision: str = "float32", **parts) -> dict:
+        cfg = tiny_config()
+        cfg.TEST.AUG.ENABLED, cfg.TEST.PRECISION = True, precision
+        task = DetectionTask(cfg)
         given = {
             "make_test_loader": lambda name: None,
             "make_evaluator": lambda name, folder: folders.append(folder),
             "make_augmented": lambda model: SimpleNamespace(ap=10 * model.ap),
+            "test_sets": names,
         }
-        task.parts = replace(task.parts, test_sets=names, **(given | parts))
+        for name, part in (given | parts).items():
+            setattr(task.parts, name, part)
         return task.evaluate(MODELS, final=final)
 
     return call, folders
@@ -75,7 +78,7 @@ def test_an_evaluation_runs_the_copy_for_inference(evaluate, monkeypatch, precis
     )
     monkeypatch.setitem(MODELS, RAW, model)
     monkeypatch.delitem(MODELS, EMA)
-    evaluate[0](("one",), final=False, test_precision=precision)
+    evaluate[0](("one",), final=False, precision=precision)
     [copied] = given
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in copied.modules())
     assert model[1] is norm

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.model import build_model, for_inference
-from lambda_det.detection.read_yaml import read_settings
+from lambda_det.detection.parts import read_settings
 from lambda_det.detection.task import DetectionTask
 from lambda_det.training.precision import Precision
 
@@ -84,7 +84,7 @@ def our_detector(
     model = build_model(cfg) if changes else task.build_model()
     pictures, samples = _pictures(batch, side)
     _find_something(model, pictures, samples)
-    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=task.parts.channels_last)
+    inference = for_inference(model, cfg.TEST.PRECISION, channels_last=cfg.MODEL.CHANNELS_LAST)
     return Detector(model, inference, Precision.of(read_settings(cfg)), samples), pictures
 
 
