@@ -25,8 +25,6 @@ __all__ = [
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)
-_LABEL_POINTS = 9  # smallest font size of a label
-_LINES_DOWN = 5  # lines that a label may be moved down to lie on no other
 # Pairs are enlarged until their longer side has this many pixels, to make labels legible
 _PAIR_SIDE = 512
 
@@ -150,7 +148,7 @@ def draw_instances(
 ) -> np.ndarray:
     """Draw instances over their image, on top of the semantic classes of its pixels, if given.
 
-    A class has one colour in every picture. A label stands above the upper left corner of its box.
+    A class has one colour in every picture.
 
     Args:
         image: [H, W, 3] uint8, BGR.
@@ -170,41 +168,14 @@ def draw_instances(
     visualizer = Visualizer(image[:, :, ::-1], metadata, scale)
     if sem_seg is not None:
         visualizer.draw_sem_seg(sem_seg, area_threshold=0, alpha=0.5)
-    colors = [_color(index) for index in classes]
     visualizer.overlay_instances(
-        boxes=boxes, masks=masks, keypoints=keypoints, assigned_colors=colors
+        boxes=boxes,
+        labels=labels,
+        masks=masks,
+        keypoints=keypoints,
+        assigned_colors=[_color(index) for index in classes],
     )
-    # Not the labels of overlay_instances: it lays those of small objects over their neighbours
-    size = max(_LABEL_POINTS / scale, (image.shape[0] * image.shape[1]) ** 0.5 / 90)
-    height = 1.5 * size * visualizer.output.fig.get_dpi() / 72  # in pixels of the image
-    taken: list[tuple[float, float, float]] = []
-    for (x, y, *_), label, color in zip(boxes, labels, colors, strict=True):
-        place = _free_place(x, y - height if y >= height else y, label, height, taken)
-        visualizer.draw_text(label, place, font_size=size, color=color, horizontal_alignment="left")
     return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
-
-
-def _free_place(
-    x: float, y: float, label: str, height: float, taken: list[tuple[float, float, float]]
-) -> tuple[float, float]:
-    """Where a label of this height lies on no other: at (x, y), or some lines below.
-
-    Args:
-        x, y: the left upper corner.
-        label: its text.
-        height: of a line.
-        taken: left, upper and right ends of the labels so far; gets this one.
-    """
-    right = x + 0.45 * height * len(label)  # a letter is less than half as wide as a line is high
-    tops = [y + line * height for line in range(_LINES_DOWN)]
-    free = (
-        top
-        for top in tops
-        if not any(a < right and x < c and abs(b - top) < 0.9 * height for a, b, c in taken)
-    )
-    top = next(free, y)
-    taken.append((x, top, right))
-    return x, top
 
 
 def _color(index: int) -> tuple[float, float, float]:

@@ -17,7 +17,6 @@ from detectron2.structures import Boxes, BoxMode, Instances
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
-from lambda_det.detection import drawing
 from lambda_det.detection.drawing import (
     VideoDrawer,
     draw_ground_truth,
@@ -129,18 +128,6 @@ def test_a_class_has_one_colour_on_both_sides():
     for x in (150, 350):
         assert np.abs(left[x, x].astype(int) - right[x, x]).max() <= 2
     assert np.abs(left[150, 150].astype(int) - left[350, 350]).max() > 20
-
-
-def test_labels_lie_on_no_other():
-    taken = []
-    first = drawing._free_place(100, 50, "circle", 20, taken)
-    beside = drawing._free_place(10, 50, "cat", 20, taken)
-    below = drawing._free_place(110, 55, "circle", 20, taken)
-    assert (first, beside) == ((100, 50), (10, 50))
-    assert below[0] == 110 and below[1] >= 50 + 0.9 * 20
-    for _ in range(10):  # where all is taken, a label stays at its box
-        last = drawing._free_place(100, 50, "circle", 20, taken)
-    assert last == (100, 50)
 
 
 def test_narrow_images_have_room_for_their_caption():
