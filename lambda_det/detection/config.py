@@ -58,7 +58,6 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, args.config_file, args.opts, add_projects)
-    _refuse_unread_keys(cfg)
     for flag in DATA_FLAGS:
         if getattr(args, flag, None):
             cfg.DATASETS[flag.upper()] = _absolute(getattr(args, flag))
@@ -78,21 +77,6 @@ def load_config(args: argparse.Namespace) -> CfgNode:
 def _absolute(path: str) -> str:
     """The path, so that the run's config.yaml serves in any folder; a URL as it is."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
-
-
-def _refuse_unread_keys(cfg: CfgNode) -> None:
-    """Refuse values of Detectron2's keys that nothing would read."""
-    if cfg.VERSION != get_cfg().VERSION:
-        raise ConfigError(
-            f"VERSION is {cfg.VERSION}: the names of the keys are those of version "
-            f"{get_cfg().VERSION}; detectron2.config.upgrade_config converts older ones."
-        )
-    for key, value, default in (
-        ("GLOBAL.HACK", cfg.GLOBAL.HACK, 1.0),
-        ("MODEL.PANOPTIC_FPN.COMBINE.ENABLED", cfg.MODEL.PANOPTIC_FPN.COMBINE.ENABLED, True),
-    ):
-        if value != default:
-            raise ConfigError(f"{key} is {value}, and nothing reads it any more: leave it out.")
 
 
 def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:

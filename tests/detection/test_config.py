@@ -35,13 +35,11 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
     [
         ("- a\n- b\n", "not a mapping"),
         ("", "not a mapping"),
-        ("just words", "not a mapping"),
         ("_BASE_: nowhere.yaml\n", "nowhere.yaml"),
         ("SOLVER: {MAX_ITERS: 3}\n", "did you mean SOLVER.MAX_ITER"),
         ("SOLVER: 3\n", "SOLVER is a section"),
         ("SOLVER: {MAX_ITER: {a: 3}}\n", "sets SOLVER.MAX_ITER.a, which is no configuration key"),
         ("NO_SUCH: {}\n", "sets NO_SUCH, which is no configuration key"),
-        ("SOLVER: {MAX_ITER: many}\n", "must be of type int"),
         ("MODEL: {MASK_ON: 1}\n", "must be of type bool"),
         ("SOLVER: {MAX_ITER: [\n", "not valid YAML"),
         ("SEED: 2001-99-99", "not valid YAML"),  # as a date
@@ -85,9 +83,7 @@ def test_a_missing_file_suggests_a_near_one(tmp_path, monkeypatch):
         (["SOLVER.MAX_ITER"], "no partner"),
         (["SOLVER.MAX_ITER=3"], "without ="),
         (["SOLVER.MAX_ITER", "3", "--resume"], "--resume stands among"),
-        (["SOLVER.MAXITER", "3"], "did you mean SOLVER.MAX_ITER"),
         (["SOLVER.MAX_ITER", "x"], "must be of type int"),
-        (["MODEL", "x"], "MODEL is a section"),
         (["SEED.X", "3"], "no configuration key"),
     ],
 )

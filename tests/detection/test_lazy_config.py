@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from detectron2.config import LazyCall, LazyConfig, instantiate
 from detectron2.data.transforms import RandomFlip, ResizeShortestEdge
 from detectron2.evaluation import (
@@ -26,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import lambda_det
-from lambda_det.detection import DetectionTask, lazy_parser, load_lazy_config, run
+from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.lazy import (
     dump_lazy,
     read_saved,
@@ -99,13 +98,10 @@ def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
     (tmp_path / "config.yaml").write_text(
         f"train:\n  output_dir: !!python/object/apply:os.mkdir ['{marker}']\n"
     )
-    assert not marker.exists()
     changes = {
         key: old for key, old, _ in changed_keys(dump_lazy(loaded()), tmp_path / "config.yaml")
     }
     assert changes["train.output_dir"] == [str(marker)] and not marker.exists()
-    with pytest.raises(yaml.YAMLError):
-        yaml.safe_load((tmp_path / "config.yaml").read_text())
 
 
 def test_a_node_goes_into_a_foreign_model(tmp_path):
@@ -187,54 +183,39 @@ _OTHER = _evaluator(COCOEvaluator, "shapes_train")
 _RETINANET = "detectron2.modeling.RetinaNet"
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("model.roi_heads.num_classes", 4, r"model\.roi_heads\.num_classes is 4"),
-        ("dataloader.test.mapper.image_format", "RGB", r"train\.mapper\.image_for.*test\.mapper"),
-        ("dataloader.train.mapper.image_format", "rgb", r"train\.mapper\.image_format is 'rgb'"),
-        ("dataloader.evaluator", _OTHER, "shapes_train.*instances_train"),
-        ("dataloader.evaluator", [_evaluator(COCOEvaluator), _OTHER], "shapes_train.*instances"),
-        (
-            "dataloader.evaluator",
-            LazyCall(DatasetEvaluators)(evaluators=[_OTHER]),
-            "shapes_train.*instances",
-        ),
-        (
-            "dataloader.evaluator",
-            {"_target_": "nowhere.Evaluator"},
-            "dataloader.evaluator.*nowhere",
-        ),
-        ("train.ddp.broadcast_buffers", True, r"train\.ddp\.broadcast_buffers"),
-        ("train.clip_grad", 1.0, r"train\.clip_grad, .*reads"),
-        ("train.model_ema.device", "cpu", r"train\.model_ema\.device"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(evaluated, key, value, words):
-    if words.startswith("shapes_train"):
-        evaluated.check_data(train=True)
-    OmegaConf.update(evaluated.config, key, value, merge=False)
-    with pytest.raises(ConfigError, match=words):
-        DetectionTask(evaluated.config).check_data(train=True)
+# A change of a configuration that could be trained and evaluated, and what the error names
+REFUSED = [
+    ({"model.roi_heads.num_classes": 4}, "model.roi_heads.num_classes is 4"),
+    ({"dataloader.test.mapper.image_format": "RGB"}, "train.mapper.image_for"),
+    ({"dataloader.train.mapper.image_format": "rgb"}, "train.mapper.image_format is 'rgb'"),
+    ({"dataloader.evaluator": _OTHER}, "shapes_train"),
+    ({"dataloader.evaluator": [_evaluator(COCOEvaluator), _OTHER]}, "shapes_train"),
+    ({"dataloader.evaluator": LazyCall(DatasetEvaluators)(evaluators=[_OTHER])}, "shapes_train"),
+    ({"dataloader.evaluator": {"_target_": "nowhere.Evaluator"}}, "nowhere"),
+    ({"train.ddp.broadcast_buffers": True}, "train.ddp.broadcast_buffers"),
+    ({"train.clip_grad": 1.0}, "train.clip_grad"),
+    ({"train.model_ema.device": "cpu"}, "train.model_ema.device"),
+    ({"train.test_aug.enabled": True, "model._target_": _RETINANET}, "train.test_aug.enabled"),
+    ({"dataloader.val_share": 2.0}, "dataloader.val_share"),
+    ({"dataloader.test_json": "a.json"}, "dataloader.test_images"),
+    ({"train.recipe.enabled": True, "lr_multiplier.scheduler": {}}, "lr_multiplier"),
+    ({"train.recipe.enabled": True, "train.recipe.epochs": -1.0}, "train.recipe.epochs"),
+    ({"train.recipe.enabled": True, "train.recipe.epochs": "x"}, "train.recipe.epochs is"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"train.test_aug.enabled": True, "model._target_": _RETINANET}, r"train\.test_aug\.enabl"),
-        ({"dataloader.val_share": 2.0}, r"dataloader\.val_share"),
-        ({"dataloader.test_json": "a.json"}, r"dataloader\.test_images"),
-        ({"train.recipe.enabled": True, "lr_multiplier.scheduler": {}}, "lr_multiplier"),
-        ({"train.recipe.enabled": True, "train.recipe.epochs": -1.0}, r"train\.recipe\.epochs"),
-        ({"train.recipe.enabled": True, "train.recipe.epochs": "x"}, r"train\.recipe\.epochs is"),
-    ],
-)
-def test_faults_are_named_by_the_keys_of_a_lazyconfig(files, change, words):
-    task = DetectionTask(loaded("dataloader.image_size=64", **files))
-    for key, value in change.items():
-        OmegaConf.update(task.config, key, value, merge=False)
-    with pytest.raises(ConfigError, match=words):
-        DetectionTask(task.config).prepare(train=True).check_data(train=True)
+def test_what_is_refused_could_be_trained_without_the_change(evaluated):
+    evaluated.check_data(train=True)
+
+
+@pytest.mark.parametrize(("changes", "named"), REFUSED)
+def test_what_cannot_be_trained_is_refused(evaluated, changes, named):
+    config = evaluated.config
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, merge=False)
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        DetectionTask(config).check_data(train=True)
+        DetectionTask(config).prepare(train=True)
 
 
 def test_rules_without_a_place_are_left_out(files, caplog):
@@ -305,18 +286,6 @@ def test_pixel_settings_are_named_by_the_keys_of_a_lazyconfig():
         pixels.check(PixelSettings("BGR", pixels.mean, [9.0] * 3), "weights.pth")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--config-file", "nope/SEED/x.py"], "There is no config file nope/SEED/x.py"),
-        (["--config-file", str(CONFIG), "MODEL.DEVICE", "cpu"], "'MODEL.DEVICE' is not key=value"),
-    ],
-)
-def test_a_file_or_pair_that_is_no_lazyconfig(words, sentence):
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
-        run(lazy_parser().parse_args(words))
-
-
 def test_a_saved_file_runs_nothing_as_it_is_read(tmp_path):
     file, marker = tmp_path / "config.yaml", tmp_path / "ran"
     text = f"a: 1\nb: !!python/object/apply:os.mkdir ['{marker}']\n"
@@ -329,12 +298,10 @@ def test_a_saved_file_runs_nothing_as_it_is_read(tmp_path):
         file.write_text(f"a: !!python/{tag}\n")
         with pytest.raises(ConfigError, match="is refused"):
             loaded(file=file)
-    file.write_text("a: [")
-    with pytest.raises(ConfigError, match="cannot be read as YAML"):
-        loaded(file=file)
-    file.write_text("[]")
-    with pytest.raises(ConfigError, match="holds no mapping"):
-        loaded(file=file)
+    for text in ("a: [", "[]"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"config\.yaml"):
+            loaded(file=file)
 
 
 def test_the_objects_of_a_saved_file(tmp_path):
@@ -351,42 +318,36 @@ def test_the_objects_of_a_saved_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("opts", "words"),
-    [
-        (["train.max_iter=1.5"], "must be of type int"),
-        (["train.max_iter=null"], "no train.max_iter"),
-        (["~train.max_iter"], "remove"),
-        (["train.test_precision=float8"], "train.test_precision is 'float8'"),
-        (["model.pixel_mean=3"], "must be of type list"),
-        (["train.output_dir=${nowhere}"], "nowhere"),
-        (["lr_multiplier.scheduler.milestnes=[1]"], "lr_multiplier cannot be made"),
-        (["--resume"], "flags come before"),
-    ],
-)
-def test_values_that_cannot_be(opts, words):
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        task = DetectionTask(loaded(*opts))
-        assert task.pixels
-        model = nn.Linear(1, 1)
-        task.build_scheduler(task.build_optimizer(model))
-
-
-@pytest.mark.parametrize(
     ("opt", "words"),
     [
-        ("+dataloader.foo=3", "dataloader.foo"),
+        ("train.max_iter=1.5", "must be of type int"),
+        ("train.max_iter=null", "no train.max_iter"),
+        ("~train.max_iter", "remove"),
+        ("train.test_precision=float8", "train.test_precision is 'float8'"),
+        ("model.pixel_mean=3", "must be of type list"),
+        ("train.output_dir=${nowhere}", "nowhere"),
+        ("lr_multiplier.scheduler.milestnes=[1]", "lr_multiplier cannot be made"),
+        ("--resume", "flags come before"),
+        ("MODEL.DEVICE", "'MODEL.DEVICE' is not key=value"),
         ("+dataloader.foo.bar=3", "dataloader.foo.bar"),
-        ("+clip_grad=1.0", "clip_grad.*did you mean train.clip_gradients"),
+        ("+clip_grad=1.0", "did you mean train.clip_gradients"),
         ("+trainer={max_iter: 3}", "trainer"),
     ],
 )
-def test_a_command_line_adds_nothing_that_is_not_read(opt, words):
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.").replace(r"\.*", ".*")):
-        loaded(opt)
-    key, value = opt.lstrip("+").split("=", 1)
-    with pytest.raises(ConfigError) as caught:  # nor is it advised to add it
-        loaded(f"{key}={value}")
-    assert f"+{key}" not in str(caught.value)
+def test_values_and_keys_that_cannot_be(opt, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        task = DetectionTask(loaded(opt))
+        task.build_scheduler(task.build_optimizer(nn.Linear(1, 1)))
+    if opt.startswith("+"):
+        key, value = opt[1:].split("=", 1)
+        with pytest.raises(ConfigError) as caught:  # nor is it advised to add it
+            loaded(f"{key}={value}")
+        assert f"+{key}" not in str(caught.value)
+
+
+def test_a_file_that_is_missing():
+    with pytest.raises(ConfigError, match=r"nope/x\.py"):
+        loaded(file=Path("nope/x.py"))
 
 
 def test_helpers_of_a_file_and_new_arguments_may_be_set():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,31 +158,32 @@ def test_the_evaluator(data, predicted, segments, expected):
         evaluator.process([{"image_id": 7}], [output])
 
 
-def test_a_broken_image_of_segments(data, tmp_path):
-    evaluator = PanopticQualityEvaluator(data)
-    for columns in (3, 4):
-        output = {"panoptic_seg": (torch.zeros(2, columns), [])}
-        if columns == 4:
-            (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:50])
-        with pytest.raises(DataError, match=r"1\.png"):
-            evaluator.process([{"image_id": 1}], [output])
+def _of_mode(mode: str) -> Callable[[Path], None]:
+    return lambda file: Image.open(file).convert(mode).save(file)
 
 
-@pytest.mark.parametrize("mode", ["L", "I;16", "P", "RGBA"])
-def test_images_of_segments_are_rgb(data, tmp_path, mode):
-    """Of another mode, all segments would be void, and a prediction without any would be right."""
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:50]), ""),
+        (lambda file: Image.open(file).crop((0, 0, 3, 2)).save(file), r"\(2, 3\)"),
+        # Of another mode, all segments would be void, and a prediction without any would be right
+        (_of_mode("L"), "L"),
+        (_of_mode("P"), "P"),
+        (lambda file: Image.fromarray(np.full((2, 4), 260, np.uint16)).save(file), "I;16"),
+        (_of_mode("RGBA"), None),
+    ],
+)
+def test_a_broken_image_of_segments(data, tmp_path, damage, named):
+    damage(tmp_path / "1.png")
     output = {"panoptic_seg": (torch.zeros(2, 4, dtype=torch.int32), [])}
-    picture = Image.open(tmp_path / "1.png")
-    if mode == "I;16":
-        picture = Image.fromarray(np.full((2, 4), 260, np.uint16))
-    picture.convert(mode).save(tmp_path / "1.png")
     evaluator = PanopticQualityEvaluator(data)
-    if mode == "RGBA":
+    if named is None:
         evaluator.process([{"image_id": 1}], [output])
         assert evaluator.evaluate()["panoptic_seg"]["PQ"] == 0
-    else:
-        with pytest.raises(DataError, match=rf"1\.png .*{mode}"):
-            evaluator.process([{"image_id": 1}], [output])
+        return
+    with pytest.raises(DataError, match=rf"1\.png .*{named}"):
+        evaluator.process([{"image_id": 1}], [output])
 
 
 def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
