@@ -25,8 +25,6 @@ from lambda_det.detection.parts import read_settings
 from lambda_det.detection.task import DetectionTask
 from lambda_det.training.precision import Precision
 
-__all__ = ["Detector", "default_precision", "detectron2_detector", "our_detector"]
-
 SHAPES = runpy.run_path(str(Path(__file__).parents[3] / "datasets" / "make_shapes.py"))
 DRAWN = 128  # side of the pictures before they are resized
 # A logit beside 80 others of about 0. Random weights would find nothing above the threshold of the
@@ -86,11 +84,6 @@ def our_detector(
     _find_something(model, pictures, samples)
     inference = for_inference(model, cfg.TEST.PRECISION, channels_last=cfg.MODEL.CHANNELS_LAST)
     return Detector(model, inference, Precision.of(read_settings(cfg)), samples), pictures
-
-
-def default_precision(depth: int, device: str) -> Precision:
-    """In which our configuration trains on a device."""
-    return Precision.of(read_settings(_config(depth, [], device)))
 
 
 def detectron2_detector(

@@ -1,27 +1,34 @@
 """Measure a group of cases in turns, so that a machine that slows down slows all of them.
 
 Every round runs each case once in each mode, in another order than the round before. Figures are
-medians and quartiles over the rounds; ratios are to the base of the same round, and their median is
-taken. Peak memory is counted in a run of its own. The models of a group are in memory together,
-their gradients and activations are not.
+medians and quartiles over the rounds; ratios are to the first case of the same round, and their
+median is taken. Peak memory is counted in a run of its own. The models of a group are in memory
+together, their gradients and activations are not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import time
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import timer
 
-from lambda_benchmarks.memory import is_out_of_memory, limited_memory
-from lambda_det.errors import ConfigError
+from lambda_det.errors import reason
 from lambda_det.plan import peak_memory, tensor_bytes
+
+try:
+    import resource
+except ImportError:  # on Windows; there is no limit then
+    resource = None
 
 # The modes
 FORWARD = "forward"  # in eval mode, without gradients
@@ -33,7 +40,6 @@ STEP = "training step"  # the same, and the optimiser: SGD with momentum and wei
 SHORTEST = 0.05
 MOST_REPEATS = 200
 
-Model = Callable[..., Any]  # a module, or a function of tensors
 T = TypeVar("T")
 
 
@@ -43,39 +49,25 @@ class Case:
 
     Attributes:
         name: unique in its group.
-        make: makes the model and its inputs on the CPU in float32; raises ConfigError where the
-            case is impossible.
+        make: makes the model, a module or a function of tensors, and its inputs on the CPU in
+            float32.
         images: of a run, for images per second; 0 where there are none.
         columns: more to show beside it.
-        halved: makes the same with half the images, for where these do not fit into memory.
     """
 
     name: str
-    make: Callable[[], tuple[Model, tuple[Tensor, ...]]]
+    make: Callable[[], tuple[Callable[..., Any], tuple[Tensor, ...]]]
     images: int = 0
     columns: Mapping[str, str] = field(default_factory=dict)
-    halved: Callable[[], Case] | None = None
 
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that take turns with each other; ratios are to the first one.
-
-    Attributes:
-        title: what they have in common.
-        cases: in the order of the table.
-        modes: what is run of each.
-        about: more for JSON and plots, such as the image size.
-    """
+    """Cases that take turns with each other in all modes; ratios are to the first one."""
 
     title: str
     cases: Sequence[Case]
     modes: Sequence[str]
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def base(self) -> str:
-        return self.cases[0].name
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,6 @@ class Setting:
         autocast: False where a case makes everything in that dtype itself.
         channels_last: memory format of weights and inputs of four dimensions.
         rounds: that are counted.
-        memory_limit: bytes on the CPU; None for no limit.
     """
 
     device: torch.device
@@ -96,7 +87,6 @@ class Setting:
     autocast: bool = True
     channels_last: bool = False
     rounds: int = 5
-    memory_limit: int | None = None
 
 
 @dataclass
@@ -104,18 +94,15 @@ class Result:
     """What was measured of a case.
 
     Attributes:
-        parameters: number of them.
-        model_bytes: parameters and buffers.
-        input_bytes: inputs, and the gradient of the output.
+        case: the case.
+        sizes: the number of parameters, and bytes of the model and of its inputs.
         seconds: of one run in each round, by mode.
         peak_bytes: by mode, beyond model and inputs; the state of the optimiser counts.
         reasons: by mode, why there are no figures.
     """
 
     case: Case
-    parameters: int = 0
-    model_bytes: int = 0
-    input_bytes: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -160,17 +147,13 @@ class Subject:
                 self.model(*self.inputs)
             return
         self.clear()
-        outputs = self.forward()
+        with self._autocast():
+            outputs = output_tensors(self.model(*self.inputs))
         if self.grads is None:
             self.grads = [torch.randn_like(output) for output in outputs]
         torch.autograd.backward(outputs, self.grads)
         if mode == STEP:
             self.optimizer.step()
-
-    def forward(self) -> list[Tensor]:
-        """The outputs, with what the backward pass needs."""
-        with self._autocast():
-            return output_tensors(self.model(*self.inputs))
 
     def clear(self) -> None:
         """Free the gradients."""
@@ -179,20 +162,19 @@ class Subject:
 
     def time(self, mode: str, repeats: int = 1) -> float:
         """Seconds of one run, of ``repeats`` in a row."""
-        _synchronize(self.setting.device)
-        start = time.perf_counter()
+        start = timer()  # it waits for a GPU
         for _ in range(repeats):
             self.run(mode)
-        _synchronize(self.setting.device)
-        seconds = (time.perf_counter() - start) / repeats
+        seconds = (timer() - start) / repeats
         self.clear()
         return seconds
 
-    def model_bytes(self) -> int:
-        return tensor_bytes((*self.parameters, *self.buffers))
-
-    def input_bytes(self) -> int:
-        return tensor_bytes((*self.inputs, *(self.grads or ())))
+    def sizes(self) -> dict[str, int]:
+        return {
+            "parameters": sum(parameter.numel() for parameter in self.parameters),
+            "model_bytes": tensor_bytes((*self.parameters, *self.buffers)),
+            "input_bytes": tensor_bytes((*self.inputs, *(self.grads or ()))),
+        }
 
     def peak_bytes(self, mode: str) -> int:
         """Peak memory of one run beyond the model and the inputs."""
@@ -233,161 +215,110 @@ def take_turns(things: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
             yield turn, thing
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What has its turn: a case in a mode, so many times in a row."""
+def measure_group(group: Group, setting: Setting) -> list[Result]:
+    """Measure all cases of a group, and return a result for each, in their order.
 
-    subject: Subject
-    mode: str
-    repeats: int
-    result: Result
-
-
-def measure_group(
-    group: Group, setting: Setting, progress: Callable[[str], None] = lambda line: None
-) -> list[Result]:
-    """Measure all cases of a group.
-
-    A case that is impossible, or that runs out of memory, has a reason in place of figures, and the
-    others go on without it.
-
-    Args:
-        group: what to measure.
-        setting: how.
-        progress: is given lines about what is done and how long it will take.
-
-    Returns:
-        A result for each case, in their order.
+    A case that fails or runs out of memory has a reason in place of figures, and the others go on
+    without it.
     """
     results = [Result(case) for case in group.cases]
-    was_benchmark = torch.backends.cudnn.benchmark
     # The baselines are convolutions, and shall have the fastest that cuDNN has for them
     torch.backends.cudnn.benchmark = True
+    work = []  # what has its turn: a case in a mode, so many times in a row
+    for result in results:
+        say(f"{group.title}: warming up {result.case.name}")
+        work += _warm_up(result, group.modes, setting)
+    gc.collect()
+    gc.disable()
     try:
-        with limited_memory(setting.memory_limit):
-            work: list[_Work] = []
-            for place, case in enumerate(group.cases):
-                results[place], added = _fitting(group, case, setting, progress)
-                work += added
-            _run_rounds(group, work, setting, progress)
+        last = -1
+        for turn, (subject, mode, repeats, result) in take_turns(work, setting.rounds):
+            if turn != last:
+                say(f"{group.title}: round {turn + 1} of {setting.rounds}")
+                last = turn
+            if mode in result.reasons:
+                continue
+            run = partial(subject.time, mode, repeats)
+            seconds = _attempted(result, [mode], setting, run)
+            if seconds is None:
+                subject.clear()
+            else:
+                result.seconds.setdefault(mode, []).append(seconds)
     finally:
-        torch.backends.cudnn.benchmark = was_benchmark
-    work.clear()
-    _free(setting.device)
+        gc.enable()
     return results
 
 
-def _fitting(
-    group: Group, case: Case, setting: Setting, progress: Callable[[str], None]
-) -> tuple[Result, list[_Work]]:
-    """Warm a case up; where it does not fit into memory, with half the images, and so on."""
-    while True:
-        progress(f"{group.title}: warming up {case.name}, {case.images or 'no'} images")
-        result = Result(case)
-        work = _warm_up(result, group.modes, setting)
-        if case.halved is None or not any("out of memory" in r for r in result.reasons.values()):
-            return result, work
-        for one in work:
-            one.subject.clear()
-        del work
-        _free(setting.device)
-        case = case.halved()
-
-
-def _warm_up(result: Result, modes: Sequence[str], setting: Setting) -> list[_Work]:
+def _warm_up(
+    result: Result, modes: Sequence[str], setting: Setting
+) -> list[tuple[Subject, str, int, Result]]:
     """Make a case, run every mode for the first time, and count its memory.
 
     The first run allocates, and may compile; the second one says how often to repeat it in a round.
     """
-    subject = attempt(result, modes, lambda: Subject(result.case, setting), setting)
+    subject = _attempted(result, modes, setting, lambda: Subject(result.case, setting))
+    if subject is None:
+        return []
     work = []
-    for mode in modes if subject else ():
+    for mode in modes:
 
         def first_runs(mode: str = mode) -> tuple[float, int]:
             subject.time(mode)
             return subject.time(mode), subject.peak_bytes(mode)
 
-        measured = attempt(result, [mode], first_runs, setting)
+        measured = _attempted(result, [mode], setting, first_runs)
         subject.clear()
         if measured is not None:
             seconds, result.peak_bytes[mode] = measured
             repeats = int(min(max(1, round(SHORTEST / max(seconds, 1e-9))), MOST_REPEATS))
-            work.append(_Work(subject, mode, repeats, result))
-    if subject:
-        result.parameters = sum(parameter.numel() for parameter in subject.parameters)
-        result.model_bytes, result.input_bytes = subject.model_bytes(), subject.input_bytes()
+            work.append((subject, mode, repeats, result))
+    result.sizes = subject.sizes()
     return work
 
 
-def _run_rounds(
-    group: Group, work: list[_Work], setting: Setting, progress: Callable[[str], None]
-) -> None:
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        start, last = time.perf_counter(), -1
-        for turn, one in take_turns(work, setting.rounds):
-            if turn != last:
-                left = "" if turn == 0 else _time_left(start, turn, setting.rounds)
-                progress(f"{group.title}: round {turn + 1} of {setting.rounds}{left}")
-                last = turn
-            if one.mode in one.result.reasons:
-                continue
-            seconds = attempt(
-                one.result,
-                [one.mode],
-                lambda one=one: one.subject.time(one.mode, one.repeats),
-                setting,
-            )
-            if seconds is None:
-                one.subject.clear()
-                one.result.seconds.pop(one.mode, None)
-                one.result.peak_bytes.pop(one.mode)
-            else:
-                one.result.seconds.setdefault(one.mode, []).append(seconds)
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _time_left(start: float, done: int, total: int) -> str:
-    return f", {duration((time.perf_counter() - start) / done * (total - done))} left"
-
-
-def attempt(
-    result: Result, modes: Sequence[str], work: Callable[[], T], setting: Setting
+def _attempted(
+    result: Result, modes: Sequence[str], setting: Setting, work: Callable[[], T]
 ) -> T | None:
     """What the work returns; None where it fails, with the reason in the result for these modes."""
     try:
         return work()
     except Exception as error:
-        if isinstance(error, ConfigError):
-            reason = str(error)
-        elif is_out_of_memory(error):
-            reason = "out of memory"
-            if setting.memory_limit is not None:
-                reason += f" (limit {setting.memory_limit / 1e9:.1f} GB)"
-        else:
-            first = (str(error).strip() or "no message").splitlines()[0]
-            reason = f"{type(error).__name__}: {first}"
+        why = "out of memory" if is_out_of_memory(error) else reason(error)[:200]
     # Only after the block is the exception gone, which holds what was allocated
-    result.reasons |= dict.fromkeys(modes, reason)
-    _free(setting.device)
+    result.reasons |= dict.fromkeys(modes, why)
+    gc.collect()
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()
     return None
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ended, on a GPU or the CPU."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    texts = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def limit_memory(gigabytes: float | None) -> None:
+    """Let allocations on the CPU fail before the system kills the process. Linux only.
+
+    Args:
+        gigabytes: that the process may take beyond what it has; None: 0.9 of what is free.
+    """
+    if resource is None or not Path("/proc/self/status").exists():
+        return
+    free = 1e9 * gigabytes if gigabytes else 0.9 * _kilobytes("/proc/meminfo", "MemAvailable") * 1e3
+    used = _kilobytes("/proc/self/status", "VmData") * 1024
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + int(free), hard))
 
 
-def duration(seconds: float) -> str:
-    """Such as "about 40 s", "about 3 min"."""
-    return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
+def _kilobytes(path: str, name: str) -> int:
+    lines = Path(path).read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+
+
+def say(line: str) -> None:
+    """Print apart from the figures."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What was measured and on which machine: quartiles, ratios, tables and JSON."""
+"""What was measured and on which machine: quartiles, ratios, tables, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from tabulate import tabulate
 
 import lambda_det
 from lambda_benchmarks.measure import Group, Result
 from lambda_det.files import replace_text
+
+HOW_TO_READ = (
+    "Medians of {rounds} rounds, in brackets the quartiles. A ratio is that of the times in one "
+    "round. Peak MB (1e6 bytes) is beyond what model and inputs take; the optimiser's state counts."
+)
 
 
 def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
@@ -24,32 +31,16 @@ def quartiles(values: Sequence[float] | np.ndarray) -> list[float]:
     return np.percentile(values, (25, 50, 75)).tolist()
 
 
-def ratios(result: Result, base: Result, mode: str) -> list[float] | None:
-    """Seconds of each round as multiples of the base's in the same round; None without both.
-
-    Cases with images are compared by the seconds of one image, since they may have different
-    numbers of images.
-    """
-    own, others = result.seconds.get(mode), base.seconds.get(mode)
-    if not own or not others or len(own) != len(others):
-        return None
-    share = base.case.images / result.case.images if base.case.images and result.case.images else 1
-    return (np.array(own) / np.array(others) * share).tolist()
-
-
 def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
     """All of one case in one mode, or the reason why there is nothing."""
     if mode in result.reasons:
         return {"reason": result.reasons[mode]}
     seconds = result.seconds[mode]
-    to_base = ratios(result, base, mode)
-    found = {
-        "seconds": quartiles(seconds),
-        "ratio": None if to_base is None else quartiles(to_base),
-        "rounds": seconds,
-        "ratio_rounds": to_base,
-        "peak_bytes": result.peak_bytes[mode],
-    }
+    found: dict[str, Any] = {"seconds": quartiles(seconds), "rounds": seconds}
+    if mode not in base.reasons:
+        found["ratio_rounds"] = (np.array(seconds) / np.array(base.seconds[mode])).tolist()
+        found["ratio"] = quartiles(found["ratio_rounds"])
+    found["peak_bytes"] = result.peak_bytes[mode]
     if result.case.images:
         found["images_per_second"] = quartiles(result.case.images / np.array(seconds))
     return found
@@ -57,66 +48,49 @@ def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
 
 def group_figures(group: Group, results: Sequence[Result]) -> dict[str, Any]:
     """A group for JSON."""
-    base = results[0]
     return {
         "title": group.title,
-        **group.about,
         "modes": list(group.modes),
-        "base": group.base,
+        "base": results[0].case.name,
         "cases": {
             result.case.name: {
                 **result.case.columns,
                 "images": result.case.images,
-                "parameters": result.parameters,
-                "model_bytes": result.model_bytes,
-                "input_bytes": result.input_bytes,
-                **{mode: figures(result, base, mode) for mode in group.modes},
+                **result.sizes,
+                **{mode: figures(result, results[0], mode) for mode in group.modes},
             }
             for result in results
         },
     }
 
 
-def group_table(group: Group, results: Sequence[Result]) -> str:
-    """One row per case: ratios, times and peak memory of each mode; reasons stand below."""
-    base = results[0]
-    extra = list(dict.fromkeys(name for result in results for name in result.case.columns))
-    with_images = any(result.case.images for result in results)
-    header = ["", *(f"{mode}: ratio" for mode in group.modes)]
-    for mode in group.modes:
-        header += [f"{mode}: ms", *(["images/s"] if with_images else []), "peak MB"]
-    header += ["model MB", "inputs MB", *extra]
+def group_table(group: dict[str, Any]) -> str:
+    """One row per case of :func:`group_figures`: ratios, times, peak memory; reasons below."""
+    modes, cases = group["modes"], group["cases"]
+    known = {"images", "parameters", "model_bytes", "input_bytes", *modes}
+    extra = list(dict.fromkeys(name for case in cases.values() for name in case))
+    extra = [name for name in extra if name not in known]
+    header = ["", *(f"{mode}: ratio" for mode in modes)]
+    with_images = ["images/s"] if any(case["images"] for case in cases.values()) else []
+    for mode in modes:
+        header += [f"{mode}: ms", *with_images, "peak MB"]
     rows, notes = [], []
-    for result in results:
-        all_figures = [figures(result, base, mode) for mode in group.modes]
-        row = [result.case.name, *(_spread(found.get("ratio"), ".2f") for found in all_figures)]
-        for found in all_figures:
+    for name, case in cases.items():
+        row = [name, *(_spread(case[mode].get("ratio"), ".2f") for mode in modes)]
+        for mode in modes:
+            found = case[mode]
             row.append(_spread(found.get("seconds"), ".3g", 1e3))
-            if with_images:
-                rate = found.get("images_per_second")
-                row.append("-" if rate is None else _short(rate[1]))
+            row.append(
+                _short(found["images_per_second"][1]) if "images_per_second" in found else ""
+            )
             row.append(_megabytes(found.get("peak_bytes")))
-        known = any("reason" not in found for found in all_figures)
-        row += [_megabytes(result.model_bytes if known else None)]
-        row += [_megabytes(result.input_bytes if known else None)]
-        rows.append([*row, *(result.case.columns.get(name, "") for name in extra)])
-        for reason in dict.fromkeys(result.reasons.values()):
-            modes = [mode for mode, given in result.reasons.items() if given == reason]
-            notes.append(f"- {result.case.name}, {' and '.join(modes)}: {reason}")
-    lines = [
-        f"**{group.title}**; ratios to {group.base}",
-        "",
-        tabulate(rows, header, tablefmt="github", disable_numparse=True),
-    ]
-    if notes:
-        lines += ["", *notes]
-    return "\n".join(lines)
-
-
-HOW_TO_READ = (
-    "Medians of {rounds} rounds, in brackets the quartiles. A ratio is that of the times in one "
-    "round. Peak MB (1e6 bytes) is beyond what model and inputs take; the optimiser's state counts."
-)
+            if "reason" in found:
+                notes.append(f"- {name}, {mode}: {found['reason']}")
+        row += [_megabytes(case.get("model_bytes")), _megabytes(case.get("input_bytes"))]
+        rows.append([*row, *(case.get(column, "") for column in extra)])
+    header += ["model MB", "inputs MB", *extra]
+    table = tabulate(rows, header, tablefmt="github", disable_numparse=True)
+    return "\n".join([f"**{group['title']}**; ratios to {group['base']}", "", table, *notes])
 
 
 def _spread(values: Sequence[float] | None, form: str, factor: float = 1) -> str:
@@ -151,58 +125,37 @@ def describe_machine(device: torch.device, libraries: tuple[str, ...] = ()) -> d
     """
     machine: dict[str, Any] = {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lambda_det": lambda_det.__version__,
-        "versions": {name: installed(name) for name in libraries},
+        **{name: number for name in libraries if (number := installed(name))},
     }
     if device.type == "cuda":
-        machine["gpu"] = {
-            "name": torch.cuda.get_device_name(device),
-            "memory": torch.cuda.get_device_properties(device).total_memory,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "tf32_convolutions": torch.backends.cudnn.allow_tf32,
-            "tf32_products": torch.backends.cuda.matmul.allow_tf32,
-        }
+        machine["gpu"] = torch.cuda.get_device_name(device)
+        machine["cuda"] = torch.version.cuda
+        machine["cudnn"] = torch.backends.cudnn.version()
+        machine["tf32"] = torch.backends.cuda.matmul.allow_tf32
     return machine
 
 
 def machine_line(machine: dict[str, Any]) -> str:
     """The same in a line; the load is that of the last minute, before we start."""
-    parts = [
-        f"{machine['cpu']} ({machine['instructions']})",
-        f"{machine['cores']} cores",
-        f"{machine['threads']} threads",
-        f"torch {machine['torch']}",
-        f"Python {machine['python']}",
-        *(f"{name} {number}" for name, number in machine["versions"].items() if number),
-    ]
-    if "gpu" in machine:
-        gpu = machine["gpu"]
-        parts.insert(0, f"{gpu['name']}, CUDA {gpu['cuda']}, cuDNN {gpu['cudnn']}")
-    if machine["load"] is not None:
-        parts.append(f"load {machine['load']:.1f} before")
-    return ", ".join(parts)
+    return ", ".join(f"{name} {value}" for name, value in machine.items() if value is not None)
 
 
 def cpu_name() -> str:
     """The processor's model as the system calls it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name" and value.strip():
-                return value.strip()
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def installed(name: str) -> str | None:
@@ -211,3 +164,33 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def draw_ratios(content: dict[str, Any], path: str) -> None:
+    """A bar for each case, a column of axes for each mode, a row of axes for each group."""
+    groups = content["groups"]
+    columns = max(len(group["modes"]) for group in groups)
+    heights = [len(group["cases"]) + 2 for group in groups]
+    size = (5 * columns + 2, 0.3 * sum(heights) + 1.2)
+    figure = Figure(size, dpi=120, layout="constrained")
+    grid = figure.subplots(len(groups), columns, squeeze=False, height_ratios=heights)
+    for group, row in zip(groups, grid, strict=True):
+        for mode, axes in zip(group["modes"], row, strict=False):
+            for place, case in enumerate(group["cases"].values()):
+                if "ratio" not in case[mode]:
+                    text = " " + case[mode].get("reason", "-")[:40]
+                    axes.text(0, place, text, va="center", fontsize=6)
+                    continue
+                low, middle, high = case[mode]["ratio"]
+                axes.barh(place, middle, xerr=[[middle - low], [high - middle]], height=0.7)
+                axes.text(high, place, f" {middle:.2f}", va="center", fontsize=7)
+            axes.axvline(1, color="black", lw=0.8)
+            axes.set_yticks(range(len(group["cases"])), list(group["cases"]), fontsize=7)
+            axes.invert_yaxis()
+            axes.margins(x=0.15)
+            title = f"{group['title']}\n{mode}, time as a multiple of {group['base']}'s"
+            axes.set_title(title, fontsize=7)
+        for axes in row[1:]:
+            axes.set_yticklabels([])
+    figure.supxlabel(machine_line(content["machine"]), fontsize=6)
+    FigureCanvasAgg(figure).print_png(path)
