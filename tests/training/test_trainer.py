@@ -206,9 +206,7 @@ def test_others_are_waited_for_briefly_in_the_steps_after_the_first(folder, monk
     assert set(seen) == {AT_LENGTH} and len(seen) == 4
 
 
-@pytest.mark.parametrize(
-    ("work", "last"), [(_make_a_mistake, 1), (_ask_to_stop, 2), (None, 5)], ids=str
-)
+@pytest.mark.parametrize(("work", "last"), [(_make_a_mistake, 1), (_ask_to_stop, 2), (None, 5)])
 def test_what_led_to_the_end_is_on_record_and_the_loader_ends(folder, work, last):
     """Before step 20, after which the first record is due."""
     trainer = Trainer(ToyTask(folder, work))
