@@ -9,8 +9,6 @@ from torch import nn
 from lambda_det.cpu.pooling import patch_pooling
 from lambda_det.cpu.winograd import use_winograd
 
-__all__ = ["accelerate", "use_channels_last"]
-
 
 def accelerate(
     model: nn.Module, *, channels_last: bool = True, mixed_precision: bool = False

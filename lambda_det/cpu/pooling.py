@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
-__all__ = ["convolve_pooled", "patch_pooling"]
-
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 
 

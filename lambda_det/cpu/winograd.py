@@ -23,8 +23,6 @@ from torch.nn.grad import conv2d_weight
 from lambda_det.layers.tensors import without_autocast
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
-__all__ = ["use_winograd", "winograd_conv2d"]
-
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
 _POSITIONS = 16  # of the maps for each channel, so that the transforms of the kernel pay
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels

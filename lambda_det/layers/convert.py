@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from lambda_det.layers.lambda_layer import LambdaLayer
 
-__all__ = ["convert_lambda_layers"]
-
 logger = logging.getLogger(__name__)
 
 

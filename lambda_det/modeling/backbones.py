@@ -16,14 +16,6 @@ from lambda_det.errors import ConfigError
 from lambda_det.modeling.build import create_backbone
 from lambda_det.modeling.specs import MobileNetSpec, get_spec
 
-__all__ = [
-    "build_lambda_resnet_backbone",
-    "build_lambda_resnet_deeplab_backbone",
-    "build_lambda_resnet_fpn_backbone",
-    "build_retinanet_lambda_resnet_fpn_backbone",
-    "layer_options",
-]
-
 
 def layer_options(section: CfgNode) -> dict[str, Any]:
     """What ``MODEL.LAMBDA_RESNET`` says of the lambda layers, over what the named model has.

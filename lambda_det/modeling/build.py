@@ -14,8 +14,6 @@ from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
 from lambda_det.weights.loading import load_backbone_weights
 
-__all__ = ["Classifier", "create_backbone", "create_classifier"]
-
 _NETWORKS = {ResNetSpec: LambdaResNet, MobileNetSpec: MobileNetV2}
 
 

@@ -11,8 +11,6 @@ from lambda_det.errors import ConfigError
 from lambda_det.foundation import get_norm
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
-__all__ = ["check_dilation", "check_norm", "check_out_features", "check_probability"]
-
 
 def check_norm(norm: str | Callable[[int], nn.Module]) -> None:
     """Raise ConfigError where Detectron2 knows no norm of that name."""

@@ -14,8 +14,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import SyncBatchNorm2d
 
-__all__ = ["fold_norms"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 # Exactly these: a derived norm may do more, such as timm's with an activation

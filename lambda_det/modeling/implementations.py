@@ -14,8 +14,6 @@ from detectron2.utils import comm
 
 from lambda_det.layers.local import verdict
 
-__all__ = ["Implementations"]
-
 
 class Implementations(HookBase):
     """Lets a run take the same on all processes, and after a resume what it took before.

@@ -11,12 +11,6 @@ from torch.autograd.function import once_differentiable
 
 from lambda_det.distributed.moments import join_processes
 
-__all__ = [
-    "SyncBatchNorm2d",
-    "convert_sync_norms",
-    "move_running_statistics",
-]
-
 _PER_CHANNEL = (0, 2, 3)
 
 

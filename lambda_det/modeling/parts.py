@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from lambda_det.foundation import Backbone, Conv2d, FrozenBatchNorm2d, ShapeSpec, get_norm
 from lambda_det.modeling.checks import check_out_features, check_probability
 
-__all__ = ["Activation", "Norm", "StagedBackbone", "conv_norm", "initialise", "kept_statistics"]
-
 Norm = str | Callable[[int], nn.Module]
 Activation = Callable[[Tensor], Tensor]
 

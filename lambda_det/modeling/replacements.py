@@ -14,8 +14,6 @@ from lambda_det.foundation import get_norm
 from lambda_det.layers import LambdaLayer, RelativePosition
 from lambda_det.modeling.specs import STAGES, ResNetSpec
 
-__all__ = ["Replacements", "layer_arguments"]
-
 SHARING = ("", "stage", "size")
 MakeNorm = Callable[[int], nn.Module]  # of a number of channels
 

@@ -17,13 +17,6 @@ from lambda_det.weights.formats import WRITERS, read_checkpoint
 from lambda_det.weights.names import tensors_only
 from lambda_det.weights.provenance import AUTHOR, PixelSettings, check_provenance
 
-__all__ = [
-    "check_target",
-    "fold_normalisation",
-    "read_backbone",
-    "save_backbone",
-]
-
 
 def check_target(path: str | Path, *, overwrite: bool = False) -> None:
     """Check that a backbone file can be written to ``path``. Writes nothing.

@@ -31,17 +31,6 @@ from torch import Tensor
 
 from lambda_det.errors import WeightsError, reason
 
-__all__ = [
-    "READERS",
-    "WRITERS",
-    "check_torch_file",
-    "read_checkpoint",
-    "read_pickle",
-    "read_safetensors",
-    "read_torch",
-    "write_torch",
-]
-
 # The globals that weight files of Detectron2 and Caffe2 need. Any other may run code.
 _PICKLE_GLOBALS = {
     ("collections", "OrderedDict"),

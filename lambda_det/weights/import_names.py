@@ -14,8 +14,6 @@ from torch import Tensor
 from lambda_det.weights.names import is_counter, tensors_only
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["IMAGENET_PIXELS", "import_weights"]
-
 # The pixel settings of all networks of these libraries that are ours, too
 IMAGENET_PIXELS = PixelSettings("RGB", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 

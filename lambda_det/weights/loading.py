@@ -39,13 +39,6 @@ from lambda_det.weights.provenance import (
 from lambda_det.weights.public import is_public, read_public
 
 # Detectron2 is imported in the functions that need it: backbones are loaded without it, too
-__all__ = [
-    "CLASS_LAYERS",
-    "load_backbone_weights",
-    "load_complete_model",
-    "load_initial_weights",
-    "read_weights",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -16,19 +16,6 @@ from torch import Tensor, nn
 from lambda_det.errors import WeightsError, listed
 from lambda_det.foundation import Backbone
 
-__all__ = [
-    "Fit",
-    "backbone_prefixes",
-    "bare_name",
-    "check_shared",
-    "compare",
-    "fitting",
-    "is_counter",
-    "named_as_in",
-    "note_other_classes",
-    "tensors_only",
-]
-
 logger = logging.getLogger(__name__)
 
 _WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel and AveragedModel; torch.compile

@@ -20,18 +20,6 @@ from lambda_det.weights.names import tensors_only
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = [
-    "AUTHOR",
-    "FORMAT",
-    "PixelSettings",
-    "check_layers",
-    "check_provenance",
-    "checksum",
-    "format_options",
-    "initial_weights",
-    "named_network",
-    "wanted_pixels",
-]
 
 AUTHOR = "lambda_det"
 FORMAT = 2  # of backbone files. Readers refuse files of another format.

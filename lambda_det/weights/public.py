@@ -16,8 +16,6 @@ from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.import_names import IMAGENET_PIXELS, import_weights
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["SCHEMES", "PublicFile", "fetch", "is_public", "read_public"]
-
 # Their networks that are ours, too
 _TIMM = {
     **{f"resnetrs{n}": f"resnet_rs{n}_se" for n in (50, 101, 152, 200, 270, 350, 420)},

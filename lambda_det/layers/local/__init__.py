@@ -20,15 +20,6 @@ from lambda_det.layers.local.query_first import (
 )
 from lambda_det.layers.tensors import crop_offsets, grid_size, without_autocast
 
-__all__ = [
-    "IMPLEMENTATIONS",
-    "check_implementation",
-    "choose",
-    "dilated",
-    "local_position_output",
-    "unsupported",
-]
-
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "query_first": query_first_output,
     "compiled": compiled.compiled_output,

@@ -26,21 +26,6 @@ from lambda_det.files import replace_text
 from lambda_det.layers.local.fused import allows_tf32
 from lambda_det.native import cache_folder
 
-__all__ = [
-    "DEVICES",
-    "FALLBACK",
-    "SWITCH",
-    "allow",
-    "allowed",
-    "allows",
-    "continue_with",
-    "key_of",
-    "kind_of",
-    "read",
-    "refuse",
-    "write",
-]
-
 SWITCH = "LAMBDA_DET_GPU_VERDICT"  # an environment variable; 0: no verdict is read
 FALLBACK = "query_first"
 DEVICES = {"cuda"}  # types of devices that verdicts are for
