@@ -45,14 +45,14 @@ def forward(
     if embeddings is not None:
         options.check_embeddings(layer, x, source, embeddings)
         position = partial(_given_position_output, embeddings)
-    x = _strided(x, layer.stride)
-    queries, keys, values = layer.project(
-        _as_map(x), context if context is None else _as_map(context)
-    )
+    if layer.stride > 1:
+        # A convolution would copy the view, too, and of odd sides not see its layout
+        x = x[(..., *[slice(None, None, layer.stride)] * (x.dim() - 2))].clone()
+    parts = layer.project(_as_map(x), context if context is None else _as_map(context))
     if x.dim() == 5:
-        queries = queries.unflatten(1, x.shape[2:4])
-        keys, values = (part.unflatten(1, source.shape[2:4]) for part in (keys, values))
-    y = layer.apply_lambdas(queries, keys, values, mask, position).flatten(-2)
+        depths = (x, source, source)
+        parts = [y.unflatten(1, z.shape[2:4]) for y, z in zip(parts, depths, strict=True)]
+    y = layer.apply_lambdas(parts, mask, position).flatten(-2)
     y = y.permute(0, -1, *range(1, y.dim() - 1))
     return y[:, :, 0] if x.dim() == 3 else y
 
@@ -60,14 +60,6 @@ def forward(
 def _as_map(x: Tensor) -> Tensor:
     """[B, C, N] or [B, C, D, H, W] as a map, of one row or of D H rows."""
     return x[:, :, None] if x.dim() == 3 else x.flatten(2, -2)
-
-
-def _strided(x: Tensor, stride: int) -> Tensor:
-    """Every ``stride``-th position of [B, C, ..] in each direction."""
-    if stride == 1:
-        return x
-    # A convolution would copy the view, too, and of odd sides not see its layout
-    return x[(..., *[slice(None, None, stride)] * (x.dim() - 2))].clone()
 
 
 def content_output(

@@ -32,7 +32,7 @@ from lambda_det.layers.tensors import (
     without_autocast,
 )
 
-Parts = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
+Projections = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
 
 
 # Table 11: norms of keys over the positions of a context, which are the dimension ``dim``.
@@ -107,16 +107,12 @@ class ContentLambda(nn.Module):
             else:
                 k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
                 # In this order the gradient of values that are a map per channel is one, too
-                content_lambda = torch.einsum("bmvu,bmku->bvk", v.to(k.dtype), k).mT
-                y = self._apply_lambda(q, content_lambda.to(q.dtype))
+                content_lambda = torch.einsum("bmvu,bmku->bvk", v.to(k.dtype), k).mT.to(q.dtype)
+                if q.stride(-1) == 1:
+                    y = torch.einsum("bnhk,bkv->bnhv", q, content_lambda)
+                else:  # the same for queries that are a map per channel, as the output then is
+                    y = (content_lambda.mT[:, None] @ q.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return y.unflatten(1, queries.shape[1:-2])
-
-    def _apply_lambda(self, queries: Tensor, content_lambda: Tensor) -> Tensor:
-        """Apply [b, k, v] to queries [b, n, h, k]: [b, n, h, v], laid out as the queries are."""
-        if queries.stride(-1) == 1:
-            return torch.einsum("bnhk,bkv->bnhv", queries, content_lambda)
-        maps = torch.matmul(content_lambda.mT[:, None], queries.permute(0, 2, 3, 1))  # [b, h, v, n]
-        return maps.permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         return f"key_norm={self.key_norm}"
@@ -319,18 +315,11 @@ class LambdaLayer(nn.Module):
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
-        options.check_least(
-            dim=dim, dim_out=dim_out, query_depth=query_depth, heads=heads, intra_depth=intra_depth
-        )
-        if dim_out % heads:
-            raise ConfigError(
-                f"A lambda layer with {dim_out} output channels cannot have {heads} heads, since "
-                f"heads share the channels equally; choose a number that divides {dim_out}."
-            )
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
-        self.value_depth = dim_out // heads
-        self.query_softmax, self.multi_head = query_softmax, multi_head
         self.dilation, self.stride, self.implementation = dilation, stride, implementation
+        self.query_softmax, self.multi_head = query_softmax, multi_head
+        options.check_sizes(self, dim=dim, dim_out=dim_out)
+        self.value_depth = dim_out // heads
 
         # Rows of the projection: queries (h, k), keys (k, u), values (v, u); in the multi-head form
         # keys (h, k, u) and values (h, v, u)
@@ -382,11 +371,10 @@ class LambdaLayer(nn.Module):
         if x.dim() != 4 or self.stride > 1 or context is not None or embeddings is not None:
             return general.forward(self, x, mask, context, embeddings)
         options.check_input(self, x, x, mask)
-        queries, keys, values = self.project(x)  # [b, H, W, h, k], [.., k, u] and [.., v, u]
-        y = self.apply_lambdas(queries, keys, values, mask, self.position)  # [b, H, W, h, v]
+        y = self.apply_lambdas(self.project(x), mask, self.position)  # [b, H, W, h, v]
         return y.flatten(-2).permute(0, 3, 1, 2)  # [b, (h, v), H, W]
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> Parts:
+    def project(self, x: Tensor, context: Tensor | None = None) -> Projections:
         """Queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u] of a map.
 
         Keys and values are those of the context, if there is one. In the multi-head form keys are
@@ -405,38 +393,28 @@ class LambdaLayer(nn.Module):
         return queries, keys, values
 
     def apply_lambdas(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        position: Callable[..., Tensor] | None,
+        self, projections: Projections, mask: Tensor | None, position: Callable[..., Tensor] | None
     ) -> Tensor:
-        """The output [b, H, W, h, v] of what :meth:`project` gives.
+        """The output [b, H, W, h, v] of the ``projections`` that :meth:`project` makes.
 
         Args:
-            queries: [b, H, W, h, k].
-            keys: [b, H, W, k, u].
-            values: [b, H, W, v, u].
+            projections: queries [b, H, W, h, k], keys [b, H, W, k, u] and values [b, H, W, v, u].
             mask: that of :meth:`forward`.
             position: ``self.position``, or what else makes a position output.
         """
-
-        def output(q: Tensor, k: Tensor, v: Tensor, head: int = 0) -> Tensor:
-            """Of the heads that share their lambdas."""
+        of_heads = [projections]  # that share their lambdas
+        if self.multi_head:  # each head has lambdas of its own (Appendix C.3)
+            of_heads = zip(*(cut_heads(x, self.heads) for x in projections), strict=True)
+        outputs = []
+        for head, (queries, keys, values) in enumerate(of_heads):
             y = 0
             if self.content is not None:
-                y = self.content(q, k, v, mask)
+                y = self.content(queries, keys, values, mask)
             if position is not None:
                 how = self.dilation, self.implementation, self.stride
-                y = y + position(q, v, mask, head, *how)
-            return y
-
-        if not self.multi_head:
-            return output(queries, keys, values)
-        # Appendix C.3: each head has lambdas of its own
-        of_heads = zip(*(cut_heads(x, self.heads) for x in (queries, keys, values)), strict=True)
-        return join_heads([output(*parts, head) for head, parts in enumerate(of_heads)])
+                y = y + position(queries, values, mask, head, *how)
+            outputs.append(y)
+        return join_heads(outputs) if self.multi_head else outputs[0]
 
     def extra_repr(self) -> str:
         return (

@@ -21,11 +21,19 @@ def by(size: Sequence[int]) -> str:
     return "x".join(map(str, size))
 
 
-def check_least(**options: int) -> None:
-    """Raise ConfigError where an option is below 1."""
-    for name, value in options.items():
+def check_sizes(layer: LambdaLayer, **sizes: int) -> None:
+    """Raise ConfigError where a size is below 1, or heads cannot share the channels."""
+    for name in ("query_depth", "heads", "intra_depth", "dilation", "stride"):
+        sizes[name] = getattr(layer, name)
+    for name, value in sizes.items():
         if value < 1:
             raise ConfigError(f"{name} of a lambda layer is {value}, but must be at least 1.")
+    dim_out, heads = sizes["dim_out"], layer.heads
+    if dim_out % heads:
+        raise ConfigError(
+            f"A lambda layer with {dim_out} output channels cannot have {heads} heads, since "
+            f"heads share the channels equally; choose a number that divides {dim_out}."
+        )
 
 
 def check_name(option: str, name: str, names: Collection[str]) -> None:
@@ -72,14 +80,13 @@ def make_norm(norm: str | Callable[[int], nn.Module | None], channels: int) -> n
 def check_layer(layer: LambdaLayer) -> None:
     """Raise ConfigError where the options of a layer contradict each other."""
     check_implementation(layer.implementation)
-    check_least(dilation=layer.dilation, stride=layer.stride)
     position = layer.position
+    if position is None and layer.content is None:
+        raise ConfigError(
+            "A lambda layer without content and without position lambda has no output; give it a "
+            "scope or set content=True."
+        )
     if position is None:
-        if layer.content is None:
-            raise ConfigError(
-                "A lambda layer without content and without position lambda has no output; give it "
-                "a scope or set content=True."
-            )
         return
     if layer.dilation > 1 and position.map_size is not None:
         raise ConfigError(
@@ -98,11 +105,10 @@ def check_layer(layer: LambdaLayer) -> None:
 
 def check_input(layer: LambdaLayer, x: Tensor, context: Tensor, mask: Tensor | None) -> None:
     """Raise ConfigError where an input, its context or its mask does not fit a layer."""
-    rank = x.dim() - 2
-    own = {max(rank, 2)}
-    if layer.position is not None:  # 2 for maps and sequences
-        own = {layer.position.embedding.dim() - 2 - layer.multi_head}
-    if rank not in (1, 2, 3) or max(rank, 2) not in own:
+    own = found = max(x.dim() - 2, 2)  # 2 for maps and sequences
+    if layer.position is not None:
+        own = layer.position.embedding.dim() - 2 - layer.multi_head
+    if x.dim() not in (3, 4, 5) or found != own:
         raise ConfigError(
             f"A lambda layer got an input of the shape {list(x.shape)}; sequences [B, C, N] and "
             "maps [B, C, H, W] need a scope of 2 sides, and volumes [B, C, D, H, W] one of 3, such "
