@@ -230,7 +230,7 @@ def test_results_are_laid_out_as_the_inputs(of_queries, of_values, dtype):
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(compiled.compiled_output, tuple(inputs), test_utils=checks)
     plain = tuple(x.detach() for x in (grad, *inputs))
-    torch.library.opcheck(compiled._compiled_backward, plain, test_utils=checks)
+    torch.library.opcheck(compiled.compiled_gradients, plain, test_utils=checks)
 
 
 @needs_kernel

@@ -14,7 +14,7 @@ from lambda_det.errors import ConfigError, reason
 from lambda_det.layers.local import compiled, fused, verdict
 from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
 from lambda_det.layers.local.query_first import (
-    connect,
+    operator,
     query_first_gradients,
     query_first_output,
 )
@@ -152,31 +152,12 @@ def _or_fallback(
     return fallback(*arguments)
 
 
-# Operators, so that a failure in the backward pass or in a compiled graph is seen, too
-@torch.library.custom_op(
-    "lambda_det::proved_fused",
-    mutates_args=(),
-    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
+# An operator, so that a failure in the backward pass or in a compiled graph is seen, too
+_proved_fused, _ = operator(
+    "proved_fused",
+    lambda *inputs: _or_fallback(IMPLEMENTATIONS["fused"], query_first_output, *inputs),
+    lambda *inputs: _or_fallback(fused.fused_gradients, query_first_gradients, *inputs),
 )
-def _proved_fused(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    inputs = queries, values, embedding
-    return _or_fallback(IMPLEMENTATIONS["fused"], query_first_output, *inputs)
-
-
-@torch.library.custom_op(
-    "lambda_det::proved_fused_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def _proved_fused_backward(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    inputs = grad, queries, values, embedding
-    return _or_fallback(fused.fused_gradients, query_first_gradients, *inputs)
-
-
-connect(_proved_fused, _proved_fused_backward)
 
 
 def dilated(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.query_first import connect, empty_like_queries, empty_like_values
+from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
 from lambda_det.native import call, longs, missing
 
 _SHORT = 32  # bytes of the shorter vectors of multiply.h
@@ -23,13 +23,8 @@ _LONG = 64  # of the longer ones, which may be as short as the others
 class _Sizes(ctypes.Structure):
     """`Sizes` of position_output.cpp."""
 
-    _fields_ = [
-        (name, ctypes.c_long)
-        for name in (
-            *("batch", "height", "width", "heads", "k", "v", "u", "scope_y", "scope_x"),
-            *("rp", "kp", "vp", "wp"),
-        )
-    ]
+    _names = "batch height width heads k v u scope_y scope_x rp kp vp wp"
+    _fields_ = [(name, ctypes.c_long) for name in _names.split()]
 
 
 def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
@@ -101,44 +96,25 @@ def _pad_last(x: Tensor, size: int) -> Tensor:
     return F.pad(x, (0, size - x.shape[-1])).contiguous()
 
 
-# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
-@torch.library.custom_op(
-    "lambda_det::compiled",
-    mutates_args=(),
-    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
-)
-def compiled_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """See :func:`lambda_det.layers.local.local_position_output`.
 
-    16-bit inputs are computed in float32. The output is laid out as the queries are. The backward
-    pass cannot itself be differentiated.
+    16-bit inputs are computed in float32. The output is laid out as the queries are.
     """
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
     planes = values.permute(0, 4, 1, 2, 3)  # [b, u, H, W, v], often what is needed already
     if values.dtype != dtype or sizes.vp != sizes.v or not planes.is_contiguous():
         planes = torch.zeros((*planes.shape[:-1], sizes.vp), dtype=dtype)
         _windows(planes[..., : sizes.v], values)
+    dense_queries = _dense(queries, sizes.k, dtype)
+    rows = _pad_last(embedding.to(dtype).permute(1, 2, 0, 3), sizes.rp)
     output = empty_like_queries(queries, sizes.v, dtype)
-    call(
-        "forward",
-        dtype,
-        sizes,
-        _dense(queries, sizes.k, dtype),
-        planes,
-        _pad_last(embedding.to(dtype).permute(1, 2, 0, 3), sizes.rp),
-        output,
-        longs(output.stride()),
-    )
+    strides = longs(output.stride())
+    call("forward", dtype, sizes, dense_queries, planes, rows, output, strides)
     return output.to(queries.dtype)
 
 
-@torch.library.custom_op(
-    "lambda_det::compiled_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def _compiled_backward(
+def _gradients(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
@@ -156,20 +132,11 @@ def _compiled_backward(
     inside = transposed[:, :, :, : sizes.v, left : left + sizes.width]
     _windows(inside.transpose(3, 4), values)
     dense_grad_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=dtype)
-    grad_embedding = torch.zeros(
-        (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp), dtype=dtype
-    )
-    call(
-        "queries_gradient",
-        dtype,
-        sizes,
-        grad,
-        dense_queries,
-        transposed,
-        _pad_last(rows.transpose(2, 3), sizes.kp),
-        dense_grad_queries,
-        grad_embedding,
-    )
+    shares = (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp)
+    grad_embedding = torch.zeros(shares, dtype=dtype)
+    rows = _pad_last(rows.transpose(2, 3), sizes.kp)
+    written = dense_grad_queries, grad_embedding
+    call("queries_gradient", dtype, sizes, grad, dense_queries, transposed, rows, *written)
     grad_queries = empty_like_queries(queries, sizes.k, dtype)
     _copy(grad_queries, dense_grad_queries[..., : sizes.k])
     grad_embedding = grad_embedding.sum(0)[..., : sizes.scope_x].permute(2, 0, 1, 3)
@@ -180,4 +147,4 @@ def _compiled_backward(
     )
 
 
-connect(compiled_output, _compiled_backward)
+compiled_output, compiled_gradients = operator("compiled", _output, _gradients)

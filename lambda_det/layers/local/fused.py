@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.query_first import connect, empty_like_queries, empty_like_values
+from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUERY_DEPTHS = (8, 16, 32)
@@ -101,14 +101,8 @@ class _Plan(NamedTuple):
         99. Products of float32 numbers run outside the matrix units and need small tiles.
         """
         batch, height, width, heads, _ = queries.shape
+        v, scope_x = values.shape[3], embedding.shape[3]
         wide = queries.dtype == torch.float32
-        return cls.of_sizes(batch, height, width, heads, values.shape[3], embedding.shape[3], wide)
-
-    @classmethod
-    def of_sizes(
-        cls, batch: int, height: int, width: int, heads: int, v: int, scope_x: int, wide: bool
-    ) -> _Plan:
-        """As :meth:`of`, by the sizes; ``wide`` is for float32."""
         span = 16 if scope_x <= 16 else 32
         depth = min(max(_power_of_2(v), 16), 64 if wide else 128)
 
@@ -178,17 +172,11 @@ def allows_tf32() -> bool:
     return matmul.fp32_precision == "tf32" if new else matmul.allow_tf32
 
 
-# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
-@torch.library.custom_op(
-    "lambda_det::fused",
-    mutates_args=(),
-    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
-)
-def fused_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """See :func:`lambda_det.layers.local.local_position_output` (Sections 3.3 and 3.4).
 
-    Deterministic, forward and backward; the backward pass cannot itself be differentiated. Strides
-    are free; the kernels read fastest what is dense in the channels (channels_last).
+    Deterministic, forward and backward. Strides are free; the kernels read fastest what is dense in
+    the channels (channels_last).
 
     Args:
         queries: [b, H, W, h, k] with k of 8, 16 or 32.
@@ -220,13 +208,7 @@ def fused_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     return output
 
 
-@torch.library.custom_op(
-    "lambda_det::fused_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def fused_gradients(
+def _gradients(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
@@ -293,4 +275,4 @@ def _grad_values(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tenso
     return grad_values
 
 
-connect(fused_output, fused_gradients)
+fused_output, fused_gradients = operator("fused", _output, _gradients)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -51,18 +51,13 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(cls, height: int, width: int, scope_y: int, scope_x: int) -> Tiling:
-        tile_y, tile_x = min(TILE_HEIGHT, height), min(TILE_WIDTH, width)
-        return cls(
-            math.ceil(height / tile_y),
-            math.ceil(width / tile_x),
-            tile_y,
-            tile_x,
-            tile_y + scope_y - 1,
-            tile_x + scope_x - 1,
-        )
+        y, x = min(TILE_HEIGHT, height), min(TILE_WIDTH, width)
+        tiles = math.ceil(height / y), math.ceil(width / x)
+        return cls(*tiles, y, x, y + scope_y - 1, x + scope_x - 1)
 
 
 Chunk = tuple[slice, slice, slice]  # of images, tile rows, tile columns
+Function = Callable[..., Tensor | tuple[Tensor, Tensor, Tensor]]
 
 
 def chunk_numel(device: torch.device, dtype: torch.dtype) -> int:
@@ -118,19 +113,10 @@ def _untile(tiles: Tensor, target: Tensor) -> Tensor:
 
 def _windows(padded: Tensor, tiling: Tiling) -> Tensor:
     """View padded values [b, u, H', W', v] as windows [b, rows, columns, u, wy, wx, v]."""
-    b, u, y, x, v = padded.stride()
-    return padded.as_strided(
-        (
-            padded.shape[0],
-            tiling.rows,
-            tiling.columns,
-            padded.shape[1],
-            tiling.window_height,
-            tiling.window_width,
-            padded.shape[4],
-        ),
-        (b, y * tiling.height, x * tiling.width, u, y, x, v),
-    )
+    (batch, intra, _, _, depth), (b, u, y, x, v) = padded.shape, padded.stride()
+    tiles, window = tiling[:2], tiling[4:]
+    strides = (b, y * tiling.height, x * tiling.width, u, y, x, v)
+    return padded.as_strided((batch, *tiles, intra, *window, depth), strides)
 
 
 class _Scores:
@@ -150,12 +136,9 @@ class _Scores:
         self.embedding = embedding.flatten(1)  # [k, (u, r)]
         self.matrix = buffer.view(tiles, math.prod(queries), intra * math.prod(window))
         # One step to the next query is also one step in the window.
-        shape, stride = (
-            (tiles, *queries, intra, scope_y, scope_x),
-            (tile, y + row, x + column, h, u, row, column),
-        )
-        self._scores = buffer.as_strided(shape, stride)
-        self._shape, self._stride = shape[1:], stride
+        self._stride = (tile, y + row, x + column, h, u, row, column)
+        self._shape = (*queries, intra, scope_y, scope_x)
+        self._scores = buffer.as_strided((tiles, *self._shape), self._stride)
 
     def fill(self, queries: Tensor) -> Tensor:
         """Write the scores of [tiles, (y, x, h), k]; return [tiles, (y, x, h), (u, window)]."""
@@ -166,10 +149,8 @@ class _Scores:
 
     def take(self, matrix: Tensor) -> Tensor:
         """Read the scores' places out of [tiles, (y, x, h), (u, window)]; returns [.., (u, r)]."""
-        tiles = matrix.shape[0]
-        return matrix.as_strided((tiles, *self._shape), self._stride).reshape(
-            -1, self.embedding.shape[1]
-        )
+        scores = matrix.as_strided((matrix.shape[0], *self._shape), self._stride)
+        return scores.reshape(-1, self.embedding.shape[1])
 
 
 def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
@@ -177,37 +158,21 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     batch, height, width, heads, _ = queries.shape
     scope_y, scope_x = embedding.shape[-2:]
     tiling = Tiling.of(height, width, scope_y, scope_x)
-    padded = F.pad(
-        values.permute(0, 4, 1, 2, 3),  # [b, u, H, W, v]
-        (
-            0,
-            0,
-            scope_x // 2,
-            tiling.columns * tiling.width - width + scope_x // 2,
-            scope_y // 2,
-            tiling.rows * tiling.height - height + scope_y // 2,
-        ),
-    ).contiguous()
-    per_tile = (
-        tiling.height
-        * tiling.width
-        * heads
-        * embedding.shape[1]
-        * tiling.window_height
-        * tiling.window_width
-    )
+    left, top = scope_x // 2, scope_y // 2
+    right = tiling.columns * tiling.width - width + left
+    bottom = tiling.rows * tiling.height - height + top
+    planes = values.permute(0, 4, 1, 2, 3)  # [b, u, H, W, v]
+    padded = F.pad(planes, (0, 0, left, right, top, bottom)).contiguous()
+    per_tile = heads * embedding.shape[1] * math.prod(tiling[2:])
     limit = chunk_numel(queries.device, queries.dtype) // per_tile
     chunks = list(_chunks(batch, tiling, limit))
-    largest = max(
-        (math.prod(part.stop - part.start for part in chunk) for chunk in chunks[:1]), default=0
-    )
-    scores = _Scores(largest, heads, tiling, embedding)
+    sizes = [math.prod(part.stop - part.start for part in chunk) for chunk in chunks]
+    scores = _Scores(max(sizes, default=0), heads, tiling, embedding)
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
 
 # compiled.py and fused.py use these, too. Results and gradients have the memory layout of queries
-# and values, channels last or one map per channel, so that no later operation copies them. Only the
-# inputs are kept for the backward pass.
+# and values, channels last or one map per channel, so that no later operation copies them.
 
 
 def empty_like_queries(queries: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -227,53 +192,50 @@ def empty_like_values(values: Tensor, dtype: torch.dtype | None = None) -> Tenso
     return values.new_empty((batch, v, u, height, width), dtype=dtype).permute(0, 3, 4, 1, 2)
 
 
-def output_like(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """An empty output [b, H, W, h, v]: what torch.compile has to know of an operator."""
-    return empty_like_queries(queries, values.shape[3])
+# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
+_INPUTS = "Tensor queries, Tensor values, Tensor embedding"
 
 
-def gradients_like(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty gradients of queries, values and embedding."""
-    return (
-        empty_like_queries(queries, queries.shape[-1]),
-        empty_like_values(values),
-        torch.empty_like(embedding, memory_format=torch.contiguous_format),
-    )
+def operator(name: str, function: Function, gradients: Function) -> tuple[CustomOpDef, CustomOpDef]:
+    """An operator with a backward pass, so that torch.compile keeps both whole.
 
-
-def save_inputs(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    """Keep queries, values and embedding for the backward pass, and nothing else."""
-    ctx.save_for_backward(*inputs)
-
-
-def connect(output: CustomOpDef, gradients: CustomOpDef) -> None:
-    """Give an operator its backward pass, and torch.compile the form of the results of both.
+    Only the inputs are kept for the backward pass, which cannot itself be differentiated.
 
     Args:
-        output: maps queries, values and embedding to the output.
+        name: of the operator, in ``torch.ops.lambda_det``.
+        function: maps queries, values and embedding to the output.
         gradients: maps the output's gradient, queries, values and embedding to their gradients.
+
+    Returns:
+        The operators of both.
     """
-    output.register_fake(output_like)
-    gradients.register_fake(gradients_like)
-    output.register_autograd(
-        lambda ctx, grad: gradients(grad, *ctx.saved_tensors), setup_context=save_inputs
+    output = torch.library.custom_op(
+        f"lambda_det::{name}", function, mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
     )
+    backward = torch.library.custom_op(
+        f"lambda_det::{name}_backward",
+        gradients,
+        mutates_args=(),
+        schema=f"(Tensor grad, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+    )
+    # What torch.compile has to know of the results
+    output.register_fake(lambda q, v, embedding: empty_like_queries(q, v.shape[3]))
+    backward.register_fake(
+        lambda grad, q, v, embedding: (
+            empty_like_queries(q, q.shape[-1]),
+            empty_like_values(v),
+            torch.empty_like(embedding, memory_format=torch.contiguous_format),
+        )
+    )
+    output.register_autograd(
+        lambda ctx, grad: backward(grad, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return output, backward
 
 
-# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
-@torch.library.custom_op(
-    "lambda_det::query_first",
-    mutates_args=(),
-    schema="(Tensor queries, Tensor values, Tensor embedding) -> Tensor",
-)
-def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """See :func:`lambda_det.layers.local.local_position_output`.
-
-    An operator of its own, so that torch.compile keeps it whole instead of unrolling its loops. The
-    backward pass cannot itself be differentiated.
-    """
+def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    """See :func:`lambda_det.layers.local.local_position_output`."""
     with without_autocast(queries):
         tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
         windows = _windows(padded, tiling)
@@ -286,13 +248,7 @@ def query_first_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Te
         return _untile(output, empty_like_queries(queries, values.shape[3]))
 
 
-@torch.library.custom_op(
-    "lambda_det::query_first_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor queries, Tensor values, Tensor embedding)"
-    " -> (Tensor, Tensor, Tensor)",
-)
-def query_first_gradients(
+def _gradients(
     grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
@@ -337,4 +293,4 @@ def query_first_gradients(
         )
 
 
-connect(query_first_output, query_first_gradients)
+query_first_output, query_first_gradients = operator("query_first", _output, _gradients)
