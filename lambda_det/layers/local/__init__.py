@@ -117,7 +117,10 @@ def local_position_output(
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
         if implementation == "auto":
-            return _chosen_output(queries, values, embedding)
+            name = choose(queries, values, embedding)
+            is_proved = name == "fused" and queries.device.type in verdict.DEVICES
+            chosen = _proved_fused if is_proved else IMPLEMENTATIONS[name]
+            return chosen(queries, values, embedding)
         why = unsupported(implementation, queries, values, embedding)
         if why is not None:
             raise ConfigError(
@@ -125,12 +128,6 @@ def local_position_output(
                 f"used: {why}; choose another one, or auto."
             )
         return IMPLEMENTATIONS[implementation](queries, values, embedding)
-
-
-def _chosen_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    name = choose(queries, values, embedding)
-    is_proved = name == "fused" and queries.device.type in verdict.DEVICES
-    return (_proved_fused if is_proved else IMPLEMENTATIONS[name])(queries, values, embedding)
 
 
 def _or_fallback(
@@ -148,7 +145,8 @@ def _or_fallback(
         except torch.cuda.OutOfMemoryError:
             raise  # by no fault of the kernel
         except Exception as error:  # Triton raises its own
-            verdict.refuse(device, kind, f"the kernel failed ({reason(error)})")
+            left = verdict.allowed(device) - {kind}
+            verdict.allow(device, left, f"{kind}: the kernel failed ({reason(error)})")
     return fallback(*arguments)
 
 
@@ -178,17 +176,15 @@ def dilated(
     Returns:
         [b, H', W', h, v], where H' and W' are H and W rounded up to multiples of ``dilation``.
     """
-    outputs = undilated(_grids(queries, dilation), _grids(values, dilation))
-    outputs = outputs.unflatten(0, (-1, dilation, dilation)).permute(0, 3, 1, 4, 2, 5, 6)
-    return _dense(outputs).flatten(3, 4).flatten(1, 2)  # of [b, H' / d, d, W' / d, d, h, v]
-
-
-def _grids(x: Tensor, step: int) -> Tensor:
-    """[b, H, W, ..] as [b step step, ceil(H / step), ceil(W / step), ..], padded with zeros."""
-    height, width = x.shape[1:3]
-    x = F.pad(x, (0, 0, 0, 0, 0, -width % step, 0, -height % step))
-    x = x.unflatten(2, (-1, step)).unflatten(1, (-1, step))  # [b, H', d, W', d, ..]
-    return _dense(x.permute(0, 2, 4, 1, 3, 5, 6)).flatten(0, 2)
+    height, width = queries.shape[1:3]
+    pads = 0, 0, 0, 0, 0, -width % dilation, 0, -height % dilation
+    grids = []
+    for x in (queries, values):
+        x = F.pad(x, pads).unflatten(2, (-1, dilation)).unflatten(1, (-1, dilation))
+        grids.append(_dense(x.permute(0, 2, 4, 1, 3, 5, 6)).flatten(0, 2))  # [b d d, H', W', ..]
+    outputs = undilated(*grids).unflatten(0, (-1, dilation, dilation))
+    outputs = _dense(outputs.permute(0, 3, 1, 4, 2, 5, 6))  # [b, H', d, W', d, h, v]
+    return outputs.flatten(3, 4).flatten(1, 2)
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ of the kernels that it was made with, and for nothing else. Where there is none,
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
@@ -54,42 +53,32 @@ def key_of(device: torch.device) -> dict[str, str]:
     if device.type == "cuda" and torch.cuda.is_available():
         name = torch.cuda.get_device_name(device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    try:
+        from triton import __version__ as triton
+    except ImportError:
+        triton = "none"
+    driver = str(getattr(torch._C, "_cuda_getDriverVersion", int)())  # of CUDA, in every system
+    if _DRIVER.is_file():
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text(errors="replace"))
+        driver = f"{found[1]}, {driver}" if found else driver
+    sources = [(Path(__file__).parents[1] / name).read_bytes() for name in _SOURCES]
     return {
         "device": name,
         "compute capability": capability,
-        "driver": _driver(),
+        "driver": driver,
         "PyTorch": str(torch.__version__),
-        "Triton": _triton(),
-        "kernels": _hash_of_sources(),
+        "Triton": triton,
+        "kernels": _digest(b"\0".join(sources)),
     }
 
 
-def _driver() -> str:
-    try:
-        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError):
-        found = None
-    runtime = getattr(torch._C, "_cuda_getDriverVersion", int)()  # of CUDA, in every system
-    return f"{found[1]}, {runtime}" if found else str(runtime)
-
-
-def _triton() -> str:
-    try:
-        import triton
-    except ImportError:
-        return "none"
-    return triton.__version__
-
-
-@functools.cache
-def _hash_of_sources() -> str:
-    texts = [(Path(__file__).parents[1] / name).read_bytes() for name in _SOURCES]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _path(key: Mapping[str, str]) -> Path:
     name = re.sub(r"[^A-Za-z0-9]+", "_", key["device"])
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    digest = _digest(json.dumps(key, sort_keys=True).encode())
     return cache_folder() / f"verdict_{name}_{digest}.json"
 
 
@@ -143,11 +132,6 @@ def allowed(device: torch.device | str) -> frozenset[str]:
 def allows(device: str, kind: str) -> bool:
     """Whether ``auto`` takes the kernels for a kind on a device."""
     return kind in allowed(device)
-
-
-def refuse(device: str, kind: str, why: str) -> None:
-    """Take the kernels no longer for a kind on a device, in this process."""
-    allow(device, allowed(device) - {kind}, f"{kind}: {why}")
 
 
 def continue_with(device: str, recorded: Mapping[str, Any]) -> None:
