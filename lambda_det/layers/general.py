@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,14 +37,15 @@ def forward(
 ) -> Tensor:
     """See :meth:`LambdaLayer.forward`; [B, dim, N] to [B, dim_out, ceil(N / stride)] and so on."""
     source = x if context is None else context
-    options.check_input(layer, x, source, mask)
+    options.check_input(layer, x, source, mask, embeddings)
+    position = layer.position
+    if embeddings is not None:  # which say where queries and values are
+
+        def position(queries: Tensor, values: Tensor, mask: Tensor | None, *_: object) -> Tensor:
+            return pairs_position_output(queries, values, embeddings, mask)
+
     if layer.stride > 1:
         context = source
-    position = layer.position
-    if embeddings is not None:
-        options.check_embeddings(layer, x, source, embeddings)
-        position = partial(_given_position_output, embeddings)
-    if layer.stride > 1:
         # A convolution would copy the view, too, and of odd sides not see its layout
         x = x[(..., *[slice(None, None, layer.stride)] * (x.dim() - 2))].clone()
     parts = layer.project(_as_map(x), context if context is None else _as_map(context))
@@ -106,48 +106,7 @@ def position_output(
     implementation: str,
     stride: int,
 ) -> Tensor:
-    """The position output [b, H, W, h, v]; arguments as of :meth:`RelativePosition.forward`."""
-    size, context = queries.shape[1:-2], values.shape[1:-2]
-    reached = [max(stride * (q - 1) + 1, v) for q, v in zip(size, context, strict=True)]
-    embedding = position.offsets(*grid_size(reached, dilation), head=head)
-    embedding = spread(embedding, dilation, len(size))
-    if mask is not None and mask.dim() == 2:
-        dense = lambda_first.dense_embedding(embedding, size, context, stride)
-        return pairs_position_output(queries, values, dense, mask)
-    if mask is not None:
-        values = hide_padding(values, mask)
-    return grid_position_output(queries, values, embedding, implementation, stride=stride)
-
-
-def _given_position_output(
-    embeddings: Tensor, queries: Tensor, values: Tensor, mask: Tensor | None, *_: object
-) -> Tensor:
-    """In the place of a layer's own position; where queries and values are is in the embeddings."""
-    return pairs_position_output(queries, values, embeddings, mask)
-
-
-def pairs_position_output(
-    queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """The position output [b, H, W, h, v] of embeddings [n, m, k, u], or one such for each image.
-
-    n and m count the positions of queries and values, rows first. The mask is that of a
-    :class:`lambda_det.layers.LambdaLayer`.
-    """
-    embeddings = embeddings.to(queries.dtype)
-    if mask is not None and mask.dim() == 2:
-        embeddings = embeddings * mask[:, :, None, None]
-    elif mask is not None:
-        values = hide_padding(values, mask)
-    with without_autocast(queries):
-        y = lambda_first.position_output(queries.flatten(1, -3), values.flatten(1, -3), embeddings)
-    return y.unflatten(1, queries.shape[1:-2])
-
-
-def grid_position_output(
-    queries: Tensor, values: Tensor, embedding: Tensor, implementation: str, *, stride: int = 1
-) -> Tensor:
-    """The local position output of queries whose map is not that of the values, or of volumes.
+    """The position output of queries whose map is not that of the values, or of volumes.
 
     y[b, n, h, v] = sum over k, u and the offsets r of
 
@@ -157,16 +116,24 @@ def grid_position_output(
     positions coincide.
 
     Args:
+        position: has E, [k, u, r_y, r_x], of volumes [k, u, r_z, r_y, r_x].
         queries: [b, H, W, h, k].
         values: [b, H', W', v, u].
-        embedding: [k, u, r_y, r_x], of volumes [k, u, r_z, r_y, r_x].
-        implementation: see :func:`lambda_det.layers.local.local_position_output`.
+        mask, head, dilation, implementation: see :meth:`RelativePosition.forward`.
         stride: s, how many positions of the values' map neighbouring queries are apart.
 
     Returns:
         [b, H, W, h, v].
     """
     size, context = queries.shape[1:-2], values.shape[1:-2]
+    reached = [max(stride * (q - 1) + 1, v) for q, v in zip(size, context, strict=True)]
+    embedding = position.offsets(*grid_size(reached, dilation), head=head)
+    embedding = spread(embedding, dilation, len(size))
+    if mask is not None and mask.dim() == 2:
+        dense = lambda_first.dense_embedding(embedding, size, context, stride)
+        return pairs_position_output(queries, values, dense, mask)
+    if mask is not None:
+        values = hide_padding(values, mask)
     if stride > 1:
         # A sequence is a single row
         steps = [stride if max(sides) > 1 else 1 for sides in zip(size, context, strict=True)]
@@ -184,6 +151,24 @@ def grid_position_output(
         y = local_position_output(queries.flatten(0, 1), values, embedding, implementation)
         y = y.unflatten(0, (-1, whole[0]))
     return _fit(y, size)
+
+
+def pairs_position_output(
+    queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None
+) -> Tensor:
+    """The position output [b, H, W, h, v] of embeddings [n, m, k, u], or one such for each image.
+
+    n and m count the positions of queries and values, rows first. The mask is that of a
+    :class:`lambda_det.layers.LambdaLayer`.
+    """
+    embeddings = embeddings.to(queries.dtype)
+    if mask is not None and mask.dim() == 2:
+        embeddings = embeddings * mask[:, :, None, None]
+    elif mask is not None:
+        values = hide_padding(values, mask)
+    with without_autocast(queries):
+        y = lambda_first.position_output(queries.flatten(1, -3), values.flatten(1, -3), embeddings)
+    return y.unflatten(1, queries.shape[1:-2])
 
 
 def _fit(x: Tensor, size: Sequence[int]) -> Tensor:

@@ -114,9 +114,6 @@ class ContentLambda(nn.Module):
                     y = (content_lambda.mT[:, None] @ q.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return y.unflatten(1, queries.shape[1:-2])
 
-    def extra_repr(self) -> str:
-        return f"key_norm={self.key_norm}"
-
 
 class RelativePosition(nn.Module):
     """The learned embeddings R of Section 3.3, and the position output that is made of them.
@@ -238,10 +235,6 @@ class RelativePosition(nn.Module):
         if self.heads is not None and head is not None:
             embedding = embedding[head]
         return crop_offsets(embedding, *size)
-
-    def extra_repr(self) -> str:
-        kind = "local" if self.map_size is None else "global"
-        return f"{kind}, embedding={list(self.embedding.shape)}"
 
 
 class LambdaLayer(nn.Module):
@@ -370,7 +363,7 @@ class LambdaLayer(nn.Module):
         """
         if x.dim() != 4 or self.stride > 1 or context is not None or embeddings is not None:
             return general.forward(self, x, mask, context, embeddings)
-        options.check_input(self, x, x, mask)
+        options.check_input(self, x, x, mask, None)
         y = self.apply_lambdas(self.project(x), mask, self.position)  # [b, H, W, h, v]
         return y.flatten(-2).permute(0, 3, 1, 2)  # [b, (h, v), H, W]
 

@@ -103,8 +103,10 @@ def check_layer(layer: LambdaLayer) -> None:
         )
 
 
-def check_input(layer: LambdaLayer, x: Tensor, context: Tensor, mask: Tensor | None) -> None:
-    """Raise ConfigError where an input, its context or its mask does not fit a layer."""
+def check_input(
+    layer: LambdaLayer, x: Tensor, context: Tensor, mask: Tensor | None, embeddings: Tensor | None
+) -> None:
+    """Raise ConfigError where the arguments of a call do not fit a layer or each other."""
     own = found = max(x.dim() - 2, 2)  # 2 for maps and sequences
     if layer.position is not None:
         own = layer.position.embedding.dim() - 2 - layer.multi_head
@@ -119,37 +121,33 @@ def check_input(layer: LambdaLayer, x: Tensor, context: Tensor, mask: Tensor | N
             f"The context of a lambda layer has the shape {list(context.shape)}; it must be that "
             f"of the input, {list(x.shape)}, except for the sizes of the map."
         )
-    if mask is None or (
-        # Where a comparison of sizes would tie a graph to those it is made with
-        mask.dim() in (2, x.dim()) and (torch.compiler.is_compiling() or torch.jit.is_tracing())
-    ):
-        return
-    padding, pairs = [1, *context.shape[2:]], list(_pairs(layer, x, context))
-    # A padding mask of one example serves for all
-    if list(mask.shape) not in ([len(x), *padding], [1, *padding], pairs):
-        raise ConfigError(
-            f"The mask of a lambda layer has the shape {list(mask.shape)}, but for this input must "
-            f"be {[len(x), *padding]} for padding or {pairs} for a context per query."
-        )
-
-
-def check_embeddings(layer: LambdaLayer, x: Tensor, context: Tensor, embeddings: Tensor) -> None:
-    """Raise ConfigError where the embeddings given with a call do not fit."""
-    if layer.position is not None:
+    if embeddings is not None and layer.position is not None:
         raise ConfigError(
             "This lambda layer has position embeddings of its own; make it with scope=None to give "
             "others with a call."
         )
-    expected = (*_pairs(layer, x, context), layer.query_depth, layer.intra_depth)
-    if tuple(embeddings.shape) not in (expected, (len(x), *expected)):
+    # Where a comparison of sizes would tie a graph to those it is made with
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        mask = None if mask is None or mask.dim() in (2, x.dim()) else mask
+    if mask is None and embeddings is None:
+        return
+    # The numbers of queries and of positions of the context
+    pairs = [
+        math.prod(-(-side // layer.stride) for side in x.shape[2:]),
+        math.prod(context.shape[2:]),
+    ]
+    if embeddings is not None:
+        one = [*pairs, layer.query_depth, layer.intra_depth]
+        _check_shape("embeddings", embeddings, one, [len(x), *one])
+    if mask is not None:
+        padding = [1, *context.shape[2:]]
+        # A padding mask of one example serves for all
+        _check_shape("mask", mask, [len(x), *padding], [1, *padding], pairs)
+
+
+def _check_shape(what: str, x: Tensor, *shapes: list[int]) -> None:
+    if list(x.shape) not in shapes:
         raise ConfigError(
-            f"The embeddings given to a lambda layer have the shape {list(embeddings.shape)}; for "
-            f"this input they must have {list(expected)}, or one such for each of {len(x)} "
-            "examples."
+            f"The {what} of a lambda layer has the shape {list(x.shape)}, but for this input must "
+            f"have one of {', '.join(map(str, shapes))}."
         )
-
-
-def _pairs(layer: LambdaLayer, x: Tensor, context: Tensor) -> tuple[int, int]:
-    """How many queries and how many positions of the context there are."""
-    queries = math.prod(-(-side // layer.stride) for side in x.shape[2:])
-    return queries, math.prod(context.shape[2:])

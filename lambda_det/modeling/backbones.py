@@ -23,44 +23,29 @@ def layer_options(section: CfgNode) -> dict[str, Any]:
     Returns:
         Arguments of :func:`create_backbone`, as plain values.
     """
-    given = {
-        key.lower(): section[key]
-        for key, option in LAMBDA_LAYER_KEYS.items()
-        if section[key] != option.default
-    }
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
+    given = {key: section[key] for key, o in LAMBDA_LAYER_KEYS.items() if section[key] != o.default}
+    return {key.lower(): list(v) if isinstance(v, tuple) else v for key, v in given.items()}
 
 
 def _build_network(cfg: CfgNode, dilation: dict[str, int], **overrides: Any) -> Backbone:
     options = cfg.MODEL.LAMBDA_RESNET
     _refuse_other_convolutions(cfg)
-    # fmt: off
-    switches = {
-        "stochastic_depth":       options.STOCHASTIC_DEPTH,
-        "checkpoint_activations": options.CHECKPOINT_ACTIVATIONS,
-        "mask_padding":           options.MASK_PADDING,
-    }
-    # fmt: on
-    switched_on = [name.upper() for name, value in switches.items() if value]
-    if switched_on and isinstance(get_spec(options.NAME), MobileNetSpec):
-        raise ConfigError(
-            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} takes no {', '.join(switched_on)}; leave it "
-            "at its default, or take a ResNet."
-        )
     if max(dilation.values()) > 1:
         overrides["dilation"] = dilation
+    for key in ("STOCHASTIC_DEPTH", "CHECKPOINT_ACTIVATIONS", "MASK_PADDING"):
+        if options[key]:
+            overrides[key.lower()] = options[key]
     if overrides and isinstance(get_spec(options.NAME), MobileNetSpec):
         raise ConfigError(
-            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} cannot be dilated; set "
-            "MODEL.RESNETS.RES5_DILATION to 1 and MODEL.BACKBONE.NAME to "
-            "build_lambda_resnet_backbone, or take a ResNet."
+            f"MODEL.LAMBDA_RESNET.NAME {options.NAME} takes no {', '.join(overrides).upper()}; "
+            "leave these and MODEL.RESNETS.RES5_DILATION at their defaults, with "
+            "MODEL.BACKBONE.NAME build_lambda_resnet_backbone, or take a ResNet."
         )
     return create_backbone(
         options.NAME,
         options.OUT_FEATURES,
         norm=options.NORM,
         freeze_at=cfg.MODEL.BACKBONE.FREEZE_AT,
-        **{name: value for name, value in switches.items() if value},
         **layer_options(options),
         **overrides,
     )
@@ -73,15 +58,15 @@ def _refuse_other_convolutions(cfg: CfgNode) -> None:
     network that ours replaces, and are not looked at.
     """
     options = cfg.MODEL.RESNETS
-    for key, asked, what in (
-        ("DEFORM_ON_PER_STAGE", any(options.DEFORM_ON_PER_STAGE), "deformable convolutions"),
-        ("NUM_GROUPS", options.NUM_GROUPS != 1, "grouped convolutions"),
-    ):
-        if asked:
-            raise ConfigError(
-                f"MODEL.RESNETS.{key} is {options[key]}, but the networks of MODEL.LAMBDA_RESNET "
-                f"have no {what}; leave it at its default, or take build_resnet_backbone."
-            )
+    asked = {
+        "DEFORM_ON_PER_STAGE": any(options.DEFORM_ON_PER_STAGE),
+        "NUM_GROUPS": options.NUM_GROUPS != 1,
+    }
+    for key in (key for key, is_asked in asked.items() if is_asked):
+        raise ConfigError(
+            f"MODEL.RESNETS.{key} is {options[key]}, but the networks of MODEL.LAMBDA_RESNET have "
+            "only plain convolutions; leave it at its default, or take build_resnet_backbone."
+        )
 
 
 @BACKBONE_REGISTRY.register()
@@ -167,10 +152,9 @@ def build_lambda_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FP
 @BACKBONE_REGISTRY.register()
 def build_retinanet_lambda_resnet_fpn_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> FPN:
     """FPN with p3 to p7, p6 and p7 from res5, as ``build_retinanet_resnet_fpn_backbone``."""
-    return _build_fpn(
-        cfg,
-        input_shape,
-        lambda bottom_up: LastLevelP6P7(
-            bottom_up.output_shape()["res5"].channels, cfg.MODEL.FPN.OUT_CHANNELS
-        ),
-    )
+
+    def make_top(bottom_up: Backbone) -> nn.Module:
+        channels = bottom_up.output_shape()["res5"].channels
+        return LastLevelP6P7(channels, cfg.MODEL.FPN.OUT_CHANNELS)
+
+    return _build_fpn(cfg, input_shape, make_top)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
@@ -38,16 +37,10 @@ def check_out_features(out_features: Sequence[str] | None, available: Sequence[s
     Raises:
         ConfigError: there are none, or a name is not one of ``available``.
     """
-    if out_features is None:
-        return [available[-1]]
-    if len(out_features) == 0:
-        raise ConfigError(f"OUT_FEATURES is empty; name some of {', '.join(available)}.")
-    for name in out_features:
-        if name not in available:
-            raise ConfigError(
-                f"OUT_FEATURES names {name!r}, but this backbone has {', '.join(available)}."
-            )
-    return list(out_features)
+    found = list(available[-1:] if out_features is None else out_features)
+    if not found or not set(found) <= set(available):
+        raise ConfigError(f"OUT_FEATURES is {found}; name some of {', '.join(available)}.")
+    return found
 
 
 def check_dilation(
@@ -60,19 +53,13 @@ def check_dilation(
             a multi-grid that does not fit the blocks of res5.
     """
     dilation = dict(dilation or {})
-    for name, value in dilation.items():
-        if name not in STAGES[1:] or type(value) is not int or value < 1:
-            raise ConfigError(
-                f"The dilation of {name} is {value!r}; {', '.join(STAGES[1:])} can have whole "
-                "numbers from 1."
-            )
     result = {name: dilation.get(name, 1) for name in STAGES}
-    for before, name in itertools.pairwise(STAGES):
-        if result[name] < result[before]:
-            raise ConfigError(
-                f"The dilation of {name} is {result[name]}, less than the {result[before]} of "
-                f"{before}, and would narrow what the positions see; give at least that."
-            )
+    numbers = list(result.values())
+    if not set(dilation) <= {*STAGES[1:]} or numbers != sorted(numbers) or numbers[0] != 1:
+        raise ConfigError(
+            f"The dilation of the stages is {dilation}; {', '.join(STAGES[1:])} can have whole "
+            "numbers from 1, each at least that of the stage before."
+        )
     if multi_grid is not None and (len(multi_grid) != spec.blocks[-1] or min(multi_grid) < 1):
         raise ConfigError(
             f"MODEL.RESNETS.RES5_MULTI_GRID is {list(multi_grid)}, but res5 of this network has "

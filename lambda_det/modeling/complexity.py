@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.build import Classifier, create_classifier
@@ -73,45 +71,30 @@ def measure(
         times |= dict.fromkeys(part.modules(), number)
     counts = [0, 0]
 
-    def count_conv(conv: nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> None:
-        per_output = conv.in_channels // conv.groups * conv.kernel_size[0] * conv.kernel_size[1]
-        for index in range(2):
-            counts[index] += output.numel() * per_output * times[conv]
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if isinstance(module, LambdaLayer):
+            found = lambda_multiply_adds(module, *output.shape[-2:])
+        elif hasattr(module, "multiply_adds"):
+            found = [module.multiply_adds(*output.shape[-2:])] * 2
+        else:  # of a convolution or linear layer, each output is a sum over a row of the weight
+            found = [output.numel() * module.weight[0].numel()] * 2
+        for index, number in enumerate(found):
+            counts[index] += number * times[module]
 
-    def count_linear(linear: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> None:
-        for index in range(2):
-            counts[index] += output.numel() * linear.in_features * times[linear]
-
-    def count_lambda(layer: LambdaLayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        for index, count in enumerate(lambda_multiply_adds(layer, *output.shape[-2:])):
-            counts[index] += count * times[layer]
-
-    def count_other(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if hasattr(layer, "multiply_adds"):
-            for index in range(2):
-                counts[index] += layer.multiply_adds(*output.shape[-2:]) * times[layer]
-
-    counters = {
-        nn.Conv2d: count_conv,
-        nn.Linear: count_linear,
-        LambdaLayer: count_lambda,
-        nn.Module: count_other,
-    }
-    hooks = [
-        module.register_forward_hook(counter)
+    counted = [
+        module.register_forward_hook(count)
         for module in model.modules()
-        for kind, counter in counters.items()
-        if isinstance(module, kind)
+        if isinstance(module, nn.Conv2d | nn.Linear | LambdaLayer)
+        or hasattr(module, "multiply_adds")
     ]
     training = model.training
+    images = torch.empty(1, 3, image_size, image_size, device=next(model.parameters()).device)
     try:
         with torch.no_grad():
-            model.eval()(
-                torch.empty(1, 3, image_size, image_size, device=next(model.parameters()).device)
-            )
+            model.eval()(images)
     finally:
         model.train(training)
-        for hook in hooks:
+        for hook in counted:
             hook.remove()
     holders = {p: module for module in model.modules() for p in module.parameters(recurse=False)}
     return Complexity(sum(p.numel() * times[m] for p, m in holders.items()), *counts)
@@ -126,7 +109,7 @@ def measure_named(name: str, image_size: int) -> Complexity:
         ConfigError: there is no such network.
     """
     spec = get_spec(name)
-    with _ShapesOnly(), torch.device("meta"):
+    with torch.device("meta"):
         if not isinstance(spec, ResNetSpec):
             return measure(create_classifier(name), image_size)
         short, numbers = _without_repeats(spec)
@@ -146,17 +129,3 @@ def _without_repeats(spec: ResNetSpec) -> tuple[ResNetSpec, list[list[int]]]:
         numbers.append([kinds.count(kind) for kind in distinct])
         lambda_blocks[name] = tuple(i for i, (_, has) in enumerate(distinct, 1) if has)
     return replace(spec, blocks=tuple(map(len, numbers)), lambda_blocks=lambda_blocks), numbers
-
-
-_LEFT_OUT = {"batch_norm", "kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_"}
-_LEFT_OUT |= {"add_", "relu", "relu_", "sigmoid", "silu", "zero_", "zeros_"}
-
-
-class _ShapesOnly(TorchFunctionMode):
-    """Leaves out what changes no shape, which takes most of the time on the meta device."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _LEFT_OUT:
-            return args[0] if args else kwargs["tensor"]  # as torch.nn.init calls it
-        return func(*args, **kwargs)

@@ -94,21 +94,18 @@ class Replacements:
             "scope": options.get("scope") is not None,
             "stage_scopes": bool(stage_scopes),
             "global_context": bool(global_context),
-            "position False": not options.get("position", True),
+            "position": not options.get("position", True),
         }
         reaches = [name for name, given in reaches.items() if given]
-        given = [*options, *(name for name in reaches if name not in options)]
-        given += ["share_positions"] * bool(share_positions)
-        unknown = given
-        if spec.kind:  # what spans a whole map is made for images of one size
-            unknown = [n for n in given if n != "global_context" or not spec.global_context]
-        elif any(spec.lambda_blocks.values()):
-            unknown = []
-        if unknown:
-            raise ConfigError(
-                f"{', '.join(unknown)}: options of lambda layers, which this network doesn't have; "
-                "leave them out."
-            )
+        if spec.kind or not any(spec.lambda_blocks.values()):
+            unknown = {*options, *reaches, *["share_positions"] * bool(share_positions)}
+            if spec.global_context:  # what spans a whole map is made for images of one size
+                unknown -= {"global_context"}
+            if unknown:
+                raise ConfigError(
+                    f"{', '.join(sorted(unknown))}: options of lambda layers, which this network "
+                    "doesn't have; leave them out."
+                )
         if len(reaches) > 1:
             raise ConfigError(
                 f"{' and '.join(reaches)} of the lambda layers contradict each other; give one."
