@@ -49,6 +49,36 @@ def initialise(conv: nn.Conv2d) -> None:
         nn.init.zeros_(conv.bias)
 
 
+class GlobalAveragePool(nn.Module):
+    """Average the maps of [B, C, H, W]: [B, C, 1, 1]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.requires_grad:
+            return x.mean((2, 3), keepdim=True)
+        # The gradient of a sum is a view, that of a mean a contiguous map, which adds slowly to
+        # one that is channels last
+        count = x.shape[2] * x.shape[3]
+        if x.dtype == torch.float16:  # whose sums overflow
+            return (x / count).sum((2, 3), keepdim=True)
+        return x.sum((2, 3), keepdim=True) / count
+
+
+class SqueezeExcitation(nn.Module):
+    """Squeeze-and-excitation, whose inner layer has 1 / ``ratio`` of the block's output width."""
+
+    def __init__(self, channels: int, ratio: int = 4) -> None:
+        super().__init__()
+        self.squeeze = GlobalAveragePool()
+        self.reduce = Conv2d(channels, channels // ratio, 1, activation=F.relu_)
+        self.expand = Conv2d(channels // ratio, channels, 1)
+        initialise(self.reduce)
+        initialise(self.expand)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rescale the channels of [B, C, H, W]."""
+        return x * torch.sigmoid(self.expand(self.reduce(self.squeeze(x))))
+
+
 class StagedBackbone(Backbone):
     """A network of a stem and stages. Their maps are its features, by the names of the parts.
 
