@@ -67,15 +67,11 @@ class MobileNetV2(StagedBackbone):
         **lambda_options: Any,
     ) -> None:
         check_norm(norm)
-        if lambda_options and not spec.lambda_blocks:
-            raise ConfigError(
-                f"MobileNet-v2 without lambda blocks has no {', '.join(lambda_options)}."
-            )
-        unknown = [name for name in _OF_STAGES if name in lambda_options]
+        unknown = [n for n in lambda_options if n in _OF_STAGES or not spec.lambda_blocks]
         if unknown:
             raise ConfigError(
-                f"{', '.join(unknown)}: of lambda layers in stages, which MobileNet-v2 doesn't "
-                "have; leave them out, or take a ResNet."
+                f"{', '.join(unknown)}: options that this MobileNet-v2 doesn't have; leave them "
+                "out, or take a ResNet."
             )
         network = mobilenet_v2(
             norm_layer=lambda channels: get_norm(norm, channels) or nn.Identity()

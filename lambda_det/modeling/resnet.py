@@ -85,10 +85,9 @@ class Bottleneck(CNNBlockBase):
         layer: what stands in the place of the 3x3 convolution, such as a
             :class:`lambda_det.layers.LambdaLayer`; None for the convolution.
         se_ratio: of the squeeze-and-excitation after the last norm; 0 for none.
-        pooled_shortcut: ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution,
-            instead of a stride in it.
-        lambda_pool: side of the average pooling after a strided lambda layer: 3, which counts the
-            zeros beyond the border, or 2 (timm), which does not.
+        design: "rs" has ResNet-D's 2x2 average pooling before the shortcut's 1x1 convolution, the
+            others have a stride in it. The average pooling after a strided lambda layer is 3x3 and
+            counts the zeros beyond the border; that of "timm" is 2x2 and does not.
         activation: after the norms and after the sum.
         stochastic_depth: probability of leaving the residual branch of an image out in training.
         after: what follows the block, or None. Files of weights have it as ``attention``.
@@ -105,8 +104,7 @@ class Bottleneck(CNNBlockBase):
         norm: Norm = "BN",
         layer: nn.Module | None = None,
         se_ratio: int = 0,
-        pooled_shortcut: bool = True,
-        lambda_pool: Literal[2, 3] = 3,
+        design: Literal["rs", "vanilla", "timm"] = "rs",
         activation: Activation = F.relu_,
         stochastic_depth: float = 0.0,
         after: nn.Module | None = None,
@@ -114,13 +112,11 @@ class Bottleneck(CNNBlockBase):
         super().__init__(in_channels, out_channels, stride)
         self.shortcut = self.shortcut_pool = None
         if in_channels != out_channels or stride > 1:
-            if pooled_shortcut and stride > 1:
-                # As many positions as after a strided 3x3 convolution; those beyond the border do
-                # not count
-                self.shortcut_pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
-            conv_stride = 1 if pooled_shortcut else stride
+            in_conv = 1 if design == "rs" else stride
+            if in_conv != stride:
+                self.shortcut_pool = _average(stride)
             self.shortcut = conv_norm(
-                in_channels, out_channels, 1, norm=norm, stride=conv_stride, activation=None
+                in_channels, out_channels, 1, norm=norm, stride=in_conv, activation=None
             )
         width = bottleneck_channels
         self.activation = activation
@@ -129,21 +125,13 @@ class Bottleneck(CNNBlockBase):
         if layer is not None:
             self.conv2 = layer
             self.pool = nn.Identity()
-            if stride > 1 and lambda_pool == 3:
-                self.pool = nn.AvgPool2d(3, stride, padding=1)
-            elif stride > 1:
-                self.pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+            if stride > 1:
+                strided = nn.AvgPool2d(3, stride, padding=1)
+                self.pool = _average(stride) if design == "timm" else strided
             self.norm2 = get_norm(norm, width) or nn.Identity()
         else:
-            self.conv2 = conv_norm(
-                width,
-                width,
-                3,
-                norm=norm,
-                stride=stride,
-                dilation=dilation,
-                activation=activation,
-            )
+            steps = {"stride": stride, "dilation": dilation}
+            self.conv2 = conv_norm(width, width, 3, norm=norm, activation=activation, **steps)
         self.conv3 = conv_norm(width, out_channels, 1, norm=norm, activation=None)
         self.se = SqueezeExcitation(out_channels, se_ratio) if se_ratio else None
         self.drop = StochasticDepth(stochastic_depth, "row") if stochastic_depth else None
@@ -172,6 +160,11 @@ class Bottleneck(CNNBlockBase):
         out += x
         out = self.activation(out)
         return out if self.attention is None else self.attention(out)
+
+
+def _average(stride: int) -> nn.Module:
+    """As many positions as after a strided 3x3 convolution; none beyond the border counts."""
+    return nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
 
 
 def make_stage(
@@ -218,8 +211,7 @@ def make_stage(
             norm=norm,
             layer=layer,
             se_ratio=spec.se_ratio if name in spec.se_stages else 0,
-            pooled_shortcut=spec.design == "rs",
-            lambda_pool=2 if spec.design == "timm" else 3,
+            design=spec.design,
             activation=_ACTIVATIONS[spec.activation],
             stochastic_depth=stochastic_depth,
             after=after,
