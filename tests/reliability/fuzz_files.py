@@ -284,8 +284,9 @@ def take(kind: Kind, folder: Path, seed: int) -> str:
             kind.use(folder, file)
         return "used"
     except UserError as error:
-        # The folder of the file, or a key of the configuration
-        assert_clear(error, str(folder), *re.findall(r"\w\.\w", str(error)))
+        # The folder of the file, or a key of the configuration, or one that a LazyConfig lacks
+        keys = re.findall(r"\w\.\w|has no \w+: a LazyConfig", str(error))
+        assert_clear(error, str(folder), *keys)
         return type(error).__name__
     finally:
         for path in folder.rglob("*"):
