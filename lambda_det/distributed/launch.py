@@ -52,26 +52,18 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
         raise ConfigError(f"{key} {device!r} is no device; use cuda or cpu.") from error
     if num_gpus < 1:
         raise ConfigError(
-            f"--num-gpus is {num_gpus}; it counts processes and must be 1 or more. To train on the "
-            f"CPU, add {option(key, 'cpu')} at the end of the command line."
+            f"--num-gpus is {num_gpus}; it counts processes and must be 1 or more. "
+            f"{option(key, 'cpu')} at the end of the command line uses the CPU."
         )
     if parsed.type != "cuda":
         return parsed
-    if not torch.cuda.is_available():
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = parsed.index is not None
+    if num_gpus > there or (named and (num_gpus > 1 or parsed.index >= there)):
         raise ConfigError(
-            f"{key} is {device}, but PyTorch {torch.__version__} sees no CUDA GPU here: add "
-            f"{option(key, 'cpu')} at the end of the command line to use the CPU."
-        )
-    count = torch.cuda.device_count()
-    if num_gpus > 1 and parsed.index is not None:
-        raise ConfigError(
-            f"{option(key, device)} is one GPU, and {num_gpus} processes were asked for; set "
-            f"{option(key, 'cuda')}."
-        )
-    if num_gpus > count or (parsed.index or 0) >= count:
-        raise ConfigError(
-            f"{num_gpus} GPU(s) with {option(key, device)} were asked for, and this machine has "
-            f"{count}: lower --num-gpus or the index."
+            f"{option(key, device)} needs a GPU for each of {num_gpus} process(es), and PyTorch "
+            f"{torch.__version__} sees {there} here: lower --num-gpus, set {option(key, 'cuda')} "
+            f"for the first ones, or add {option(key, 'cpu')} at the end of the command line."
         )
     return parsed
 
@@ -106,22 +98,6 @@ def launch(
         _join_torchrun(main, args, device, key)
         return
     parsed = check_device(device, args.num_gpus, key)
-    _check_machines(args)
-    world_size = args.num_gpus * args.num_machines
-    if world_size == 1:
-        if parsed.type == "cuda" and parsed.index is not None:
-            torch.cuda.set_device(parsed)  # seeds are set on the current device at each step
-        main(args)
-        return
-    url = f"tcp://127.0.0.1:{_free_port()}" if args.dist_url == "auto" else args.dist_url
-    first = args.machine_rank * args.num_gpus
-    spawn(
-        functools.partial(_run_spawned, main=main, args=args, device_type=parsed.type, url=url),
-        [f"Process {first + index} of {world_size}" for index in range(args.num_gpus)],
-    )
-
-
-def _check_machines(args: argparse.Namespace) -> None:
     if args.num_machines < 1 or not 0 <= args.machine_rank < args.num_machines:
         raise ConfigError(
             f"--machine-rank {args.machine_rank} does not fit --num-machines {args.num_machines}: "
@@ -132,12 +108,22 @@ def _check_machines(args: argparse.Namespace) -> None:
             "Several machines need the same --dist-url tcp://ADDRESS:PORT, with an address of the "
             "machine of rank 0 that all can reach."
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    world_size = args.num_gpus * args.num_machines
+    if world_size == 1:
+        if parsed.type == "cuda" and parsed.index is not None:
+            torch.cuda.set_device(parsed)  # seeds are set on the current device at each step
+        main(args)
+        return
+    url = args.dist_url
+    if url == "auto":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            url = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    first = args.machine_rank * args.num_gpus
+    spawn(
+        functools.partial(_run_spawned, main=main, args=args, device_type=parsed.type, url=url),
+        [f"Process {first + index} of {world_size}" for index in range(args.num_gpus)],
+    )
 
 
 def _run_spawned(local_rank: int, main, args, device_type: str, url: str) -> None:

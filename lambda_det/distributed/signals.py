@@ -130,6 +130,12 @@ def _handle(number: int, _frame: object) -> None:
         die_of(number)
 
 
+def name_of_end(status: int) -> str:
+    """An exit status as "SIGKILL", "signal 37" (a real-time one) or "status 3"."""
+    known = {-number: number.name for number in signal.Signals}
+    return known.get(status, f"{'signal' if status < 0 else 'status'} {abs(status)}")
+
+
 def die_of(number: int) -> None:
     """End this process by a signal, as if no handler had been set."""
     signal.signal(number, signal.SIG_DFL)

@@ -17,16 +17,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
+from typing import NamedTuple
 
 import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessRaisedException
 
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, die_of, restore_handlers
-from lambda_det.errors import PREEMPTED_STATUS, LostProcessError, Preempted, UserError
+from lambda_det.distributed.signals import SIGNALS, die_of, name_of_end, restore_handlers
+from lambda_det.errors import LostProcessError, Preempted, UserError
 
 __all__ = ["GRACE", "spawn"]
 
@@ -34,10 +34,13 @@ __all__ = ["GRACE", "spawn"]
 GRACE = 15.0
 _POLL = 0.1  # seconds between two looks at the processes and the signals
 _START_METHOD = "spawn"
+_HINTS = {
+    "SIGKILL": ", as happens when the machine runs out of memory",
+    "SIGABRT": ", as PyTorch does when a collective call takes too long",
+}
 
 
-@dataclass(frozen=True)
-class _End:
+class _End(NamedTuple):
     """How one of the processes has ended.
 
     Attributes:
@@ -49,10 +52,6 @@ class _End:
     pid: int
     status: int
     error: BaseException | None
-
-    @property
-    def failed(self) -> bool:
-        return self.status not in (0, PREEMPTED_STATUS)
 
     def distance_from_cause(self, passed_on: set[int]) -> int:
         """How likely another process was the cause: the higher, the more likely."""
@@ -104,8 +103,7 @@ def spawn(work: Callable[[int], None], names: Sequence[str]) -> None:
             # A start that failed leaves those that it had started
             for process in processes or set(multiprocessing.active_children()) - before:
                 process.kill()
-    failed = [end for end in ended if end.status != 0]
-    if failed:
+    if failed := [end for end in ended if end.status != 0]:
         _raise_cause(failed, passed_on, names)
 
 
@@ -131,11 +129,11 @@ def _wait(
         How they ended, in that order, without those that had to be killed; and the signals that
         were passed on.
     """
-    running, cut_off = dict(enumerate(processes)), set()
+    running = dict(enumerate(processes))
     ended: list[_End] = []
     passed_on: set[int] = set()
     deadline = float("inf")
-    while running:
+    while running and time.monotonic() < deadline:
         while received:
             passed_on.add(number := received.pop(0))
             for process in filter(_is_running, running.values()):
@@ -144,17 +142,15 @@ def _wait(
         if not over:
             time.sleep(_POLL)
         ends = [_end_of(index, running.pop(index), receivers[index]) for index in over]
-        if any(end.failed for end in ends):
+        if any(end.status != 0 and not isinstance(end.error, Preempted) for end in ends):
             deadline = min(deadline, time.monotonic() + GRACE)
         # Of processes that are seen to end together, those without an error were killed first,
         # and the others noticed it
         ended += sorted(ends, key=lambda end: end.error is not None)
-        if time.monotonic() > deadline:
-            cut_off = set(running)
-            for process in running.values():
-                process.kill()
-            deadline = float("inf")
-    return [end for end in ended if end.index not in cut_off], passed_on
+    for process in running.values():
+        process.kill()
+        process.join()
+    return ended, passed_on
 
 
 def _is_running(process: mp.Process) -> bool:
@@ -163,19 +159,19 @@ def _is_running(process: mp.Process) -> bool:
 
 
 def _end_of(index: int, process: mp.Process, errors: Connection) -> _End:
-    try:
+    error = None
+    with suppress(EOFError):
         error = errors.recv() if errors.poll() else None
-    except EOFError:
-        error = None
     return _End(index, process.pid, process.exitcode, error)
 
 
 def _raise_cause(failed: list[_End], passed_on: set[int], names: Sequence[str]) -> None:
-    cause = min(failed, key=lambda end: end.distance_from_cause(passed_on))
-    if isinstance(cause.error, Preempted):
-        # Rank 0 has saved; the others may have ended before it did
-        preempted = [end for end in failed if isinstance(end.error, Preempted)]
-        cause = min(preempted, key=lambda end: end.index)
+    def place(end: _End) -> tuple[int, int]:
+        # Of those that were stopped rank 0 has saved; the others may have ended before it did
+        stopped = isinstance(end.error, Preempted)
+        return end.distance_from_cause(passed_on), end.index if stopped else 0
+
+    cause = min(failed, key=place)
     if cause.error is not None:
         raise cause.error
     if -cause.status in passed_on:
@@ -188,17 +184,8 @@ def _raise_cause(failed: list[_End], passed_on: set[int], names: Sequence[str]) 
 
 
 def _describe_end(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    hints = {
-        "SIGKILL": ", as happens when the machine runs out of memory",
-        "SIGABRT": ", as PyTorch does when a collective call takes too long",
-    }
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-status}"
-    return f"was killed by {name}{hints.get(name, '')}"
+    name = name_of_end(status)
+    return f"{'was killed by' if status < 0 else 'ended with'} {name}{_HINTS.get(name, '')}"
 
 
 def _run(
@@ -217,15 +204,14 @@ def _run(
         work(index)
     except KeyboardInterrupt:
         status = 130
-    except Preempted as stop:
-        status, error = PREEMPTED_STATUS, stop
-    except UserError as refusal:
-        status, error = 2, refusal
+    except (Preempted, UserError) as expected:
+        error = expected
     except Exception:
         trace = traceback.format_exc()[-20_000:]  # what a pipe holds without a reader
         text = f"\n\n-- Process {index} ended with the following error:\n{trace}"
-        status, error = 1, ProcessRaisedException(text, index, os.getpid())
+        error = ProcessRaisedException(text, index, os.getpid())
     if error is not None:
+        status = 1
         senders[index].send(error)
     # Not by the interpreter's finalization, in which a thread of PyTorch's may abort the process
     # because another one has ended

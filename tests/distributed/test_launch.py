@@ -60,8 +60,8 @@ def test_contradictory_flags(argv, flag):
     ("device", "num_gpus", "existing", "named"),
     [
         ("cuda", 1, 0, "MODEL.DEVICE cpu"),
-        ("cuda", 4, 2, "has 2"),
-        ("cuda:3", 1, 2, "has 2"),
+        ("cuda", 4, 2, "sees 2 here"),
+        ("cuda:3", 1, 2, "sees 2 here"),
         ("cuda:1", 2, 2, "cuda:1"),
         ("graphics", 1, 0, "graphics"),
     ],
