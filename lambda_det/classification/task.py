@@ -52,7 +52,7 @@ from lambda_det.training import config_file
 from lambda_det.training.hooks import peak_memory
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys, Settings
-from lambda_det.training.task import EMA, RAW, Loader, Results, Task
+from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.version import __version__
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
 
@@ -200,7 +200,7 @@ class ClassificationTask(Task):
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
 
-    def build_train_loader(self, *, for_statistics: bool = False) -> Loader:
+    def build_train_loader(self, *, for_statistics: bool = False) -> TrainLoader:
         return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
     def build_hooks(self) -> list[HookBase]:

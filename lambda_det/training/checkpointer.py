@@ -25,7 +25,7 @@ from lambda_det.weights.formats import write_torch
 from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["SafeCheckpointer", "last_checkpoint"]
+__all__ = ["SafeCheckpointer"]
 
 
 class SafeCheckpointer(DetectionCheckpointer):
@@ -110,7 +110,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         folder, name = os.path.split(os.path.abspath(path))
         own = self.save_dir and folder == os.path.abspath(self.save_dir)
         if own and self.save_to_disk and os.path.basename(last_checkpoint(folder)) != name:
-            self.tag_last_checkpoint(name)
+            point_to(folder, name)
 
     # -------------------------------------------------------------------------------------- saving
     def save(self, name: str, **extra: Any) -> None:
@@ -142,7 +142,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         path, second = (os.path.join(self.save_dir, f"{n}.pth") for n in (name, other))
 
         def work() -> None:
-            with writing(second):
+            with writing(second, 0):
                 link_file(path, second)
 
         self._writer.submit(work)
@@ -163,15 +163,11 @@ class SafeCheckpointer(DetectionCheckpointer):
         """
         self._writer.wait()
 
-    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        """Let last_checkpoint name the newest checkpoint."""
-        point_to(self.save_dir, last_filename_basename)
-
     def _write(self, name: str, content: dict[str, Any]) -> None:
         path, size = os.path.join(self.save_dir, f"{name}.pth"), tensor_bytes(content)
         with writing(path, size):
             remove_drafts(self.save_dir)
             replace_file(path, lambda file: write_torch(content, file), check_checkpoint)
-            self.tag_last_checkpoint(f"{name}.pth")
+            point_to(self.save_dir, f"{name}.pth")
             if self._keep is not None:
                 remove_old(self.save_dir, self._keep, content["iteration"])

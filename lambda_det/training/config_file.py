@@ -93,13 +93,10 @@ def _load_yaml(file: str) -> dict[str, Any]:
         raise ConfigError(
             f"A _BASE_ of {file} cannot be read: {error.filename or error}."
         ) from error
-    except yaml.constructor.ConstructorError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a tag of Python; a date that is none; not UTF-8
         raise ConfigError(
-            f"{file} or its _BASE_ is refused: it {error.problem}; a config holds plain values, "
-            "and no Python objects."
+            f"{file} or its _BASE_ is not valid YAML of plain values: {reason(error)}"
         ) from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none; not UTF-8
-        raise ConfigError(f"{file} or its _BASE_ is not valid YAML: {reason(error)}") from error
     except (TypeError, AttributeError, AssertionError):
         loaded = None
     if not isinstance(loaded, dict):
@@ -134,10 +131,8 @@ def _set(cfg: CfgNode, key: str, value: Any, where: str) -> None:
         node = node[name]
     if isinstance(node, CfgNode):
         raise ConfigError(f"{where} sets {key} to {value!r}, but {key} is a section of keys.")
-    if isinstance(node, float) and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if isinstance(node, float) and isinstance(value, str):
-        # yacs takes "1" for a whole number, and refuses it where a fraction stood
+    if isinstance(node, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
+        # yacs refuses whole numbers, also of text, where a fraction stood
         with contextlib.suppress(ValueError):
             value = float(value)
     if isinstance(node, str) and isinstance(value, str):

@@ -41,12 +41,12 @@ def explain_disk_errors(folder: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: str, size: int = 0) -> Iterator[None]:
+def writing(path: str, size: int) -> Iterator[None]:
     """Raise a DiskError where a checkpoint cannot be written, or not be read back.
 
     Args:
         path: the file, in the folder of the run.
-        size: of the file in bytes; 0 if it is unknown.
+        size: of the file in bytes, or of a second name 0.
 
     Raises:
         DiskError: names the file, the cause and the last good checkpoint.
@@ -56,10 +56,9 @@ def writing(path: str, size: int = 0) -> Iterator[None]:
     except (OSError, RuntimeError, WeightsError) as error:
         # torch.save turns an OSError into a RuntimeError; reading back raises a WeightsError
         folder, needs = str(Path(path).parent), ""
-        if size:
-            with contextlib.suppress(OSError):
-                free = _gigabytes(shutil.disk_usage(folder).free)
-                needs = f"; it needs {_gigabytes(size)}, and {free} are free"
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(folder).free
+            needs = f"; it needs {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
         raise _disk_error(path, error, folder, needs) from error
 
 
@@ -79,11 +78,3 @@ def _os_error(error: BaseException | None) -> OSError | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
-
-
-def _gigabytes(size: int) -> str:
-    """A number of bytes for a message, such as "2.5 GB"."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size / 1e3:.0f} kB"

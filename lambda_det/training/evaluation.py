@@ -26,6 +26,10 @@ __all__ = ["Evaluation", "append_summary", "cut_summary"]
 logger = logging.getLogger(__name__)
 
 _LOSSES = ("loss", "total_loss")  # how the names of losses begin
+_STATE = (
+    *("last_step", "best_step", "best", "best_name", "without_progress", "results"),
+    *("losses", "steps"),
+)
 _AVERAGED = re.compile(r"_EMA/\w+$|/ema_\w+$")  # how the names of their results end
 
 
@@ -62,8 +66,8 @@ class Evaluation(HookBase):
         self.best_name = ""
         self.without_progress = 0
         self._is_pending = False
-        self._losses = 0.0  # sum over the steps since the last evaluation
-        self._steps = 0
+        self.losses = 0.0  # sum over the steps since the last evaluation
+        self.steps = 0
 
     def is_due(self) -> bool:
         """Whether there is an evaluation after the step that is done."""
@@ -94,17 +98,17 @@ class Evaluation(HookBase):
         if self.best_step < 0 or not self.best_name:
             return
         weights = "averaged" if _AVERAGED.search(self.best_name) else "raw"
-        early = f"; the run stopped early, after step {self.last_step}"
+        stopped = f"; the run stopped early, after step {self.last_step}"
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "
             f"{self.best:.4g}, of the {weights} weights in model_best.pth"
-            f"{early if self._is_out_of_patience() else ''}"
+            f"{stopped if self._is_out_of_patience() else ''}"
         )
 
     def after_step(self) -> None:
         if comm.is_main_process():
-            self._losses += self.trainer.storage.history("total_loss").latest()
-            self._steps += 1
+            self.losses += self.trainer.storage.history("total_loss").latest()
+            self.steps += 1
         if self.is_due():
             self.trainer.save_checkpoint()  # whose state says that its evaluation is to come
             self._evaluate()
@@ -122,9 +126,8 @@ class Evaluation(HookBase):
         trainer.storage.put_scalars(**values, smoothing_hint=False)
         verdict = self._compare(values, step)
         if comm.is_main_process() and values:
-            self._write_summary(step, values)
-            self._log(step, verdict)
-        self._losses, self._steps = 0.0, 0
+            self._record(step, values, verdict)
+        self.losses, self.steps = 0.0, 0
         if self._is_out_of_patience() and step < trainer.max_iter:
             logger.info(
                 f"Stopping early: {self.without_progress} evaluations brought nothing better than "
@@ -159,49 +162,38 @@ class Evaluation(HookBase):
     def _is_out_of_patience(self) -> bool:
         return 0 < self._patience <= self.without_progress
 
-    def _log(self, step: int, verdict: str) -> None:
-        task = self.trainer.task
-        where = [f"{name} {value:g}" for name, value in task.progress(step).items()]
-        parts = [*where, f"step {step}", task.describe(self.results), verdict]
-        logger.info("Evaluation: " + "; ".join(part for part in parts if part))
-
     @property
     def _summary(self) -> Path:
         return Path(self.trainer.settings.output_dir, "summary.csv")
 
-    def _write_summary(self, step: int, values: Mapping[str, float]) -> None:
+    def _record(self, step: int, values: Mapping[str, float], verdict: str) -> None:
+        """Add a row to summary.csv, and a line to the log."""
+        task = self.trainer.task
+        progress = task.progress(step)
         storage = self.trainer.storage
         # Unknown of steps before a resume, which may have been taken elsewhere
         speed = storage.histories().get("images_per_second")
         row = {
-            **self.trainer.task.progress(step),
+            **progress,
             "step": step,
             "lr": storage.history("lr").latest(),
-            "train_loss": round(self._losses / self._steps, 5) if self._steps else "",
+            "train_loss": round(self.losses / self.steps, 5) if self.steps else "",
             "images_per_second": round(speed.median(100), 1) if speed else "",
             **{name.replace("/", "_"): round(value, 4) for name, value in values.items()},
         }
         append_summary(self._summary, row)
+        where = [f"{name} {value:g}" for name, value in progress.items()]
+        parts = [*where, f"step {step}", task.describe(self.results), verdict]
+        logger.info("Evaluation: " + "; ".join(part for part in parts if part))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "last_step": self.last_step,
-            "best_step": self.best_step,
-            "best": self.best,
-            "best_name": self.best_name,
-            "without_progress": self.without_progress,
-            "results": self.results,
-            "pending": self.is_due() and self.last_step != self.trainer.iter + 1,
-            "losses": self._losses,
-            "steps": self._steps,
-        }
+        pending = self.is_due() and self.last_step != self.trainer.iter + 1
+        return {name: getattr(self, name) for name in _STATE} | {"pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.last_step, self.best_step = state["last_step"], state["best_step"]
-        self.best, self.without_progress = state["best"], state["without_progress"]
-        self.best_name = state.get("best_name", "")  # not in earlier versions
-        self.results, self._is_pending = state["results"], state["pending"]
-        self._losses, self._steps = state["losses"], state["steps"]
+        for name in _STATE:
+            setattr(self, name, state.get(name, ""))  # earlier versions have no best_name
+        self._is_pending = state["pending"]
 
 
 def _floats(results: Mapping[str, Any]) -> Results:
@@ -223,32 +215,27 @@ def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:
 
 def append_summary(path: Path, row: Mapping[str, Any]) -> None:
     """Add a row to a table, with the head where it is the first."""
-    head, rows = _read_summary(path)
-    head += [name for name in row if name not in head]  # a resumed run may evaluate on more
-    _write_summary(path, head, [*rows, row])
+    _write_summary(path, [*_read_summary(path), row])
 
 
 def cut_summary(path: Path, last_step: int) -> None:
     """Drop the rows of steps that a resumed run takes again."""
-    head, rows = _read_summary(path)
-    kept = [row for row in rows if int(row["step"]) <= last_step]
-    if kept:
-        _write_summary(path, head, kept)
-    else:
-        path.unlink(missing_ok=True)
+    _write_summary(path, [row for row in _read_summary(path) if int(row["step"]) <= last_step])
 
 
-def _read_summary(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Head and rows of whole lines."""
+def _read_summary(path: Path) -> list[Mapping[str, Any]]:
+    """The whole rows."""
     if not path.exists():
-        return [], []
+        return []
     with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        head = list(reader.fieldnames or [])
-        return head, [row for row in reader if row.get("step") and row[head[-1]] is not None]
+        return [row for row in csv.DictReader(file) if row.get("step") and None not in row.values()]
 
 
-def _write_summary(path: Path, head: list[str], rows: list[Mapping[str, Any]]) -> None:
+def _write_summary(path: Path, rows: list[Mapping[str, Any]]) -> None:
+    if not rows:
+        path.unlink(missing_ok=True)
+        return
+    head = dict.fromkeys(name for row in rows for name in row)  # a resumed run may have others
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, head, restval="")
     writer.writeheader()

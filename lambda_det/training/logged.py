@@ -6,35 +6,29 @@ table: they have the names that the model gives them, with "loss" in each.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-
 __all__ = ["is_loss", "is_of_machine"]
 
-
-class _Kind(Enum):
-    STEP = auto()  # follows from the steps: kept over a resume, and compared between runs
-    MACHINE = auto()  # another machine measures another one
-
-
-_VALUES = {
-    "lr": _Kind.STEP,
-    "grad_norm": _Kind.STEP,
-    "skipped_steps": _Kind.STEP,
-    "loss_spikes": _Kind.STEP,
-    "time": _Kind.MACHINE,
-    "data_time": _Kind.MACHINE,
-    "rank_data_time": _Kind.MACHINE,
-    "eta_seconds": _Kind.MACHINE,
-    "images_per_second": _Kind.MACHINE,
-    "peak_memory": _Kind.MACHINE,
+# Whether another machine measures another value. The others follow from the steps: they are kept
+# over a resume, and compared between runs.
+_OF_MACHINE = {
+    "lr": False,
+    "grad_norm": False,
+    "skipped_steps": False,
+    "loss_spikes": False,
+    "time": True,
+    "data_time": True,
+    "rank_data_time": True,
+    "eta_seconds": True,
+    "images_per_second": True,
+    "peak_memory": True,
 }
 
 
 def is_of_machine(name: str) -> bool:
     """Whether a value of the log depends on the machine: a time, a speed or its memory."""
-    return _VALUES.get(name) is _Kind.MACHINE
+    return _OF_MACHINE.get(name, False)
 
 
 def is_loss(name: str) -> bool:
     """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
-    return "loss" in name and name not in _VALUES
+    return "loss" in name and name not in _OF_MACHINE

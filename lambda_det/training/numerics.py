@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -147,26 +147,21 @@ def _count(x: Tensor) -> str:
     return f"{nan + infinite} of {x.numel()} numbers are not finite, {found}"
 
 
-def _size(*tensors: Tensor) -> str:
-    """Whether all numbers are finite, and the largest magnitude of those that are."""
-    bad = sum(int((~x.isfinite()).sum()) for x in tensors)
-    largest = max((_largest(x) for x in tensors if x.numel()), default=0.0)
-    largest = f"magnitudes up to {largest:.4g}"
-    return f"{bad} numbers not finite, the others of {largest}" if bad else f"finite, {largest}"
-
-
-def _largest(x: Tensor) -> float:
-    return x.detach().double().nan_to_num(0, 0, 0).abs().max().item()
-
-
 def _inputs(args: tuple) -> str:
-    inputs = list(_tensors(args))
-    return f"its input: {_size(*inputs)}" if inputs else "its input holds no tensor"
+    return f"its input: {_size(_tensors(args))}"
 
 
 def _state(module: nn.Module) -> str:
-    held = [x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()]
-    return f"its parameters and buffers: {_size(*held)}" if held else "it has no parameters"
+    return f"its parameters and buffers: {_size((*module.parameters(), *module.buffers()))}"
+
+
+def _size(tensors: Iterable[Tensor]) -> str:
+    """Whether all numbers are finite, and the largest magnitude of those that are."""
+    held = [x.detach().double().flatten().cpu() for x in tensors if x.is_floating_point()]
+    numbers = torch.cat([*held, torch.zeros(1, dtype=torch.float64)])
+    bad = int((~numbers.isfinite()).sum())
+    largest = numbers.nan_to_num(0, 0, 0).abs().max().item()
+    return f"{f'{bad} numbers not' if bad else ''} finite, magnitudes up to {largest:.4g}".strip()
 
 
 class LossSpikes:
@@ -204,11 +199,8 @@ class LossSpikes:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "count": self.count,
-            "recent": list(self._recent),
-            "quiet_until": self._quiet_until,
-        }
+        recent = list(self._recent)
+        return {"count": self.count, "recent": recent, "quiet_until": self._quiet_until}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self._quiet_until = state["count"], state["quiet_until"]

@@ -19,13 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lambda_det.config import option
 from lambda_det.distributed.signals import received_signal
 from lambda_det.errors import ConfigError, NonFiniteLossError, listed
 from lambda_det.training.numerics import LossSpikes, NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
-from lambda_det.training.settings import Clipping
+from lambda_det.training.settings import Clipping, Settings
 
 __all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients", "file_names"]
 
@@ -118,44 +117,39 @@ class TrainStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        settings: Settings,
         *,
-        precision: Precision,
-        accumulate: int = 1,
-        clipping: Clipping | None = None,
-        seed: int = 0,
+        seed: int,
         last_checkpoint: Callable[[], str] = str,
         image_names: Callable[[Any], list[str]] = file_names,
         advice: str = "A lower learning rate",
-        keys: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
             model: takes a batch and returns a dict of losses, each a mean over the batch.
             optimizer: of the model's parameters.
-            precision: of the forward pass.
-            accumulate: batches per step. The losses are averaged over them as they are over
-                processes, so the step is that of one large batch as far as a loss is a mean of
-                equal weight over images and the model has no batch norm.
-            clipping: of the gradients of all batches and processes, without loss scaling.
+            settings: say precision, accumulation and clipping. Losses are averaged over the
+                batches of a step as they are over processes, so the step is that of one large
+                batch as far as a loss is a mean of equal weight over images and the model has no
+                batch norm. Gradients are clipped without loss scaling, those of all batches and
+                processes together.
             seed: of the run, from 0.
             last_checkpoint: gives the path to name when a loss is not finite; "" for none.
             image_names: the names of the images of a batch, for messages.
             advice: what usually helps when a loss is not finite.
-            keys: the user's keys for "accumulate" and "amp_dtype".
         """
         self.model = model.train()
         self.optimizer = optimizer
-        self.precision = precision
-        self.accumulate = accumulate
+        self.precision = Precision.of(settings)
+        self.accumulate = settings.accumulate
         self.seed = seed
         self.iteration = 0
         self.stop_signal = 0
-        self.grad_scaler = precision.grad_scaler()
-        self._clipping = clipping
+        self.grad_scaler = self.precision.grad_scaler()
+        self._settings = settings
         self._last_checkpoint = last_checkpoint
         self._image_names = image_names
         self._advice = advice
-        self._keys = keys or {}
         self._debugger: NumericsDebugger | None = None
         self._spikes = LossSpikes()
         self._losses_before: dict[str, Tensor] = {}
@@ -200,10 +194,10 @@ class TrainStep:
                     batch_losses = self.model(batch)
                     total = sum(batch_losses.values()) / self.accumulate
                 self.grad_scaler.scale(total).backward()
+            start = time.perf_counter()
             if isinstance(batches, BatchesAhead):
-                start = time.perf_counter()
                 batches.fetch()
-                data_time += time.perf_counter() - start
+            data_time += time.perf_counter() - start
             for name, loss in batch_losses.items():
                 losses[name] = losses.get(name, 0) + loss.detach().float() / self.accumulate
         grad_norm = self._agree(losses, images)
@@ -270,8 +264,8 @@ class TrainStep:
         finite = math.isfinite(grad_norm)
         if finite:
             storage.put_scalar("grad_norm", grad_norm)  # JSON has no infinity
-            if self._clipping:
-                clip_gradients(self._parameters(), self._clipping)
+            if self._settings.clipping:
+                clip_gradients(self._parameters(), self._settings.clipping)
         scaler.step_if(finite, self.optimizer)
         if scaler.is_enabled():
             storage.put_scalar("skipped_steps", scaler.skipped, smoothing_hint=False)
@@ -279,7 +273,7 @@ class TrainStep:
             storage.put_scalar("loss_spikes", self._spikes.count, smoothing_hint=False)
         if scaler.is_enabled() and scaler.is_hopeless:
             what = f"Loss scaling skipped {scaler.skipped_in_row} steps in a row, the last"
-            cure = f"{option(self._keys.get('amp_dtype', 'amp_dtype'), 'bfloat16')} needs none. "
+            cure = f"{self._settings.option('amp_dtype', 'bfloat16')} needs none. "
             raise NonFiniteLossError(self._sentence(what, [], cure))
 
     # ------------------------------------------------------------------------------------ messages
@@ -291,7 +285,7 @@ class TrainStep:
         except torch.cuda.OutOfMemoryError as error:
             raise ConfigError(
                 "The memory of the GPU is too small for a step: raise "
-                f"{self._keys.get('accumulate', 'accumulate')}, which divides the step into "
+                f"{self._settings.key('accumulate')}, which divides the step into "
                 "smaller batches, or set checkpoint_activations of the model True."
             ) from error
         except NonFiniteNumbers as error:
@@ -301,36 +295,30 @@ class TrainStep:
             # a collective call by now and cannot be asked; whoever started this one ends them.
             what = str(error).partition(".")[0]
             if self._losses_before:
-                values = {name: loss.item() for name, loss in self._losses_before.items()}
-                what += f" (the losses of the step before were {_listed_losses(values)})"
+                what += f" (the losses of the step before were {_listed(self._losses_before)})"
             raise NonFiniteLossError(self._sentence(what, images)) from error
 
     def _warn_of_spike(
         self, losses: dict[str, Tensor], total: float, grad_norm: float, images: list[str]
     ) -> None:
-        values = {name: loss.item() for name, loss in losses.items()}
-        own = total, self._spikes.median, values, images
+        own = total, self._spikes.median, _listed(losses), images
         total, median, values, images = max(
             comm.all_gather(own), key=lambda found: found[0] / max(found[1], 1e-9)
         )
         logger.warning(
             f"Loss spike at iteration {self.iteration}{_listed_images(images)}: {total:.4g}, where "
-            f"the median of the steps before is {median:.4g} ({_listed_losses(values)}, gradient "
+            f"the median of the steps before is {median:.4g} ({values}, gradient "
             f"norm {grad_norm:.4g}); {self._spikes.count} so far"
         )
 
     def _describe_losses(self, losses: dict[str, Tensor], images: list[str]) -> str:
-        own = {name: loss.item() for name, loss in losses.items()}
-        gathered = comm.all_gather((own, images))
-        bad = [
-            rank
-            for rank, (values, _) in enumerate(gathered)
-            if not all(map(math.isfinite, values.values()))
-        ]
-        values, images = gathered[bad[0] if bad else 0]
+        finite = all(loss.isfinite() for loss in losses.values())
+        gathered = comm.all_gather((finite, _listed(losses), images))
+        bad = [rank for rank, (finite, *_) in enumerate(gathered) if not finite]
+        _, values, images = gathered[bad[0] if bad else 0]
         where = f" in process {bad[0]}" if bad and len(gathered) > 1 else ""
         what = "A loss is not finite" if bad else "A gradient is not finite"
-        return self._sentence(f"{what}{where} ({_listed_losses(values)})", images if bad else [])
+        return self._sentence(f"{what}{where} ({values})", images if bad else [])
 
     def _sentence(self, what: str, images: list[str], cure: str = "") -> str:
         """What happened, where, and what to do.
@@ -340,13 +328,11 @@ class TrainStep:
             images: of the batch.
             cure: a sentence about a cure that is likely here, before the usual ones.
         """
-        hint = ""
-        if self._debugger is None:
-            hint = "; the same command with --resume --debug-numerics names the layer"
+        hint = "; the same command with --resume --debug-numerics names the layer"
         return (
             f"{what} at iteration {self.iteration}{_listed_images(images)}; the weights were left "
             f"as they were, and the last good checkpoint is {self._last_checkpoint() or 'none yet'}"
-            f". {cure}{self._advice} are the usual cures{hint}."
+            f". {cure}{self._advice} are the usual cures{'' if self._debugger else hint}."
         )
 
     # --------------------------------------------------------------------------------------- state
@@ -385,5 +371,5 @@ def _listed_images(images: list[str]) -> str:
     return f" (images {listed(images, _IMAGES_NAMED)})" if images else ""
 
 
-def _listed_losses(losses: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in losses.items())
+def _listed(losses: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name} {loss.item():.4g}" for name, loss in losses.items())

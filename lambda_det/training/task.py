@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from detectron2.engine import HookBase
 from detectron2.utils.events import EventWriter
@@ -17,34 +17,12 @@ from lambda_det.distributed.connection import distribute
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["EMA", "RAW", "Loader", "Results", "Task"]
+__all__ = ["EMA", "RAW", "Results", "Task"]
 
 # Which weights are evaluated: those that are trained, and their exponential moving average
 RAW, EMA = "raw", "ema"
 
 Results = dict[str, Any]  # numbers by name, nested to any depth
-
-
-class Loader(Protocol):
-    """Endless batches of training images, which can be begun anywhere.
-
-    Loaders of other projects may lack ``begin`` and the state: their order starts anew then.
-    """
-
-    def begin(self, seed: int, batches: int) -> None:
-        """Let the next iterator start after a number of batches of all processes.
-
-        Args:
-            seed: of the order and of augmentation, from 0.
-            batches: of the forward pass; an optimiser step may take several.
-        """
-        ...
-
-    def __iter__(self) -> Any: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Task(ABC):
@@ -126,8 +104,12 @@ class Task(ABC):
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler: ...
 
     @abstractmethod
-    def build_train_loader(self, *, for_statistics: bool = False) -> Loader | Iterable:
-        """Batches to train on, or of the same images for batch norm's statistics."""
+    def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
+        """Endless batches to train on, or of the same images for batch norm's statistics.
+
+        Ours have ``begin(seed, batches)``, after which an iterator begins so many batches of all
+        processes later, and a state dict; other projects' may lack them, and begin anew.
+        """
 
     def build_hooks(self) -> list[HookBase]:
         """Hooks besides the trainer's own."""

@@ -28,7 +28,6 @@ from lambda_det.training.hooks import (
     Machine,
     RunWriter,
 )
-from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
 from lambda_det.training.step import TrainStep, batches_ahead
@@ -96,14 +95,11 @@ class Trainer(TrainerBase):
         self.step = TrainStep(
             distributed,
             self.optimizer,
-            precision=Precision.of(settings),
-            accumulate=settings.accumulate,
-            clipping=settings.clipping,
+            settings,
             seed=self.seed,
             last_checkpoint=self._last_saved,
             image_names=task.image_names,
             advice=task.advice,
-            keys=settings.keys,
         )
         if debug_numerics:
             self.step.debug_numerics()

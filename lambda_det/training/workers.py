@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS
+from lambda_det.distributed.signals import SIGNALS, name_of_end
 from lambda_det.errors import DataError, listed
 
 __all__ = ["KEYS", "UnreadableImages", "WatchedLoader", "reading"]
@@ -104,10 +104,7 @@ class UnreadableImages:
                 f"{self._limit}; the last: {error}"
             ) from error
         logger.warning(
-            "Unreadable image %d of at most %d, replaced by the next: %s",
-            count,
-            self._limit,
-            error,
+            f"Unreadable image {count} of at most {self._limit}, replaced by the next: {error}"
         )
 
 
@@ -119,17 +116,13 @@ _own_row: np.ndarray | None = None  # of the table of names, in a worker
 @contextmanager
 def reading(name: str) -> Iterator[None]:
     """Note what this process reads. The main process names it if a worker dies or hangs there."""
-    _note(name)
+    row = np.zeros(1, np.uint8) if _own_row is None else _own_row
+    text = name.encode("utf-8", "surrogateescape")[: len(row) - 1] + b"\0"
+    row[: len(text)] = np.frombuffer(text, np.uint8)
     try:
         yield
     finally:
-        _note("")
-
-
-def _note(name: str) -> None:
-    if _own_row is not None:
-        text = name.encode("utf-8", "surrogateescape")[: _NAME_BYTES - 1] + b"\0"
-        _own_row[: len(text)] = np.frombuffer(text, np.uint8)
+        row[0] = 0
 
 
 class _WorkerStart:
@@ -253,9 +246,7 @@ class WatchedLoader:
     def _describe_death(
         self, workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor
     ) -> str:
-        status = workers[dead[0]].exitcode
-        known = {-number: number.name for number in signal.Signals}
-        name = known.get(status, f"{'signal' if status < 0 else 'status'} {abs(status)}")
+        name = name_of_end(workers[dead[0]].exitcode)
         names = [name for name in map(_name, table[list(dead)]) if name]
         what = f"while it read {listed(names)}" if names else "between two images"
         cure = _CURES.get(name, _OTHER_CURE).format(**self._keys)
@@ -270,24 +261,33 @@ class WatchedLoader:
         )
 
 
-def _start(loader: DataLoader) -> Iterator[Any]:
-    """Start a loader's workers, without the signal handler that torch installs.
+@contextmanager
+def _no_handler_of_torch() -> Iterator[None]:
+    """Keep torch's handler of SIGCHLD out of the way.
 
     When a worker is killed, that handler raises wherever the main process is, which may be in the
     middle of a checkpoint. Without it, the wait for the next batch fails within a second.
     """
-    if _IS_WINDOWS:  # torch has no handler there
+    if _IS_WINDOWS or threading.current_thread() is not threading.main_thread():
+        yield  # torch installs none there
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if handler is not None:  # one that was not set from Python cannot be set from here
+            signal.signal(signal.SIGCHLD, handler)
+
+
+def _start(loader: DataLoader) -> Iterator[Any]:
+    """Start a loader's workers."""
+    if _IS_WINDOWS:
         return iter(loader)
     # The workers start with the main process's handlers, so signals wait until _WorkerStart.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
     try:
-        if threading.current_thread() is not threading.main_thread():
-            return iter(loader)  # torch installs none there
-        handler = signal.getsignal(signal.SIGCHLD)
-        batches = iter(loader)
-        if handler is not None:  # one that was not set from Python cannot be set from here
-            signal.signal(signal.SIGCHLD, handler)
-        return batches
+        with _no_handler_of_torch():
+            return iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -306,15 +306,9 @@ def _name(row: Tensor) -> str:
 
 
 def _kill(workers: Sequence[BaseProcess]) -> None:
-    alive = [worker for worker in workers if worker.is_alive()]
-    if not alive:
-        return
-    is_main = not _IS_WINDOWS and threading.current_thread() is threading.main_thread()
-    # torch's handler, if another loader set it, would raise for each worker.
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if is_main else None
-    for worker in alive:
-        worker.kill()
-    for worker in alive:
-        worker.join(1)
-    if handler is not None:
-        signal.signal(signal.SIGCHLD, handler)
+    if alive := [worker for worker in workers if worker.is_alive()]:
+        with _no_handler_of_torch():
+            for worker in alive:
+                worker.kill()
+            for worker in alive:
+                worker.join(1)

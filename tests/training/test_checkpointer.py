@@ -15,7 +15,8 @@ from torch import nn
 
 from lambda_det.detection import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.training.checkpointer import SafeCheckpointer, last_checkpoint
+from lambda_det.training.checkpoint_files import last_checkpoint
+from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
 from tests.training.tiny_detector import tiny_config
 

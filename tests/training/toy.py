@@ -51,9 +51,21 @@ def batches(data: list[dict], size: int) -> list[list[dict]]:
 class Steps(TrainStep):
     """A training step with the batches that it takes, by SGD on the CPU."""
 
-    def __init__(self, model, batches, optimizer=None, precision=FLOAT32, **options) -> None:
+    def __init__(
+        self,
+        model,
+        batches,
+        optimizer=None,
+        precision=FLOAT32,
+        seed=0,
+        last_checkpoint=str,
+        **changes,
+    ) -> None:
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        super().__init__(model, optimizer, precision=precision, **options)
+        super().__init__(
+            model, optimizer, settings(**changes), seed=seed, last_checkpoint=last_checkpoint
+        )
+        self.precision, self.grad_scaler = precision, precision.grad_scaler()
         self.batches = iter(batches)
         self.iter = 0
 
