@@ -34,7 +34,7 @@ _AVERAGED = re.compile(r"_EMA/\w+$|/ema_\w+$")  # how the names of their results
 
 
 class Evaluation(HookBase):
-    """Evaluates every ``period`` steps and at the end, and names the best checkpoint.
+    """Evaluates as the settings say and at the end, and names the best checkpoint.
 
     Before an evaluation a checkpoint is saved that is marked as not evaluated yet. A run that was
     killed during the evaluation begins with it when it is resumed. After the evaluation the
@@ -47,19 +47,7 @@ class Evaluation(HookBase):
         without_progress: evaluations since the best one.
     """
 
-    def __init__(self, period: float, metric: str, metrics: tuple[str, ...], patience: int) -> None:
-        """
-        Args:
-            period: steps between two evaluations, which need not be whole; 0 for one at the end.
-            metric: the result that decides which checkpoint is the best; "" for the first of
-                ``metrics`` that the results have.
-            metrics: names of results, such as "bbox/AP".
-            patience: evaluations in a row that may bring nothing better; 0 for any number.
-        """
-        self._period = period
-        self._metric = metric
-        self._metrics = metrics
-        self._patience = patience
+    def __init__(self) -> None:
         self.results: Results = {}
         self.last_step = self.best_step = -1
         self.best = float("-inf")
@@ -71,10 +59,10 @@ class Evaluation(HookBase):
 
     def is_due(self) -> bool:
         """Whether there is an evaluation after the step that is done."""
-        step = self.trainer.iter + 1
+        step, period = self.trainer.iter + 1, self.trainer.settings.eval_period
         if step >= self.trainer.max_iter:
             return True
-        return self._period > 0 and step // self._period > (step - 1) // self._period
+        return period > 0 and step // period > (step - 1) // period
 
     def before_train(self) -> None:
         trainer = self.trainer
@@ -141,12 +129,13 @@ class Evaluation(HookBase):
 
     def _compare(self, values: Mapping[str, float], step: int) -> str:
         """Keep the best; returns a clause about it for the log."""
-        name = self._metric or _first_metric(values, self._metrics)
+        settings = self.trainer.settings
+        name = settings.best_metric or _first_metric(values, self.trainer.task.metrics)
         if name not in values:
             if values:
                 logger.warning(
-                    f"{self.trainer.settings.key('best_metric')} {self._metric!r} is not among the "
-                    f"results, which have {listed(values, 12)}: there is no model_best.pth"
+                    f"{settings.key('best_metric')} {name!r} is not among the results, which have "
+                    f"{listed(values, 12)}: there is no model_best.pth"
                 )
             return ""
         # Of losses the lowest is the best
@@ -160,7 +149,7 @@ class Evaluation(HookBase):
         return f"{name} {values[name]:.4g}; the best is {self.best:.4g} of step {self.best_step}"
 
     def _is_out_of_patience(self) -> bool:
-        return 0 < self._patience <= self.without_progress
+        return 0 < self.trainer.settings.patience <= self.without_progress
 
     @property
     def _summary(self) -> Path:

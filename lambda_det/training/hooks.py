@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from detectron2.engine.hooks import PeriodicWriter
 from detectron2.utils import comm
 from detectron2.utils.events import (
     CommonMetricPrinter,
-    EventWriter,
     JSONWriter,
     get_event_storage,
 )
@@ -38,14 +37,12 @@ __all__ = [
 
 
 class Checkpoints(HookBase):
-    """Saves every ``period`` steps, unless the evaluation saved; register it after that."""
-
-    def __init__(self, period: int) -> None:
-        self._period = period
+    """Saves as often as the settings say, unless the evaluation saved; register it after that."""
 
     def after_step(self) -> None:
         trainer = self.trainer
-        if (trainer.iter + 1) % self._period == 0 and not trainer.evaluation.is_due():
+        is_due = (trainer.iter + 1) % trainer.settings.checkpoint_period == 0
+        if is_due and not trainer.evaluation.is_due():
             trainer.save_checkpoint()
 
 
@@ -55,19 +52,16 @@ class Machine(HookBase):
     The memory is the most that the first process has taken so far, in gigabytes.
     """
 
-    def __init__(self, images: int | None, device: str) -> None:
-        self._images = images  # of one step; None if unknown
-        self._device = device
-
     def before_step(self) -> None:
         self._start = time.perf_counter()
 
     def after_step(self) -> None:
         # The check for finite losses has waited for the device already
-        seconds, storage = time.perf_counter() - self._start, self.trainer.storage
-        if self._images:
-            storage.put_scalar("images_per_second", self._images / seconds)
-        storage.put_scalar("peak_memory", peak_memory(self._device), smoothing_hint=False)
+        seconds = time.perf_counter() - self._start
+        storage, settings = self.trainer.storage, self.trainer.settings
+        if settings.images_per_step:
+            storage.put_scalar("images_per_second", settings.images_per_step / seconds)
+        storage.put_scalar("peak_memory", peak_memory(settings.device), smoothing_hint=False)
 
 
 def peak_memory(device: str) -> float:
@@ -91,27 +85,7 @@ class RunWriter(HookBase):
     process writes.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        writers: Sequence[str] = ("tensorboard",),
-        key: str = "event_writers",
-        printer: EventWriter | None = None,
-        period: int = 20,
-    ) -> None:
-        """
-        Args:
-            folder: of the run.
-            writers: of :func:`lambda_det.training.writers.make_writers`, besides metrics.json.
-            key: the user's key for these.
-            printer: shows the progress, in place of Detectron2's.
-            period: steps between two records.
-        """
-        self._folder = folder
-        self._writers, self._key = writers, key
-        self._printer = printer
-        self._period = period
+    def __init__(self) -> None:
         self._hook: PeriodicWriter | None = None
         self._json: JSONWriter | None = None
         self._resumed: Mapping[str, Any] = {}
@@ -119,18 +93,15 @@ class RunWriter(HookBase):
     def before_train(self) -> None:
         if not comm.is_main_process():
             return
-        start = self.trainer.start_iter
-        written = self._resumed.get("written", start - 1)
-        cut_metrics(self._folder, written + 1)
-        self._json = JSONWriter(os.path.join(self._folder, "metrics.json"))
+        trainer, settings = self.trainer, self.trainer.settings
+        written = self._resumed.get("written", trainer.start_iter - 1)
+        cut_metrics(settings.output_dir, written + 1)
+        self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
         self._json._last_write = written  # what is older is in the file already
-        files = [
-            self._json,
-            *make_writers(self._writers, self._key, self._folder, written, resumed=start > 0),
-        ]
-        printer = self._printer or CommonMetricPrinter(self.trainer.max_iter)
-        self._hook = PeriodicWriter([printer, *files], self._period)
-        self._hook.trainer = self.trainer
+        files = [self._json, *make_writers(settings, written, resumed=trainer.start_iter > 0)]
+        printer = trainer.task.build_printer(trainer) or CommonMetricPrinter(trainer.max_iter)
+        self._hook = PeriodicWriter([printer, *files], settings.log_period)
+        self._hook.trainer = trainer
         if self._resumed.get("due"):
             for writer in files:
                 writer.write()
@@ -139,7 +110,7 @@ class RunWriter(HookBase):
         if self._hook:
             self._hook.after_step()
         # Only TensorBoard's writer releases the pictures, and it may not be named
-        if (self.trainer.iter + 1) % self._period == 0:
+        if (self.trainer.iter + 1) % self.trainer.settings.log_period == 0:
             get_event_storage().clear_images()
 
     def after_train(self) -> None:
@@ -153,7 +124,7 @@ class RunWriter(HookBase):
             return dict(self._resumed)
         step = self.trainer.iter + 1
         written = self._json._last_write
-        is_due = step % self._period == 0 or step >= self.trainer.max_iter
+        is_due = step % self.trainer.settings.log_period == 0 or step >= self.trainer.max_iter
         return {"written": written, "due": is_due and written < step - 1}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

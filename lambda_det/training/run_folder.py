@@ -19,6 +19,7 @@ from lambda_det.config import leaves, read_plain
 from lambda_det.errors import ConfigError, listed, printable
 from lambda_det.files import replace_text
 from lambda_det.training.checkpoint_files import candidates, last_checkpoint
+from lambda_det.training.settings import Settings
 from lambda_det.training.task import Task
 
 __all__ = [
@@ -91,8 +92,7 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         ConfigError: the folder cannot be written to, holds a run and ``resume`` is not set, or
             holds a run of another configuration.
     """
-    key = task.settings.key("output_dir")
-    folder = _writable_folder(task.settings.output_dir, key)
+    key, folder = task.settings.key("output_dir"), _writable_folder(task.settings)
     if not _holds_run(folder):
         return []
     if not resume:
@@ -118,27 +118,28 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
     return changes
 
 
-def check_evaluation_folder(output_dir: str, key: str, weights: str) -> None:
+def check_evaluation_folder(settings: Settings, weights: str) -> None:
     """Refuse to overwrite the results of another run; write nothing.
 
     Args:
-        output_dir: the folder for the results.
-        key: the user's key for it.
+        settings: name the folder for the results.
         weights: the file to evaluate.
 
     Raises:
         ConfigError: the folder cannot be written to, or holds a run that ``weights`` is not of.
     """
-    folder = _writable_folder(output_dir, key)
+    folder = _writable_folder(settings)
     own = "://" not in weights and folder.resolve() in Path(weights).resolve().parents
     if _holds_run(folder) and not own:
+        key = settings.key("output_dir")
         raise ConfigError(
             f"{key} {folder} holds another run, whose results would be overwritten: {weights} is "
             f"not of it; give another {key}."
         )
 
 
-def _writable_folder(output_dir: str, key: str) -> Path:
+def _writable_folder(settings: Settings) -> Path:
+    key, output_dir = settings.key("output_dir"), settings.output_dir
     folder = Path(output_dir)
     if not output_dir or (folder.exists() and not folder.is_dir()):
         raise ConfigError(f"{key} {output_dir!r} is not a folder; name one to write to.")

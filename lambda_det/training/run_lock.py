@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lambda_det.errors import ConfigError
+from lambda_det.training.settings import Settings
 
 __all__ = ["RunLock"]
 
@@ -38,13 +39,12 @@ class RunLock:
     killed stays, and locks nothing.
 
     Args:
-        folder: of the run; it need not be there.
-        key: the user's key for it.
+        settings: name the folder, which need not be there.
     """
 
-    def __init__(self, folder: str, key: str) -> None:
-        self._folder, self._key = folder, key
-        self._file = Path(folder, NAME)
+    def __init__(self, settings: Settings) -> None:
+        self._folder, self._key = settings.output_dir, settings.key("output_dir")
+        self._file = Path(self._folder, NAME)
         self._lock = FileLock(self._file, **_ONLY_THE_SYSTEM)
 
     def __enter__(self) -> RunLock:

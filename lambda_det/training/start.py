@@ -121,11 +121,10 @@ def train(
         UserError: what cannot work, before anything is written; or as :meth:`Trainer.train` does.
     """
     folder = task.settings.output_dir
-    with RunLock(folder, task.settings.key("output_dir")) as lock:
+    with RunLock(task.settings) as lock:
         on_main_process(lock.acquire)
         changes = on_main_process(lambda: check_run_folder(task, resume=resume)) or []
-        key = task.settings.key("event_writers")
-        on_main_process(lambda: check_writers(task.settings.event_writers, key))
+        on_main_process(lambda: check_writers(task.settings))
         checkpoint = _read_newest_on_all(folder) if resume else None
         if resume and checkpoint is None:
             logger.info(f"--resume: {folder} holds no checkpoint, so this starts")
@@ -152,8 +151,7 @@ def evaluate(
     """
     settings = task.settings
     path, content = _weights_to_evaluate(task, resume)
-    key = settings.key("output_dir")
-    on_main_process(lambda: check_evaluation_folder(settings.output_dir, key, path))
+    on_main_process(lambda: check_evaluation_folder(settings, path))
     task.check_weights(content, path)
     model = task.build_model()
     SafeCheckpointer(task.network(model)).load(path, [], content=content)

@@ -22,12 +22,7 @@ from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
-from lambda_det.training.hooks import (
-    Checkpoints,
-    Histories,
-    Machine,
-    RunWriter,
-)
+from lambda_det.training.hooks import Checkpoints, Histories, Machine, RunWriter
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
 from lambda_det.training.step import TrainStep, batches_ahead
@@ -103,9 +98,7 @@ class Trainer(TrainerBase):
         )
         if debug_numerics:
             self.step.debug_numerics()
-        self.evaluation = Evaluation(
-            settings.eval_period, settings.best_metric, task.metrics, settings.patience
-        )
+        self.evaluation = Evaluation()
         self.register_hooks(self.build_hooks())
         self.checkpointer = SafeCheckpointer(
             task.network(self.model),
@@ -134,21 +127,14 @@ class Trainer(TrainerBase):
 
         Override it, or ``build_hooks`` of the task, to do more.
         """
-        settings = self.settings
         return [
             hooks.IterationTimer(),
-            Machine(settings.images_per_step, settings.device),
+            Machine(),
             hooks.LRScheduler(),
             Histories(),
             self.evaluation,
-            Checkpoints(settings.checkpoint_period),
-            RunWriter(
-                settings.output_dir,
-                writers=settings.event_writers,
-                key=settings.key("event_writers"),
-                printer=self.task.build_printer(weakref.proxy(self)),
-                period=settings.log_period,
-            ),
+            Checkpoints(),
+            RunWriter(),
             *self.task.build_hooks(),
         ]
 

@@ -6,12 +6,13 @@ import importlib
 import importlib.util
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from detectron2.utils.events import EventWriter, TensorboardXWriter, get_event_storage
 
 from lambda_det.errors import ConfigError, reason
+from lambda_det.training.settings import Settings
 
 __all__ = ["WandbWriter", "check_writers", "make_writers"]
 
@@ -59,17 +60,17 @@ class WandbWriter(EventWriter):
         self._run.finish()
 
 
-def check_writers(names: Iterable[str], key: str) -> None:
+def check_writers(settings: Settings) -> None:
     """Refuse event writers that cannot be made, before a run begins.
 
-    Args:
-        names: "tensorboard", "wandb", or the path of a class such as "package.module.Writer".
-        key: the user's key for them.
+    The settings name "tensorboard", "wandb", or the path of a class such as
+    "package.module.Writer".
 
     Raises:
         ConfigError: a name is none of these, or its package is not installed.
     """
-    for name in names:
+    key = settings.key("event_writers")
+    for name in settings.event_writers:
         if name == "wandb":
             if importlib.util.find_spec("wandb") is None:
                 raise ConfigError(f"{key} names wandb, which is not installed: pip install wandb.")
@@ -91,26 +92,23 @@ def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
     return found
 
 
-def make_writers(
-    names: Iterable[str], key: str, folder: str, last_step: int, *, resumed: bool
-) -> list[EventWriter]:
+def make_writers(settings: Settings, last_step: int, *, resumed: bool) -> list[EventWriter]:
     """The event writers of a run; see :func:`check_writers`.
 
     Args:
-        names: of the writers. A class is called with the folder.
-        key: the user's key for them.
-        folder: of the run.
+        settings: name them; a class is called with the folder.
         last_step: that was written before a resume; -1 at a start.
         resumed: whether this run continues that of the folder.
     """
+    folder = settings.output_dir
     writers: list[EventWriter] = []
-    for name in names:
+    for name in settings.event_writers:
         if name == "tensorboard":
             writers.append(TensorboardXWriter(folder, purge_step=last_step + 1))
         elif name == "wandb":
             writers.append(WandbWriter(folder, resumed=resumed))
         else:
-            writers.append(_class_of(name, key)(folder))
+            writers.append(_class_of(name, settings.key("event_writers"))(folder))
     for writer in writers:
         writer._last_write = last_step  # what is older was written before
     return writers

@@ -18,6 +18,7 @@ from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import tiny_config
+from tests.training.toy import settings
 
 
 class Detector(torch.nn.Module):
@@ -106,7 +107,8 @@ def test_cudnn_tries_no_algorithms_for_the_sizes_of_an_evaluation(evaluate, monk
     ],
 )
 def test_the_best_checkpoint_is_that_of_the_averaged_weights(values, best):
-    evaluation = Evaluation(0, "", DetectionTask.metrics, 0)
+    evaluation = Evaluation()
+    evaluation.trainer = SimpleNamespace(settings=settings(), task=DetectionTask)
     evaluation._compare(values, 1)
     assert evaluation.best == best
 

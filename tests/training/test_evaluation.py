@@ -12,6 +12,7 @@ from detectron2.utils.events import EventStorage
 from lambda_det.distributed.signals import StopRequest
 from lambda_det.training import evaluation as evaluation_module
 from lambda_det.training.evaluation import Evaluation, append_summary, cut_summary
+from tests.training.toy import settings
 
 NAN = float("nan")
 METRICS = ("segm/AP", "bbox/AP", "sem_seg/mIoU", "val/ema_top1", "val/raw_top1")
@@ -25,12 +26,14 @@ class _Trainer:
         self.saved, self.links = {}, []
         self.iter = self.start_iter = start
         self.max_iter = steps
-        self.settings = SimpleNamespace(output_dir=str(folder), key=str)
+        self.settings = settings(
+            output_dir=str(folder), eval_period=period, best_metric=metric, patience=patience
+        )
         self.task = SimpleNamespace(
-            progress=lambda step: {"epoch": step / 10}, describe=lambda results: ""
+            progress=lambda step: {"epoch": step / 10}, describe=lambda results: "", metrics=METRICS
         )
         self.checkpointer = SimpleNamespace(link=lambda name, other: self.links.append(name))
-        self.evaluation = Evaluation(period, metric, METRICS, patience)
+        self.evaluation = Evaluation()
         self.evaluation.trainer = self
 
     def evaluate(self):

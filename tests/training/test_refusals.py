@@ -30,7 +30,7 @@ def _precision(dtype):
 
 
 def _writer(name):
-    check_writers(["tensorboard", name], "EVENT_WRITERS")
+    check_writers(_settings(event_writers=("tensorboard", name)))
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def _writer(name):
         (_clipping, {"limit": float("inf")}, r"KEY\.CLIPPING\.LIMIT is inf"),
         (_clipping, {"norm_type": 0.0}, r"KEY\.CLIPPING\.NORM_TYPE is 0"),
         (_precision, {"dtype": "float16"}, r"KEY\.AMP_DTYPE float16 .*KEY\.AMP_DTYPE auto"),
-        (_writer, {"name": "tensorbord"}, "EVENT_WRITERS.*tensorbord"),
-        (_writer, {"name": "no.such.Writer"}, r"EVENT_WRITERS.*no\.such\.Writer"),
-        (_writer, {"name": "detectron2.utils.events.X"}, "EVENT_WRITERS.*events.X"),
-        (_writer, {"name": f"{__name__}.KEYS"}, "EVENT_WRITERS.*KEYS"),
-        (_writer, {"name": ".a.B"}, r"EVENT_WRITERS.*\.a\.B"),
+        (_writer, {"name": "tensorbord"}, r"KEY\.EVENT_WRITERS.*tensorbord"),
+        (_writer, {"name": "no.such.Writer"}, r"KEY\.EVENT_WRITERS.*no\.such\.Writer"),
+        (_writer, {"name": "detectron2.utils.events.X"}, r"KEY\.EVENT_WRITERS.*events.X"),
+        (_writer, {"name": f"{__name__}.KEYS"}, r"KEY\.EVENT_WRITERS.*KEYS"),
+        (_writer, {"name": ".a.B"}, r"KEY\.EVENT_WRITERS.*\.a\.B"),
     ],
 )
 def test_refusals(make, bad, words):

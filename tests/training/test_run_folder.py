@@ -37,7 +37,7 @@ def _check(cfg, *, resume):
 
 
 def _check_evaluation(cfg, weights):
-    check_evaluation_folder(cfg.OUTPUT_DIR, "OUTPUT_DIR", weights)
+    check_evaluation_folder(DetectionTask(cfg).settings, weights)
 
 
 @pytest.fixture

@@ -14,14 +14,19 @@ import pytest
 from lambda_det.errors import ConfigError
 from lambda_det.training import run_lock as locks
 from lambda_det.training.run_lock import RunLock
+from tests.training.toy import settings
 
 pytestmark = pytest.mark.posix
 _FORK = multiprocessing.get_context("fork")
 
 
+def _settings(folder):
+    return settings(output_dir=str(folder), keys={"output_dir": "OUTPUT_DIR"})
+
+
 def _hold(folder, ready, how):
     """Take the folder, with a child like a loader process, and keep it."""
-    with RunLock(str(folder), "OUTPUT_DIR") as lock:
+    with RunLock(_settings(folder)) as lock:
         lock.acquire()
         process = _FORK.Process(target=time.sleep, args=(1,), daemon=True)
         process.start()
@@ -52,13 +57,13 @@ def holder(tmp_path):
 
 
 def _acquire(folder):
-    with RunLock(str(folder), "OUTPUT_DIR") as lock:
+    with RunLock(_settings(folder)) as lock:
         lock.acquire()
         assert lock._lock.is_locked
 
 
 def test_nothing_is_made_before_the_folder_is_there(tmp_path):
-    with RunLock(str(tmp_path / "run"), "OUTPUT_DIR") as lock:
+    with RunLock(_settings(tmp_path / "run")) as lock:
         lock.acquire()
         assert not (tmp_path / "run").exists()
         (tmp_path / "run").mkdir()
@@ -97,5 +102,5 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
     monkeypatch.setattr("fcntl.flock", flock)
     for _ in range(2):
         caplog.clear()
-        RunLock(str(tmp_path), "OUTPUT_DIR").acquire()
+        RunLock(_settings(tmp_path)).acquire()
         assert f"{tmp_path} has no locks" in caplog.text

@@ -266,7 +266,7 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
             start.evaluate(task, log, resume=True)
             assert task.evaluated == [{RAW}]
 
-    with RunLock(str(folder), "OUTPUT_DIR") as lock:
+    with RunLock(settings(output_dir=str(folder))) as lock:
         lock.acquire()
         process = multiprocessing.get_context("fork").Process(target=second)
         process.start()
@@ -373,9 +373,9 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
     """Images by the seconds of a step; a process with PyTorch takes more than 50 MB."""
     clock = iter((10.0, 12.5))
     monkeypatch.setattr(our_hooks.time, "perf_counter", lambda: next(clock))
-    machine = Machine(8, "cpu")
+    machine = Machine()
     with EventStorage() as storage:
-        machine.trainer = SimpleNamespace(storage=storage)
+        machine.trainer = SimpleNamespace(storage=storage, settings=settings(images_per_step=8))
         machine.before_step()
         machine.after_step()
     assert storage.latest()["images_per_second"][0] == 3.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from detectron2.utils.events import EventStorage, EventWriter, TensorboardXWrite
 from lambda_det.errors import ConfigError
 from lambda_det.training.hooks import RunWriter
 from lambda_det.training.writers import check_writers, make_writers
+from tests.training.toy import settings
 
 _MADE = []  # the recorders, in the order of time
 
@@ -28,6 +30,11 @@ class Recorder(EventWriter):
 
 
 RECORDER = f"{__name__}.Recorder"
+
+
+def _settings(folder, *writers):
+    keys = {"event_writers": "EVENT_WRITERS"}
+    return settings(output_dir=str(folder), event_writers=writers, keys=keys)
 
 
 class _Wandb(ModuleType):
@@ -53,26 +60,25 @@ def wandb(monkeypatch):
 
 
 def test_names_that_are_there(tmp_path):
-    names = ["tensorboard", RECORDER]
-    check_writers(names, "EVENT_WRITERS")
-    tensorboard, recorder = make_writers(names, "EVENT_WRITERS", str(tmp_path), 7, resumed=True)
+    named = _settings(tmp_path, "tensorboard", RECORDER)
+    check_writers(named)
+    tensorboard, recorder = make_writers(named, 7, resumed=True)
     assert isinstance(tensorboard, TensorboardXWriter) and recorder.folder == str(tmp_path)
     assert tensorboard._last_write == recorder._last_write == 7
-    assert make_writers([], "EVENT_WRITERS", str(tmp_path), -1, resumed=False) == []
+    assert make_writers(_settings(tmp_path), -1, resumed=False) == []
 
 
 def test_wandb_that_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"EVENT_WRITERS.*pip install wandb"):
-        check_writers(["wandb"], "EVENT_WRITERS")
+        check_writers(_settings("run", "wandb"))
 
 
 def test_a_resumed_run_is_the_same_run_of_wandb(wandb, tmp_path):
     for start, end in ((0, 3), (3, 5), (0, 1)):
         with EventStorage(start) as storage:
-            (writer,) = make_writers(
-                ["wandb"], "EVENT_WRITERS", str(tmp_path), start - 1, resumed=start > 0
-            )
+            named = _settings(tmp_path, "wandb")
+            (writer,) = make_writers(named, start - 1, resumed=start > 0)
             for step in range(start, end):
                 storage.iter = step
                 storage.put_scalar("loss", 10.0 + step)
@@ -88,8 +94,11 @@ def test_a_resumed_run_is_the_same_run_of_wandb(wandb, tmp_path):
 
 
 def test_a_run_writes_to_those_that_are_named(tmp_path):
-    hook = RunWriter(str(tmp_path), writers=[RECORDER], period=2)
-    hook.trainer, pictures = SimpleNamespace(start_iter=0, iter=0, max_iter=4), []
+    hook, pictures = RunWriter(), []
+    named = replace(_settings(tmp_path, RECORDER), log_period=2)
+    task = SimpleNamespace(build_printer=lambda trainer: None)
+    trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named, task=task)
+    hook.trainer = trainer
     with EventStorage(0) as storage:
         storage.put_scalars(total_loss=1.0, lr=0.1, time=0.1)
         hook.before_train()
