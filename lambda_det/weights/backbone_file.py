@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def fold_normalisation(
     pixels: PixelSettings,
     target: PixelSettings | None = None,
 ) -> tuple[dict[str, Tensor], PixelSettings]:
-    """Fold std and the channel order of RGB images into the first convolution.
+    """Fold std and the channel order of images into the first convolution.
 
     By default the result takes BGR images with the mean subtracted and a std of 1, as Detectron2's
     models do. It computes the same features; padding is 0 in both cases, so this also holds at the
@@ -94,23 +95,24 @@ def fold_normalisation(
     Args:
         backbone: gives the structure. Its values are not used, so it may be on the meta device.
         state: the tensors of the backbone.
-        pixels: the RGB pixel settings of the training.
+        pixels: the pixel settings of the training, RGB or BGR.
         target: those of the result. Their mean must be the same.
 
     Returns:
         A new state dict, and ``target``.
 
     Raises:
-        WeightsError: there is not exactly one convolution of 3 channels, or the images are not RGB.
+        WeightsError: there is not exactly one convolution of 3 channels, or the channels have
+            another order.
     """
-    target = target or PixelSettings("BGR", pixels.mean[::-1], (1.0, 1.0, 1.0))
+    target = target or replace(pixels.in_order("BGR"), std=(1.0, 1.0, 1.0))
     modules = list(backbone.named_modules())
     first = [
         index
         for index, (_, module) in enumerate(modules)
         if isinstance(module, nn.Conv2d) and module.in_channels == 3
     ]
-    if len(first) != 1 or pixels.format != "RGB":
+    if len(first) != 1 or pixels.format not in ("RGB", "BGR"):
         raise WeightsError(
             f"The input normalisation cannot be folded into a network for {pixels.format} images "
             f"with {len(first)} convolutions of 3 channels; use --no-fold."
@@ -119,7 +121,7 @@ def fold_normalisation(
     # Detectron2's norm is a child of the convolution, torchvision's follows it. In both cases it is
     # the next module.
     norm_name, norm = following[0] if following else ("", None)
-    same_order = target.in_order("RGB")
+    same_order = target.in_order(pixels.format)
     std = torch.tensor(pixels.std, dtype=torch.float64) / torch.tensor(same_order.std).double()
     result = dict(state)
     factor = 1.0
@@ -130,7 +132,7 @@ def fold_normalisation(
         # The output is divided by sqrt(var + eps), so the sum has to be scaled, not only var
         result[var] = ((state[var].double() + norm.eps) * factor**2 - norm.eps).float()
     weight = state[f"{name}.weight"].double() * factor / std[:, None, None]
-    if target.format != "RGB":
+    if target.format != pixels.format:
         weight = weight.flip(1)
     result[f"{name}.weight"] = weight.float().contiguous()
     return result, target

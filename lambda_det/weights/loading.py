@@ -135,8 +135,8 @@ def load_initial_weights(
     averaged weights are taken if it has them, or of a detector; see
     :func:`lambda_det.weights.names.bare_name` for the names. FPN and heads, and layers made for
     other classes, start afresh where the file does not hold them; any other difference in shape is
-    an error. The pixel settings of timm's and torchvision's weights are folded into the first
-    convolution where they differ from the model's.
+    an error. Where the file's pixel settings differ from the model's in std or in the order of the
+    channels, the difference is folded into the first convolution.
 
     Args:
         model: unchanged if an error is raised.
@@ -146,7 +146,7 @@ def load_initial_weights(
 
     Raises:
         WeightsError: the backbone is not complete, or a tensor has another shape.
-        ConfigError: the weights are for images of other ``pixels``.
+        ConfigError: the weights are for images of another mean.
     """
     check_provenance(content, path)
     weights, which = initial_weights(content)
@@ -160,7 +160,7 @@ def load_initial_weights(
     _check_start(_own_tensors(model), state, prefixes, path, about)
     if pixels is not None:
         wanted = wanted_pixels(content)
-        if "imported" in about and pixels.differences(wanted):
+        if wanted is not None and pixels.differences(wanted):
             wanted = _fold(model, prefixes, state, wanted, pixels)
         pixels.check(wanted, path)
     _load(model, state, content, path, which)
@@ -280,7 +280,10 @@ def _fold(
     (prefix,) = prefixes
     backbone = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
     module = model.get_submodule(prefix.removesuffix("."))
-    folded, pixels = fold_normalisation(module, backbone, wanted, pixels)
+    try:
+        folded, pixels = fold_normalisation(module, backbone, wanted, pixels)
+    except WeightsError:  # no single first convolution: the settings are compared, and refused
+        return wanted
     state.update((prefix + name, tensor) for name, tensor in folded.items())
     logger.info(f"Folded into the first convolution, whose images are now: {pixels}")
     return pixels

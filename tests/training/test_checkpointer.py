@@ -174,10 +174,10 @@ def test_a_log_line_says_what_was_loaded(tmp_path, caplog):
 def test_a_run_compares_its_pixel_settings_with_the_file(tmp_path):
     cfg = tiny_config()
     model = build_model(cfg)
-    pixels = {"input_format": "BGR", "pixel_mean": cfg.MODEL.PIXEL_MEAN, "pixel_std": [9.0] * 3}
+    pixels = {"input_format": "BGR", "pixel_mean": [9.0] * 3, "pixel_std": cfg.MODEL.PIXEL_STD}
     torch.save({"model": model.state_dict(), "meta": pixels}, tmp_path / "a.pth")
     cfg.MODEL.WEIGHTS = str(tmp_path / "a.pth")
-    with pytest.raises(ConfigError, match=r"MODEL\.PIXEL_STD \[9\.0, 9\.0, 9\.0\] \(now"):
+    with pytest.raises(ConfigError, match=r"MODEL\.PIXEL_MEAN \[9\.0, 9\.0, 9\.0\] \(now"):
         Trainer(DetectionTask(cfg))
 
 

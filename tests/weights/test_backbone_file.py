@@ -391,8 +391,8 @@ def test_what_cannot_be_folded():
     with pytest.raises(WeightsError, match="2 convolutions"):
         fold_normalisation(network, network.state_dict(), RGB_PIXELS)
     network = nn.Sequential(nn.Conv2d(3, 4, 1))
-    with pytest.raises(WeightsError, match="BGR"):
-        fold_normalisation(network, network.state_dict(), PixelSettings("BGR", MEAN, STD))
+    with pytest.raises(WeightsError, match="YUV"):
+        fold_normalisation(network, network.state_dict(), PixelSettings("YUV-BT.601", MEAN, STD))
 
 
 @pytest.mark.parametrize(("bias", "var"), [(True, 1.0), (False, 1e-6)])
