@@ -166,8 +166,10 @@ def inspect_annotations(json_file: str) -> Report:
     categories = sorted(content["categories"], key=lambda category: category["id"])
     names = {category["id"]: category["name"] for category in categories}
     counts = Counter(annotation["category_id"] for annotation in annotations)
+    about = content.get("info")
+    labels = about.get("labels") if isinstance(about, dict) else None
     report = Report(
-        json_file=json_file,
+        json_file=str(labels or json_file),  # what the file was converted from
         images=len(images),
         annotations=len(annotations),
         categories=names,
@@ -202,6 +204,7 @@ def _inspect_annotation(
     faults = dict(_annotation_faults(annotation, image, report.categories))
     for kind, key in faults.items():
         where = f"annotation {annotation['id']} of image {annotation['image_id']}"
+        where = annotation.get("source") or where
         size = f" ({_size(image)})" if image else ""
         value = f", {key} {annotation.get(key)!r}" if key else ""
         report.add(kind, f"{where}{size}{value}")

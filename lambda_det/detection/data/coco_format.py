@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from detectron2.utils.file_io import PathManager
+from iopath.common.file_io import get_cache_dir
 
 from lambda_det.errors import DataError, printable
+from lambda_det.files import DRAFT
 
 # The lists of a file, and of each the keys that every entry has, with the type of their values
 INSTANCES = {
@@ -46,6 +52,37 @@ def read_json(json_file: str) -> dict[str, Any]:
             "object with images, annotations and categories is expected."
         )
     return content
+
+
+def keep_json(content: Any, folder: str, name: str, *, whole: Any = None) -> str:
+    """Write a file into the cache of Detectron2's files; other processes may do the same at once.
+
+    Args:
+        content: of the file.
+        folder: below that of lambda_det.
+        name: of the file.
+        whole: what the content is a part of, whose digest is in the path; None if it is all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    text = json.dumps(content if whole is None else whole, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    path = Path(get_cache_dir(), "lambda_det", folder, digest, name)
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Not of tempfile, whose files other users of the cache cannot read
+            draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
+            with draft.open("x") as file:
+                json.dump(content, file)
+            os.replace(draft, path)
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be written ({error.strerror}): FVCORE_CACHE names the folder of "
+                "such files."
+            ) from error
+    return str(path)
 
 
 def read_lists(

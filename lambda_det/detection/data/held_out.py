@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from iopath.common.file_io import get_cache_dir
-
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.errors import ConfigError, DataError, listed, printable
-from lambda_det.files import DRAFT
 
 __all__ = ["hold_out", "is_held_out"]
 
@@ -53,11 +47,11 @@ def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]
             f"--val-share (DATASETS.VAL_SHARE) is {share:g}; give a share between 0 and 1, such as "
             "0.1."
         )
-    names = check_coco(json_file, image_folder, files="none").categories
-    content = read_json(json_file)
+    report = check_coco(json_file, image_folder, files="none")
+    names, labels, content = report.categories, report.json_file, read_json(json_file)
     images = content["images"]
     held_out = {i["id"] for i in images if is_held_out(str(i["file_name"]), share)}
-    option = f"--val-share {share:g} (DATASETS.VAL_SHARE) of {json_file}"
+    option = f"--val-share {share:g} (DATASETS.VAL_SHARE) of {labels}"
     if len(held_out) in (0, len(images)):
         raise DataError(
             f"{option} would hold out {len(held_out)} of {len(images)} images; give another share, "
@@ -70,7 +64,7 @@ def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]
             "share, or a file with --test-json."
         )
     logger.info(
-        f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {json_file}, by the "
+        f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {labels}, by the "
         "hash of their names"
     )
     if unseen := _classes(content) - _classes(val):
@@ -78,10 +72,11 @@ def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]
             f"{option} holds out no image of {_named(unseen, names)}, whose AP remains unknown; "
             "give a larger share, or a file with --test-json"
         )
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
-    folder = Path(get_cache_dir(), "lambda_det", "held_out", digest)
     stem = f"{Path(json_file).stem}_{share!r}"
-    return _write(train, folder / f"{stem}_train.json"), _write(val, folder / f"{stem}_val.json")
+    return (
+        keep_json(train, "held_out", f"{stem}_train.json", whole=content),
+        keep_json(val, "held_out", f"{stem}_val.json", whole=content),
+    )
 
 
 def _part(content: Mapping[str, Any], held_out: set[Any], keep: bool) -> dict[str, Any]:
@@ -100,21 +95,3 @@ def _classes(content: Mapping[str, Any]) -> set[Any]:
 
 def _named(categories: set[Any], names: Mapping[Any, str]) -> str:
     return listed(printable(str(names.get(c, c))) for c in sorted(categories))
-
-
-def _write(content: Mapping[str, Any], path: Path) -> str:
-    """Write a file if it is not there; other processes may do the same at once."""
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Not of tempfile, whose files other users of the cache cannot read
-            draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
-            with draft.open("x") as file:
-                json.dump(content, file)
-            os.replace(draft, path)
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be written ({error.strerror}): FVCORE_CACHE names the folder of "
-                "such files."
-            ) from error
-    return str(path)

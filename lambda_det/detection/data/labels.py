@@ -2,44 +2,55 @@
 
 YOLO (boxes, polygons and rotated boxes), Pascal VOC, LabelMe and CVAT's XML for images. A format is
 recognised by what lies in the folder. The readers are ours: labelformat 0.1.17 has none for
-LabelMe, needs the class names of Pascal VOC beforehand, and reads only the boxes of CVAT.
+LabelMe, needs the class names of Pascal VOC beforehand, and reads only the boxes of CVAT. Each
+object keeps its file and line, which messages then name.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import logging
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
+from xml.parsers import expat
 
 import numpy as np
 import pycocotools.mask
 import yaml
 from PIL import Image
 
+from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.errors import DataError, listed, printable, reason
 
-__all__ = ["read_labels"]
+__all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise"]
 
 logger = logging.getLogger(__name__)
 
-_PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+COCO = "COCO"
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _CIRCLE = 32  # corners of the polygon that takes a circle's place
 
 
 @dataclass(frozen=True)
 class Thing:
-    """An object: its class, its box (x0, y0, x1, y1) in pixels, and polygons or run-lengths."""
+    """An object: its class, its box (x0, y0, x1, y1) in pixels, and polygons or run-lengths.
+
+    ``where`` is its place: a file, and what in it.
+    """
 
     label: str
     box: tuple[float, float, float, float]
     mask: list[list[float]] | dict[str, Any] | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,14 @@ class Labelled:
 
 
 class _Pictures:
-    """The pictures below a folder, found by path, by name, or by name without ending."""
+    """The pictures below a folder, found by the end of a path, with or without the name's ending.
 
-    def __init__(self, folder: Path) -> None:
+    Attributes:
+        folder: their names are relative to it.
+        paths: of all of them, or of those that a list names.
+    """
+
+    def __init__(self, folder: Path, list_file: Path | None = None) -> None:
         self.folder = folder
         if not folder.is_dir():
             raise DataError(f"There is no image folder {folder}; name it with --images.")
@@ -68,31 +84,48 @@ class _Pictures:
             Path(root, name)
             for root, _, names in os.walk(folder)
             for name in names
-            if name.lower().endswith(_PICTURES)
+            if name.lower().endswith(PICTURES)
         )
         self._places: dict[str, set[Path]] = {}
         for path in self.paths:
-            for key in {path.relative_to(folder).as_posix(), path.name, path.stem}:
-                self._places.setdefault(key, set()).add(path)
+            parts = path.relative_to(folder).parts
+            for start in range(len(parts)):
+                end = "/".join(parts[start:])
+                for key in {end, end.removesuffix(path.suffix)}:
+                    self._places.setdefault(key, set()).add(path)
+        if list_file:
+            lines = enumerate(_text(list_file).splitlines(), 1)
+            named = {n: line.strip() for n, line in lines if line.strip() and line[0] != "#"}
+            home = list_file.parent
+            self.paths = [self.find(f"{list_file}, line {n}", home, named[n]) for n in named]
 
-    def find(self, labelled: Labelled) -> Path:
-        """The picture of a file of labels.
+    def find(self, where: str, home: Path, *names: str) -> Path:
+        """The picture of the first name that is there; of a path, its last parts do as well.
+
+        Args:
+            where: what names it, for messages.
+            home: the folder of the file that names it.
+            names: as labels have them, which may be paths of another machine.
 
         Raises:
-            DataError: there is none of its name, or there are several.
+            DataError: there is none, or there are several.
         """
-        name = labelled.picture.replace("\\", "/")
-        for key in (name, name.rpartition("/")[2], labelled.source.stem):
-            if found := self._places.get(key):
-                if len(found) > 1:
-                    raise DataError(
-                        f"{labelled.source}: {len(found)} pictures below {self.folder} are named "
-                        f"{printable(key)}; name the folder of these labels' pictures."
-                    )
-                return next(iter(found))
+        for name in names:
+            beside = Path(os.path.normpath(home / name))
+            parts = name.replace("\\", "/").split("/")
+            for start in range(len(parts)):
+                if found := self._places.get(key := "/".join(parts[start:])):
+                    if beside in found:
+                        return beside
+                    if len(found) > 1:
+                        raise DataError(
+                            f"{where}: {len(found)} pictures below {self.folder} are named "
+                            f"{printable(key)}; name the folder of these labels' pictures."
+                        )
+                    return next(iter(found))
         raise DataError(
-            f"{labelled.source}: its picture {printable(name)!r} is not below {self.folder}; name "
-            "the folder of the pictures with --images."
+            f"{where}: its picture {printable(names[0])!r} is not below {self.folder}; name the "
+            "folder of the pictures with --images."
         )
 
 
@@ -133,24 +166,36 @@ def _of_mask(label: str, mask: np.ndarray) -> Thing | None:
 
 # --------------------------------------------------------------------------------------- Pascal VOC
 def _xml(file: Path) -> ElementTree.Element:
+    """The root of a file, in which each element knows its line."""
+    builder, parser = ElementTree.TreeBuilder(), expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler = lambda tag, values: builder.start(
+        tag, {**values, _LINE: str(parser.CurrentLineNumber)}
+    )
+    parser.EndElementHandler, parser.CharacterDataHandler = builder.end, builder.data
     try:
-        return ElementTree.parse(file).getroot()
-    except (ElementTree.ParseError, OSError, ValueError) as error:
+        parser.Parse(file.read_bytes(), True)
+        return builder.close()
+    except (expat.ExpatError, OSError, ValueError, LookupError) as error:
         raise DataError(f"{file} is not XML ({error}); write it again.") from error
+
+
+_LINE = " line"  # no attribute has a space in its name
 
 
 def _read_voc(file: Path, _: _Pictures) -> Iterator[Labelled]:
     """Corners count as they are written: today's tools do not add the one of the VOC devkit."""
     root, things = _xml(file), []
-    for number, node in enumerate(root.iter("object"), 1):
+    for node in root.iter("object"):
+        where = f"{file}, line {node.get(_LINE)}"
         try:
             corners = tuple(
                 float(node.find(f"bndbox/{side}").text) for side in ("xmin", "ymin", "xmax", "ymax")
             )
-            things.append(Thing(node.find("name").text.strip(), corners))
+            things.append(Thing(node.find("name").text.strip(), corners, where=where))
         except (AttributeError, TypeError, ValueError):
             raise DataError(
-                f"{file}: object {number} has no name, or no bndbox of four numbers; correct it."
+                f"{where}: an object has no name, or no bndbox of four numbers; correct it."
             ) from None
     yield Labelled(file, root.findtext("filename") or file.stem, things)
 
@@ -163,14 +208,19 @@ def _read_cvat(file: Path, _: _Pictures) -> Iterator[Labelled]:
     for node in nodes:
         things = []
         for shape in node:
+            where = f"{file}, line {shape.get(_LINE)}"
             try:
-                things.append(_cvat_shape(shape, node))
+                thing = _cvat_shape(shape, node)
             except (KeyError, TypeError, ValueError) as error:
                 raise DataError(
-                    f"{file}: a {shape.tag} of image {node.get('name')} cannot be read ({error}); "
+                    f"{where}: a {shape.tag} of image {node.get('name')} cannot be read ({error}); "
                     "export it again as CVAT for images 1.1."
                 ) from error
-        yield Labelled(file, node.get("name", ""), [thing for thing in things if thing])
+            if thing:
+                things.append(replace(thing, where=where))
+            else:
+                logger.warning(f"{where}: a {shape.tag} is left out, or has no pixel")
+        yield Labelled(file, node.get("name", ""), things)
 
 
 def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thing | None:
@@ -193,15 +243,16 @@ def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thi
         mask = np.zeros((int(picture.get("height")), int(picture.get("width"))), np.uint8)
         mask[top : top + height, left : left + width] = part
         return _of_mask(value["label"], mask)
-    logger.warning(f"A {shape.tag} of image {picture.get('name')} is left out")
     return None
 
 
 # ------------------------------------------------------------------------------------------ LabelMe
-def _read_labelme(file: Path, _: _Pictures) -> Iterator[Labelled]:
+def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     content = _json(file)
+    row = Labelled(file, str(content.get("imagePath") or file.stem))
     groups: dict[Any, list[Thing]] = {}
     for number, shape in enumerate(content.get("shapes") or ()):
+        where = f"{file}: shape {number}"
         try:
             points = np.array(shape["points"], float).reshape(-1, 2)
             kind, label = shape.get("shape_type", "polygon"), str(shape["label"])
@@ -211,61 +262,83 @@ def _read_labelme(file: Path, _: _Pictures) -> Iterator[Labelled]:
                 turn = np.linspace(0, 2 * np.pi, _CIRCLE, endpoint=False)
                 radius = np.hypot(*(points[1] - points[0]))
                 thing = _polygon(label, points[0] + radius * np.c_[np.cos(turn), np.sin(turn)])
-            elif kind == "polygon":
+            elif kind == "mask":  # a PNG of a part of the image
+                part = np.array(Image.open(io.BytesIO(base64.b64decode(shape["mask"])))) > 0
+                mask = Image.new("1", _size(pictures.find(where, file.parent, row.picture)))
+                mask.paste(Image.fromarray(part), tuple(points[0].round().astype(int).tolist()))
+                thing = _of_mask(label, np.array(mask))
+            elif kind in ("polygon", "rotation"):  # X-AnyLabeling's turned boxes
                 thing = _polygon(label, points)
             else:
-                logger.warning(f"{file}: shape {number} is a {kind}, which is left out")
-                continue
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise DataError(f"{file}: shape {number} cannot be read ({error}).") from error
-        group = shape.get("group_id")  # parts of one object
-        groups.setdefault(number if group is None else (label, str(group)), []).append(thing)
-    things = [_joined(parts) for parts in groups.values()]
-    yield Labelled(file, str(content.get("imagePath") or file.stem), things)
+                thing = None
+        except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
+            raise DataError(f"{where} cannot be read ({reason(error)}).") from error
+        if thing is None:
+            logger.warning(f"{where} is a {kind}, which is left out, or has no pixel")
+            continue
+        group = shape.get("group_id")  # polygons of one object
+        alone = group is None or isinstance(thing.mask, dict)
+        key = number if alone else (label, str(group))
+        groups.setdefault(key, []).append(replace(thing, where=where))
+    row.things.extend(map(_joined, groups.values()))
+    yield row
 
 
 def _joined(parts: list[Thing]) -> Thing:
+    if len(parts) == 1:
+        return parts[0]
     corners = np.array([part.box for part in parts]).reshape(-1, 2)
     masks = [part.mask for part in parts]
-    return Thing(
-        parts[0].label,
-        _around(corners),
-        [part for mask in masks for part in mask] if all(masks) else None,
-    )
+    polygons = [part for mask in masks for part in mask] if all(masks) else None
+    return replace(parts[0], box=_around(corners), mask=polygons)
 
 
 # --------------------------------------------------------------------------------------------- YOLO
 def _read_yolo(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
-    names = _yolo_names(file)
+    names, has_points = _yolo_names(file), "kpt_shape" in yolo_content(file)
     for picture in pictures.paths:
-        labels = _yolo_file(picture)
+        name = picture.relative_to(pictures.folder)
+        labels = _yolo_file(picture, file.parent / name)
         lines = _text(labels).splitlines() if labels.is_file() else []
         size = np.array(_size(picture))
-        things = []
+        row = Labelled(labels, name.as_posix())
         for number, line in enumerate(lines, 1):
-            if line.strip():
-                things.append(_yolo_line(line.split(), size, names, f"{labels}, line {number}"))
-        yield Labelled(labels, picture.relative_to(pictures.folder).as_posix(), things)
+            if words := line.split():
+                # A box and the points of its pose
+                words = words[:5] if has_points else words
+                row.things.append(_yolo_line(words, size, names, f"{labels}, line {number}"))
+        yield row
 
 
-def _yolo_names(file: Path) -> dict[int, str]:
+def yolo_content(file: Path) -> dict[str, Any]:
+    """What data.yaml says; of a list of names, such as classes.txt, only them.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if file.suffix not in (".yaml", ".yml"):
+        return {"names": [line.strip() for line in _text(file).rstrip().splitlines()]}
     try:
         content = yaml.safe_load(_text(file))
     except yaml.YAMLError as error:
         raise DataError(f"{file} is not YAML ({reason(error)}); write it again.") from error
-    names = content.get("names") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _yolo_names(file: Path) -> dict[int, str]:
+    names = yolo_content(file).get("names")
     if not names or not isinstance(names, (list, dict)):
         raise DataError(f"{file} has no list of names, as YOLO's data.yaml has; add it.")
     return dict(enumerate(names) if isinstance(names, list) else names.items())
 
 
-def _yolo_file(picture: Path) -> Path:
-    """The labels of a picture: in labels/ where its path has images/, or beside it."""
+def _yolo_file(picture: Path, beside_names: Path) -> Path:
+    """In labels/ where the path of a picture has images/, beside it, or beside the names."""
     parts = list(picture.absolute().parts)
     if "images" in parts:
         parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
-    apart = Path(*parts).with_suffix(".txt")
-    return apart if apart.is_file() else picture.with_suffix(".txt")
+    places = [path.with_suffix(".txt") for path in (Path(*parts), picture, beside_names)]
+    return next(filter(Path.is_file, places), places[1])
 
 
 def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where: str) -> Thing:
@@ -280,13 +353,14 @@ def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where:
     name = str(names[label])
     if len(numbers) == 4:
         centre, sides = numbers[:2] * size, numbers[2:] * size
-        return Thing(name, (*(centre - sides / 2).tolist(), *(centre + sides / 2).tolist()))
+        box = (*(centre - sides / 2).tolist(), *(centre + sides / 2).tolist())
+        return Thing(name, box, where=where)
     if len(numbers) < 6 or len(numbers) % 2:
         raise DataError(
             f"{where}: a class and {len(numbers)} numbers; a box has 4, and a polygon two for each "
             "of its corners, which are 3 at least."
         )
-    return _polygon(name, numbers.reshape(-1, 2) * size)
+    return replace(_polygon(name, numbers.reshape(-1, 2) * size), where=where)
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -298,25 +372,39 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def _begins(file: Path, pattern: str) -> bool:
+    """Whether a pattern is in the first part of a file, which may be large or broken."""
+    try:
+        with file.open("rb") as opened:
+            return bool(re.search(pattern.encode(), opened.read(_HEAD), re.MULTILINE))
+    except OSError:
+        return False
+
+
+_HEAD = 2**16  # bytes
+
+
 class Format(NamedTuple):
     """A row of the table of formats.
 
     Attributes:
-        pattern: of the files of labels in a folder.
-        is_one: whether a file is of this format.
-        read: the pictures with their objects.
+        patterns: of the files of labels in a folder.
+        sign: what such a file begins with, as a regular expression.
+        read: the pictures with their objects; None for COCO's own.
     """
 
-    pattern: str
-    is_one: Callable[[Path], bool]
-    read: Callable[[Path, _Pictures], Iterator[Labelled]]
+    patterns: tuple[str, ...]
+    sign: str
+    read: Callable[[Path, _Pictures], Iterator[Labelled]] | None
 
 
 FORMATS = {
-    "YOLO": Format("*.yaml", lambda file: True, _read_yolo),
-    "CVAT": Format("*.xml", lambda file: _xml(file).tag == "annotations", _read_cvat),
-    "Pascal VOC": Format("*.xml", lambda file: _xml(file).tag == "annotation", _read_voc),
-    "LabelMe": Format("*.json", lambda file: "shapes" in _json(file), _read_labelme),
+    "YOLO": Format(("*.yaml", "*.yml"), r"^[\"']?(names|nc|train)[\"']?\s*:", _read_yolo),
+    COCO: Format(("*.json",), r'\A\s*{[^\0]*"(images|annotations)"\s*:', None),
+    "CVAT": Format(("*.xml",), r"<annotations\b", _read_cvat),
+    "Pascal VOC": Format(("*.xml",), r"<annotation\b", _read_voc),
+    "LabelMe": Format(("*.json",), r'"shapes"\s*:', _read_labelme),
+    "YOLO with a list of names": Format(("classes.txt", "obj.names"), "", _read_yolo),
 }
 
 
@@ -328,48 +416,55 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     """
     if not place.exists():
         raise DataError(f"There is no file or folder of labels {place}.")
-    for name, row in FORMATS.items():
-        files = sorted(place.rglob(row.pattern)) if place.is_dir() else [place]
-        if files and files[0].match(row.pattern) and row.is_one(files[0]):
-            return name, files
-    raise DataError(
-        f"{place} holds no labels of a known format: {', '.join(FORMATS)}; a file of COCO's format "
-        "needs no conversion."
+    there = (
+        sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
     )
+    for name, row in FORMATS.items():
+        files = [path for path in there if any(map(path.match, row.patterns))]
+        if files := [path for path in files if _begins(path, row.sign)]:
+            return name, files
+    if place.suffix == ".json" and place.is_file():
+        return COCO, [place]  # whose own reader says what is wrong with it
+    raise DataError(f"{place} holds no labels of a known format: {', '.join(FORMATS)}.")
 
 
 def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str, Any]:
     """The labels of a file or folder in COCO's format.
 
     Args:
-        place: a folder of Pascal VOC, LabelMe or CVAT files, such a file, or YOLO's data.yaml.
+        place: a folder of Pascal VOC, LabelMe or CVAT files, such a file, YOLO's data.yaml, a file
+            of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
         images: the folder of the pictures; by default that of the labels. Names are relative to it.
 
     Returns:
         ``images`` with the sizes of the pictures themselves, ``annotations`` and ``categories``:
         those of data.yaml in its order, others by name. Objects with polygons or masks have a
-        ``segmentation``.
+        ``segmentation``, and all have a ``source``: their file, and what in it.
 
     Raises:
         DataError: a file cannot be read, or its picture is missing.
     """
     place = Path(place)
-    kind, files = recognise(place)
-    if kind == "YOLO" and len(files) > 1:
-        raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
-    pictures = _Pictures(Path(images or (place if place.is_dir() else place.parent)))
-    rows = [row for file in files for row in FORMATS[kind].read(file, pictures)]
+    list_file, home = (place, _home(place)) if _is_list(place) else (None, place)
+    kind, files = recognise(home)
+    read = FORMATS[kind].read
+    if read in (None, _read_yolo) and len(files) > 1:
+        raise DataError(f"{home} holds {listed(map(str, files))}; name one of them.")
+    if read is None:
+        return read_json(str(files[0]))
+    pictures = _Pictures(Path(images or (home if home.is_dir() else home.parent)), list_file)
+    if list_file:
+        stems = {path.stem for path in pictures.paths}
+        files = [file for file in files if read is _read_yolo or file.stem in stems]
+    rows = [row for file in files for row in read(file, pictures)]
     names = sorted({thing.label for row in rows for thing in row.things})
-    if kind == "YOLO":
+    if read is _read_yolo:
         names = list(map(str, _yolo_names(files[0]).values()))
+    content: dict[str, Any] = {"info": {"labels": str(place)}, "images": [], "annotations": []}
+    content["categories"] = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
     ids = {name: number for number, name in enumerate(names, 1)}
-    content: dict[str, Any] = {
-        "images": [],
-        "annotations": [],
-        "categories": [{"id": number, "name": name} for name, number in ids.items()],
-    }
     for number, row in enumerate(rows, 1):
-        path = pictures.find(row)
+        path = pictures.find(str(row.source), row.source.parent, row.picture, row.source.stem)
         width, height = _size(path)
         name = path.relative_to(pictures.folder).as_posix()
         content["images"].append(
@@ -384,6 +479,7 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
                 "bbox": [x0, y0, x1 - x0, y1 - y0],
                 "area": (x1 - x0) * (y1 - y0),
                 "iscrowd": 0,
+                "source": thing.where,
             }
             if thing.mask is not None:
                 annotation["segmentation"] = thing.mask
@@ -392,3 +488,45 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     logger.info(f"{place}: {kind}, {len(rows)} pictures with {found or 'no object'}")
     return content
+
+
+def _is_list(place: Path) -> bool:
+    return place.suffix == ".txt" and place.name != "classes.txt"
+
+
+def _home(list_file: Path) -> Path:
+    """The folder of the labels of a list of pictures: its own, or one above it."""
+    for folder in list_file.absolute().parents[:3]:
+        try:
+            recognise(folder)
+        except DataError:
+            continue
+        return folder
+    raise DataError(f"{list_file} lists pictures, but no labels are beside or above it.")
+
+
+def as_coco(*places: tuple[str, str]) -> list[str]:
+    """Files in COCO's format for labels of any, kept in the cache of Detectron2's files.
+
+    Args:
+        places: labels as in :func:`read_labels` and the folder of their pictures, of the parts of
+            one data set: all get the classes of all. Those of COCO's format stay themselves, as
+            does what is not there.
+
+    Raises:
+        DataError: as :func:`read_labels`.
+    """
+    files, contents = [place for place, _ in places], {}
+    for index, (place, images) in enumerate(places):
+        path = Path(place)
+        if path.exists() and (_is_list(path) or path.is_dir() or recognise(path)[0] != COCO):
+            contents[index] = read_labels(path, images)
+    names = [str(c["name"]) for content in contents.values() for c in content["categories"]]
+    ids = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
+    for index, content in contents.items():
+        new = {category["id"]: ids[category["name"]] for category in content["categories"]}
+        for annotation in content["annotations"]:
+            annotation["category_id"] = new[annotation["category_id"]]
+        content["categories"] = [{"id": number, "name": name} for name, number in ids.items()]
+        files[index] = keep_json(content, "labels", f"{Path(files[index]).stem}.json")
+    return files

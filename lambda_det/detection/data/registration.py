@@ -17,6 +17,7 @@ from lambda_det.config import leaves
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, suggest
 
@@ -157,11 +158,14 @@ def register_json_datasets(cfg: CfgNode) -> None:
 
 
 def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
-    """Annotation file and folder of images by split, "" where there is none."""
+    """File in COCO's format and folder of images by split, "" where there is none."""
     files = {
         split: (cfg.DATASETS[f"{split.upper()}_JSON"], cfg.DATASETS[f"{split.upper()}_IMAGES"])
         for split in ("train", "test")
     }
+    named = [split for split, pair in files.items() if all(pair)]
+    found = as_coco(*(tuple(map(os.path.expanduser, files[split])) for split in named))
+    files |= {split: (file, files[split][1]) for split, file in zip(named, found, strict=True)}
     if not cfg.DATASETS.VAL_SHARE:
         return files
     key = f"--val-share {cfg.DATASETS.VAL_SHARE:g} (DATASETS.VAL_SHARE)"

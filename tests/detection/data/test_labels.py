@@ -143,7 +143,7 @@ REFUSED = {
     "not XML": ({"a.xml": "<annotation>"}, "a.xml"),
     "a box without a side": (
         {"a.xml": VOC.format(name="a.png", objects="<object><name>x</name></object>")},
-        "a.xml: object 1",
+        "a.xml, line 2",
     ),
     "no picture": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its picture 'b.png'"),
     "a word": ({"data.yaml": "names: [x]", "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
