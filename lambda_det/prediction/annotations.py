@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import cv2
 import numpy as np
 
+from lambda_det.detection.data.label_files import polygons, write_labels
 from lambda_det.errors import ConfigError
 from lambda_det.files import replace_text
 from lambda_det.prediction.predictor import Prediction
 
-__all__ = ["Annotations", "check_target", "polygons"]
+__all__ = ["Annotations", "check_target"]
 
 
 class Annotations:
@@ -60,20 +60,30 @@ class Annotations:
             self._highest = max(self._highest, annotation["category_id"])
             self._annotations.append(json.dumps(annotation))
 
-    def save(self, path: Path) -> None:
-        """Write the file.
+    def save(self, path: Path, kind: str = "coco", images: Path = Path()) -> None:
+        """Write the file, or a folder of another tool's labels.
+
+        Args:
+            path: of the file or folder.
+            kind: the format, see :func:`lambda_det.detection.data.label_files.write_labels`.
+            images: the folder that the names are relative to.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the file cannot be written.
+            DataError: the folder cannot.
         """
         names = self._names or [str(index) for index in range(self._highest)]
         categories = [json.dumps({"id": i, "name": name}) for i, name in enumerate(names, start=1)]
         lists = {"images": self._images, "annotations": self._annotations}
         lists["categories"] = categories
         text = ", ".join(f'"{key}": [{", ".join(found)}]' for key, found in lists.items())
+        text = f'{{"info": {{"description": "by lambda_det"}}, {text}}}'
+        if kind != "coco":
+            write_labels(json.loads(text), kind, path, images)
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_text(path, f'{{"info": {{"description": "by lambda_det"}}, {text}}}')
+            replace_text(path, text)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error}.") from error
 
@@ -90,34 +100,6 @@ def check_target(path: Path, overwrite: bool) -> None:
         raise ConfigError(
             f"{path} exists already; add --overwrite to replace it, or give another file."
         )
-
-
-def polygons(mask: np.ndarray) -> list[list[float]]:
-    """The outlines of a mask [H, W] as polygons x0, y0, x1, y1, ... in COCO's coordinates.
-
-    They run through the centres of the outer pixels. Holes are lost, and parts of one pixel's
-    thickness are left out. Of a mask that would lose most of its area by that, the polygons run
-    near the outer edges of its pixels.
-    """
-    outlines = _outlines(mask)
-    if 4 * sum(map(cv2.contourArea, outlines)) >= mask.sum():
-        return [(outline.reshape(-1) + 0.5).tolist() for outline in outlines]
-    rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    finer = _outlines(part.repeat(_FINER, 0).repeat(_FINER, 1))
-    corner = (columns[0], rows[0])
-    return [((o.reshape(-1, 2) + 0.5) / _FINER + corner).ravel().tolist() for o in finer]
-
-
-_FINER = 4  # parts of a pixel's side that thin masks are outlined in
-
-
-def _outlines(mask: np.ndarray) -> list[np.ndarray]:
-    """Contours [N, 1, 2] of the parts of a mask that have an area."""
-    outlines, _ = cv2.findContours(
-        np.ascontiguousarray(mask, np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE
-    )
-    return [outline for outline in outlines if cv2.contourArea(outline) > 0]
 
 
 def _rounded(values: list[float]) -> list[float]:

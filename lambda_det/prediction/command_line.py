@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from lambda_det.detection import load_config
+from lambda_det.detection.data.label_files import WRITTEN
 from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
@@ -21,8 +22,9 @@ With the best checkpoint of a run, or a detector that lambda-det export wrote:
   %(prog)s --model output/run --input photo.jpg --output pictures
   %(prog)s --model detector.ts --input holiday/ film.mp4 --output pictures
 
-With annotations in COCO's format beside the pictures, for labelling tools:
+With annotations beside the pictures, for labelling tools, in COCO's format or another one:
   %(prog)s --model output/run --input holiday/ --output pictures --json holiday.json
+  %(prog)s --model output/run --input holiday/ --output pictures --format yolo
 
 Other weights, and configuration keys at the end:
   %(prog)s --config configs/mask_rcnn_lambdaresnet50.yaml --weights model.pth \\
@@ -74,6 +76,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--json", metavar="FILE", help="also write the predictions as annotations in COCO's format"
     )
     parser.add_argument(
+        "--format",
+        choices=WRITTEN,
+        help="also write the predictions as labels of this format, to labels/ in the --output "
+        "(coco: labels.json)",
+    )
+    parser.add_argument(
         "--precision",
         choices=["float32", "bfloat16"],
         help="in which the model computes; default: that of the configuration",
@@ -103,8 +111,11 @@ def run(args: argparse.Namespace) -> None:
         pictures = plan_dataset(args.dataset, cfg, args.output, args.overwrite, args.limit)
     else:
         pictures = plan_files(args.input, args.output, args.overwrite)
+    labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     if args.json:
         check_target(Path(args.json), args.overwrite)
+    if args.format and labels.exists() and not args.overwrite:
+        raise ConfigError(f"{labels} exists already; add --overwrite to write into it.")
     weights = args.weights
     if not exported:
         weights = weights or typed_weights(args.opts)
@@ -119,10 +130,14 @@ def run(args: argparse.Namespace) -> None:
         raw=args.raw,
     )
     print(f"Weights: {predictor.taken}")
-    annotations = Annotations(predictor.class_names) if args.json else None
+    wanted = args.json or args.format
+    annotations = Annotations(predictor.class_names) if wanted else None
     result = predict(predictor, pictures, annotations)
-    if annotations is not None:
+    if args.json:
         annotations.save(Path(args.json))
+    if args.format:
+        folder = str(pictures[0].source).removesuffix(pictures[0].name)
+        annotations.save(labels, args.format, Path(folder))
     what = "1 picture" if len(result.written) == 1 else f"{len(result.written)} pictures"
     print(f"{result.instances} instances on {what} in {args.output}")
     if result.unreadable:

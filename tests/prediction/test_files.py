@@ -17,6 +17,7 @@ from detectron2.structures import Boxes, BoxMode, Instances
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
+from lambda_det.detection.data.label_files import polygons
 from lambda_det.detection.drawing import (
     VideoDrawer,
     draw_ground_truth,
@@ -25,7 +26,7 @@ from lambda_det.detection.drawing import (
 )
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.prediction import Prediction, Predictor
-from lambda_det.prediction.annotations import Annotations, polygons
+from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.files import plan_dataset, plan_files, predict
 from tests.training.tiny_detector import tiny_config
 

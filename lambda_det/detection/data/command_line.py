@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 from pathlib import Path
 
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.labels import FORMATS, read_labels
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.label_files import WRITTEN, write_labels
+from lambda_det.detection.data.labels import FORMATS, as_coco
+from lambda_det.detection.data.layouts import find_images, find_layout
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import ConfigError, exit_status
-from lambda_det.files import replace_file
+from lambda_det.errors import ConfigError, DataError, exit_status
 
 EXAMPLES = """examples:
+  %(prog)s my/
   %(prog)s annotations.json images/
   %(prog)s --dataset coco_2017_val
   %(prog)s --dataset shapes_train --no-images
@@ -28,19 +30,20 @@ read at all.
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lambda-det check",
-        description="Check a COCO-format data set before a long run.",
+        description="Check a data set before a long run: labels of COCO, YOLO, Pascal VOC, LabelMe "
+        "or CVAT.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("json", nargs="?", metavar="JSON", help="the annotation file")
+    parser.add_argument(
+        "json", nargs="?", metavar="LABELS", help="file or folder of labels; all parts of a folder"
+    )
     parser.add_argument("images", nargs="?", metavar="IMAGES", help="the folder of its images")
     parser.add_argument("--dataset", metavar="NAME", help="a registered data set instead")
     parser.add_argument("--no-images", action="store_true", help="do not open the images")
     arguments = parser.parse_args(argv)
     if bool(arguments.dataset) == bool(arguments.json):
-        parser.error("give either JSON and IMAGES or --dataset NAME")
-    if arguments.json and not arguments.images:
-        parser.error("IMAGES is missing: the folder that holds the images of JSON")
+        parser.error("give either LABELS and IMAGES or --dataset NAME")
     return arguments
 
 
@@ -76,14 +79,21 @@ def print_report(report: Report) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
     if arguments.dataset:
-        json_file, images = registered_files(arguments.dataset)
+        parts = [registered_files(arguments.dataset)]
+    elif arguments.images:
+        parts = [(arguments.json, arguments.images)]
     else:
-        json_file, images = arguments.json, arguments.images
-    files = "none" if arguments.no_images else "all"
-    report = check_coco(json_file, images, files=files, progress=show_progress)
-    print_report(report)
-    found = bool(report.of(REFUSED) or report.of(BAD_BOX))
+        layout = find_layout(arguments.json)
+        print(f"{arguments.json}: labels of {layout.kind}\n")
+        parts = [tuple(map(str, part)) for part in (layout.train, layout.test) if part]
+    found = False
+    for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True):
+        files = "none" if arguments.no_images else "all"
+        report = check_coco(json_file, images, files=files, progress=show_progress)
+        print_report(report)
+        found |= bool(report.of(REFUSED) or report.of(BAD_BOX))
     print("\nProblems were found." if found else "\nNothing is wrong.")
     return int(found)
 
@@ -97,30 +107,37 @@ CONVERT_EXAMPLES = """examples:
   %(prog)s VOC2007/Annotations train.json --images VOC2007/JPEGImages
   %(prog)s data.yaml train.json --images images/train
   %(prog)s annotations.xml train.json --images pictures
+  %(prog)s train.json labels/ --images pictures --format yolo
+
+COCO's format is a file, the others are folders with a file a picture. Boxes go into all formats,
+masks into YOLO (one outline) and LabelMe (polygons); crowds are left out of these.
 """
 
 
 def convert(arguments: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    output = Path(arguments.output)
+    output, labels = Path(arguments.output), arguments.labels
     if output.exists() and not arguments.overwrite:
         raise ConfigError(f"{output} exists; --overwrite replaces it.")
-    content = read_labels(arguments.labels, arguments.images)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(output, lambda file: file.write(json.dumps(content).encode()))
+    images = arguments.images or find_images(labels)
+    (json_file,) = as_coco((labels, str(images)))
+    if refusal := check_coco(json_file, images, files="none").refusal():
+        raise DataError(refusal)
+    write_labels(read_json(json_file), arguments.format, output, images)
     print(output)
 
 
 def convert_main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="lambda-det convert",
-        description=f"Write labels of {', '.join(FORMATS)} in COCO's format.",
+        description=f"Write labels of {', '.join(FORMATS)} in COCO's format, or another one.",
         epilog=CONVERT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")
-    parser.add_argument("output", metavar="OUT.json", help="the file to write")
+    parser.add_argument("output", metavar="OUT.json", help="the file to write, or the folder")
+    parser.add_argument("--format", choices=WRITTEN, default="coco", help="default: coco")
     parser.add_argument("--images", metavar="DIR", help="folder of the pictures; default: of IN")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT.json")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     arguments = parser.parse_args(argv)
     return exit_status(lambda: convert(arguments))

@@ -64,9 +64,7 @@ def test_a_registered_data_set(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["only.json"], ["a.json", "images", "--dataset", "shapes_val"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["a.json", "images", "--dataset", "shapes_val"]])
 def test_arguments_that_do_not_go_together(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
         run(*arguments)

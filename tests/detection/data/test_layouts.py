@@ -1,0 +1,257 @@
+"""Folders of usual tools, their parts, and one data set through every format that is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from lambda_det.detection.data import command_line
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.label_files import write_labels
+from lambda_det.detection.data.labels import as_coco, read_labels
+from lambda_det.detection.data.layouts import find_layout
+from lambda_det.errors import DataError
+
+BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax>"
+VOC = "<annotation><filename>{}</filename>\n" + BOX + "</bndbox></object></annotation>"
+YAML = "names: [cell]\n"
+LABELME = json.dumps({"shapes": [], "imagePath": "a.png"})
+
+
+def coco(name: str) -> str:
+    image = {"id": 1, "file_name": name, "width": 40, "height": 30}
+    lists = {"annotations": [], "categories": [{"id": 1, "name": "cell"}]}
+    return json.dumps({"images": [image], **lists})
+
+
+def make(root: Path, files: dict[str, str]) -> Path:
+    """Files of a data set; those of pictures are named by their ending alone."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith((".png", ".jpg")):
+            Image.new("RGB", (40, 30)).save(root / name)
+        else:
+            (root / name).write_text(text, "utf-8")
+    return root
+
+
+# Files, the format, labels and pictures to train on and to evaluate on; pictures that are found
+LAYOUTS = {
+    "Roboflow's YOLO, whose paths are one level too high": (
+        {
+            "data.yaml": YAML + "train: ../train/images\nval: ../valid/images\n",
+            **dict.fromkeys(["train/images/a.png", "valid/images/b.png", "test/images/c.png"], ""),
+            "train/labels/a.txt": "0 .5 .5 1 1\n",
+        },
+        ("YOLO", "data.yaml", "train/images", "data.yaml", "valid/images", 1),
+    ),
+    "Ultralytics' YOLO, which is validated on its training images": (
+        {
+            "coco8.yaml": "path: ../nowhere\ntrain: images/train\nval: images/train\n" + YAML,
+            "images/train/größe 1.png": "",
+            "labels/train/größe 1.txt": "0 .5 .5 1 1\n",
+        },
+        ("YOLO", "coco8.yaml", "images/train", None, None, 1),
+    ),
+    "YOLO whose data.yaml names no parts": (
+        {"data.yaml": YAML, **dict.fromkeys(["images/train/a.png", "images/val/a.png"], "")},
+        ("YOLO", "data.yaml", "images/train", "data.yaml", "images/val", 1),
+    ),
+    "YOLO with lists of pictures of another machine": (
+        {
+            "data.yaml": YAML + "train: train.txt\nval: [val.txt]\n",
+            "train.txt": "data/images/a.png\n\n./images/b.png\n",
+            "val.txt": "/home/me/images/c.png\n",
+            **dict.fromkeys([f"images/{name}.png" for name in "abcd"], ""),
+        },
+        ("YOLO", "train.txt", ".", "val.txt", ".", 2),
+    ),
+    "YOLO of CVAT": (
+        {"obj.names": "cell\n\n", "obj_train_data/a.png": "", "obj_train_data/a.txt": ""},
+        ("YOLO with a list of names", "obj.names", "obj_train_data", None, None, 1),
+    ),
+    "Pascal VOC's lists": (
+        {
+            **{f"VOC2007/Annotations/{n}.xml": VOC.format(f"{n}.jpg", "cell") for n in "abcd"},
+            **dict.fromkeys([f"VOC2007/JPEGImages/{n}.jpg" for n in "abc"], ""),
+            "VOC2007/ImageSets/Main/train.txt": "# mine\na\nb\n",
+            "VOC2007/ImageSets/Main/val.txt": "c\n",
+            "VOC2007/ImageSets/Main/cell_train.txt": "a 1\nb -1\n",
+        },
+        (
+            "Pascal VOC",
+            *("VOC2007/ImageSets/Main/train.txt", "VOC2007/JPEGImages"),
+            *("VOC2007/ImageSets/Main/val.txt", "VOC2007/JPEGImages", 2),
+        ),
+    ),
+    "Roboflow's Pascal VOC": (
+        {
+            "train/a.xml": VOC.format("a.jpg", "cell"),
+            "valid/b.xml": VOC.format("b.jpg", "cell"),
+            **dict.fromkeys(["train/a.jpg", "valid/b.jpg"], ""),
+        },
+        ("Pascal VOC", "train", "train", "valid", "valid", 1),
+    ),
+    "COCO's own": (
+        {
+            "annotations/instances_train2017.json": coco("a.jpg"),
+            "annotations/person_keypoints_train2017.json": coco("a.jpg"),
+            "annotations/instances_val2017.json": coco("a.jpg"),
+            **dict.fromkeys(["train2017/a.jpg", "val2017/a.jpg"], ""),
+        },
+        (
+            *("COCO", "annotations/instances_train2017.json", "train2017"),
+            *("annotations/instances_val2017.json", "val2017", 1),
+        ),
+    ),
+    "Roboflow's COCO": (
+        {
+            "train/_annotations.coco.json": coco("a b.jpg"),
+            "test/_annotations.coco.json": coco("c.jpg"),
+            **dict.fromkeys(["train/a b.jpg", "test/c.jpg"], ""),
+        },
+        (
+            *("COCO", "train/_annotations.coco.json", "train"),
+            *("test/_annotations.coco.json", "test", 1),
+        ),
+    ),
+    "LabelMe, a file a picture, and pictures of one name": (
+        {"x/a.json": LABELME, "y/a.json": LABELME, "x/a.png": "", "y/a.png": ""},
+        ("LabelMe", ".", ".", None, None, 2),
+    ),
+    "COCO in one file": (
+        {"labels.json": coco("a.png"), "pictures/a.png": ""},
+        ("COCO", "labels.json", "pictures", None, None, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_the_folders_of_usual_tools(case, tmp_path):
+    files, (kind, *expected, pictures) = LAYOUTS[case]
+    layout = find_layout(make(tmp_path / "my train data", files))
+    found = [path for part in (layout.train, layout.test or (None, None)) for path in part]
+    assert layout.kind == kind
+    root = tmp_path / "my train data"
+    assert found == [root / path if path else None for path in expected]
+    assert len(read_labels(*layout.train)["images"]) == pictures
+
+
+REFUSED = {
+    "two files of COCO's": ({"a.json": coco("a.png"), "b.json": coco("a.png")}, "a.json"),
+    "a picture of COCO's that is nowhere": ({"a.json": coco("b.png")}, "--images"),
+    "several folders": ({"data.yaml": YAML + "train: [a, b]\n"}, "data.yaml"),
+    "a list of what is not there": (
+        {"data.yaml": YAML + "train: a.txt\n", "a.txt": "a.png\nb.png\n"},
+        "a.txt, line 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_clear_is_refused(case, tmp_path):
+    files, words = REFUSED[case]
+    make(tmp_path, {**files, "a.png": ""})
+    with pytest.raises(DataError) as found:
+        read_labels(*find_layout(tmp_path).train)
+    assert words in str(found.value)
+
+
+def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
+    """The rarest class is in one part alone; the check names the line of the original file."""
+    bad = VOC.format("b.jpg", "rare").replace("<xmax>9", "<xmax>1")
+    make(
+        tmp_path,
+        {
+            "train/a.xml": VOC.format("a.jpg", "cell"),
+            "valid/b.xml": bad,
+            **dict.fromkeys(["train/a.jpg", "valid/b.jpg"], ""),
+        },
+    )
+    parts = [tuple(map(str, part)) for part in find_layout(tmp_path)[1:]]
+    files = as_coco(*parts)
+    reports = [check_coco(file, images) for file, (_, images) in zip(files, parts, strict=True)]
+    assert [list(report.categories.values()) for report in reports] == [["cell", "rare"]] * 2
+    assert as_coco(*parts) == files
+    refusal = reports[1].refusal()
+    assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    """A name with a space and letters of another alphabet, an empty picture, a crowd."""
+    make(tmp_path, {"pictures/größe 1.png": "", "pictures/sub/empty.png": ""})
+    annotation = {"image_id": 1, "category_id": 7, "area": 1, "iscrowd": 0}
+    box = {"id": 1, "bbox": [1, 2, 10, 5], **annotation}
+    polygons = [[3, 3, 9, 3, 9, 9], [20, 20, 24, 20, 24, 26, 20, 26]]
+    parts = {"id": 2, "bbox": [3, 3, 21, 23], **annotation, "segmentation": polygons}
+    crowd = {"id": 3, "bbox": [0, 0, 9, 9], **annotation, "iscrowd": 1}
+    names = ["größe 1.png", "sub/empty.png"]
+    return {
+        "images": [
+            {"id": i, "file_name": name, "width": 40, "height": 30}
+            for i, name in enumerate(names, 1)
+        ],
+        "annotations": [box, parts, crowd],
+        "categories": [{"id": 7, "name": "красная клетка"}],
+    }
+
+
+@pytest.mark.parametrize("kind", ["yolo", "voc", "labelme"])
+def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps(shapes))
+    images = ["--images", str(tmp_path / "pictures")]
+    words = [str(tmp_path / "a.json"), str(tmp_path / "labels"), *images, "--format", kind]
+    assert command_line.convert_main(words) == 0
+    back = [str(tmp_path / "labels"), str(tmp_path / "b.json"), *images]
+    assert command_line.convert_main(back) == 0, capsys.readouterr().err
+    content = json.loads((tmp_path / "b.json").read_text())
+    assert [image["file_name"] for image in content["images"]] == ["größe 1.png", "sub/empty.png"]
+    assert content["categories"] == [{"id": 1, "name": "красная клетка"}]
+    box, parts = content["annotations"]
+    assert np.allclose([box["bbox"], parts["bbox"]], [[1, 2, 10, 5], [3, 3, 21, 23]], atol=1e-6)
+    assert "segmentation" not in box and not {"source", "info"} & {*box, *content}
+    polygons = {"yolo": 1, "voc": 0, "labelme": 2}[kind]
+    assert len(parts.get("segmentation", [])) == polygons
+
+
+def test_labels_stay_in_their_folder_and_apart(shapes, tmp_path):
+    shapes["images"][0]["file_name"] = "../../away.png"
+    write_labels(shapes, "voc", tmp_path / "labels", tmp_path)
+    assert (tmp_path / "labels" / "away.xml").is_file()
+    shapes["images"][1]["file_name"] = "away.jpg"
+    with pytest.raises(DataError, match=r"away\.jpg and .*away\.png"):
+        write_labels(shapes, "voc", tmp_path / "labels", tmp_path)
+
+
+corners = st.tuples(st.integers(0, 39), st.integers(0, 29), st.integers(1, 9), st.integers(1, 9))
+names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=5)
+
+
+@given(data=st.lists(st.tuples(names, corners), max_size=4))
+@pytest.mark.parametrize("kind", ["yolo", "voc", "labelme"])
+def test_boxes_come_back_from_each_format(kind, data, tmp_path_factory):
+    folder = make(tmp_path_factory.mktemp("set"), {"a b.png": ""})
+    boxes = [(name, [x, y, min(w, 40 - x), min(h, 30 - y)]) for name, (x, y, w, h) in data]
+    ids = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in boxes))}
+    content = {
+        "images": [{"id": 5, "file_name": "a b.png", "width": 40, "height": 30}],
+        "annotations": [
+            {"image_id": 5, "category_id": ids[name], "bbox": box} for name, box in boxes
+        ],
+        "categories": [{"id": number, "name": name} for name, number in ids.items()],
+    }
+    write_labels(content, kind, folder / "labels", folder)
+    if not boxes and kind == "yolo":
+        return  # no class, which data.yaml has to name
+    back = read_labels(folder / "labels", folder)
+    found = {category["id"]: category["name"] for category in back["categories"]}
+    assert [found[a["category_id"]] for a in back["annotations"]] == [name for name, _ in boxes]
+    got = np.array([a["bbox"] for a in back["annotations"]]).reshape(-1, 4)
+    assert np.allclose(got, np.reshape([box for _, box in boxes], (-1, 4)), atol=1e-6)
