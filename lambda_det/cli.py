@@ -105,8 +105,8 @@ def train(argv: list[str]) -> int:
     if not file:
         parser.description = (
             "Train and evaluate what a file describes: a detector (YAML or a LazyConfig) or a "
-            "classifier. These are the flags of a detector; --config FILE --help shows the file's."
+            "classifier. Without --config it follows from the data and the machine. These are the "
+            "flags of a detector; --config FILE --help shows the file's."
         )
-        if not any(word in _HELP for word in argv):
-            parser.error("--config FILE is missing, which names a file of yours or of configs/")
+        parser.set_defaults(config_file=None)  # it follows from machine and data
     return main(parser, argv)

@@ -19,8 +19,9 @@ On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 G
 The paper's batch of 256 images on 8 GPUs, 2 images at a time on each:
   %(prog)s --config-file FILE --num-gpus 8 SOLVER.ACCUMULATE_GRADIENTS 16
 
-On your own data in COCO's format:
-  %(prog)s --config-file FILE --train-json a.json --train-images images/ \\
+On your own data, with labels of any of these tools:
+  %(prog)s --config-file FILE --data my/ OUTPUT_DIR output/mine
+  %(prog)s --config-file FILE --train a.json --images images/ \\
       --test-json b.json --test-images images/ OUTPUT_DIR output/mine
 """
 
@@ -38,8 +39,9 @@ The paper's batch of 256 images on 8 GPUs, 2 images at a time on each; another n
   %(prog)s --config-file FILE --num-gpus 8 train.accumulate_gradients=16
   %(prog)s --config-file FILE model.backbone.bottom_up.name=lambda_resnet101
 
-On your own data in COCO's format:
-  %(prog)s --config-file FILE --train-json a.json --train-images images/ \\
+On your own data, with labels of any of these tools:
+  %(prog)s --config-file FILE --data my/ train.output_dir=output/mine
+  %(prog)s --config-file FILE --train a.json --images images/ \\
       --test-json b.json --test-images images/ train.output_dir=output/mine
 
 Continue after a stop; evaluate the last checkpoint; evaluate some weights:
@@ -87,15 +89,30 @@ def lazy_parser() -> argparse.ArgumentParser:
 
 
 def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: str) -> None:
-    data = result.add_argument_group(f"data in COCO's format, instead of {instead_of}")
-    for part, use in (("train", "to train on"), ("test", "to evaluate on")):
-        data.add_argument(f"--{part}-json", metavar="FILE", help=f"annotations {use}")
-        data.add_argument(f"--{part}-images", metavar="DIR", help=f"folder of the images {use}")
+    data = result.add_argument_group(
+        f"data, instead of {instead_of}; labels of COCO, YOLO, Pascal VOC, LabelMe or CVAT"
+    )
+    data.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of a data set, or YOLO's data.yaml: its parts to train and to evaluate on",
+    )
+    for part, use, images in (
+        ("train", "to train on", ["--images"]),
+        ("test", "to evaluate on", []),
+    ):
+        data.add_argument(
+            *(f"--{part}-json", f"--{part}"), metavar="FILE_OR_DIR", help=f"labels {use}"
+        )
+        data.add_argument(
+            *(f"--{part}-images", *images), metavar="DIR", help=f"folder of the images {use}"
+        )
     data.add_argument(
         "--val-share",
         type=float,
         metavar="S",
-        help="share of the training images to evaluate on, by their names, without a --test-json",
+        help="share of the training images to evaluate on, by their names, without a --test-json; "
+        "0.1 with --data or without --config",
     )
     schedule = result.add_argument_group(f"a schedule for your data ({recipe})")
     schedule.add_argument(

@@ -42,7 +42,7 @@ _OCTAVE_STEP = 2 ** (1 / 3)  # between anchors of one level at least, as RetinaN
 _LR_STEPS = (210 / 270, 250 / 270)
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours: a step of seconds
-_USABLE = 0.9  # of a GPU's memory: the count is none of a real run
+USABLE = 0.9  # of a GPU's memory: the count is none of a real run
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _batch(cfg: CfgNode, images: int) -> list[Derived]:
                 "images and for each image, such as [2.0, 1.5], or []."
             )
         fixed, each = cfg.RECIPE.MEMORY
-        share, most = int((_USABLE * memory - fixed) / each), _BATCH
+        share, most = int((USABLE * memory - fixed) / each), _BATCH
         reason = (
             f"at once on each of {workers} GPU(s) of {memory:.1f} GiB, where a training takes "
             f"{fixed:g} and {each:g} an image"

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lambda_det.detection.choice import complete
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes
 from lambda_det.detection.evaluation import images_of_any_size
@@ -112,6 +113,7 @@ class DetectionTask(Task):
     # ------------------------------------------------------------------------------- configuration
     @classmethod
     def read(cls, args: argparse.Namespace) -> DetectionTask:
+        complete(args)
         config, in_file = load_any_config(args), None
         if args.config_file and read_parts(config).kept:
             file = argparse.Namespace(config_file=args.config_file, opts=[])

@@ -1,0 +1,195 @@
+"""What a command line leaves open: the parts of a data set, and the recipe without ``--config``.
+
+The log has one table of what was chosen and why. What is typed counts instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import statistics
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from iopath.common.file_io import get_cache_dir
+from tabulate import tabulate
+
+from lambda_det.config import CONFIGS
+from lambda_det.detection.config_files import get_config
+from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.labels import as_coco
+from lambda_det.detection.data.layouts import find_images, find_layout
+from lambda_det.detection.data.report import Problem, Report
+from lambda_det.detection.recipe import USABLE
+from lambda_det.errors import ConfigError
+
+__all__ = ["RECIPES", "complete"]
+
+logger = logging.getLogger(__name__)
+
+VAL_SHARE = 0.1
+FOLDER = "output/finetune"  # OUTPUT_DIR of the recipes
+# For a GPU and for none, the best first: the first whose weights can be had, and of which a GPU
+# holds LEAST_IMAGES by its RECIPE.MEMORY. The last one starts from random weights.
+_LIGHT = ("light_lambda_resnet26t", "light_lambdaresnet26")
+RECIPES = {
+    "cuda": (
+        "mask_rcnn_resnetrs101_se",
+        "mask_rcnn_resnetrs50_se",
+        "mask_rcnn_lambda_resnet26t",
+        *_LIGHT,
+    ),
+    "cpu": _LIGHT,
+}
+LEAST_IMAGES = 4
+LARGEST_SCALE = 2  # of an image: more pixels than that show nothing new, and take time
+_HOST, _SECONDS = "https://huggingface.co", 3  # of timm's weights; to wait for it
+_SIZES = ("MIN_SIZE_TRAIN", "MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
+
+Row = tuple[str, str, str]  # what, its value, why
+
+
+def complete(args: argparse.Namespace) -> None:
+    """Fill in data flags and configuration that are not typed, and log what and why.
+
+    Args:
+        args: of :func:`lambda_det.detection.command_line.parser`. ``config_file`` is None where the
+            file is to be chosen; a second call chooses nothing.
+
+    Raises:
+        ConfigError: there is neither a file nor data, or flags do not go together.
+        DataError: the data are not of a known format, or not found.
+    """
+    rows: list[Row] = getattr(args, "choices", [])
+    if not rows:
+        rows += _name_data(args)
+        if args.config_file is None:
+            rows += _choose(args)
+        args.choices = rows
+    if rows:
+        logger.info(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
+
+
+def _name_data(args: argparse.Namespace) -> list[Row]:
+    """Set the flags for the files of the data; what they are is for the table."""
+    place, rows = getattr(args, "data", None), []
+    if place and args.train_json:
+        raise ConfigError("--data and --train-json both name data to train on; give one of them.")
+    if place:
+        layout = find_layout(place)
+        args.train_json, train_images = map(str, layout.train)
+        args.train_images = args.train_images or train_images
+        rows.append(("labels", layout.kind, f"of what lies in {place}"))
+        if layout.test and not args.test_json and args.val_share is None:
+            args.test_json, args.test_images = map(str, layout.test)
+            why = f"{layout.test.images} and {layout.test.labels} are there"
+            rows.append(("evaluation", str(layout.test.labels), why))
+    for part in ("train", "test"):
+        labels = getattr(args, f"{part}_json", None)
+        if labels and not getattr(args, f"{part}_images") and Path(labels).exists():
+            setattr(args, f"{part}_images", str(find_images(labels)))
+    holds_out = place or (args.config_file is None and args.train_json)
+    if holds_out and not args.test_json and args.val_share is None:
+        args.val_share = VAL_SHARE
+        why = "no part of the data is called val or test; --val-share changes it"
+        rows.append(("evaluation", f"{VAL_SHARE:g} of the images", why))
+    return rows
+
+
+def _choose(args: argparse.Namespace) -> list[Row]:
+    """Set the configuration, with the keys that belong to it before those that are typed."""
+    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    folder = Path(typed.get("OUTPUT_DIR", FOLDER))
+    if args.resume and (folder / "config.yaml").is_file():
+        args.config_file = str(folder / "config.yaml")
+        return [("recipe", args.config_file, "--resume goes on as the run was started")]
+    if args.eval_only or not args.train_json:
+        raise ConfigError(
+            "--config FILE is missing, which names a file of yours or of configs/; with --data DIR "
+            "or --train FILE --images DIR it follows from the data and the machine."
+        )
+    if args.num_machines > 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigError(
+            "Several machines, or processes of torchrun, may choose different recipes: name one "
+            f"with --config, such as configs/finetune/{RECIPES['cuda'][0]}.yaml."
+        )
+    device = typed.get("MODEL.DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = torch.device(device).type
+    memory, reasons = 0.0, ["no GPU is used"]
+    if kind == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+        reasons = [f"the GPU has {memory:.0f} GiB"]
+    for name in RECIPES[kind]:
+        file = f"finetune/{name}.yaml"
+        recipe = get_config(file)
+        fixed, each = recipe.RECIPE.MEMORY or (0, 0)
+        weights = recipe.MODEL.WEIGHTS
+        if fixed + LEAST_IMAGES * each > USABLE * memory and fixed:
+            reasons.append(f"{name} takes more")
+        elif weights and "MODEL.WEIGHTS" not in typed and not _can_be_had(weights):
+            reasons.append(f"no connection for {weights}")
+        else:
+            break
+    args.config_file = str(CONFIGS / file)
+    report = _report(args.train_json, args.train_images)
+    keys = {"MODEL.DEVICE": device, **_input_keys(recipe.INPUT, report)}
+    args.opts[:0] = [str(word) for pair in keys.items() for word in pair]
+    start = typed.get("MODEL.WEIGHTS") or weights
+    alone = f"no weights can be had: all is learnt from these {report.images} images"
+    masked = report.usable > report.problems.get(_NO_MASK, Problem("")).count
+    sizes = f"{report.images} images with {'masks' if masked else 'boxes alone'}"
+    return [
+        ("data", sizes, "the recipe learns what there is"),
+        ("recipe", args.config_file, "; ".join(reasons)),
+        ("start", start or "random weights", "" if start else alone),
+        *((key, str(value), _WHY[key.partition(".")[0]]) for key, value in keys.items()),
+    ]
+
+
+_NO_MASK = "annotation without segmentation"
+_WHY = {
+    "MODEL": "the machine has it, or it is typed",
+    "INPUT": f"images are enlarged to {LARGEST_SCALE} times their size at most",
+}
+
+
+def _report(labels: str, images: str) -> Report:
+    (json_file,) = as_coco((labels, images))
+    return check_coco(json_file, images, files="none")
+
+
+def _input_keys(sizes: CfgNode, report: Report) -> dict[str, Any]:
+    """Sizes of the input for small images; none where the recipe's will do."""
+    short = statistics.median(min(file["width"], file["height"]) for file in report.files)
+    factor = LARGEST_SCALE * short / sizes.MIN_SIZE_TEST
+    if factor >= 1:
+        return {}
+    scaled = {key: np.rint(np.multiply(sizes[key], factor)).astype(int).tolist() for key in _SIZES}
+    return {
+        f"INPUT.{key}": tuple(value) if isinstance(value, list) else value
+        for key, value in scaled.items()
+    }
+
+
+def _can_be_had(url: str) -> bool:
+    """Whether weights of timm are kept here, or there is a connection to them."""
+    name, folder = url.removeprefix("timm://"), Path(get_cache_dir(), "lambda_det")
+    kept = [*folder.glob(f"timm_{name}_*.pth"), *folder.glob(f"timm/{name}.safetensors")]
+    return bool(kept) or _is_connected()
+
+
+@functools.cache
+def _is_connected() -> bool:
+    """Whether the host of timm's weights answers; it is asked once."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(_HOST, method="HEAD"), timeout=_SECONDS):
+            return True
+    except (OSError, HTTPException):
+        return False

@@ -1,0 +1,165 @@
+"""What a command line leaves open: parts of the data, recipe, device, sizes of the input."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from lambda_det import cli
+from lambda_det.detection import choice
+from lambda_det.detection.command_line import lazy_parser, parser
+from lambda_det.detection.task import load_any_config
+from lambda_det.errors import ConfigError
+
+VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
+<ymin>6</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object></annotation>"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Twenty pictures with a Pascal VOC file each, no GPU, no connection and nothing kept."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(choice, "_is_connected", lambda: False)
+    (tmp_path / "data").mkdir()
+    for number in range(20):
+        Image.new("RGB", (64, 48), (number, 9, 9)).save(tmp_path / "data" / f"{number}.png")
+        text = VOC.format(number, "cell" if number % 2 else "rod")
+        (tmp_path / "data" / f"{number}.xml").write_text(text)
+    return tmp_path / "data"
+
+
+def arguments(*words, of=parser):
+    parsed = of()
+    parsed.set_defaults(config_file=None)
+    return parsed.parse_args(list(map(str, words)))
+
+
+def table(args, caplog):
+    """The rows that are logged: the value of each, with the reason."""
+    caplog.set_level(logging.INFO)
+    choice.complete(args)
+    return {row[0]: row[1:] for row in args.choices}
+
+
+@pytest.mark.parametrize(
+    ("memory", "connected", "recipe"),
+    [
+        (None, False, "light_lambdaresnet26"),
+        (None, True, "light_lambda_resnet26t"),
+        (80, True, "mask_rcnn_resnetrs101_se"),
+        (6, True, "mask_rcnn_resnetrs50_se"),
+        (4.5, True, "mask_rcnn_lambda_resnet26t"),
+        (2, True, "light_lambda_resnet26t"),
+        (80, False, "light_lambdaresnet26"),
+    ],
+)
+def test_the_recipe_follows_from_machine_and_connection(
+    data, monkeypatch, caplog, memory, connected, recipe
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: memory is not None)
+    properties = SimpleNamespace(total_memory=(memory or 0) * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(choice, "_is_connected", lambda: connected)
+    args = arguments("--data", data)
+    rows = table(args, caplog)
+    assert Path(args.config_file).stem == recipe and rows["recipe"][0] == args.config_file
+    assert args.opts[:2] == ["MODEL.DEVICE", "cpu" if memory is None else "cuda"]
+    assert rows["labels"][0] == "Pascal VOC" and "20 images with boxes" in rows["data"][0]
+    assert ("random" in rows["start"][0]) is not connected
+    assert all(text in caplog.text for text in (recipe, rows["recipe"][1], "What was chosen"))
+
+
+def test_weights_that_are_kept_need_no_connection(data, caplog):
+    kept = data.parent / "cache" / "lambda_det" / "timm_lambda_resnet26t.c1_in1k_0.1.0.pth"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert "26t" in table(arguments("--data", data), caplog)["start"][0]
+
+
+def test_a_connection_is_tried_once_and_briefly(monkeypatch):
+    asked = []
+
+    def refuse(request, timeout):
+        asked.append(timeout)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(choice.urllib.request, "urlopen", refuse)
+    choice._is_connected.cache_clear()
+    assert not choice._is_connected() and not choice._is_connected()
+    choice._is_connected.cache_clear()
+    assert len(asked) == 1 and asked[0] <= 5
+
+
+def test_what_is_typed_counts(data, caplog):
+    """Keys stand behind the chosen ones; a file is not looked for; a share is another share."""
+    words = ["INPUT.MIN_SIZE_TEST", "77", "MODEL.WEIGHTS", "mine.pth", "MODEL.DEVICE", "cpu"]
+    args = arguments("--data", data, "--val-share", "0.3", *words)
+    rows = table(args, caplog)
+    cfg = load_any_config(args)
+    assert rows["start"][0] == cfg.MODEL.WEIGHTS == "mine.pth" and cfg.DATASETS.VAL_SHARE == 0.3
+    # Images of 48 pixels are enlarged to 96, not to the recipe's 384
+    assert cfg.INPUT.MIN_SIZE_TEST == 77 and cfg.INPUT.MIN_SIZE_TRAIN == (80, 88, 96)
+    args = arguments("--config", "finetune/mask_rcnn_resnetrs50_se.yaml", "--data", data)
+    rows = table(args, caplog)
+    assert Path(args.config_file).stem == "mask_rcnn_resnetrs50_se"
+    assert args.opts == [] and args.val_share == choice.VAL_SHARE and "recipe" not in rows
+
+
+def test_files_with_a_configuration_are_as_they_were(data, caplog):
+    args = arguments("--config", "finetune/base.yaml", "--train", data, "--images", data)
+    assert table(args, caplog) == {} and args.val_share is None
+    assert (args.train_json, args.train_images) == (str(data), str(data))
+
+
+def test_parts_that_are_there_and_a_lazy_configuration(data, caplog):
+    for part in ("train", "valid"):
+        (data.parent / "parts" / part).mkdir(parents=True)
+    for number, file in enumerate(sorted(data.iterdir())):
+        file.rename(data.parent / "parts" / ("train" if number % 4 < 2 else "valid") / file.name)
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.py", "--data", data.parent / "parts"]
+    args = arguments(*words, of=lazy_parser)
+    assert "valid" in table(args, caplog)["evaluation"][0] and args.val_share is None
+    loader = load_any_config(args).dataloader
+    assert loader.train_json == loader.train_images == str(data.parent / "parts" / "train")
+    assert loader.test_json == loader.test_images == str(data.parent / "parts" / "valid")
+
+
+REFUSED = {
+    "two data sets": (["--data", "DATA", "--train-json", "a.json"], "--train-json"),
+    "no data": (["--resume"], "--config FILE"),
+    "an evaluation": (["--eval-only", "--data", "DATA"], "--config FILE"),
+    "two machines": (["--num-machines", "2", "--data", "DATA"], "--config"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_chosen_is_refused(case, data):
+    words, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        choice.complete(arguments(*(data if word == "DATA" else word for word in words)))
+
+
+@pytest.mark.slow
+def test_one_command_trains_and_goes_on(data, monkeypatch):
+    """With the same line, though there is a connection now; and a third time with nothing named."""
+    output = data.parent / "run"
+    keys = ["SOLVER.IMS_PER_BATCH", "2", "INPUT.MIN_SIZE_TRAIN", "(48,)", "SOLVER.EMA_DECAY", "0.0"]
+    keys += ["DATALOADER.NUM_WORKERS", "0", "TEST.EVAL_PERIOD", "0"]
+    words = ["train", "--data", str(data), "--output", str(output), "--resume"]
+    for steps in (1, 2):
+        assert cli.main([*words, *keys, "SOLVER.MAX_ITER", str(steps)]) == 0
+        monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    del words[1:3]
+    assert cli.main([*words, "--eval-only"]) == 0
+    log = (output / "log.txt").read_text("utf-8")
+    assert log.count("light_lambdaresnet26.yaml") >= 1 and "goes on" in log
+    assert "Pascal VOC, 20 pictures with 10 " in log
+    steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
+    assert max(steps) == 1
