@@ -178,9 +178,7 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
             "or in another format; use another copy."
         ) from error
     if not isinstance(about, dict):
-        raise WeightsError(
-            f"The metadata {_ABOUT!r} of {path} is no mapping; export the file again."
-        )
+        raise WeightsError(f"The metadata {_ABOUT!r} of {path} is no mapping; export it again.")
     return {**about, "model": model}
 
 

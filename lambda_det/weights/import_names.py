@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,7 @@ from lambda_det.weights.provenance import PixelSettings
 # The pixel settings of all networks of these libraries that are ours, too
 IMAGENET_PIXELS = PixelSettings("RGB", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
-_Rules = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Naming:
-    """The tensor names of one family of networks in one library.
-
-    Attributes:
-        source: the family and its library, for messages.
-        marks: names that together only this family has.
-        rules: (regular expression, replacement), applied to each name one after the other.
-        reshape: by the end of our name, what turns a tensor of theirs into ours.
-    """
-
-    source: str
-    marks: tuple[str, ...]
-    rules: _Rules
-    reshape: Mapping[str, Callable[[Tensor], Tensor]]
+_Rules = tuple[tuple[str, str], ...]  # regular expressions and replacements, one after the other
 
 
 # The blocks of timm's and torchvision's ResNets
@@ -71,13 +53,8 @@ _RESNET: _Rules = (
 )
 
 # The modules of torchvision's MobileNet-v2.features that are stem and res2 to res5
-_MOBILENET_STAGES = {
-    "stem": (0, 2),
-    "res2": (2, 4),
-    "res3": (4, 7),
-    "res4": (7, 14),
-    "res5": (14, 19),
-}
+_MOBILENET_STAGES = {"stem": (0, 2), "res2": (2, 4), "res3": (4, 7), "res4": (7, 14)}
+_MOBILENET_STAGES |= {"res5": (14, 19)}
 _MOBILENET: _Rules = (
     *(
         (rf"^features\.{number}\.", f"{stage}.{number - start}.")
@@ -133,38 +110,29 @@ def _embedding(tensor: Tensor) -> Tensor:
     return tensor.squeeze(4) if tensor.ndim == 5 else tensor.permute(2, 0, 1)[:, None].contiguous()
 
 
-_NAMINGS = (
-    Naming(
-        "a ResNet-RS of timm",
+# By family and library: names that together only it has, and the rules for all of them
+_NAMINGS: dict[str, tuple[tuple[str, ...], _Rules]] = {
+    "a ResNet-RS of timm": (
         ("conv1.0.weight", "conv1.6.weight", "maxpool.0.weight", "layer1.0.downsample.1.weight"),
         _RESNET_RS,
-        {},
     ),
-    Naming(
-        "a ResNet of timm or torchvision",
+    "a ResNet of timm or torchvision": (
         ("conv1.weight", "bn1.weight", "layer1.0.conv3.weight", "layer1.0.downsample.0.weight"),
         _RESNET,
-        {},
     ),
-    Naming(
-        "MobileNet-v2 of torchvision",
+    "MobileNet-v2 of torchvision": (
         ("features.0.0.weight", "features.1.conv.0.0.weight", "features.18.0.weight"),
         _MOBILENET,
-        {},
     ),
-    Naming(
-        "MobileNet-v2 of timm",
+    "MobileNet-v2 of timm": (
         ("conv_stem.weight", "blocks.0.0.conv_pw.weight", "blocks.6.0.conv_pwl.weight"),
         _TIMM_MOBILENET,
-        {},
     ),
-    Naming(
-        "a lambda ResNet of timm",
+    "a lambda ResNet of timm": (
         ("stem.conv1.conv.weight", "stages.3.1.conv1_1x1.conv.weight", "head.fc.weight"),
         _TIMM_LAMBDA,
-        {".position.embedding": _embedding},
     ),
-)
+}
 
 
 def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
@@ -180,26 +148,17 @@ def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, An
         libraries, and as "imported" a description of the source.
     """
     state = content.get("state_dict", content.get("model", content))
-    naming = _naming_of(state)
-    if naming is None:
+    there = set(state) if isinstance(state, Mapping) else set()
+    source = next((name for name, (marks, _) in _NAMINGS.items() if there.issuperset(marks)), None)
+    if source is None:
         return dict(content)
+    _, rules = _NAMINGS[source]
     model = {}
     for name, tensor in tensors_only(state, path).items():
-        own = name
-        for pattern, replacement in naming.rules:
-            own = re.sub(pattern, replacement, own)
-        for ending, reshape in naming.reshape.items():
-            if own.endswith(ending):
-                tensor = reshape(tensor)
-        if not is_counter(own):
-            model[f"backbone.{own}"] = tensor
-    return {"model": model, "meta": {"imported": naming.source, **IMAGENET_PIXELS.as_meta()}}
-
-
-def _naming_of(state: Any) -> Naming | None:
-    if not isinstance(state, Mapping):
-        return None
-    for naming in _NAMINGS:
-        if all(mark in state for mark in naming.marks):
-            return naming
-    return None
+        for pattern, replacement in rules:
+            name = re.sub(pattern, replacement, name)
+        if rules is _TIMM_LAMBDA and name.endswith(".position.embedding"):
+            tensor = _embedding(tensor)
+        if not is_counter(name):
+            model[f"backbone.{name}"] = tensor
+    return {"model": model, "meta": {"imported": source, **IMAGENET_PIXELS.as_meta()}}

@@ -212,18 +212,14 @@ def load_backbone_weights(
         )
     note_other_classes(own, state, path)
     _load(backbone, state, content, path, which)
-    pixels = wanted_pixels(content)
-    if pixels:
+    if pixels := wanted_pixels(content):
         logger.info(f"{path} is for the pixel settings {pixels}")
     return pixels
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if not is_counter(name) and name not in _PIXEL_BUFFERS
-    }
+    own = model.state_dict().items()
+    return {name: t for name, t in own if not is_counter(name) and name not in _PIXEL_BUFFERS}
 
 
 def _named_as_in_model(

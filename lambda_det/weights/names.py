@@ -66,8 +66,7 @@ def tensors_only(state: Any, path: str | Path) -> dict[str, Tensor]:
         path: named in messages.
 
     Raises:
-        WeightsError: ``state`` is no dict, a value is neither a tensor nor an array of numbers, or
-            the lambda layers are of an earlier version.
+        WeightsError: ``state`` is no dict, or a value is neither a tensor nor an array of numbers.
     """
     if not isinstance(state, dict):
         raise WeightsError(
@@ -81,12 +80,6 @@ def tensors_only(state: Any, path: str | Path) -> dict[str, Tensor]:
             raise WeightsError(
                 f"{path} is not a file of weights: its entry {name!r} is a {type(value).__name__}, "
                 'not a tensor; name a state dict, or a file with a state dict under "model".'
-            )
-        if name.endswith(".query_proj.weight"):
-            raise WeightsError(
-                f"{path} is of an earlier version of this package: its lambda layers hold "
-                f"{name} and two more projections where they now hold one qkv.weight, and nothing "
-                "converts them; train these weights anew."
             )
         result[name] = value
     return _with_metadata(result, state)
@@ -193,32 +186,21 @@ def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor], prefix: str 
     """
     wanted = [name for name in own if name.startswith(prefix) and not is_counter(name)]
     parts = _parts(wanted, prefix)
+    others = (n for n in state if n not in own and n.startswith(prefix) and not is_counter(n))
+    shapes = {n: (list(state[n].shape), list(own[n].shape)) for n in wanted if n in state}
     return Fit(
         wanted=len(wanted),
         missing=tuple(name for name in wanted if name not in state),
-        reshaped={
-            name: (list(state[name].shape), list(own[name].shape))
-            for name in wanted
-            if name in state and state[name].shape != own[name].shape
-        },
-        unexpected=tuple(
-            name
-            for name in state
-            if name.startswith(prefix)
-            and name[len(prefix) :].split(".")[0] in parts
-            and name not in own
-            and not is_counter(name)
-        ),
+        reshaped={name: pair for name, pair in shapes.items() if pair[0] != pair[1]},
+        unexpected=tuple(n for n in others if n[len(prefix) :].split(".")[0] in parts),
     )
 
 
 def fitting(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of ``state`` whose name and shape are in ``own``."""
     both = ((name, state[name]) for name in own if name in state)
-    return _with_metadata(
-        OrderedDict((name, tensor) for name, tensor in both if tensor.shape == own[name].shape),
-        state,
-    )
+    same = OrderedDict((name, tensor) for name, tensor in both if tensor.shape == own[name].shape)
+    return _with_metadata(same, state)
 
 
 def check_shared(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
@@ -257,11 +239,9 @@ def note_other_classes(
         next((w for name, w in tensors.items() if bare_name(name) == "linear.weight"), None)
         for tensors in (own, state)
     )
-    if theirs is None:
-        return
-    if ours is None:
+    if theirs is not None and ours is None:
         logger.info(f"{path} is for {len(theirs)} classes: only its backbone is loaded")
-    elif ours.shape != theirs.shape:
+    elif theirs is not None and ours.shape != theirs.shape:
         logger.warning(
             f"{path} is for {len(theirs)} classes and the model for {len(ours)}: the last layer "
             "starts from random weights"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 AUTHOR = "lambda_det"
 FORMAT = 2  # of backbone files. Readers refuse files of another format.
+_RECORDED = ("input_format", "pixel_mean", "pixel_std")  # the pixel settings in files of weights
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,7 @@ class PixelSettings:
 
     def as_meta(self) -> dict[str, str | list[float]]:
         """The settings as they are recorded in files of weights."""
-        return {
-            "input_format": self.format,
-            "pixel_mean": list(self.mean),
-            "pixel_std": list(self.std),
-        }
+        return dict(zip(_RECORDED, self._values(), strict=True))
 
     def in_order(self, format: str) -> PixelSettings:
         """The same settings for channels in the order "RGB" or "BGR"."""
@@ -123,10 +120,9 @@ def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
         content: of a backbone file or of a classifier's checkpoint.
     """
     about = content.get("meta", content.get("recipe"))
-    keys = ("input_format", "pixel_mean", "pixel_std")
-    if not isinstance(about, Mapping) or any(about.get(key) is None for key in keys):
+    if not isinstance(about, Mapping) or any(about.get(key) is None for key in _RECORDED):
         return None
-    return PixelSettings(*(about[key] for key in keys))
+    return PixelSettings(*(about[key] for key in _RECORDED))
 
 
 def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -135,11 +131,15 @@ def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
     Args:
         content: of a backbone file or of a classifier's checkpoint.
     """
+    about = _recorded(content)
+    name = about.get("model")
+    return (name, format_options(about.get("options"))) if isinstance(name, str) else (None, "")
+
+
+def _recorded(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a backbone file or a classifier's checkpoint records of its network."""
     about = content.get("meta") if content.get("__author__") == AUTHOR else content.get("recipe")
-    name = about.get("model") if isinstance(about, Mapping) else None
-    if not isinstance(name, str):
-        return None, ""
-    return name, format_options(about.get("options"))
+    return about if isinstance(about, Mapping) else {}
 
 
 def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path) -> None:
@@ -153,16 +153,14 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
     Raises:
         WeightsError: the file records other options than a backbone has.
     """
-    about = content.get("meta") if content.get("__author__") == AUTHOR else content.get("recipe")
-    if not isinstance(about, Mapping) or not isinstance(about.get("options"), Mapping):
-        return
-    for part in model.modules():
-        if not hasattr(part, "created_as"):
-            continue
-        for key, option in LAMBDA_LAYER_KEYS.items():
-            name, options = key.lower(), (about["options"], part.created_as[1])
-            there, here = (given.get(name, option.unseen) for given in options)
-            if option.unseen is not None and there != here:
+    recorded = _recorded(content).get("options")
+    unseen = {key: o.unseen for key, o in LAMBDA_LAYER_KEYS.items() if o.unseen is not None}
+    networks = [part for part in model.modules() if hasattr(part, "created_as")]
+    for part in networks if isinstance(recorded, Mapping) else ():
+        for key, default in unseen.items():
+            name = key.lower()
+            there, here = (given.get(name, default) for given in (recorded, part.created_as[1]))
+            if there != here:
                 raise WeightsError(
                     f"{path} holds weights of lambda layers with {name} {there!r}, and those of "
                     f"the model have {here!r}: set MODEL.LAMBDA_RESNET.{key} (in Python and "

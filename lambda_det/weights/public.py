@@ -19,10 +19,8 @@ from lambda_det.weights.provenance import PixelSettings
 # Their networks that are ours, too
 _TIMM = {
     **{f"resnetrs{n}": f"resnet_rs{n}_se" for n in (50, 101, 152, 200, 270, 350, 420)},
-    "resnet50": "resnet50",
     "mobilenetv2_100": "mobilenet_v2",
-    "lambda_resnet26t": "lambda_resnet26t",
-    "lambda_resnet26rpt_256": "lambda_resnet26rpt_256",
+    **{n: n for n in ("resnet50", "lambda_resnet26t", "lambda_resnet26rpt_256")},
     "lambda_resnet50ts": "lambda_resnet50ts",
 }
 _TORCHVISION = {"ResNet50_Weights": "resnet50", "MobileNet_V2_Weights": "mobilenet_v2"}

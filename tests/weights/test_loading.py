@@ -391,16 +391,6 @@ def test_meta_of_another_project_is_left_alone(tmp_path):
         SafeCheckpointer(Detector()).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
 
 
-def test_lambda_layers_of_an_earlier_version_are_named(tmp_path):
-    state = lambda_det.create_backbone("lambda_resnet26_slim", scope=3).state_dict()
-    rows = state.pop("res4.1.conv2.qkv.weight").split([64, 16, 16])
-    for name, weight in zip(("query", "key", "value"), rows, strict=True):
-        state[f"res4.1.conv2.{name}_proj.weight"] = weight
-    torch.save({"model": state}, tmp_path / "old.pth")
-    with pytest.raises(WeightsError, match=r"old\.pth.*res4\.1\.conv2\.query_proj.*qkv"):
-        lambda_det.create_backbone("lambda_resnet26_slim", weights=tmp_path / "old.pth", scope=3)
-
-
 @pytest.mark.parametrize("way", ["backbone", "initial", "complete"])
 def test_different_weights_for_one_shared_tensor_are_refused(tmp_path, way):
     path = tmp_path / "own.pth"
