@@ -2,8 +2,7 @@
 
 An operator between two devices, one that reads a value, or one whose result's size depends on
 values raises an error in ``pretend_gpu``; the trace sees copies between host and device. Networks
-and backbones of detectors meet one setting of dtype and layout in turn. Layers meet each dtype and
-each layout.
+and backbones of detectors meet one setting of dtype and layout in turn, layers all.
 """
 
 from __future__ import annotations
@@ -19,12 +18,18 @@ import pytest
 import torch
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.detection import load_config
 from lambda_det.layers.local import compiled, fused, query_first
+from lambda_det.modeling.complexity import _without_repeats
 from lambda_det.modeling.resnet import LambdaResNet
-from lambda_det.modeling.specs import ALL, STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
+from lambda_det.modeling.specs import STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
 from tests.modeling.pretended_gpu import Trace, is_available, pretend_gpu
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="not with this PyTorch")
@@ -40,63 +45,33 @@ def in_turn(names, *marks):
     return [pytest.param(name, [one], marks=marks, id=name) for name, one in pairs]
 
 
-def with_other_dtypes(names, *marks):
-    """Each name with both dtypes that ``in_turn`` leaves out, the layouts by turns.
-
-    So float16 and float32, whose layouts are compared, meet different ones.
-    """
-    for number, name in enumerate(names):
-        own, first = divmod(number % len(SETTINGS), len(LAYOUTS))
-        others = [
-            (dtype, LAYOUTS[(first + n - own) % 2]) for n, dtype in enumerate(DTYPES) if n != own
-        ]
+def with_others(names, *marks):
+    """Each name with the settings that ``in_turn`` leaves out."""
+    for name, one in zip(names, itertools.cycle(SETTINGS)):
+        others = [setting for setting in SETTINGS if setting != one]
         yield pytest.param(name, others, marks=marks, id=f"{name}-others")
 
 
-def run(make, shape, settings, *more, backward=False, same_layout=True):
-    """Operators of a training step's forward pass under autocast, and of all its passes."""
+def run(make, shape, settings, *more, same_layout=True):
+    """The number of operators of a training step's forward pass under autocast."""
     with pretend_gpu():
         with torch.device("cuda"):  # and not for what follows, whose devices are looked at
             model = make().train()
             more = [other() for other in more]
         for dtype, layout in settings:
             with torch.device("cuda"):
-                x = torch.empty(shape).to(memory_format=layout).requires_grad_(backward)
+                x = torch.empty(shape).to(memory_format=layout)
             with Trace() as trace:
                 with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
                     outputs = model(x, *more)
                 outputs = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
-                forward = trace.launches
                 for output in outputs:
                     assert output.is_cuda and output.dtype == dtype
                     # Without a GPU convolutions give bfloat16 maps in another layout than cuDNN
                     if dtype != torch.bfloat16 and output.dim() == 4 and same_layout:
                         assert output.is_contiguous(memory_format=layout)
-                if backward:
-                    reached = trace.backward(outputs[:])
-                    unreached = {n for n, p in model.named_parameters() if p not in reached}
-                    assert not unreached
-                    assert x in reached
             assert not trace.waits
-    return forward, trace
-
-
-def shortened(spec):
-    """The network with one block of each kind in a stage: equal blocks do the same."""
-    blocks, lambda_blocks = [], {}
-    for stage, count in zip(STAGES, spec.blocks, strict=True):
-        contents = [spec.has_lambda(stage, n) for n in range(1, count + 1)]
-        # What a block gets depends on the one before; the first of a stage has none there
-        kinds = list(dict.fromkeys(zip([None, *contents], contents, strict=False)))
-        blocks.append(len(kinds))
-        lambda_blocks[stage] = tuple(n for n, (_, has) in enumerate(kinds, 1) if has)
-    return replace(
-        spec,
-        blocks=tuple(blocks),
-        lambda_blocks=lambda_blocks,
-        image_size=224,
-        paper=PaperFigures(),
-    )
+    return trace.launches
 
 
 def _kind(spec):
@@ -116,7 +91,7 @@ def _network(name):
     spec = get_spec(name)
     if isinstance(spec, MobileNetSpec):
         return create_backbone(name)
-    return LambdaResNet(shortened(spec), out_features=STAGES)
+    return LambdaResNet(_without_repeats(spec)[0], out_features=STAGES)
 
 
 @pytest.mark.parametrize(
@@ -127,27 +102,12 @@ def test_networks(name, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [1, 2])  # without and with lambda layers
-def test_equal_blocks_take_equal_operators(stage):
-    """Which is why one of them stands for the others."""
-    spec = shortened(get_spec("lambda_resnet152_c4"))
-
-    def operators(more):
-        blocks = [count + more * (i == stage) for i, count in enumerate(spec.blocks)]
-        long = replace(spec, blocks=tuple(blocks), lambda_blocks={"res4": ALL, "res5": ALL})
-        return run(lambda: LambdaResNet(long), (2, 3, 64, 64), SETTINGS[:1])[0]
-
-    none, one, three = map(operators, (0, 1, 3))
-    assert three - none == 3 * (one - none) > 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "most"), [("lambda_resnet50", 500), ("lambda_resnet50_c4", 600), ("resnet_rs50", 300)]
 )
 def test_networks_take_no_more_operators(name, most):
     """Of a forward pass in training mode under autocast; a convolution is one, and a norm."""
-    forward, _ = run(lambda: create_backbone(name), (8, 3, 224, 224), SETTINGS[:1])
+    forward = run(lambda: create_backbone(name), (8, 3, 224, 224), SETTINGS[:1])
     assert forward <= most
 
 
@@ -204,16 +164,15 @@ VARIANTS = {
     ("name", "settings"),
     [
         *in_turn(VARIANTS),
-        *with_other_dtypes(VARIANTS, pytest.mark.slow),
+        *with_others(VARIANTS, pytest.mark.slow),
     ],
 )
-def test_layers_forward_and_backward(name, settings, monkeypatch):
+def test_layers(name, settings, monkeypatch):
     options = {"query_depth": 8, "scope": 7} | VARIANTS[name]
     masks = [options.pop("mask")] if "mask" in options else []
     monkeypatch.setattr(fused, "unsupported", lambda *inputs: None)
     run(
         *(lambda: LambdaLayer(32, **options), (2, 32, *MAP), settings, *masks),
-        backward=True,
         same_layout=not masks and name not in ("multi-head", "query softmax"),
     )
 
@@ -226,7 +185,7 @@ def test_sequences_and_volumes(shape, options):
     def make():
         return LambdaLayer(32, query_depth=8, norm="", **options)
 
-    run(make, shape, [(torch.bfloat16, torch.contiguous_format)], backward=True)
+    run(make, shape, [(torch.bfloat16, torch.contiguous_format)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -271,3 +230,44 @@ def test_the_kernels_refuse_a_gpu_before_ampere(monkeypatch):
             inputs = queries, queries.new_empty(1, 2, 3, 4, 1), queries.new_empty(8, 1, 3, 3)
             why = fused.unsupported(*inputs)
         assert ("Ampere" in why) if refused else why is None
+
+
+def test_operators_on_a_gpu_that_is_not_there():
+    with pretend_gpu(), torch.device("cuda"):
+        conv = nn.Conv2d(4, 8, 1, bias=False)
+        with Trace() as trace, torch.autocast("cuda", torch.bfloat16):
+            y = conv(torch.empty(2, 4, 16, 16))
+        assert y.dtype == torch.bfloat16 and y.is_cuda
+    assert trace.launches == 3 and not trace.waits  # two casts and a convolution
+
+
+def test_sees_what_the_host_waits_for():
+    with pretend_gpu():
+        x = torch.randn(8, device="cuda")
+        for wait in (lambda: x.cpu(), lambda: torch.zeros(8).to("cuda"), lambda: x.to("cpu") + 1):
+            with Trace() as trace:
+                wait()
+            assert trace.waits == {"aten::_to_copy": 1}
+        with Trace() as trace:
+            x + 2.5, x * torch.tensor(2.0), torch.arange(8, device="cuda") + 1
+        assert not trace.waits
+        with pytest.raises(DataDependentOutputException):
+            x.sum().item()
+        with pytest.raises(DynamicOutputShapeException):
+            x[x > 0]
+        with pytest.raises(RuntimeError, match="cuda:0"):
+            x + torch.zeros(8)
+
+
+@pytest.mark.parametrize("images", [2, 16])
+def test_query_first_on_a_gpu_is_a_few_kernels(images):
+    """As many at any batch that is one chunk (docs/gpu.md), and the host waits for none."""
+    with pretend_gpu(), torch.device("cuda"):
+        shapes = (images, 32, 32, 4, 16), (images, 32, 32, 128, 1), (16, 1, 23, 23)
+        inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        with Trace() as forward:
+            output = query_first.query_first_output(*inputs)
+        with Trace() as backward:
+            query_first.query_first_gradients(output, *inputs)
+    assert forward.launches == 10 and backward.launches <= 38
+    assert not forward.waits and not backward.waits
