@@ -56,16 +56,6 @@ def test_equals_the_other_forms_on_random_sizes(layout, dtype, tolerance):
 
 
 @needs_kernel
-def test_values_that_need_no_copy_are_read_in_place(monkeypatch):
-    values, copied = torch.randn(2, 5, 6, 16, 1), []
-    monkeypatch.setattr(compiled, "_windows", lambda *tensors: copied.append(tensors))
-    inputs = (torch.randn(2, 5, 6, 3, 4), values, torch.randn(4, 1, 3, 5))
-    output = local_position_output(*inputs, "compiled")
-    assert not copied
-    torch.testing.assert_close(output, local_position_output(*inputs, "dense"))
-
-
-@needs_kernel
 @pytest.mark.parametrize("heads", [1, 4])
 def test_copies_of_a_layer_in_channels_last(heads, monkeypatch):
     """Where depths fill vectors: backward alone, of the values and of two gradients."""
@@ -77,21 +67,6 @@ def test_copies_of_a_layer_in_channels_last(heads, monkeypatch):
     assert len(copied) == 0
     y.backward(torch.randn_like(y))
     assert len(copied) <= 3
-
-
-@needs_kernel
-@pytest.mark.parametrize("threads", [1, 3])
-def test_any_number_of_threads(threads):
-    inputs = [torch.randn(2, 7, 9, 2, 3), torch.randn(2, 7, 9, 4, 1), torch.randn(3, 1, 5, 5)]
-    inputs = [x.double().requires_grad_() for x in inputs]
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        got, again = results(inputs, "compiled"), results(inputs, "compiled")
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
-    assert_close(got, results(inputs, "dense"))
 
 
 FENCED = """

@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 import torch
 
-from lambda_det.errors import ConfigError
 from lambda_det.layers.local import (
     IMPLEMENTATIONS,
     choose,
     compiled,
+    fused,
     local_position_output,
 )
-from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH, Tiling, _chunks
+from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH
 
 from . import reference
 from .reference import assert_close, errors, exactly, with_gradients
@@ -46,6 +46,8 @@ NAMES = [
     name for name in IMPLEMENTATIONS if name != "fused" and not (name == "compiled" and NO_KERNEL)
 ]
 OWN_BACKWARD = [name for name in NAMES if name in ("query_first", "compiled")]
+_ANY = [torch.zeros(1, 1, 1, 1, 8), torch.zeros(1, 1, 1, 1, 1), torch.zeros(8, 1, 1, 1)]
+FUSED = ["fused"] * (fused.unsupported(*_ANY) is None)
 DEVICES = [
     "cpu",
     pytest.param(
@@ -113,16 +115,6 @@ def test_equal_on_random_sizes(name):
         assert_close(results(inputs, name), results(inputs, "dense"), size)
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 5, 7, 100])
-def test_chunks_cover_every_tile_once(tiles):
-    tiling = Tiling(3, 4, 8, 8, 10, 10)
-    seen = torch.zeros(2, tiling.rows, tiling.columns)
-    for chunk in _chunks(2, tiling, tiles):
-        assert seen[chunk].numel() <= tiles
-        seen[chunk] += 1
-    assert (seen == 1).all()
-
-
 def test_query_first_in_small_chunks(monkeypatch):
     module = sys.modules["lambda_det.layers.local.query_first"]
     monkeypatch.setattr(module, "TILE_HEIGHT", 2)
@@ -171,10 +163,10 @@ def test_sums_in_float32(name):
     assert all(error < 0.0033 for error in list(errors(got, want).values())[1:])
 
 
-@pytest.mark.parametrize("name", OWN_BACKWARD)
+@pytest.mark.parametrize("name", [*OWN_BACKWARD, *FUSED])
 def test_only_the_inputs_are_kept(name):
     """Nothing of the size of the lambdas or of the scores is saved for the backward pass."""
-    inputs = _inputs((1, (16, 16), 4, 8, 8, 1, (9, 9)), torch.float32)
+    inputs = _inputs((1, (4, 8), 4, 8, 8, 1, (5, 5)), torch.float32)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: saved.append(x.numel()) or x, lambda x: x
@@ -184,9 +176,9 @@ def test_only_the_inputs_are_kept(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN_BACKWARD)
+@pytest.mark.parametrize("name", [*OWN_BACKWARD, *FUSED])
 def test_compiles_without_graph_break(name):
-    inputs = _inputs((1, (9, 11), 2, 4, 4, 1, (5, 5)), torch.float32)
+    inputs = _inputs((1, (3, 11), 2, 8, 4, 1, (5, 5)), torch.float32)
     double = lambda q, v, e: local_position_output(q, v, e, name) * 2  # noqa: E731
     whole = torch.compile(double, backend="aot_eager", fullgraph=True)
     plain = with_gradients(lambda *x: local_position_output(*x, "dense") * 2, inputs)
@@ -215,11 +207,6 @@ def test_auto_without_the_kernel(monkeypatch):
         if name != "query_first":
             monkeypatch.setitem(IMPLEMENTATIONS, name, None)
     local_position_output(*inputs)
-
-
-def test_unknown_implementation_is_named():
-    with pytest.raises(ConfigError, match=r"'fastest'.*query_first"):
-        local_position_output(*_inputs(SIZES["one position"]), "fastest")
 
 
 def test_the_bounds_of_the_dense_form(monkeypatch):

@@ -48,14 +48,6 @@ def test_products_of_shorter_numbers_are_another_kind(monkeypatch):
     assert verdict.kind_of(_inputs()[0]) == "tf32 channels_last"
 
 
-def _nothing(path, monkeypatch):
-    path.unlink()
-
-
-def _switched_off(path, monkeypatch):
-    monkeypatch.setenv(verdict.SWITCH, "0")
-
-
 def _of_another_driver(path, monkeypatch):
     here = verdict.key_of(CPU)
     monkeypatch.setattr(verdict, "key_of", lambda device: {**here, "driver": "another"})
@@ -67,18 +59,6 @@ def _by_hand(path, monkeypatch):
     path.write_text(json.dumps({**content, "key": {**content["key"], "Triton": "9"}}))
 
 
-def _cut_short(path, monkeypatch):
-    path.write_text(path.read_text()[:100])
-
-
-def _no_mapping(path, monkeypatch):
-    path.write_text("[1, 2]")
-
-
-def _bytes(path, monkeypatch):
-    path.write_bytes(b"\xff\xfe\x00")
-
-
 def _without_a_home(path, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
@@ -86,19 +66,19 @@ def _without_a_home(path, monkeypatch):
     monkeypatch.setattr(verdict, "cache_folder", homeless)
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (_nothing, "doctor --gpu"),
-        (_switched_off, verdict.SWITCH),
-        (_of_another_driver, "doctor --gpu"),
-        (_by_hand, "verdict_cpu"),
-        (_cut_short, "verdict_cpu"),
-        (_no_mapping, "verdict_cpu"),
-        (_bytes, "verdict_cpu"),
-        (_without_a_home, "cache folder"),
-    ],
-)
+CHANGES = {
+    "none": (lambda path, patch: path.unlink(), "doctor --gpu"),
+    "switched off": (lambda path, patch: patch.setenv(verdict.SWITCH, "0"), verdict.SWITCH),
+    "another driver": (_of_another_driver, "doctor --gpu"),
+    "by hand": (_by_hand, "verdict_cpu"),
+    "cut": (lambda path, patch: path.write_text(path.read_text()[:100]), "verdict_cpu"),
+    "no mapping": (lambda path, patch: path.write_text("[1, 2]"), "verdict_cpu"),
+    "bytes": (lambda path, patch: path.write_bytes(b"\xff\xfe\x00"), "verdict_cpu"),
+    "no home": (_without_a_home, "cache folder"),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES.values(), ids=CHANGES)
 def test_what_is_no_verdict_for_this_machine(change, named, monkeypatch, caplog):
     caplog.set_level("INFO")
     change(_write(KIND), monkeypatch)
@@ -109,7 +89,7 @@ def test_what_is_no_verdict_for_this_machine(change, named, monkeypatch, caplog)
 
 
 def test_a_damaged_file_is_not_in_the_way_of_the_next_one():
-    _cut_short(_write(KIND), None)
+    _write(KIND).write_text("{")
     _write(KIND)
     assert choose(*_inputs()) == "fused"
 

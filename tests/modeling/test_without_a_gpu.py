@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import (
 
 from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.detection import load_config
-from lambda_det.layers.local import compiled, fused, query_first
+from lambda_det.layers.local import fused, query_first
 from lambda_det.modeling.complexity import _without_repeats
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
@@ -213,12 +213,6 @@ def test_backward_operators(module, dtype, channels_last):
         assert gradient.is_cuda and gradient.dtype == dtype and gradient.shape == x.shape
         assert gradient.stride() == x.stride()
     assert not trace.waits
-
-
-def test_the_kernel_of_the_cpu_is_left_alone():
-    with pretend_gpu():
-        x = torch.empty(1, device="cuda")
-        assert "on the CPU" in compiled.unsupported(x, x, x)
 
 
 def test_the_kernels_refuse_a_gpu_before_ampere(monkeypatch):
