@@ -147,14 +147,3 @@ def test_networks_of_timm(name):
     found = lambda_det.convert_lambda_layers(model)(image)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
     model.to(memory_format=torch.channels_last)  # which a Conv3d would refuse
-
-
-def test_the_package_lambda_networks_where_it_is_installed():
-    package = pytest.importorskip("lambda_networks")
-    for options in ({"r": 5, "dim_u": 2}, {"n": 8, "dim_u": 2}, {"r": 23}):
-        layer = scrambled(package.LambdaLayer(16, dim_k=8, **options))
-        image = torch.randn(1, 16, 8, 8)
-        with torch.no_grad():
-            expected = layer(image)
-            found = convert_lambda_layers(layer)(image)
-        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from detectron2.config import get_cfg
-from detectron2.modeling import build_backbone, build_model
+from detectron2.modeling import build_backbone
 from detectron2.projects.deeplab import add_deeplab_config
 
 import lambda_det
+from lambda_det.config import leaves
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 
@@ -33,14 +34,6 @@ def _cfg(name=PLAIN, deeplab=False):
 def test_config_adds_keys_and_changes_none():
     plain, ours = get_cfg(), get_cfg()
     lambda_det.add_lambda_config(ours)
-
-    def leaves(node, prefix=""):
-        for key, value in node.items():
-            if hasattr(value, "items"):
-                yield from leaves(value, f"{prefix}{key}.")
-            else:
-                yield prefix + key, value
-
     before, after = dict(leaves(plain)), dict(leaves(ours))
     assert before.items() <= after.items() and len(after) > len(before)
 
@@ -87,27 +80,6 @@ def test_options_reach_the_layers():
     assert backbone.res5[0].drop.p == pytest.approx(0.1)
 
 
-def test_a_mobilenet():
-    cfg = _cfg()
-    cfg.MODEL.LAMBDA_RESNET.NAME = "mobilenet_v2_lambda"
-    assert "res5" in build_backbone(cfg).output_shape()
-
-
-def test_a_detector_runs_on_images_of_different_sizes():
-    cfg = _cfg(FPN)
-    cfg.MODEL.LAMBDA_RESNET.MASK_PADDING = True
-    cfg.MODEL.RPN.IN_FEATURES = ["p2", "p3", "p4", "p5", "p6"]
-    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[32], [64], [128], [256], [512]]
-    cfg.MODEL.ROI_HEADS.NAME = "StandardROIHeads"
-    cfg.MODEL.ROI_HEADS.IN_FEATURES = ["p2", "p3", "p4", "p5"]
-    cfg.MODEL.ROI_BOX_HEAD.NAME = "FastRCNNConvFCHead"
-    cfg.MODEL.ROI_BOX_HEAD.NUM_FC = 1
-    model = build_model(cfg).eval()
-    images = [{"image": torch.randint(0, 255, (3, *size))} for size in ((70, 90), (50, 120))]
-    with torch.no_grad():
-        assert len(model(images)) == 2
-
-
 # Dilated stages: keys of Detectron2 and DeepLab
 
 
@@ -140,6 +112,7 @@ def test_keys_of_deeplab_do_nothing_where_its_builder_is_not_named():
         (PLAIN, {"IMPLEMENTATION": "quick"}, {}, "quick"),
         (PLAIN, {**MOBILENET, "MASK_PADDING": True}, {}, "MASK_PADDING"),
         (PLAIN, MOBILENET, {"RES5_DILATION": 2}, r"mobilenet_v2_lambda.*RES5_DILATION"),
+        (FPN, {**MOBILENET, "SCOPE": 7, "STAGE_SCOPES": [3, 3, 3, 3]}, {}, "stage_scopes"),
         (PLAIN, {}, {"RES5_DILATION": 3}, "RES5_DILATION is 3"),
         (PLAIN, {}, {"RES5_DILATION": 4}, "RES5_DILATION is 4"),
         (PLAIN, {}, {"RES4_DILATION": 2}, DEEPLAB),

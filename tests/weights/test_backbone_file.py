@@ -196,20 +196,6 @@ def test_a_file_that_is_not_what_was_written(written, backbone, tmp_path, change
         SafeCheckpointer(Detector()).load_initial_weights(path)
 
 
-def test_a_file_of_the_format_before(checkpoint, tmp_path):
-    content = extract_backbone(checkpoint)
-    content["meta"] |= {"format": 1, "sha256": checksum(content["model"])}
-    path = tmp_path / "b.pth"
-    torch.save(content, path)
-    for read in (
-        read_backbone,
-        lambda path: extract_backbone(content, source=str(path)),
-        lambda path: lambda_det.create_backbone("lambda_resnet26_slim", weights=path, **OPTIONS),
-    ):
-        with pytest.raises(WeightsError, match=r"b\.pth has format 1"):
-            read(path)
-
-
 @pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1])
 def test_a_file_that_was_not_written_to_the_end(written, backbone, tmp_path, form, kept):
     path = tmp_path / f"b{form}"
