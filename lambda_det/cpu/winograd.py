@@ -1,9 +1,11 @@
 """3x3 convolutions on the CPU by Winograd's algorithm, with a fourth of the multiplications.
 
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
-convolutions in its less exact layout (tests/cpu/test_winograd.py). The kernel is
-native/winograd.cpp. If the gradient of a map is zero at most positions, as after the loss of an
-RPN, only the products of the others are computed. bfloat16 uses PyTorch's convolutions, except on
+convolutions in its less exact layout, if the numbers of a kernel are of one size
+(tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times those.
+What is not finite reaches the whole tile of 4x4 outputs. The kernel is native/winograd.cpp. If the
+gradient of a map is zero at most positions, as after the loss of an RPN, only the products of the
+others are computed. bfloat16 uses PyTorch's convolutions, except on
 large maps where bfloat16 is at most twice as fast as float32.
 """
 
@@ -134,10 +136,15 @@ class _Winograd(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         with without_autocast(grad):  # the products of a gradient in float32 stay in it
-            gradients = _Sparse.of(grad) or _Dense(grad)
+            dense, sparse = _Dense(grad), _Sparse.of(grad)
+
+            def by(factor: Tensor) -> _Sparse | _Dense:
+                """Where the gradient is 0, a NaN of the other factor must count as well."""
+                return sparse if sparse and factor.sum(dtype=torch.float64).isfinite() else dense
+
             return (
-                gradients.of_map(weight) if of_x else None,
-                gradients.of_kernel(x) if of_weight else None,
+                by(weight).of_map(weight) if of_x else None,
+                by(x).of_kernel(x) if of_weight else None,
                 grad.sum((0, 2, 3)) if of_bias else None,
             )
 

@@ -37,15 +37,8 @@ def cache_folder() -> Path:
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    ).stdout
+    text = {"capture_output": True, "text": True, "errors": "replace"}
+    return subprocess.run(command, check=True, timeout=300, stdin=subprocess.DEVNULL, **text).stdout
 
 
 def _build(compiler: list[str]) -> Path:
@@ -54,22 +47,27 @@ def _build(compiler: list[str]) -> Path:
     macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
     sources = sorted(_FOLDER.glob("*.cpp"))
     texts = [file.read_text("utf-8") for file in (*sources, *sorted(_FOLDER.glob("*.h")))]
-    key = hashlib.sha256("\0".join([*_COMPILE, macros, *texts]).encode()).hexdigest()
-    library = cache_folder() / f"kernels_{key[:16]}.so"
-    if library.exists():
-        return library
-    _logger.info("Compiling the CPU's kernels for this processor, once: %s", library)
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    key = _digest("\0".join([*_COMPILE, macros, *texts]).encode())
+    # The name has a digest of the content: half a library would end every process that loads it
+    for library in cache_folder().glob(f"kernels_{key}_*.so"):
+        if library.stem.endswith(_digest(library.read_bytes())):
+            return library
+    _logger.info("Compiling the CPU's kernels for this processor, once: %s", cache_folder())
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
         objects = [str(Path(folder, f"{source.stem}.o")) for source in sources]
         for source, compiled in zip(sources, objects, strict=True):
             _run([*compiler, *_COMPILE, str(source), "-o", compiled])
         linked = str(Path(folder, "kernels.so"))
         _run([*compiler, "-shared", *objects, "-o", linked])
-        with open(linked, "rb") as file:
-            os.fsync(file.fileno())  # half a library would end every process that loads it
+        digest = _digest(Path(linked).read_bytes())
+        library = cache_folder() / f"kernels_{key}_{digest}.so"
         os.replace(linked, library)  # other processes see all of it or nothing
     return library
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 @functools.cache

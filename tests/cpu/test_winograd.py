@@ -104,6 +104,19 @@ def test_the_error_of_sparse_gradients_is_at_most_twice_that_of_pytorch(share):
     _compare_errors(_inputs(1, 128, 128, 64, 64), grad)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("share", [0, 0.01, 1])
+def test_what_is_not_finite_never_disappears(share, value):
+    """Also where a gradient is sparse: 0 times NaN is NaN, as PyTorch has it."""
+    for place in (0, 1):
+        inputs = _inputs(1, 128, 128, 24, 24)
+        inputs[place][0, 5, 2, 1] = value
+        grad = torch.randn(1, 128, 24, 24) * (torch.rand(1, 1, 24, 24) < share)
+        got, expected = (_results(f, inputs, grad) for f in (winograd_conv2d, _plain))
+        for a, b in zip(got, expected, strict=True):
+            assert not a[~b.isfinite()].isfinite().any()
+
+
 @pytest.mark.usefixtures("all_channels")
 @pytest.mark.parametrize(("threads", "room"), [(1, 1 << 28), (3, 1 << 28), (3, 1)])
 def test_any_number_of_threads(threads, room, monkeypatch):
