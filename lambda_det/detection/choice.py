@@ -13,11 +13,9 @@ import statistics
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from detectron2.config import CfgNode
 from iopath.common.file_io import get_cache_dir
 from tabulate import tabulate
 
@@ -25,8 +23,7 @@ from lambda_det.config import CONFIGS
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.labels import as_coco
-from lambda_det.detection.data.layouts import find_images, find_layout
-from lambda_det.detection.data.report import Problem, Report
+from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.recipe import USABLE
 from lambda_det.errors import ConfigError
 
@@ -35,25 +32,15 @@ __all__ = ["RECIPES", "complete"]
 logger = logging.getLogger(__name__)
 
 VAL_SHARE = 0.1
-FOLDER = "output/finetune"  # OUTPUT_DIR of the recipes
-# For a GPU and for none, the best first: the first whose weights can be had, and of which a GPU
-# holds LEAST_IMAGES by its RECIPE.MEMORY. The last one starts from random weights.
-_LIGHT = ("light_lambda_resnet26t", "light_lambdaresnet26")
+# The best first: the first whose weights can be had, and of which a GPU holds LEAST_IMAGES by its
+# RECIPE.MEMORY. Those for a CPU have none; the last one starts from random weights.
 RECIPES = {
-    "cuda": (
-        "mask_rcnn_resnetrs101_se",
-        "mask_rcnn_resnetrs50_se",
-        "mask_rcnn_lambda_resnet26t",
-        *_LIGHT,
-    ),
-    "cpu": _LIGHT,
+    "cuda": ("mask_rcnn_resnetrs101_se", "mask_rcnn_resnetrs50_se", "mask_rcnn_lambda_resnet26t"),
+    "cpu": ("light_lambda_resnet26t", "light_lambdaresnet26"),
 }
 LEAST_IMAGES = 4
 LARGEST_SCALE = 2  # of an image: more pixels than that show nothing new, and take time
 _HOST, _SECONDS = "https://huggingface.co", 3  # of timm's weights; to wait for it
-_SIZES = ("MIN_SIZE_TRAIN", "MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST")
-
-Row = tuple[str, str, str]  # what, its value, why
 
 
 def complete(args: argparse.Namespace) -> None:
@@ -67,30 +54,30 @@ def complete(args: argparse.Namespace) -> None:
         ConfigError: there is neither a file nor data, or flags do not go together.
         DataError: the data are not of a known format, or not found.
     """
-    rows: list[Row] = getattr(args, "choices", [])
+    rows: list[tuple[str, str, str]] = getattr(args, "choices", [])
     if not rows:
         rows += _name_data(args)
-        if args.config_file is None:
-            rows += _choose(args)
+        rows += _choose(args) if args.config_file is None else []
         args.choices = rows
     if rows:
         logger.info(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
 
 
-def _name_data(args: argparse.Namespace) -> list[Row]:
+def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Set the flags for the files of the data; what they are is for the table."""
     place, rows = getattr(args, "data", None), []
     if place and args.train_json:
         raise ConfigError("--data and --train-json both name data to train on; give one of them.")
     if place:
-        layout = find_layout(place)
-        args.train_json, train_images = map(str, layout.train)
-        args.train_images = args.train_images or train_images
-        rows.append(("labels", layout.kind, f"of what lies in {place}"))
-        if layout.test and not args.test_json and args.val_share is None:
-            args.test_json, args.test_images = map(str, layout.test)
-            why = f"{layout.test.images} and {layout.test.labels} are there"
-            rows.append(("evaluation", str(layout.test.labels), why))
+        kind, (train, *tests) = find_parts(place)
+        rows.append(("labels", kind, f"of what lies in {place}"))
+        args.train_json, args.train_images = (
+            str(train.labels),
+            args.train_images or str(train.images),
+        )
+        if tests and not args.test_json and args.val_share is None:
+            args.test_json, args.test_images = map(str, tests[0])
+            rows.append(("evaluation", args.test_json, f"with the images in {args.test_images}"))
     for part in ("train", "test"):
         labels = getattr(args, f"{part}_json", None)
         if labels and not getattr(args, f"{part}_images") and Path(labels).exists():
@@ -103,12 +90,12 @@ def _name_data(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _choose(args: argparse.Namespace) -> list[Row]:
+def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Set the configuration, with the keys that belong to it before those that are typed."""
     typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    folder = Path(typed.get("OUTPUT_DIR", FOLDER))
-    if args.resume and (folder / "config.yaml").is_file():
-        args.config_file = str(folder / "config.yaml")
+    saved = Path(typed.get("OUTPUT_DIR", "output/finetune"), "config.yaml")
+    if args.resume and saved.is_file():
+        args.config_file = str(saved)
         return [("recipe", args.config_file, "--resume goes on as the run was started")]
     if args.eval_only or not args.train_json:
         raise ConfigError(
@@ -121,61 +108,39 @@ def _choose(args: argparse.Namespace) -> list[Row]:
             f"with --config, such as configs/finetune/{RECIPES['cuda'][0]}.yaml."
         )
     device = typed.get("MODEL.DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind = torch.device(device).type
-    memory, reasons = 0.0, ["no GPU is used"]
-    if kind == "cuda":
+    names, memory, reasons = RECIPES["cpu"], 0.0, ["no GPU is used"]
+    if torch.device(device).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-        reasons = [f"the GPU has {memory:.0f} GiB"]
-    for name in RECIPES[kind]:
-        file = f"finetune/{name}.yaml"
-        recipe = get_config(file)
+        names, reasons = RECIPES["cuda"] + names, [f"the GPU has {memory:.0f} GiB"]
+    for name in names:
+        recipe = get_config(f"finetune/{name}.yaml")
         fixed, each = recipe.RECIPE.MEMORY or (0, 0)
-        weights = recipe.MODEL.WEIGHTS
+        weights = typed.get("MODEL.WEIGHTS", recipe.MODEL.WEIGHTS)
         if fixed + LEAST_IMAGES * each > USABLE * memory and fixed:
             reasons.append(f"{name} takes more")
-        elif weights and "MODEL.WEIGHTS" not in typed and not _can_be_had(weights):
+        elif weights == recipe.MODEL.WEIGHTS != "" and not _can_be_had(weights):
             reasons.append(f"no connection for {weights}")
         else:
             break
-    args.config_file = str(CONFIGS / file)
-    report = _report(args.train_json, args.train_images)
-    keys = {"MODEL.DEVICE": device, **_input_keys(recipe.INPUT, report)}
-    args.opts[:0] = [str(word) for pair in keys.items() for word in pair]
-    start = typed.get("MODEL.WEIGHTS") or weights
-    alone = f"no weights can be had: all is learnt from these {report.images} images"
-    masked = report.usable > report.problems.get(_NO_MASK, Problem("")).count
-    sizes = f"{report.images} images with {'masks' if masked else 'boxes alone'}"
-    return [
-        ("data", sizes, "the recipe learns what there is"),
-        ("recipe", args.config_file, "; ".join(reasons)),
-        ("start", start or "random weights", "" if start else alone),
-        *((key, str(value), _WHY[key.partition(".")[0]]) for key, value in keys.items()),
-    ]
-
-
-_NO_MASK = "annotation without segmentation"
-_WHY = {
-    "MODEL": "the machine has it, or it is typed",
-    "INPUT": f"images are enlarged to {LARGEST_SCALE} times their size at most",
-}
-
-
-def _report(labels: str, images: str) -> Report:
-    (json_file,) = as_coco((labels, images))
-    return check_coco(json_file, images, files="none")
-
-
-def _input_keys(sizes: CfgNode, report: Report) -> dict[str, Any]:
-    """Sizes of the input for small images; none where the recipe's will do."""
+    args.config_file = str(CONFIGS / "finetune" / f"{name}.yaml")
+    keys = {"MODEL.DEVICE": (device, "the machine has it, or it is typed")}
+    (json_file,) = as_coco((args.train_json, args.train_images))
+    report = check_coco(json_file, args.train_images, files="none")
     short = statistics.median(min(file["width"], file["height"]) for file in report.files)
-    factor = LARGEST_SCALE * short / sizes.MIN_SIZE_TEST
-    if factor >= 1:
-        return {}
-    scaled = {key: np.rint(np.multiply(sizes[key], factor)).astype(int).tolist() for key in _SIZES}
-    return {
-        f"INPUT.{key}": tuple(value) if isinstance(value, list) else value
-        for key, value in scaled.items()
-    }
+    factor = LARGEST_SCALE * short / recipe.INPUT.MIN_SIZE_TEST
+    for size in ("MIN_SIZE_TRAIN", "MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST"):
+        scaled = np.rint(np.multiply(recipe.INPUT[size], factor)).astype(int).tolist()
+        value = tuple(scaled) if isinstance(scaled, list) else scaled
+        if factor < 1:
+            keys[f"INPUT.{size}"] = value, f"of images enlarged {LARGEST_SCALE} times at most"
+    args.opts[:0] = [str(word) for key, (value, _) in keys.items() for word in (key, value)]
+    alone = "" if weights else f"all is learnt from {report.images} images: no weights can be had"
+    return [
+        ("images", str(report.images), f"the shorter side of half of them is up to {short:g}"),
+        ("recipe", args.config_file, "; ".join(reasons)),
+        ("start", weights or "random weights", alone),
+        *((key, str(value), why) for key, (value, why) in keys.items()),
+    ]
 
 
 def _can_be_had(url: str) -> bool:

@@ -11,7 +11,7 @@ from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.labels import FORMATS, as_coco
-from lambda_det.detection.data.layouts import find_images, find_layout
+from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
 from lambda_det.errors import ConfigError, DataError, exit_status
@@ -85,9 +85,9 @@ def check(arguments: argparse.Namespace) -> int:
     elif arguments.images:
         parts = [(arguments.json, arguments.images)]
     else:
-        layout = find_layout(arguments.json)
-        print(f"{arguments.json}: labels of {layout.kind}\n")
-        parts = [tuple(map(str, part)) for part in (layout.train, layout.test) if part]
+        kind, found = find_parts(arguments.json)
+        print(f"{arguments.json}: labels of {kind}\n")
+        parts = [tuple(map(str, part)) for part in found]
     found = False
     for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True):
         files = "none" if arguments.no_images else "all"

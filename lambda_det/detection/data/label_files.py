@@ -7,8 +7,8 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-from xml.etree import ElementTree
+from typing import Any
+from xml.sax.saxutils import escape
 
 import cv2
 import numpy as np
@@ -23,16 +23,18 @@ __all__ = ["WRITTEN", "polygons", "write_labels"]
 logger = logging.getLogger(__name__)
 
 WRITTEN = ("coco", "yolo", "voc", "labelme")
-
-
-class _Object(NamedTuple):
-    """An object: index and name of its class, its box x0, y0, x1, y1, and polygons or none."""
-
-    index: int
-    name: str
-    box: Sequence[float]
-    polygons: list[list[float]]
-    score: float | None
+_VOC = """<annotation>
+  <filename>{}</filename>
+  <size><width>{}</width><height>{}</height><depth>3</depth></size>
+{}</annotation>
+"""
+_VOC_OBJECT = """  <object>
+    <name>{}</name><truncated>0</truncated><difficult>0</difficult>
+    <bndbox>
+      <xmin>{:.9g}</xmin><ymin>{:.9g}</ymin><xmax>{:.9g}</xmax><ymax>{:.9g}</ymax>
+    </bndbox>
+  </object>
+"""
 
 
 def write_labels(
@@ -51,42 +53,31 @@ def write_labels(
     """
     try:
         if kind == "coco":
+            kept = {key: value for key, value in content.items() if key != "info"}
+            for annotation in kept["annotations"]:
+                annotation.pop("source", None)
             target.parent.mkdir(parents=True, exist_ok=True)
-            kept = [{k: v for k, v in a.items() if k != "source"} for a in content["annotations"]]
-            lists = {key: value for key, value in content.items() if key != "info"}
-            replace_text(target, json.dumps({**lists, "annotations": kept}))
+            replace_text(target, json.dumps(kept))
         else:
             _write_folder(content, kind, target, Path(images))
     except OSError as error:
-        raise DataError(
-            f"{error.filename or target} cannot be written ({error.strerror})."
-        ) from error
+        raise DataError(f"{error.filename or target} cannot be written ({error}).") from error
 
 
 def _write_folder(content: Mapping[str, Any], kind: str, target: Path, images: Path) -> None:
     names = {category["id"]: category["name"] for category in content["categories"]}
-    index = {number: place for place, number in enumerate(names)}
-    suffix, write = _WRITERS[kind]
-    objects: dict[int, list[_Object]] = {image["id"]: [] for image in content["images"]}
-    crowds = 0
+    objects: dict[int, list[Mapping[str, Any]]] = {image["id"]: [] for image in content["images"]}
     for annotation in content["annotations"]:
         if annotation.get("iscrowd"):
-            crowds += 1
-            continue
-        x, y, width, height = annotation["bbox"]
-        number, mask = annotation["category_id"], annotation.get("segmentation") or []
-        if isinstance(mask, dict):
-            mask = polygons(pycocotools.mask.decode(mask))
-        box, score = (x, y, x + width, y + height), annotation.get("score")
-        found = _Object(index[number], names[number], box, mask, score)
-        objects[annotation["image_id"]].append(found)
-    if crowds:
-        logger.warning(f"{crowds} crowds are left out, which {kind} has no word for")
+            logger.warning(f"A crowd of image {annotation['image_id']} is left out of {kind}")
+        else:
+            objects[annotation["image_id"]].append(annotation)
     written: dict[Path, str] = {}
     for image in content["images"]:
-        parts = Path(image["file_name"]).with_suffix(suffix)
+        suffix, write = _WRITERS[kind]
+        name = Path(image["file_name"]).with_suffix(suffix)
         # A name may lead out of the folder of the pictures; the labels stay in theirs
-        file = target.joinpath(*(p for p in parts.parts if p not in ("..", parts.anchor)))
+        file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
         if file in written:
             raise DataError(
                 f"{image['file_name']} and {written[file]} would both have their labels in {file}; "
@@ -95,73 +86,68 @@ def _write_folder(content: Mapping[str, Any], kind: str, target: Path, images: P
         written[file] = image["file_name"]
         file.parent.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(images / image["file_name"], file.parent)
-        file.write_text(write(image, objects[image["id"]], place), "utf-8")
+        file.write_text(write(image, objects[image["id"]], names, place), "utf-8")
     if kind == "yolo":
         text = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
         (target / "data.yaml").write_text(text, "utf-8")
 
 
-def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
-    size, lines = np.array([image["width"], image["height"]]), []
+def _corners(annotation: Mapping[str, Any]) -> tuple[float, ...]:
+    x, y, width, height = annotation["bbox"]
+    return x, y, x + width, y + height
+
+
+def _outline(annotation: Mapping[str, Any]) -> list[list[float]]:
+    """The polygons of an object; [] where it has a box alone."""
+    mask = annotation.get("segmentation") or []
+    return polygons(pycocotools.mask.decode(mask)) if isinstance(mask, dict) else mask
+
+
+def _yolo(
+    image: Mapping[str, Any], objects: Sequence[Mapping], names: Mapping[int, str], _: str
+) -> str:
+    size, index, lines = np.array([image["width"], image["height"]]), list(names), []
     for one in objects:
-        if one.polygons:
-            outline = np.reshape(_joined(one.polygons), (-1, 2)) / size
-        else:
-            corners = np.clip(np.reshape(one.box, (2, 2)) / size, 0, 1)
-            outline = np.array([corners.mean(0), corners[1] - corners[0]])
-        numbers = " ".join(f"{value:.9g}" for value in outline.clip(0, 1).ravel())
-        lines.append(f"{one.index} {numbers}\n")
+        corners = np.clip(np.reshape(_corners(one), (2, 2)) / size, 0, 1)
+        points = [*corners.mean(0), *(corners[1] - corners[0])]
+        if parts := _outline(one):
+            # One outline: from part to part by their first corners, and back the same way
+            back = [part[:2] for part in parts[-2::-1]]
+            there = [[*part, *part[:2]] for part in parts] if back else parts
+            points = (np.concatenate([*there, *back]).reshape(-1, 2) / size).clip(0, 1).ravel()
+        numbers = " ".join(f"{value:.9g}" for value in points)
+        lines.append(f"{index.index(one['category_id'])} {numbers}\n")
     return "".join(lines)
 
 
-def _joined(parts: list[list[float]]) -> list[float]:
-    """One outline of several polygons: from corner to first corner, and back the same way."""
-    if len(parts) == 1:
-        return parts[0]
-    there = [value for part in parts for value in (*part, *part[:2])]
-    return there + [value for part in parts[-2::-1] for value in part[:2]]
+def _voc(
+    image: Mapping[str, Any], objects: Sequence[Mapping], names: Mapping[int, str], _: str
+) -> str:
+    nodes = (
+        _VOC_OBJECT.format(escape(names[one["category_id"]]), *_corners(one)) for one in objects
+    )
+    name = escape(image["file_name"])
+    return _VOC.format(name, image["width"], image["height"], "".join(nodes))
 
 
-def _voc(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
-    root = ElementTree.Element("annotation")
-    ElementTree.SubElement(root, "filename").text = image["file_name"]
-    size = ElementTree.SubElement(root, "size")
-    for key in ("width", "height"):
-        ElementTree.SubElement(size, key).text = str(image[key])
-    ElementTree.SubElement(size, "depth").text = "3"
-    for one in objects:
-        node = ElementTree.SubElement(root, "object")
-        ElementTree.SubElement(node, "name").text = one.name
-        for key in ("difficult", "truncated"):
-            ElementTree.SubElement(node, key).text = "0"
-        box = ElementTree.SubElement(node, "bndbox")
-        for key, value in zip(("xmin", "ymin", "xmax", "ymax"), one.box, strict=True):
-            ElementTree.SubElement(box, key).text = f"{value:.9g}"
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> str:
+def _labelme(
+    image: Mapping[str, Any], objects: Sequence[Mapping], names: Mapping[int, str], place: str
+) -> str:
     shapes = []
     for group, one in enumerate(objects):
-        parts = one.polygons or [one.box]
-        for part in parts:
+        found = _outline(one)
+        for points in found or [_corners(one)]:
             shape = {
-                "label": one.name,
-                "points": np.reshape(part, (-1, 2)).tolist(),
-                "group_id": group if len(parts) > 1 else None,
-                "shape_type": "polygon" if one.polygons else "rectangle",
+                "label": names[one["category_id"]],
+                "points": np.reshape(points, (-1, 2)).tolist(),
+                "group_id": group if len(found) > 1 else None,
+                "shape_type": "polygon" if found else "rectangle",
                 "flags": {},
             }
-            shapes.append(shape if one.score is None else {**shape, "score": one.score})
-    content = {
-        "version": "5.5.0",
-        "flags": {},
-        "shapes": shapes,
-        "imagePath": Path(place).as_posix(),
-    }
-    sides = {"imageData": None, "imageHeight": image["height"], "imageWidth": image["width"]}
-    return json.dumps({**content, **sides}, ensure_ascii=False, indent=1)
+            shapes.append(shape | ({"score": one["score"]} if "score" in one else {}))
+    content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": place}
+    content |= {"imageData": None, "imageHeight": image["height"], "imageWidth": image["width"]}
+    return json.dumps(content, ensure_ascii=False, indent=1)
 
 
 _WRITERS = {"yolo": (".txt", _yolo), "voc": (".xml", _voc), "labelme": (".json", _labelme)}

@@ -17,7 +17,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -40,8 +39,7 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _CIRCLE = 32  # corners of the polygon that takes a circle's place
 
 
-@dataclass(frozen=True)
-class Thing:
+class Thing(NamedTuple):
     """An object: its class, its box (x0, y0, x1, y1) in pixels, and polygons or run-lengths.
 
     ``where`` is its place: a file, and what in it.
@@ -53,8 +51,7 @@ class Thing:
     where: str = ""
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     """A picture with its objects.
 
     Attributes:
@@ -65,7 +62,7 @@ class Labelled:
 
     source: Path
     picture: str
-    things: list[Thing] = field(default_factory=list)
+    things: list[Thing]
 
 
 class _Pictures:
@@ -217,7 +214,7 @@ def _read_cvat(file: Path, _: _Pictures) -> Iterator[Labelled]:
                     "export it again as CVAT for images 1.1."
                 ) from error
             if thing:
-                things.append(replace(thing, where=where))
+                things.append(thing._replace(where=where))
             else:
                 logger.warning(f"{where}: a {shape.tag} is left out, or has no pixel")
         yield Labelled(file, node.get("name", ""), things)
@@ -249,7 +246,7 @@ def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thi
 # ------------------------------------------------------------------------------------------ LabelMe
 def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     content = _json(file)
-    row = Labelled(file, str(content.get("imagePath") or file.stem))
+    picture = str(content.get("imagePath") or file.stem)
     groups: dict[Any, list[Thing]] = {}
     for number, shape in enumerate(content.get("shapes") or ()):
         where = f"{file}: shape {number}"
@@ -264,7 +261,7 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
                 thing = _polygon(label, points[0] + radius * np.c_[np.cos(turn), np.sin(turn)])
             elif kind == "mask":  # a PNG of a part of the image
                 part = np.array(Image.open(io.BytesIO(base64.b64decode(shape["mask"])))) > 0
-                mask = Image.new("1", _size(pictures.find(where, file.parent, row.picture)))
+                mask = Image.new("1", _size(pictures.find(where, file.parent, picture)))
                 mask.paste(Image.fromarray(part), tuple(points[0].round().astype(int).tolist()))
                 thing = _of_mask(label, np.array(mask))
             elif kind in ("polygon", "rotation"):  # X-AnyLabeling's turned boxes
@@ -279,9 +276,8 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
         group = shape.get("group_id")  # polygons of one object
         alone = group is None or isinstance(thing.mask, dict)
         key = number if alone else (label, str(group))
-        groups.setdefault(key, []).append(replace(thing, where=where))
-    row.things.extend(map(_joined, groups.values()))
-    yield row
+        groups.setdefault(key, []).append(thing._replace(where=where))
+    yield Labelled(file, picture, list(map(_joined, groups.values())))
 
 
 def _joined(parts: list[Thing]) -> Thing:
@@ -290,7 +286,7 @@ def _joined(parts: list[Thing]) -> Thing:
     corners = np.array([part.box for part in parts]).reshape(-1, 2)
     masks = [part.mask for part in parts]
     polygons = [part for mask in masks for part in mask] if all(masks) else None
-    return replace(parts[0], box=_around(corners), mask=polygons)
+    return parts[0]._replace(box=_around(corners), mask=polygons)
 
 
 # --------------------------------------------------------------------------------------------- YOLO
@@ -301,13 +297,13 @@ def _read_yolo(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
         labels = _yolo_file(picture, file.parent / name)
         lines = _text(labels).splitlines() if labels.is_file() else []
         size = np.array(_size(picture))
-        row = Labelled(labels, name.as_posix())
+        things = []
         for number, line in enumerate(lines, 1):
             if words := line.split():
                 # A box and the points of its pose
                 words = words[:5] if has_points else words
-                row.things.append(_yolo_line(words, size, names, f"{labels}, line {number}"))
-        yield row
+                things.append(_yolo_line(words, size, names, f"{labels}, line {number}"))
+        yield Labelled(labels, name.as_posix(), things)
 
 
 def yolo_content(file: Path) -> dict[str, Any]:
@@ -360,7 +356,7 @@ def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where:
             f"{where}: a class and {len(numbers)} numbers; a box has 4, and a polygon two for each "
             "of its corners, which are 3 at least."
         )
-    return replace(_polygon(name, numbers.reshape(-1, 2) * size), where=where)
+    return _polygon(name, numbers.reshape(-1, 2) * size)._replace(where=where)
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -416,9 +412,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     """
     if not place.exists():
         raise DataError(f"There is no file or folder of labels {place}.")
-    there = (
-        sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
-    )
+    there = sorted(filter(Path.is_file, place.rglob("*"))) if place.is_dir() else [place]
     for name, row in FORMATS.items():
         files = [path for path in there if any(map(path.match, row.patterns))]
         if files := [path for path in files if _begins(path, row.sign)]:
@@ -445,11 +439,14 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
         DataError: a file cannot be read, or its picture is missing.
     """
     place = Path(place)
-    list_file, home = (place, _home(place)) if _is_list(place) else (None, place)
+    list_file, home = None, place
+    if place.match("*.txt") and place.name not in FORMATS["YOLO with a list of names"].patterns:
+        list_file = place
+        home = place.parents[2] if place.match("ImageSets/Main/*") else place.parent
     kind, files = recognise(home)
     read = FORMATS[kind].read
-    if read in (None, _read_yolo) and len(files) > 1:
-        raise DataError(f"{home} holds {listed(map(str, files))}; name one of them.")
+    if read in (None, _read_yolo):
+        _only(home, files)
     if read is None:
         return read_json(str(files[0]))
     pictures = _Pictures(Path(images or (home if home.is_dir() else home.parent)), list_file)
@@ -466,10 +463,8 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     for number, row in enumerate(rows, 1):
         path = pictures.find(str(row.source), row.source.parent, row.picture, row.source.stem)
         width, height = _size(path)
-        name = path.relative_to(pictures.folder).as_posix()
-        content["images"].append(
-            {"id": number, "file_name": name, "width": width, "height": height}
-        )
+        image = {"id": number, "file_name": path.relative_to(pictures.folder).as_posix()}
+        content["images"].append({**image, "width": width, "height": height})
         for thing in row.things:
             x0, y0, x1, y1 = thing.box
             annotation = {
@@ -490,19 +485,10 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     return content
 
 
-def _is_list(place: Path) -> bool:
-    return place.suffix == ".txt" and place.name != "classes.txt"
-
-
-def _home(list_file: Path) -> Path:
-    """The folder of the labels of a list of pictures: its own, or one above it."""
-    for folder in list_file.absolute().parents[:3]:
-        try:
-            recognise(folder)
-        except DataError:
-            continue
-        return folder
-    raise DataError(f"{list_file} lists pictures, but no labels are beside or above it.")
+def _only(place: Path, files: list[Path]) -> str:
+    if len(files) > 1:
+        raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
+    return str(files[0])
 
 
 def as_coco(*places: tuple[str, str]) -> list[str]:
@@ -519,7 +505,10 @@ def as_coco(*places: tuple[str, str]) -> list[str]:
     files, contents = [place for place, _ in places], {}
     for index, (place, images) in enumerate(places):
         path = Path(place)
-        if path.exists() and (_is_list(path) or path.is_dir() or recognise(path)[0] != COCO):
+        kind, found = recognise(path) if path.exists() and path.suffix != ".txt" else ("", [])
+        if kind == COCO:
+            files[index] = _only(path, found)
+        elif path.exists():
             contents[index] = read_labels(path, images)
     names = [str(c["name"]) for content in contents.values() for c in content["categories"]]
     ids = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}

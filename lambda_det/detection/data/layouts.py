@@ -7,20 +7,21 @@ one folder of pictures with a file of labels each.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lambda_det.detection.data.labels import COCO, PICTURES, recognise, yolo_content
 from lambda_det.errors import DataError, listed
 
-__all__ = ["Layout", "Part", "find_images", "find_layout"]
+__all__ = ["Part", "find_images", "find_parts"]
 
-# What parts are called, those that are evaluated on in the order in which they are preferred
-_NAMES = {
+# Words for the parts, those that are evaluated on in the order in which they are preferred
+_WORDS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
@@ -34,22 +35,11 @@ class Part(NamedTuple):
     images: Path
 
 
-class Layout(NamedTuple):
-    """A data set.
+def find_parts(place: str | Path) -> tuple[str, list[Part]]:
+    """The format of a data set, what to train on, and what to evaluate on if that is apart.
 
-    Attributes:
-        kind: the format of its labels.
-        train: what to train on.
-        test: what to evaluate on; None where the data set has no parts.
-    """
-
-    kind: str
-    train: Part
-    test: Part | None
-
-
-def find_layout(place: str | Path) -> Layout:
-    """The parts of a data set in a folder, or in the folder of YOLO's data.yaml.
+    Args:
+        place: its folder, or YOLO's data.yaml in it.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -57,19 +47,12 @@ def find_layout(place: str | Path) -> Layout:
     place = Path(place)
     kind, files = recognise(place)
     root = place if place.is_dir() else place.parent
-    if kind == COCO:
-        parts = _coco_parts(root, files)
-    elif kind.startswith("YOLO"):
-        parts = _yolo_parts(root, files)
-    else:
-        parts = _listed_parts(root) or _folder_parts(root, files)
+    parts = _BY_KIND.get(kind, _in_folders)(root, files)
     train = parts.get("train")
     if train is None:
-        if kind == COCO or kind.startswith("YOLO"):
-            place = _only(place, files)
-        train, parts = Part(place, find_images(place)), {}
-    others = [parts[name] for name in _NAMES if name in parts and parts[name] != train]
-    return Layout(kind, train, others[0] if others else None)
+        return kind, [Part(place, find_images(place))]
+    others = [parts[name] for name in _WORDS if parts.get(name, train) != train]
+    return kind, [train, *others[:1]]
 
 
 def find_images(labels: str | Path) -> Path:
@@ -80,55 +63,27 @@ def find_images(labels: str | Path) -> Path:
     """
     labels = Path(labels)
     kind, files = recognise(labels)
-    if kind == COCO:
-        return _images_of(_only(labels, files), labels if labels.is_dir() else labels.parent)
-    return labels if labels.is_dir() else labels.parent
-
-
-def _only(place: Path, files: list[Path]) -> Path:
-    if len(files) > 1:
-        raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
-    return files[0]
+    root = labels if labels.is_dir() else labels.parent
+    return _images_of(files[0], root) if kind == COCO else root
 
 
 def _part_of(path: Path, root: Path) -> str:
     """The part that a path below a folder is of, by the last of its words that names one; or ""."""
     words = re.findall("[a-z]+", path.relative_to(root).as_posix().lower())
-    names = {word: name for name, known in _NAMES.items() for word in known}
+    names = {word: name for name, known in _WORDS.items() for word in known}
     return next((names[word] for word in reversed(words) if word in names), "")
 
 
-def _grouped(paths: Iterable[Path], root: Path) -> dict[str, list[Path]]:
-    """Paths by the part that their folder is of."""
+def _folders(paths: Iterable[Path], root: Path) -> dict[str, Path]:
+    """By part, the folder of those paths that have one of its own."""
     groups: dict[str, list[Path]] = {}
     for path in paths:
-        groups.setdefault(_part_of(path.parent, root), []).append(path)
-    return groups
+        groups.setdefault(_part_of(path.parent, root), []).append(path.parent)
+    return {name: Path(os.path.commonpath(found)) for name, found in groups.items() if name}
 
 
 def _pictures(root: Path) -> dict[str, Path]:
-    """The folder of the pictures of each part that has a folder of its own."""
-    found = (path for path in sorted(root.rglob("*")) if path.suffix.lower() in PICTURES)
-    groups = _grouped(found, root)
-    return {name: _common(paths) for name, paths in groups.items() if name}
-
-
-def _common(paths: list[Path]) -> Path:
-    return Path(os.path.commonpath([path.parent for path in paths]))
-
-
-# -------------------------------------------------------------------------------- by kind of labels
-def _coco_parts(root: Path, files: list[Path]) -> dict[str, Part]:
-    groups: dict[str, list[Path]] = {}
-    for file in files:
-        groups.setdefault(_part_of(file.with_suffix(""), root), []).append(file)
-    parts = {}
-    for name in filter(None, groups if "train" in groups else ()):
-        # Of COCO's own files, not those of keypoints, captions, stuff and segments
-        instances = [file for file in groups[name] if file.name.startswith("instances")]
-        file = _only(root, instances or groups[name])
-        parts[name] = Part(file, _images_of(file, root))
-    return parts
+    return _folders((p for p in root.rglob("*") if p.suffix.lower() in PICTURES), root)
 
 
 def _images_of(file: Path, root: Path) -> Path:
@@ -146,46 +101,51 @@ def _images_of(file: Path, root: Path) -> Path:
     return min(folders, key=lambda path: (_part_of(path, above) != wanted, path != file.parent))
 
 
-def _yolo_parts(root: Path, files: list[Path]) -> dict[str, Part]:
-    file = _only(root, files)
-    content = yolo_content(file)
-    named = {name: _yolo_path(file, content, content.get(name)) for name in _NAMES}
-    parts = {
-        name: Part(path, file.parent) if path.suffix == ".txt" else Part(file, path)
-        for name, path in named.items()
-        if path
-    }
-    return parts or {name: Part(file, folder) for name, folder in _pictures(file.parent).items()}
-
-
-def _yolo_path(file: Path, content: dict[str, Any], value: Any) -> Path | None:
-    """A folder or list of data.yaml, which Roboflow's has one level too high; None if not there."""
-    if isinstance(value, list) and len(value) == 1:
-        (value,) = value
-    if value and not isinstance(value, str):
-        raise DataError(f"{file} names several folders, {value}; name one with --images.")
-    for home in (file.parent / str(content.get("path") or ""), file.parent):
-        for name in (value, value.replace("../", "")) if value else ():
-            if (path := home / name).is_dir() or (path.is_file() and path.suffix == ".txt"):
-                return Path(os.path.normpath(path))
-    return None
-
-
-def _listed_parts(root: Path) -> dict[str, Part]:
-    """The lists of Pascal VOC."""
-    lists = {path.stem: path for path in sorted(root.rglob("ImageSets/Main/*.txt"))}
-    lists.setdefault("train", lists.get("trainval"))
-    parts = {}
-    for name in _NAMES:
-        if file := lists.get(name):
-            home = file.parents[2]
-            images = home / "JPEGImages"
-            parts[name] = Part(file, images if images.is_dir() else home)
+# ------------------------------------------------------------------------ parts by format of labels
+def _of_coco(root: Path, files: list[Path]) -> dict[str, Part]:
+    # COCO's own files of keypoints, captions, stuff and segments stand beside those of instances
+    instances = [file for file in files if file.name.startswith("instances")]
+    parts: dict[str, Part] = {}
+    for file in instances or files:
+        if name := _part_of(file.with_suffix(""), root):
+            if name in parts:
+                several = listed(map(str, (parts[name].labels, file)))
+                raise DataError(f"{several} are both of {name}; name one with --train.")
+            parts[name] = Part(file, _images_of(file, root))
     return parts
 
 
-def _folder_parts(root: Path, files: list[Path]) -> dict[str, Part]:
-    """Folders of labels, each with pictures in it or in a folder of the same part."""
-    groups, pictures = _grouped(files, root), _pictures(root)
-    labels = {name: _common(paths) for name, paths in groups.items() if name}
+def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
+    file, parts = files[0], {}
+    content = yolo_content(file)
+    homes = (file.parent / str(content.get("path") or ""), file.parent)
+    for name in _WORDS:
+        values = content.get(name) or []
+        values = values if isinstance(values, list) else [str(values)]
+        if len(values) > 1:
+            raise DataError(f"{file} names several folders, {values}; name one with --images.")
+        for home, value in itertools.product(homes, values):
+            for text in (value, value.replace("../", "")):  # Roboflow's are one level too high
+                path = Path(os.path.normpath(home / text))
+                if path.is_dir():
+                    parts.setdefault(name, Part(file, path))
+                elif path.suffix == ".txt" and path.is_file():
+                    parts.setdefault(name, Part(path, file.parent))
+    return parts or {name: Part(file, folder) for name, folder in _pictures(root).items()}
+
+
+def _in_folders(root: Path, files: list[Path]) -> dict[str, Part]:
+    """By the lists of Pascal VOC, or else folders of labels with pictures in them or apart."""
+    lists = {path.stem: path for path in sorted(root.rglob("ImageSets/Main/*.txt"))}
+    if train := lists.get("train", lists.get("trainval")):
+        home = train.parents[2]
+        images = home / "JPEGImages"
+        images = images if images.is_dir() else home
+        found = {name: lists[name] for name in _WORDS if name in lists}
+        return {name: Part(path, images) for name, path in ({"train": train} | found).items()}
+    pictures = _pictures(root)
+    labels = _folders(files, root)
     return {name: Part(path, pictures.get(name, root)) for name, path in labels.items()}
+
+
+_BY_KIND = {COCO: _of_coco, "YOLO": _of_yolo}

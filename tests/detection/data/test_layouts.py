@@ -15,7 +15,7 @@ from lambda_det.detection.data import command_line
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.label_files import write_labels
 from lambda_det.detection.data.labels import as_coco, read_labels
-from lambda_det.detection.data.layouts import find_layout
+from lambda_det.detection.data.layouts import find_parts
 from lambda_det.errors import DataError
 
 BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax>"
@@ -57,7 +57,7 @@ LAYOUTS = {
             "images/train/größe 1.png": "",
             "labels/train/größe 1.txt": "0 .5 .5 1 1\n",
         },
-        ("YOLO", "coco8.yaml", "images/train", None, None, 1),
+        ("YOLO", "coco8.yaml", "images/train", 1),
     ),
     "YOLO whose data.yaml names no parts": (
         {"data.yaml": YAML, **dict.fromkeys(["images/train/a.png", "images/val/a.png"], "")},
@@ -74,7 +74,7 @@ LAYOUTS = {
     ),
     "YOLO of CVAT": (
         {"obj.names": "cell\n\n", "obj_train_data/a.png": "", "obj_train_data/a.txt": ""},
-        ("YOLO with a list of names", "obj.names", "obj_train_data", None, None, 1),
+        ("YOLO with a list of names", ".", ".", 1),
     ),
     "Pascal VOC's lists": (
         {
@@ -123,11 +123,11 @@ LAYOUTS = {
     ),
     "LabelMe, a file a picture, and pictures of one name": (
         {"x/a.json": LABELME, "y/a.json": LABELME, "x/a.png": "", "y/a.png": ""},
-        ("LabelMe", ".", ".", None, None, 2),
+        ("LabelMe", ".", ".", 2),
     ),
     "COCO in one file": (
         {"labels.json": coco("a.png"), "pictures/a.png": ""},
-        ("COCO", "labels.json", "pictures", None, None, 1),
+        ("COCO", ".", "pictures", 1),
     ),
 }
 
@@ -135,12 +135,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_the_folders_of_usual_tools(case, tmp_path):
     files, (kind, *expected, pictures) = LAYOUTS[case]
-    layout = find_layout(make(tmp_path / "my train data", files))
-    found = [path for part in (layout.train, layout.test or (None, None)) for path in part]
-    assert layout.kind == kind
-    root = tmp_path / "my train data"
-    assert found == [root / path if path else None for path in expected]
-    assert len(read_labels(*layout.train)["images"]) == pictures
+    root = make(tmp_path / "my train data", files)
+    named, parts = find_parts(root)
+    assert named == kind
+    found = [str(path.relative_to(root)) for part in parts for path in part]
+    assert found == list(filter(None, expected))
+    assert len(read_labels(*parts[0])["images"]) == pictures
 
 
 REFUSED = {
@@ -159,7 +159,7 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
     files, words = REFUSED[case]
     make(tmp_path, {**files, "a.png": ""})
     with pytest.raises(DataError) as found:
-        read_labels(*find_layout(tmp_path).train)
+        read_labels(*find_parts(tmp_path)[1][0])
     assert words in str(found.value)
 
 
@@ -174,7 +174,7 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
             **dict.fromkeys(["train/a.jpg", "valid/b.jpg"], ""),
         },
     )
-    parts = [tuple(map(str, part)) for part in find_layout(tmp_path)[1:]]
+    parts = [tuple(map(str, part)) for part in find_parts(tmp_path)[1]]
     files = as_coco(*parts)
     reports = [check_coco(file, images) for file, (_, images) in zip(files, parts, strict=True)]
     assert [list(report.categories.values()) for report in reports] == [["cell", "rare"]] * 2
