@@ -152,7 +152,9 @@ def _can_be_had(url: str) -> bool:
 
 @functools.cache
 def _is_connected() -> bool:
-    """Whether the host of timm's weights answers; it is asked once."""
+    """Whether the host of timm's weights answers; it is asked once, and not where HF forbids it."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return False
     try:
         with urllib.request.urlopen(urllib.request.Request(_HOST, method="HEAD"), timeout=_SECONDS):
             return True

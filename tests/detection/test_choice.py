@@ -91,10 +91,12 @@ def test_a_connection_is_tried_once_and_briefly(monkeypatch):
         raise ConnectionRefusedError
 
     monkeypatch.setattr(choice.urllib.request, "urlopen", refuse)
+    for variable, tries in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", variable)
+        choice._is_connected.cache_clear()
+        assert not choice._is_connected() and not choice._is_connected()
+        assert len(asked) == tries and all(seconds <= 5 for seconds in asked)
     choice._is_connected.cache_clear()
-    assert not choice._is_connected() and not choice._is_connected()
-    choice._is_connected.cache_clear()
-    assert len(asked) == 1 and asked[0] <= 5
 
 
 def test_what_is_typed_counts(data, caplog):
