@@ -41,12 +41,12 @@ from pathlib import Path
 from lambda_det.distributed.spawn import _describe_end
 from lambda_det.training import start
 from lambda_det.training.hooks import peak_memory
-from lambda_det.training.run_folder import buffered_log
+from lambda_det.training.run_folder import BufferedLog
 from lambda_det.training.workers import WatchedLoader
 from tests.training.test_trainer import ToyTask
 
 for steps in (3, 6):
-    with buffered_log() as log:
+    with BufferedLog() as log:
         start.train(ToyTask(sys.argv[1], max_iter=steps), log, resume=True)
 assert Path(sys.argv[1], "model_final.pth").exists()
 assert peak_memory("cpu") == 0

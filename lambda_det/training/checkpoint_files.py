@@ -138,15 +138,22 @@ def read_newest(folder: str) -> Checkpoint | None:
         except WeightsError as error:
             refused.append(str(error))
             continue
-        _warn(folder, refused, path)
+        for sentence in refused:
+            logger.warning(f"{sentence} Instead {path} is taken, which is whole")
+        named = os.path.basename(last_checkpoint(folder))
+        if not refused and named != path.name:
+            what = f"names {named}, which is not there" if named else "is missing or names none"
+            logger.warning(
+                f"{Path(folder, _POINTER)} {what}: {path}, the newest in the folder that is whole, "
+                "is taken"
+            )
         return Checkpoint(os.path.join(folder, path.name), content)
     if found:
         others = [path.name for path in sorted(Path(folder).glob("*.pth")) if path not in found]
         raise WeightsError(
-            f"No checkpoint in {folder} is whole, so the run cannot be continued "
-            f"({listed(path.name for path in found)} were tried; {refused[0]}) Write the name of "
-            f"another file of the folder ({listed(others)}) into {Path(folder, _POINTER)}, or "
-            "start again in another folder."
+            f"No checkpoint in {folder} is whole ({listed(path.name for path in found)} were "
+            f"tried; {refused[0]}) Write the name of another file of the folder ({listed(others)}) "
+            f"into {Path(folder, _POINTER)}, or start again in another folder."
         )
     if named := last_checkpoint(folder):
         raise WeightsError(
@@ -154,18 +161,6 @@ def read_newest(folder: str) -> Checkpoint | None:
             "other checkpoint: bring it back, or start again in another folder."
         )
     return None
-
-
-def _warn(folder: str, refused: list[str], taken: Path) -> None:
-    for sentence in refused:
-        logger.warning(f"{sentence} Instead {taken} is taken, which is whole")
-    named = os.path.basename(last_checkpoint(folder))
-    if not refused and named != taken.name:
-        what = f"names {named}, which is not there" if named else "names no checkpoint"
-        logger.warning(
-            f"{Path(folder, _POINTER)} is missing or {what}: {taken}, the newest in the folder "
-            "that is whole, is taken"
-        )
 
 
 def check_checkpoint(path: str | Path) -> None:

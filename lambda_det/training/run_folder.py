@@ -7,7 +7,6 @@ import logging
 import logging.handlers
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from lambda_det.training.task import Task
 
 __all__ = [
     "BufferedLog",
-    "buffered_log",
     "changed_keys",
     "check_evaluation_folder",
     "check_run_folder",
@@ -39,41 +37,36 @@ Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
 
 
-class BufferedLog:
+class BufferedLog(logging.handlers.MemoryHandler):
     """The log of a process, in memory until the folder of the run is there.
 
-    Args:
-        buffer: gets what is logged.
+    A context; if the log is not opened in it, warnings are shown at its end.
     """
 
-    def __init__(self, buffer: logging.handlers.MemoryHandler) -> None:
-        self._buffer = buffer
+    def __init__(self) -> None:
+        super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
+
+    def __enter__(self) -> BufferedLog:
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self)
+            logging.getLogger(name).setLevel(logging.INFO)
+        return self
 
     def open(self, folder: str) -> None:
         """Write what was logged so far, and from now on everything, to the screen and log.txt."""
         for name in _LOGGERS:
-            logging.getLogger(name).removeHandler(self._buffer)
+            logging.getLogger(name).removeHandler(self)
             setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
         logging.raiseExceptions = False  # a full disk would print a stack trace for each record
-        for record in self._buffer.buffer:
+        for record in self.buffer:
             for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
                 handler.handle(record)
-        self._buffer.buffer.clear()
+        self.buffer.clear()
 
-
-@contextmanager
-def buffered_log() -> Iterator[BufferedLog]:
-    """Keep the log in memory until it is opened; if that never happens, warnings are shown."""
-    buffer = logging.handlers.MemoryHandler(10_000, logging.CRITICAL + 1, flushOnClose=False)
-    for name in _LOGGERS:
-        logging.getLogger(name).addHandler(buffer)
-        logging.getLogger(name).setLevel(logging.INFO)
-    try:
-        yield BufferedLog(buffer)
-    finally:
+    def __exit__(self, *_: object) -> None:
         for name in _LOGGERS:
-            logging.getLogger(name).removeHandler(buffer)
-        for record in buffer.buffer:
+            logging.getLogger(name).removeHandler(self)
+        for record in self.buffer:
             if record.levelno >= logging.WARNING and comm.is_main_process():
                 logging.lastResort.handle(record)
 

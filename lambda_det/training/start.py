@@ -29,7 +29,6 @@ from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import (
     BufferedLog,
     Change,
-    buffered_log,
     check_evaluation_folder,
     check_run_folder,
     describe_run,
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace, task: type[Task]) -> None:
 
 
 def _work(args: argparse.Namespace, kind: type[Task]) -> None:
-    with buffered_log() as log:
+    with BufferedLog() as log:
         task = kind.for_run(kind.read(args), train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)

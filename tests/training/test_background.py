@@ -18,7 +18,7 @@ from lambda_det import files
 from lambda_det.errors import DiskError
 from lambda_det.training import checkpoint_files
 from lambda_det.training import checkpointer as checkpointer_module
-from lambda_det.training.background import BackgroundWriter, host_copy, tensor_bytes
+from lambda_det.training.background import host_copy, tensor_bytes
 from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.formats import write_torch
@@ -92,19 +92,6 @@ def test_those_of_an_earlier_process_are_removed_as_well(tmp_path):
         "model_0000006.pth",
         "model_0000007.pth",
     ]
-
-
-def test_who_goes_back_to_an_older_checkpoint_keeps_what_follows(tmp_path):
-    """Files of later steps exist; the files just written must not be removed as the oldest."""
-    for step in (20, 30, 40):
-        (tmp_path / f"model_{step:07d}.pth").write_text("later")
-    checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=1)
-    for step in range(4):
-        checkpointer.save(f"model_{step:07d}", iteration=step)
-    checkpointer.save("model_final", iteration=3)
-    checkpointer.wait()
-    steps = [int(path.stem[6:]) for path in checkpoint_files.numbered(tmp_path)]
-    assert steps == [3, 20, 30, 40]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="tells folders by /proc")
@@ -276,24 +263,6 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
     checkpointer.save("model_0000003", iteration=3)
     checkpointer.wait()
     assert read_newest(str(tmp_path)).path == str(tmp_path / "model_0000003.pth")
-
-
-def test_what_waits_behind_an_error_is_never_done():
-    writer, gate, done = BackgroundWriter(), threading.Event(), []
-
-    def fail():
-        assert gate.wait(30)
-        raise OSError(errno.ENOSPC, "full")
-
-    writer.submit(fail)
-    writer.submit(lambda: done.append("link"))
-    gate.set()
-    with pytest.raises(OSError, match="full"):
-        writer.wait()
-    assert done == []
-    writer.submit(lambda: done.append("save"))
-    writer.wait()
-    assert done == ["save"]
 
 
 def test_a_disk_that_does_not_keep_what_was_written_is_noticed(tmp_path, monkeypatch):

@@ -9,29 +9,22 @@ from lambda_det.training.settings import Clipping
 from lambda_det.training.step import clip_gradients
 from tests.training.toy import Steps, ToyModel, batches, items
 
-TYPES = ("value", "norm", "full_model")
-
-
-def _clipped(parameters, kind, most):
-    """By PyTorch's functions, on gradients as they come without clipping."""
-    if kind == "value":
-        clip_grad_value_(parameters, most)
-    elif kind == "norm":
-        for parameter in parameters:
-            clip_grad_norm_(parameter, most)
-    else:
-        clip_grad_norm_(parameters, most)
+CLIP = {
+    "value": clip_grad_value_,
+    "norm": lambda parameters, most: [clip_grad_norm_(p, most) for p in parameters],
+    "full_model": clip_grad_norm_,
+}
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["unscaled", "loss scaling"])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", CLIP)
 def test_the_sum_of_all_batches_is_clipped_without_its_scale(kind, scaled):
     data = items(8)
     expected = ToyModel()
     sum(expected(data).values()).backward()
     norm = torch.stack([p.grad.norm() for p in expected.parameters()]).norm().item()
     most = 0.02
-    _clipped(list(expected.parameters()), kind, most)
+    CLIP[kind](list(expected.parameters()), most)
     assert norm > 10 * most
     model = ToyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

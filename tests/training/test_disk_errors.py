@@ -15,7 +15,7 @@ import pytest
 from lambda_det.errors import DataError, DiskError
 from lambda_det.training.checkpoint_files import point_to
 from lambda_det.training.disk_errors import explain_disk_errors
-from lambda_det.training.run_folder import _LOGGERS, buffered_log
+from lambda_det.training.run_folder import _LOGGERS, BufferedLog
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,7 @@ def test_other_errors_stay_what_they_are(tmp_path, error):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
 def test_a_log_that_cannot_be_written_prints_no_stack_traces(tmp_path, capsys):
-    with buffered_log() as log:
+    with BufferedLog() as log:
         log.open(str(tmp_path))
     logger = logging.getLogger("lambda_det")
     (handler,) = (h for h in logger.handlers if str(tmp_path) in getattr(h.stream, "name", ""))

@@ -19,15 +19,6 @@ def test_of_settings():
     assert _precision("cpu", None) == Precision("cpu", None)
 
 
-def test_autocast_and_scaler():
-    x = torch.ones(2, 2)
-    with Precision("cpu", torch.bfloat16).autocast():
-        assert (x @ x).dtype == torch.bfloat16
-    with Precision("cpu", None).autocast():
-        assert (x @ x).dtype == torch.float32
-    assert not Precision("cpu", torch.bfloat16).grad_scaler().is_enabled()
-
-
 @pytest.mark.parametrize(
     ("capability", "instructions", "onednn", "supported"),
     [

@@ -35,7 +35,7 @@ from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.hooks import Histories, Machine, peak_memory
-from lambda_det.training.run_folder import buffered_log
+from lambda_det.training.run_folder import BufferedLog
 from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
@@ -257,7 +257,7 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
     before = sorted(path.name for path in folder.iterdir())
 
     def second():
-        with buffered_log() as log:
+        with BufferedLog() as log:
             with pytest.raises(ConfigError, match="Another training runs in"):
                 start.train(ToyTask(folder, max_iter=8), log, resume=True)
             names = sorted(path.name for path in folder.iterdir())
@@ -272,7 +272,7 @@ def test_beside_a_run_no_other_is_possible_but_an_evaluation_is(folder):
         process.start()
         process.join()
     assert process.exitcode == 0
-    with buffered_log() as log:
+    with BufferedLog() as log:
         start.train(ToyTask(folder, max_iter=8), log, resume=True)
     assert max(metrics(folder)) == 7
 
@@ -411,7 +411,7 @@ def _resume(folder):
         return read(path, mmap=mmap)
 
     formats._read_torch = count
-    with buffered_log() as log:
+    with BufferedLog() as log:
         start.train(ToyTask(folder, max_iter=8), log, resume=True)
     return {name: n for name, n in reads.items() if not name.endswith(DRAFT)}
 
