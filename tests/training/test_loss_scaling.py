@@ -5,7 +5,7 @@ import torch
 
 from lambda_det.errors import NonFiniteLossError
 from lambda_det.training.precision import LossScaler, Precision
-from tests.training.toy import Steps, ToyModel, batches, items
+from tests.training.toy import Steps, ToyModel, batches, items, weights
 
 
 class OnCPU(Precision):
@@ -40,10 +40,6 @@ def _data(count, large):
     return batches(data, 1)
 
 
-def _weights(trainer):
-    return [p.detach().clone() for p in trainer.model.parameters()]
-
-
 def test_skipped_steps_are_counted():
     trainer = _trainer(_data(8, (2, 5)))
     storage = trainer.take(range(8))
@@ -61,10 +57,10 @@ def test_a_step_is_that_without_scaling_and_a_skipped_one_leaves_the_weights():
         for steps in (scaled, plain)
     ]
     torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
-    before = _weights(scaled)
+    before = weights(scaled.model)
     scaled.batches = iter(_data(1, (0,)))
     scaled.take(range(6, 7))
-    assert all(torch.equal(a, b) for a, b in zip(_weights(scaled), before, strict=True))
+    assert torch.equal(weights(scaled.model), before)
 
 
 def test_a_resumed_run_keeps_scale_growth_and_counts():
@@ -82,7 +78,7 @@ def test_a_resumed_run_keeps_scale_growth_and_counts():
     second.take(range(5, 12))
     assert second.grad_scaler.state_dict() == whole.grad_scaler.state_dict()
     assert second.grad_scaler.skipped == whole.grad_scaler.skipped == 3
-    assert all(torch.equal(a, b) for a, b in zip(_weights(second), _weights(whole), strict=True))
+    assert torch.equal(weights(second.model), weights(whole.model))
 
 
 def test_a_resumed_run_goes_on_counting_steps_in_a_row():

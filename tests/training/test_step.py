@@ -14,15 +14,11 @@ from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
 from lambda_det.training.precision import Precision
 from lambda_det.training.step import BatchesAhead, batches_ahead
 from tests.distributed.process_group import in_processes
-from tests.training.toy import Steps, ToyModel, batches, items
+from tests.training.toy import Steps, ToyModel, batches, items, weights
 
 
 def _train(model, loader, steps, *, wrap=None, **options):
     return Steps(wrap(model) if wrap else model, loader, **options).take(range(steps))
-
-
-def _weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def test_accumulation_is_one_large_batch():
@@ -30,8 +26,8 @@ def test_accumulation_is_one_large_batch():
     large, small = ToyModel(), ToyModel()
     expected = _train(large, batches(data, 8), 3)
     got = _train(small, batches(data, 2), 3, accumulate=4)
-    torch.testing.assert_close(_weights(small), _weights(large), rtol=1e-5, atol=1e-6)
-    assert not torch.equal(_weights(small), _weights(ToyModel()))
+    torch.testing.assert_close(weights(small), weights(large), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(weights(small), weights(ToyModel()))
     for name in ("total_loss", "loss_fit", "loss_size"):
         a, b = got.history(name).values(), expected.history(name).values()
         assert [i for _, i in a] == [0, 1, 2]
@@ -59,7 +55,7 @@ def test_bfloat16_on_the_cpu_is_near_float32():
     _train(exact, batches(data, 4), 2)
     _train(rounded, batches(data, 4), 2, precision=Precision("cpu", torch.bfloat16))
     assert all(p.dtype == torch.float32 for p in rounded.parameters())
-    difference = (_weights(rounded) - _weights(exact)).abs().max()
+    difference = (weights(rounded) - weights(exact)).abs().max()
     assert 0 < difference < 0.02
 
 
@@ -67,14 +63,14 @@ def test_bfloat16_on_the_cpu_is_near_float32():
 def test_a_bad_number_stops_before_the_weights_change(where):
     data = items(6)
     model = ToyModel()
-    before = _weights(model)
+    before = weights(model)
     if where == "loss":
         data[3]["y"] = torch.tensor(float("nan"))
     else:
         model.layers[0].weight.register_hook(lambda grad: grad * float("inf"))
     with pytest.raises(NonFiniteLossError) as caught:
         _train(model, batches(data, 3), 1, accumulate=2, last_checkpoint=lambda: "run/model_7.pth")
-    assert torch.equal(_weights(model), before)
+    assert torch.equal(weights(model), before)
     text = str(caught.value)
     assert where in text and "iteration 0" in text and "run/model_7.pth" in text
     assert "loss_fit" in text and "loss_size" in text
@@ -102,13 +98,13 @@ def _one_of_two() -> dict:
     start = 2 * comm.get_rank()
     shares = [batch[start : start + 2] for batch in batches(items(16), 4)]
     _train(model, shares, 2, accumulate=2, wrap=DistributedDataParallel)
-    weights = _weights(model)
+    after = weights(model)
     bad = items(2)
     if comm.get_rank() == 1:
         bad[0]["offset"] = float("inf")  # the gradients stay finite, so rank 0 must be told
     with pytest.raises(NonFiniteLossError) as caught:
         _train(model, [bad], 1, wrap=DistributedDataParallel)
-    return {"weights": weights, "text": str(caught.value)}
+    return {"weights": after, "text": str(caught.value)}
 
 
 @pytest.mark.slow
@@ -116,7 +112,7 @@ def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
     alone = ToyModel()
     _train(alone, batches(items(16), 8), 2)
     for result in in_processes(_one_of_two, (2,), tmp_path)[2]:
-        torch.testing.assert_close(result["weights"], _weights(alone), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(result["weights"], weights(alone), rtol=1e-5, atol=1e-6)
         assert "process 1" in result["text"] and "loss_fit inf" in result["text"]
 
 
@@ -174,10 +170,10 @@ def test_an_error_of_the_batch_ahead_does_not_cost_the_step_before(no_gpu):
         raise DataError("the second")
 
     model = ToyModel()
-    before = _weights(model)
+    before = weights(model)
     steps = Steps(model, BatchesAhead(drawn(), "cpu"))
     steps.take(range(1))
-    assert not torch.equal(_weights(model), before)
+    assert not torch.equal(weights(model), before)
     with pytest.raises(DataError, match="the second"):
         steps.take(range(1, 2))
 

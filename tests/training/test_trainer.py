@@ -10,10 +10,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections import Counter
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +23,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
-from lambda_det.files import DRAFT
 from lambda_det.layers.local import verdict
 from lambda_det.modeling.implementations import Implementations
 from lambda_det.training import checkpointer, start
@@ -40,9 +36,7 @@ from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
-from lambda_det.weights import formats
 from lambda_det.weights.formats import write_torch
-from tests.distributed.process_group import in_processes
 from tests.reliability.runs import content, differences, metrics
 from tests.training.toy import ToyModel, items, settings
 
@@ -399,28 +393,3 @@ def test_all_processes_take_the_same_kernels(common, monkeypatch):
     assert hook.state_dict() == {"fused": sorted(common)}
     hook.load_state_dict({"fused": []})
     assert verdict.allowed("cpu") == set()
-
-
-def _resume(folder):
-    """Resume a run as one of two processes; how often this one read each file."""
-    reads: Counter[str] = Counter()
-    read = formats._read_torch
-
-    def count(path, *, mmap):
-        reads[Path(path).name] += 1
-        return read(path, mmap=mmap)
-
-    formats._read_torch = count
-    with BufferedLog() as log:
-        start.train(ToyTask(folder, max_iter=8), log, resume=True)
-    return {name: n for name, n in reads.items() if not name.endswith(DRAFT)}
-
-
-@pytest.mark.slow
-@pytest.mark.posix
-def test_each_of_two_processes_reads_the_checkpoint_once(folder, tmp_path):
-    Trainer(ToyTask(folder)).train()
-    # And none of the older ones, which are there
-    reads = in_processes(partial(_resume, folder), (2,), tmp_path)[2]
-    assert reads == [{"model_final.pth": 1}] * 2
-    assert max(metrics(folder)) == 7 and (folder / "model_0000001.pth").exists()

@@ -55,9 +55,6 @@ def children():
     return set(torch.multiprocessing.active_children())
 
 
-# ------------------------------------------------------------------- images that cannot be read
-
-
 def read_all_but(*broken):
     def read(index):
         if index in broken:
@@ -86,9 +83,6 @@ def test_the_next_image_is_read_round_the_end():
     ]
     with pytest.raises(DataError, match="image 0 is broken"):
         UnreadableImages(3, 20, "THE.KEY").next_readable(1, read_all_but(0, 1, 2))
-
-
-# --------------------------------------------------------------------------- workers that die
 
 
 @pytest.mark.parametrize(
@@ -138,9 +132,6 @@ def test_a_file_name_of_any_length_and_letters():
         list(loader)
 
 
-# ------------------------------------------------------------------------ workers that raise
-
-
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_fault_of_the_program_keeps_its_type_and_stack(workers, slow):
@@ -164,9 +155,6 @@ def test_a_fault_of_the_sampler_is_not_taken_for_a_poll():
 
     with pytest.raises(RuntimeError, match="sampler"):
         list(tolerant_test_loader(RECORDS, mapper=dict, sampler=indices(), num_workers=1))
-
-
-# --------------------------------------------------------------------------- the end of workers
 
 
 @pytest.fixture
@@ -219,9 +207,6 @@ def test_the_workers_end_with_an_error_that_is_kept():
     assert not children() - before
 
 
-# ------------------------------------------------------------------------- workers that hang
-
-
 def test_a_worker_that_hangs_is_named_with_its_image_and_killed(monkeypatch):
     waited_for = []
     kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
@@ -248,9 +233,6 @@ def test_a_slow_image_is_waited_for():
         loader.begin(0, 0)
         found = [image["image_id"] for batch in itertools.islice(loader, 4) for image in batch]
         assert sorted(found) == list(range(100, 108))
-
-
-# ------------------------------------------------------------------------ signals and settings
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
@@ -305,8 +287,6 @@ def test_settings_of_a_worker():
     (batch,) = itertools.islice(train(mapper, num_workers=1), 1)
     assert [image["threads"] for image in batch] == [(1, 1), (1, 1)]
 
-
-# ------------------------------------------------------------------- the end of the main process
 
 _LEFT_OPEN = """
 import time

@@ -33,6 +33,11 @@ class ToyModel(nn.Module):
         return {"loss_fit": (out - y).square().mean() + offset, "loss_size": 0.1 * out.abs().mean()}
 
 
+def weights(model: nn.Module) -> torch.Tensor:
+    """All weights in one vector, which later steps leave as it is."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
 def items(count: int, seed: int = 0) -> list[dict]:
     generator = torch.Generator().manual_seed(seed)
     return [
