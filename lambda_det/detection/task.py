@@ -38,7 +38,6 @@ from lambda_det.distributed.connection import distribute
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.implementations import Implementations
 from lambda_det.training.precision import Precision
-from lambda_det.training.step import file_names
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import PixelSettings
 
@@ -268,6 +267,3 @@ class DetectionTask(Task):
 
     def finish(self, results: Results) -> None:
         self.parts.verify(results)
-
-    def image_names(self, batch: Any) -> list[str]:
-        return file_names(batch)

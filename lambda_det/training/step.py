@@ -24,20 +24,15 @@ from lambda_det.errors import ConfigError, NonFiniteLossError, listed
 from lambda_det.training.numerics import LossSpikes, NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
-from lambda_det.training.settings import Clipping, Settings
+from lambda_det.training.settings import Clipping
+from lambda_det.training.task import Task
 
-__all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients", "file_names"]
+__all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients"]
 
 logger = logging.getLogger(__name__)
 
 _IMAGES_NAMED = 8
 _ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
-
-
-def file_names(batch: list[dict[str, Any]]) -> list[str]:
-    """The files of a batch of Detectron2's, where it names them."""
-    images = [image for image in batch if isinstance(image, dict)]
-    return [str(image["file_name"]) for image in images if "file_name" in image]
 
 
 class BatchesAhead:
@@ -117,39 +112,33 @@ class TrainStep:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        settings: Settings,
+        task: Task,
         *,
         seed: int,
-        last_checkpoint: Callable[[], str] = str,
-        image_names: Callable[[Any], list[str]] = file_names,
-        advice: str = "A lower learning rate",
+        last_checkpoint: Callable[[], str],
     ) -> None:
         """
         Args:
             model: takes a batch and returns a dict of losses, each a mean over the batch.
             optimizer: of the model's parameters.
-            settings: say precision, accumulation and clipping. Losses are averaged over the
-                batches of a step as they are over processes, so the step is that of one large
+            task: its settings say precision, accumulation and clipping. Losses are averaged over
+                the batches of a step as they are over processes, so the step is that of one large
                 batch as far as a loss is a mean of equal weight over images and the model has no
                 batch norm. Gradients are clipped without loss scaling, those of all batches and
                 processes together.
             seed: of the run, from 0.
             last_checkpoint: gives the path to name when a loss is not finite; "" for none.
-            image_names: the names of the images of a batch, for messages.
-            advice: what usually helps when a loss is not finite.
         """
         self.model = model.train()
         self.optimizer = optimizer
-        self.precision = Precision.of(settings)
-        self.accumulate = settings.accumulate
+        self.precision = Precision.of(task.settings)
+        self.accumulate = task.settings.accumulate
         self.seed = seed
         self.iteration = 0
         self.stop_signal = 0
         self.grad_scaler = self.precision.grad_scaler()
-        self._settings = settings
+        self._task, self._settings = task, task.settings
         self._last_checkpoint = last_checkpoint
-        self._image_names = image_names
-        self._advice = advice
         self._debugger: NumericsDebugger | None = None
         self._spikes = LossSpikes()
         self._losses_before: dict[str, Tensor] = {}
@@ -181,7 +170,7 @@ class TrainStep:
             start = time.perf_counter()
             batch = next(batches)
             data_time += time.perf_counter() - start
-            names = self._image_names(batch)
+            names = self._task.image_names(batch)
             images += names
             place = index * comm.get_world_size() + comm.get_rank()
             seed_all(Purpose.STEP, self.seed, iteration, place, device=self.precision.device)
@@ -332,7 +321,7 @@ class TrainStep:
         return (
             f"{what} at iteration {self.iteration}{_listed_images(images)}; the weights were left "
             f"as they were, and the last good checkpoint is {self._last_checkpoint() or 'none yet'}"
-            f". {cure}{self._advice} are the usual cures{'' if self._debugger else hint}."
+            f". {cure}{self._task.advice} are the usual cures{'' if self._debugger else hint}."
         )
 
     # --------------------------------------------------------------------------------------- state

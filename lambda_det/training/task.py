@@ -161,9 +161,10 @@ class Task(ABC):
         """Called on the first process at the end of training, or of an evaluation without one."""
 
     # --------------------------------------------------------------------- what the run says of it
-    @abstractmethod
     def image_names(self, batch: Any) -> list[str]:
-        """The names of the images of a batch, for messages."""
+        """The names of the images of a batch, for messages; of Detectron2's by default."""
+        images = [image for image in batch if isinstance(image, dict)]
+        return [str(image["file_name"]) for image in images if "file_name" in image]
 
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
         """What a checkpoint holds besides weights and training state.

@@ -90,11 +90,9 @@ class Trainer(TrainerBase):
         self.step = TrainStep(
             distributed,
             self.optimizer,
-            settings,
+            task,
             seed=self.seed,
             last_checkpoint=self._last_saved,
-            image_names=task.image_names,
-            advice=task.advice,
         )
         if debug_numerics:
             self.step.debug_numerics()

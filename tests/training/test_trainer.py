@@ -128,9 +128,6 @@ class ToyTask(Task):
         state = [float(p.detach().sum()) for m in models.values() for p in m.parameters()]
         return {"toy": {"score": sum(state)}}
 
-    def image_names(self, batch):
-        return []
-
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path):

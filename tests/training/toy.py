@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from detectron2.utils.events import EventStorage
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.step import TrainStep
+from lambda_det.training.task import Task
 
 FLOAT32 = Precision("cpu", None)
 
@@ -53,6 +56,15 @@ def batches(data: list[dict], size: int) -> list[list[dict]]:
     return [data[i : i + size] for i in range(0, len(data), size)]
 
 
+@dataclass
+class Named:
+    """What a training step asks of a task."""
+
+    settings: Settings
+    advice: str = Task.advice
+    image_names = Task.image_names
+
+
 class Steps(TrainStep):
     """A training step with the batches that it takes, by SGD on the CPU."""
 
@@ -68,7 +80,7 @@ class Steps(TrainStep):
     ) -> None:
         optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         super().__init__(
-            model, optimizer, settings(**changes), seed=seed, last_checkpoint=last_checkpoint
+            model, optimizer, Named(settings(**changes)), seed=seed, last_checkpoint=last_checkpoint
         )
         self.precision, self.grad_scaler = precision, precision.grad_scaler()
         self.batches = iter(batches)
