@@ -5,19 +5,19 @@ first checkpoint. The run must then go on from its last checkpoint to its end, a
 same command was started again. Linux only, where a user may make namespaces (``unshare -rn``).
 
     python -m tests.reliability.machines              # all rehearsals, a quarter of an hour
-    python -m tests.reliability.machines cut signal
+    python -m tests.reliability.machines cut signalled
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lambda_det.distributed.connection import IN_STEPS
@@ -29,7 +29,7 @@ STEPS = 24
 TIME_OUT = 20  # seconds in place of IN_STEPS, in the rehearsal of a lost machine
 _LIMIT = 300  # seconds that anything may take
 # Of torchrun, by rehearsal; PyTorch 2.4 does not have this one
-_FLAGS = {"signal": ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]}
+_FLAGS = {"signalled": ["--signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"]}
 
 # What torchrun starts: tools/train_net.py with a time-out of its own
 _TOOL = """
@@ -43,58 +43,50 @@ sys.exit(exit_status(lambda: run(parser().parse_args())))
 """
 
 
-class Machines:
-    """Two networks with a cable between them, as long as this context lasts."""
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+Command = list[str]
 
-    def __enter__(self) -> Machines:
-        self._holders = [self._hold(["unshare", "-rn"])]
-        self._holders.append(self._hold([*self._enter(0, "-U"), "unshare", "-n"]))
-        self._do(0, "ip link add name cable0 type veth peer name cable1")
-        self._do(0, f"ip link set cable1 netns {self._holders[1].pid}")
-        for machine in (0, 1):
-            self._do(machine, "ip link set lo up")
-            self._do(machine, f"ip addr add {self.address(machine)}/24 dev cable{machine}")
-            self._do(machine, f"ip link set cable{machine} up")
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for holder in self._holders:
-            holder.kill()
-            holder.wait()
+def _do(on: Command, command: str) -> None:
+    subprocess.run([*on, *command.split()], check=True)
 
-    @staticmethod
-    def address(machine: int) -> str:
-        return f"10.77.0.{machine + 1}"
 
-    def plug(self, state: str) -> None:
-        """Pull the cable ("down") or put it back ("up")."""
-        self._do(0, f"ip link set cable0 {state}")
+@contextmanager
+def two_machines() -> Iterator[list[Command]]:
+    """Two networks with a cable between them; the start of a command that runs another on each."""
+    holders: list[subprocess.Popen] = []
 
-    def command(self, machine: int) -> list[str]:
-        """The start of a command that runs another on a machine."""
-        return self._enter(machine, "-U", "-n")
+    def hold(*command: str) -> None:
+        """Have a process hold its namespaces; it has them when it has written a line."""
+        command = (*command, "sh", "-c", "echo; exec sleep 86400")
+        holders.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        holders[-1].stdout.readline()
 
-    def _enter(self, machine: int, *namespaces: str) -> list[str]:
-        pid = str(self._holders[machine].pid)
+    def enter(machine: int, *namespaces: str) -> Command:
+        pid = str(holders[machine].pid)
         return ["nsenter", "--preserve-credentials", "-t", pid, *namespaces]
 
-    def _do(self, machine: int, command: str) -> None:
-        subprocess.run([*self.command(machine), *command.split()], check=True)
-
-    @staticmethod
-    def _hold(command: list[str]) -> subprocess.Popen:
-        """A process that holds its namespaces; it has them when it has written a line."""
-        holder = subprocess.Popen(
-            [*command, "sh", "-c", "echo; exec sleep 86400"], stdout=subprocess.PIPE
-        )
-        holder.stdout.readline()
-        return holder
+    try:
+        hold("unshare", "-rn")
+        hold(*enter(0, "-U"), "unshare", "-n")
+        machines = [enter(machine, "-U", "-n") for machine in (0, 1)]
+        _do(machines[0], "ip link add name cable0 type veth peer name cable1")
+        _do(machines[0], f"ip link set cable1 netns {holders[1].pid}")
+        for number, (on, address) in enumerate(zip(machines, ADDRESSES, strict=True)):
+            _do(on, "ip link set lo up")
+            _do(on, f"ip addr add {address}/24 dev cable{number}")
+            _do(on, f"ip link set cable{number} up")
+        yield machines
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
 
 
 class Run:
     """A training under two torchruns."""
 
-    def __init__(self, machines: Machines, words: list[str], folder: Path) -> None:
+    def __init__(self, machines: list[Command], words: list[str], folder: Path) -> None:
         self.machines = machines
         self.folder = folder / "run"
         self._words = [*words, "OUTPUT_DIR", str(self.folder)]
@@ -107,13 +99,13 @@ class Run:
         self.torchruns = [self._start(machine) for machine in (0, 1)]
 
     def _start(self, machine: int) -> subprocess.Popen:
-        argv = [*self.machines.command(machine), sys.executable, "-m", "torch.distributed.run"]
+        argv = [*self.machines[machine], sys.executable, "-m", "torch.distributed.run"]
         argv += ["--nnodes", "2", "--nproc_per_node", "2", "--max-restarts", "3"]
         argv += ["--rdzv_backend", "c10d", "--rdzv_id", "rehearsal"]
-        argv += ["--rdzv_endpoint", f"{self.machines.address(0)}:29400"]
+        argv += ["--rdzv_endpoint", f"{ADDRESSES[0]}:29400"]
         # By default torchrun gives up when its rendezvous does not answer for a minute
         argv += ["--rdzv_conf", f"is_host={machine == 0},read_timeout=600"]
-        argv += ["--local_addr", self.machines.address(machine)]
+        argv += ["--local_addr", ADDRESSES[machine]]
         argv += self._flags
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         # Else a torchrun that is started later does not find the others (PyTorch 2.15)
@@ -138,6 +130,10 @@ class Run:
             time.sleep(0.05)
         if what:
             self.told.append(f"{what} after {time.monotonic() - start:.0f} s")
+
+    def plug(self, state: str) -> None:
+        """Pull the cable ("down") or put it back ("up")."""
+        _do(self.machines[0], f"ip link set cable0 {state}")
 
     def wait_for_loss(self, machine: int) -> None:
         """Wait until the processes of a machine say that they have lost the others."""
@@ -199,21 +195,21 @@ def host(run: Run) -> None:
 
 def cut(run: Run) -> None:
     """The network is cut for 60 s."""
-    run.machines.plug("down")
+    run.plug("down")
     time.sleep(60)
     saved = run.folder / "last_checkpoint"
     before = saved.read_text()
-    run.machines.plug("up")
+    run.plug("up")
     run.wait_until(lambda: saved.read_text() != before, "the next checkpoint")
     run.told.append(f"{run.starts() - 1} restarts")
 
 
 def lost(run: Run) -> None:
     """Power of the second machine lost, so that no connection is closed; it comes back."""
-    run.machines.plug("down")
+    run.plug("down")
     run.kill(1)
     run.wait_for_loss(0)
-    run.machines.plug("up")
+    run.plug("up")
     run.start_again(1)
     run.wait_for_start()
 
@@ -229,26 +225,15 @@ def signalled(run: Run) -> None:
 
 
 REHEARSALS: dict[str, Callable[[Run], None]] = {
-    "worker": worker,
-    "machine": machine,
-    "host": host,
-    "cut": cut,
-    "lost": lost,
-    "signal": signalled,
+    rehearsal.__name__: rehearsal for rehearsal in (worker, machine, host, cut, lost, signalled)
 }
 
 
 def rehearse(name: str, words: list[str], root: Path) -> str:
-    """What happened, with its figures.
-
-    Args:
-        name: of ``REHEARSALS``.
-        words: of :func:`run_words`.
-        root: for a folder of that name.
-    """
+    """What happened, with its figures, in a folder of that name below ``root``."""
     folder = root / name  # the name goes with it
     folder.mkdir()
-    with Machines() as machines:
+    with two_machines() as machines:
         run = Run(machines, words, folder)
         try:
             run.wait_until((run.folder / "last_checkpoint").exists)
@@ -261,27 +246,15 @@ def rehearse(name: str, words: list[str], root: Path) -> str:
     return ", ".join([REHEARSALS[name].__doc__.rstrip("."), *run.told])
 
 
-def run_words(root: Path) -> list[str]:
-    """The arguments of a run of four processes, with its data below ``root``."""
-    words = detection_words(root)
-    words += ["SOLVER.MAX_ITER", str(STEPS), "SOLVER.IMS_PER_BATCH", "4"]
-    words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "DATALOADER.NUM_WORKERS", "1"]
-    return [*words, "TEST.EVAL_PERIOD", "0"]
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.reliability.machines",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(REHEARSALS))
-    names = parser.parse_args(argv).names or list(REHEARSALS)
+def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        words = run_words(Path(folder))
-        for name in names:
+        words = detection_words(Path(folder))
+        words += ["SOLVER.MAX_ITER", str(STEPS), "SOLVER.IMS_PER_BATCH", "4"]
+        words += ["SOLVER.ACCUMULATE_GRADIENTS", "1", "DATALOADER.NUM_WORKERS", "1"]
+        words += ["TEST.EVAL_PERIOD", "0"]
+        for name in names or REHEARSALS:
             print(f"{name}: {rehearse(name, words, Path(folder))}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
