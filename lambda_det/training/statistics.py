@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
-from lambda_det.distributed.moments import join_processes
+from lambda_det.distributed.moments import join, join_processes
 from lambda_det.training.precision import Precision
 
 __all__ = ["ExponentialAverage", "batch_norms", "estimate_statistics"]
@@ -96,8 +96,14 @@ def estimate_statistics(
         count: batches on each process.
         precision: of the forward pass.
     """
-    moments = {norm: _Moments(norm) for model in models for norm in batch_norms(model)}
-    hooks = [norm.register_forward_pre_hook(moments[norm].add) for norm in moments]
+    norms = [norm for model in models for norm in batch_norms(model)]
+    # Mean [C], variance [C] and count [1] of each batch; none at first
+    parts = {norm: [_moments(norm.running_mean.new_empty(0, norm.num_features))] for norm in norms}
+
+    def add(norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        parts[norm].append(_moments(inputs[0]))
+
+    hooks = [norm.register_forward_pre_hook(add) for norm in norms]
     for model in models:
         model.train()
         for part in model.modules():
@@ -113,42 +119,23 @@ def estimate_statistics(
             hook.remove()
         for model in models:
             model.eval()
-    for norm, moment in moments.items():
-        moment.set_statistics(norm)
-
-
-class _Moments:
-    """Count, mean and sum of squared deviations of the values of each channel.
-
-    Batches are joined as Chan, Golub and LeVeque (1983) do: E[x^2] - E[x]^2 would lose the variance
-    of values far from zero.
-    """
-
-    def __init__(self, norm: nn.Module) -> None:
-        self._count = 0.0
-        self._mean = torch.zeros_like(norm.running_mean, dtype=torch.float64)
-        self._squares = torch.zeros_like(self._mean)
-
-    def add(self, norm: nn.Module, inputs: tuple[Tensor]) -> None:
-        """Take in the values [B, C, ...] that reach a norm; the form of a forward pre-hook."""
-        x = inputs[0].float()
-        if x.numel() == 0:  # a head of a detector, on an image without proposals
-            return
-        var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
-        count = x.numel() // x.shape[1]
-        total = self._count + count
-        difference = mean - self._mean
-        self._mean = self._mean + difference * (count / total)
-        between = difference.square() * (self._count * count / total)
-        self._squares = self._squares + count * var.double() + between
-        self._count = total
-
-    def set_statistics(self, norm: nn.Module) -> None:
-        """Give a norm what was found on all processes; call it on all of them alike."""
-        mean, var = self._mean, self._squares / max(self._count, 1)
-        count = mean.new_tensor(self._count)
+    for norm, found in parts.items():
+        mean, var, count = join(*map(torch.stack, zip(*found, strict=True)))
         if comm.get_world_size() > 1:
             mean, var, count = join_processes(mean, var, count)
         if count:
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(var)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean [C], biased variance [C] and count [1] of values [B, C, ...], in float64.
+
+    There may be none, in a detector's head on an image without proposals.
+    """
+    channels = x.shape[1]
+    count = torch.full((1,), x.numel() // channels, dtype=torch.float64, device=x.device)
+    if x.numel() == 0:
+        return *count.new_zeros(2, channels), count
+    var, mean = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
+    return mean.double(), var.double(), count

@@ -36,6 +36,12 @@ def test_processes_are_connected_and_agree_on_an_error(tmp_path):
     assert {p.read_text() for p in tmp_path.iterdir()} == {"0 0 of 2", "1 1 of 2"}
 
 
+def test_one_process_is_this_one():
+    seen = []
+    launch(seen.append, args := _args(), device="cpu")
+    assert seen == [args]
+
+
 @pytest.mark.parametrize(
     ("argv", "flag"),
     [

@@ -45,6 +45,8 @@ def test_a_healthy_network_computes_as_without(net):
         results.append([p.grad.clone() for p in net.parameters()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max()))
+    # and nothing is looked at outside of its time
+    assert net(torch.full((2, 3, 64, 64), torch.nan))["res5"].isnan().any()
 
 
 def test_the_first_module_is_named_with_what_it_was_given(net):
