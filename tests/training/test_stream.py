@@ -141,14 +141,6 @@ def test_at_most_one_group_of_a_window_is_mixed(group):
         assert sorted(plain[k : k + size]) == sorted(grouped[k : k + size])
 
 
-@pytest.mark.parametrize("images", [1, 5, 37, 100])
-def test_an_epoch_has_each_image_once(images):
-    """Also where a batch is longer than an epoch."""
-    indices = [i for batch in batches(make("shuffled", images), 10 * SIZE) for *_, i in batch]
-    for epoch in range(10):
-        assert sorted(indices[epoch * SIZE : (epoch + 1) * SIZE]) == list(range(SIZE))
-
-
 def test_another_seed_is_another_order_and_another_subset():
     runs = [batches(make("subset", 22), 1, seed=seed)[0] for seed in (1, 1, 2)]
     orders = [[index for *_, index in run] for run in runs]
