@@ -1,10 +1,9 @@
-"""A folder of PNG pictures, optionally also written for TensorBoard."""
+"""A folder of PNG pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 import cv2
 import numpy as np
@@ -22,26 +21,16 @@ class Album(Pictures):
     Args:
         folder: created with the first picture.
         overwrite: replace existing pictures.
-        tensorboard: also write the pictures to an event file in the folder.
-        group: of the pictures in TensorBoard.
 
     Attributes:
         written: the files, in the order of writing.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        overwrite: bool = False,
-        tensorboard: bool = False,
-        group: str = "pictures",
-    ) -> None:
+    def __init__(self, folder: str | Path, *, overwrite: bool = False) -> None:
         super().__init__()
         self.folder = Path(folder)
         self.written: list[Path] = []
-        self._overwrite, self._tensorboard, self._group = overwrite, tensorboard, group
-        self._writer = None
+        self._overwrite = overwrite
 
     def check(self, names: Iterable[str]) -> None:
         """Check that pictures of these names can be written. Writes nothing.
@@ -72,28 +61,6 @@ class Album(Pictures):
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error}.") from error
         self.written.append(path)
-        if self._tensorboard:
-            self._events().add_image(f"{self._group}/{name}", picture, dataformats="HWC")
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.png"
-
-    def _events(self):
-        if self._writer is None:
-            # Imported on use, because the import takes a second
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(self.folder))
-        return self._writer
-
-    def __enter__(self) -> Album:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._writer is not None:
-            self._writer.close()

@@ -3,7 +3,6 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lambda_det.errors import ConfigError
 from lambda_paper.album import Album
@@ -39,13 +38,3 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path, picture):
         Album(tmp_path / "file").check([])
     with pytest.raises(ConfigError, match=r"a\.png"):
         Album(tmp_path / "file").add("a", picture)
-
-
-def test_tensorboard_gets_the_same_pictures(tmp_path, picture):
-    with Album(tmp_path, tensorboard=True, group="samples") as album:
-        album.add("a", picture)
-        album.add("b", picture[:, :, ::-1])
-    events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Tags()["images"] == ["samples/a", "samples/b"]
-    encoded = np.frombuffer(events.Images("samples/b")[0].encoded_image_string, np.uint8)
-    assert np.array_equal(cv2.imdecode(encoded, cv2.IMREAD_COLOR), picture)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from lambda_det.weights.backbone_file import save_backbone
 from lambda_paper import figures
 from tests.export.test_verify import C4
 from tests.export.toy import classifier_checkpoint
-from tests.shapes import make_shapes
 from tests.tool import load_tool
 from tests.tools.test_malicious_files import _write as write_malicious
 from tests.training.tiny_detector import CONFIG
@@ -47,13 +45,6 @@ train.seed = 1
 """
 
 
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    make_shapes(root, num_train=4, num_val=3, size=64)
-    return root / "shapes"
-
-
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "config.yaml"
@@ -74,47 +65,12 @@ def unarranged(monkeypatch):
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
 
 
-def call(command, tmp_path, *words):
-    return tool.main([command, "--output", str(tmp_path / "out"), *map(str, words)])
+def call(tmp_path, *words):
+    return tool.main(["--output", str(tmp_path / "out"), *map(str, words)])
 
 
 def pictures(tmp_path):
     return sorted(path.name for path in (tmp_path / "out").glob("*.png"))
-
-
-def data_flags(shapes, part):
-    json_file = shapes / "annotations" / f"instances_{part}.json"
-    flag = "test" if part == "val" else "train"
-    return [f"--{flag}-json", json_file, f"--{flag}-images", shapes / part]
-
-
-def test_samples(shapes, config, tmp_path, capsys):
-    words = ["--config-file", config, *data_flags(shapes, "train"), "--limit", 2, "--tensorboard"]
-    words += ["INPUT.MIN_SIZE_TRAIN", "(64,)"]
-    assert call("samples", tmp_path, *words) == 0
-    assert pictures(tmp_path) == ["sample_000.png", "sample_001.png"]
-    assert "2 pictures in" in capsys.readouterr().out
-    assert len(list((tmp_path / "out").glob("events.out.tfevents.*"))) == 1
-    assert call("samples", tmp_path, *words) == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert call("samples", tmp_path, "--overwrite", *words) == 0
-
-
-def test_results(shapes, tmp_path, capsys):
-    truth = json.loads((shapes / "annotations" / "instances_val.json").read_text())
-    keys = ("image_id", "category_id", "bbox")
-    entries = [{**{k: a[k] for k in keys}, "score": 0.8} for a in truth["annotations"]]
-    (tmp_path / "r.json").write_text(json.dumps(entries[1:]))
-    words = ["--results", tmp_path / "r.json", *data_flags(shapes, "val"), "--worst-first"]
-    assert call("results", tmp_path, *words) == 0
-    output = capsys.readouterr().out
-    assert f"{len(entries) - 1} objects found, 1 missed, 0 " in output
-    missing = truth["annotations"][0]["image_id"]
-    name = next(i["file_name"] for i in truth["images"] if i["id"] == missing)
-    assert pictures(tmp_path)[0] == f"0000_{Path(name).stem}.png" and len(pictures(tmp_path)) == 3
-    words = ["--results", tmp_path / "r.json", "--overwrite", "--score-threshold", 0.9]
-    assert call("results", tmp_path, *words, *data_flags(shapes, "val")) == 0
-    assert f"0 objects found, {len(entries)} missed" in capsys.readouterr().out
 
 
 SLIM = ["--model", "lambda_resnet26_slim", "--draws", 1]
@@ -129,7 +85,7 @@ def test_layers_of_a_model_by_name(photo, tmp_path, capsys):
     # KEY VALUE pairs would be taken for layers
     words.insert(words.index("MODEL.LAMBDA_RESNET.SCOPE"), "--seed")
     words.insert(words.index("MODEL.LAMBDA_RESNET.SCOPE"), 3)
-    assert call("layers", tmp_path, *words) == 0
+    assert call(tmp_path, *words) == 0
     output = capsys.readouterr().out
     assert str(weights) in output and "res5.0.conv2" in output
     parts = [f"res5.0.conv2.{part}.png" for part in ("context", "embeddings", "reach")]
@@ -138,7 +94,7 @@ def test_layers_of_a_model_by_name(photo, tmp_path, capsys):
 
 def test_a_network_without_lambda_layers_has_its_receptive_field(config, photo, tmp_path, capsys):
     words = ["--config-file", config, "--image", photo, "--draws", 1]
-    assert call("layers", tmp_path, *words) == 0
+    assert call(tmp_path, *words) == 0
     output = capsys.readouterr().out
     assert "no lambda layers" in output
     assert pictures(tmp_path) == ["receptive_field.png"]
@@ -147,46 +103,38 @@ def test_a_network_without_lambda_layers_has_its_receptive_field(config, photo, 
 def test_layers_takes_the_last_checkpoint_of_the_run_unless_fresh(config, photo, tmp_path, capsys):
     (tmp_path / "last_checkpoint").write_text("gone.pth")
     words = ["--config-file", config, "--image", photo, "--draws", 1]
-    assert call("layers", tmp_path, *words) == 2
+    assert call(tmp_path, *words) == 2
     assert "gone.pth" in capsys.readouterr().err
     (tmp_path / "gone.pth").write_text("no checkpoint")
-    assert call("layers", tmp_path, *words) == 2
+    assert call(tmp_path, *words) == 2
     assert "gone.pth" in capsys.readouterr().err
-    assert call("layers", tmp_path, *words, "--fresh") == 0
+    assert call(tmp_path, *words, "--fresh") == 0
 
 
-def test_a_lazyconfig_and_what_its_run_saves(shapes, photo, tmp_path, capsys, monkeypatch):
+def test_a_lazyconfig_and_what_its_run_saves(photo, tmp_path, capsys, monkeypatch):
     """Images of layers come at the size of the configuration's tests."""
     program, saved = tmp_path / "mine.py", tmp_path / "run" / "config.yaml"
     program.write_text(LAZY)
     saved.parent.mkdir()
     saved.write_text(dump_lazy(LazyConfig.load(str(program))))
-    drawn, sizes = [], []
+    sizes = []
     monkeypatch.setattr(
         figures,
         "receptive_fields",
         lambda picture, *_, **__: sizes.append(picture.shape) or np.zeros((8, 8, 3), np.uint8),
     )
     for file in (program, saved):
-        words = ["--config-file", file, "--overwrite", "--limit", 2, *data_flags(shapes, "train")]
-        assert call("samples", tmp_path, *words, "dataloader.image_size=96") == 0
-        assert "2 pictures in" in capsys.readouterr().out
-        drawn.append([path.read_bytes() for path in (tmp_path / "out").glob("sample_*.png")])
         words = ["--config-file", file, "--overwrite", "--image", photo, "--draws", 1]
-        assert call("layers", tmp_path, *words, "dataloader.image_size=32") == 0
+        assert call(tmp_path, *words, "dataloader.image_size=32") == 0
         output = capsys.readouterr().out
         assert "res4.1.conv2, res5.1.conv2" in output
-    assert drawn[0] == drawn[1] and len(drawn[0]) == 2
     assert sizes == [(32, 32, 3)] * 2
     words = ["--config-file", program, "--image", photo, "model.backbone.bottom_up.scope=6"]
-    assert call("layers", tmp_path, "--overwrite", *words) == 2
+    assert call(tmp_path, "--overwrite", *words) == 2
     assert "odd" in capsys.readouterr().err
-    words = ["--config-file", program, *data_flags(shapes, "train")[:2], "train.device=cpu"]
-    assert call("samples", tmp_path, "--overwrite", *words) == 2
-    assert "dataloader.train_images" in capsys.readouterr().err
     (tmp_path / "mine.py").write_text(LAZY + "model = dict(a=1)\n")
     words = ["--config-file", program, "--image", photo]
-    assert call("layers", tmp_path, "--overwrite", *words) == 2
+    assert call(tmp_path, "--overwrite", *words) == 2
     assert "no model.backbone" in capsys.readouterr().err
 
 
@@ -197,11 +145,11 @@ def test_a_backbone_by_name_gets_the_images_that_its_file_says(photo, tmp_path, 
     words = [*SLIM, "--weights", weights, "--image", photo]
     words += ["--layer", "res4.1.conv2"]
     keys = ["MODEL.LAMBDA_RESNET.SCOPE", 3, "INPUT.MIN_SIZE_TEST", 64]
-    assert call("layers", tmp_path, *words, *keys) == 0
+    assert call(tmp_path, *words, *keys) == 0
     capsys.readouterr()
     # Said by the user, they must be those of the file
     keys += ["INPUT.FORMAT", "BGR"]
-    assert call("layers", tmp_path, "--overwrite", *words, *keys) == 2
+    assert call(tmp_path, "--overwrite", *words, *keys) == 2
     assert "set INPUT.FORMAT RGB (now BGR)" in capsys.readouterr().err
 
 
@@ -210,29 +158,23 @@ def test_a_last_stage_in_the_heads_is_said_not_to_be_drawn(photo, tmp_path, capl
     config.write_text(C4)
     words = ["--config-file", config, "--fresh", "--image", photo, "--draws", 1]
     words += ["MODEL.DEVICE", "cpu", "INPUT.MIN_SIZE_TEST", 64]
-    assert call("layers", tmp_path, *words) == 0
+    assert call(tmp_path, *words) == 0
     assert "roi_heads.res5, works on regions of interest" in caplog.text
     assert not any(name.startswith("res5") for name in pictures(tmp_path))
     caplog.clear()
     words += ["MODEL.ROI_HEADS.NAME", "StandardROIHeads"]
-    assert call("layers", tmp_path, "--overwrite", *words) == 0 and not caplog.text
+    assert call(tmp_path, "--overwrite", *words) == 0 and not caplog.text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["samples", "--config-file", "none.yaml"], "none.yaml"),
-        (["results", "--results", "r.json"], "--dataset NAME"),
-        (
-            ["results", "--results", "r.json", "--dataset", "a", "--test-json", "b"],
-            "--dataset NAME",
-        ),
-        (["results", "--results", "r.json", "--test-json", "b.json"], "--test-images"),
-        (["layers", "--model", "lambda_resnet51", "--image", "a.png"], "lambda_resnet50"),
+        (["--config-file", "none.yaml", "--image", "a.png"], "none.yaml"),
+        (["--model", "lambda_resnet51", "--image", "a.png"], "lambda_resnet50"),
     ],
 )
 def test_mistakes_end_in_one_sentence(words, message, tmp_path, capsys):
-    assert call(words[0], tmp_path, *words[1:]) == 2
+    assert call(tmp_path, *words) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
     assert not (tmp_path / "out").exists()
@@ -246,15 +188,7 @@ def test_works_as_a_command_from_another_folder(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0 and "samples" in result.stdout
-
-
-@pytest.mark.parametrize("command", ["samples", "results", "layers"])
-def test_each_command_explains_itself(command, capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["visualize.py"])
-    with pytest.raises(SystemExit, match="0"):
-        tool.main([command, "--help"])
-    assert f"visualize.py {command}" in capsys.readouterr().out
+    assert result.returncode == 0 and "--position Y X" in result.stdout
 
 
 @pytest.mark.parametrize("ending", [".pth", ".pkl"])
@@ -262,7 +196,7 @@ def test_a_program_in_a_file_of_weights_does_not_run(tmp_path, capsys, ending):
     photo, mark = tmp_path / "photo.png", tmp_path / "the-program-ran"
     cv2.imwrite(str(photo), np.zeros((64, 64, 3), np.uint8))
     evil = write_malicious(tmp_path / f"evil{ending}", mark)
-    words = ["layers", "--model", "lambda_resnet26_slim", "--weights", str(evil)]
+    words = ["--model", "lambda_resnet26_slim", "--weights", str(evil)]
     words += ["--image", str(photo), "--output", str(tmp_path / "out")]
     assert tool.main(words) == 2
     error = capsys.readouterr().err
