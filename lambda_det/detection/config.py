@@ -40,6 +40,12 @@ FITTED_KEYS = frozenset(
 # Sections of our keys that only our trainer acts on
 _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
 DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
+# Keys of other flags of the command line
+_FLAGS = {flag: f"DATASETS.{flag.upper()}" for flag in DATA_FLAGS} | {
+    "val_share": "DATASETS.VAL_SHARE",
+    "batch": "SOLVER.IMS_PER_BATCH",
+    "epochs": "RECIPE.EPOCHS",
+}
 
 
 def load_config(args: argparse.Namespace) -> CfgNode:
@@ -58,25 +64,23 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, args.config_file, args.opts, add_projects)
-    for flag in DATA_FLAGS:
-        if getattr(args, flag, None):
-            cfg.DATASETS[flag.upper()] = _absolute(getattr(args, flag))
-    if getattr(args, "val_share", None) is not None:
-        cfg.DATASETS.VAL_SHARE = args.val_share
-    typed = list(args.opts or [])[::2]
-    if getattr(args, "epochs", None) is not None:
-        cfg.RECIPE.ENABLED, cfg.RECIPE.EPOCHS = True, args.epochs
-    if getattr(args, "batch", None) is not None:
-        cfg.SOLVER.IMS_PER_BATCH = args.batch
-        typed.append("SOLVER.IMS_PER_BATCH")
-    typed = sorted(FITTED_KEYS.intersection(typed))
+    flags = flag_settings(args)
+    for key, value in flags.items():
+        section, name = key.split(".")
+        cfg[section][name] = value
+    typed = FITTED_KEYS.intersection([*list(args.opts or [])[::2], *flags])
     cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *typed})
     return cfg
 
 
-def _absolute(path: str) -> str:
-    """The path, so that the run's config.yaml serves in any folder; a URL as it is."""
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+def flag_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags for data and schedule say, by the keys of YAML."""
+    settings = {key: getattr(args, flag, None) for flag, key in _FLAGS.items()}
+    settings = {key: value for key, value in settings.items() if value not in (None, "")}
+    for key in settings.keys() & {f"DATASETS.{flag.upper()}" for flag in DATA_FLAGS}:
+        if "://" not in settings[key]:  # the run's config.yaml serves in any folder
+            settings[key] = os.path.abspath(os.path.expanduser(settings[key]))
+    return settings | ({"RECIPE.ENABLED": True} if "RECIPE.EPOCHS" in settings else {})
 
 
 def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:

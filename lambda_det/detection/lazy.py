@@ -18,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 
 from lambda_det.config import PYTHON_TAG, read_plain
-from lambda_det.detection.config import DATA_FLAGS, FITTED_KEYS
+from lambda_det.detection.config import FITTED_KEYS, flag_settings
 from lambda_det.errors import ConfigError, UserError, reason, suggest
 
 __all__ = [
@@ -112,7 +112,6 @@ _KNOWN = {place for place in PLACES.values() if not place.startswith("model.")} 
     "train.model_ema.enabled",
     "train.log_period",
     "train.checkpointer.max_to_keep",
-    "train.ddp.broadcast_buffers",
     "train.ddp.find_unused_parameters",
     "train.ddp.fp16_compression",
     "dataloader.train.max_unreadable",
@@ -148,16 +147,9 @@ def load_lazy_config(args: argparse.Namespace) -> DictConfig:
             OmegaConf.update(lazy, key.lstrip("+"), value, merge=True)
         except OmegaConfBaseException as error:
             raise ConfigError(f"{key}={value} cannot be set: {_first_line(error)}.") from error
-    for flag in DATA_FLAGS:
-        if getattr(args, flag, None):
-            OmegaConf.update(lazy, f"dataloader.{flag}", getattr(args, flag))
-    for flag, key in (("val_share", "DATASETS.VAL_SHARE"), ("batch", "SOLVER.IMS_PER_BATCH")):
-        if getattr(args, flag, None) is not None:
-            typed.add(PLACES[key])
-            OmegaConf.update(lazy, PLACES[key], getattr(args, flag))
-    if getattr(args, "epochs", None) is not None:
-        OmegaConf.update(lazy, "train.recipe.enabled", True)
-        OmegaConf.update(lazy, "train.recipe.epochs", args.epochs)
+    for key, value in flag_settings(args).items():
+        typed.add(PLACES[key])
+        OmegaConf.update(lazy, PLACES[key], value)
     for name in _NEEDED:
         if select(lazy, name) is None:
             raise ConfigError(
@@ -236,20 +228,12 @@ def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
     names, there = key.split("."), list(_all_keys(lazy))
     part = ".".join(names[: 2 if names[0] == "dataloader" else 1])
     can_be_added = part in _PARTS or part in there
-    section = select(lazy, key.rpartition(".")[0]) if len(names) > 1 else None
-    if (
-        key in there
-        or (added and can_be_added)
-        or isinstance(section, ListConfig)  # OmegaConf looks at the index
-        or (isinstance(section, DictConfig) and "_target_" in section)  # and that at its arguments
-    ):
+    section = select(lazy, ".".join(names[:-1])) if len(names) > 1 else None
+    # OmegaConf looks at an index of a list, and what a node makes at its arguments
+    is_checked = isinstance(section, ListConfig) or "_target_" in (section or ())
+    if key in there or is_checked or (added and can_be_added):
         return
-    how = (
-        f"+{key}=... adds it"
-        if can_be_added
-        else f"and nothing would read it: a value that other keys refer to, as ${{{key}}}, belongs "
-        "in the file"
-    )
+    how = f"+{key}=... adds it" if can_be_added else "and nothing would read it"
     raise ConfigError(
         f"The command line sets {key}, which the configuration does not have ({how})"
         f"{suggest(key, there)}"
@@ -270,14 +254,8 @@ def refuse_unknown_train_keys(lazy: DictConfig) -> None:
     What is switched off may stand there: null, False, and a section whose ``enabled`` is False.
 
     Raises:
-        ConfigError: it names the key, and a key of ours with a name like it; or it names
-            ``train.ddp.broadcast_buffers``, which cannot be switched on.
+        ConfigError: it names the key, and a key of ours with a name like it.
     """
-    if select(lazy, "train.ddp.broadcast_buffers"):
-        raise ConfigError(
-            "train.ddp.broadcast_buffers is on, but buffers are never broadcast here: synchronised "
-            "norms have the same statistics on every process. Set it to False."
-        )
     sections = {name.rpartition(".")[0] for name in _KNOWN}
     for name in _all_keys(lazy.train):
         key = f"train.{name}"
@@ -338,29 +316,21 @@ class _SavedLoader(yaml.SafeLoader):
     """Makes the few objects that a LazyConfig of Detectron2 or of ours holds, and no others."""
 
 
-def _tuple(loader: yaml.SafeLoader, node: yaml.Node) -> tuple:
-    return tuple(loader.construct_sequence(node, deep=True))
-
-
-def _shape(loader: yaml.SafeLoader, node: yaml.Node) -> ShapeSpec:
-    return ShapeSpec(**loader.construct_mapping(node, deep=True))
-
-
 def _class(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> type:
     """As nodes of RegNet have them; found among what is imported already, and not called."""
     module, _, last = name.rpartition(".")
     found = getattr(sys.modules.get(module), last, None)
-    return found if isinstance(found, type) else _refused(loader, f"name:{name}", node)
+    return found if isinstance(found, type) else loader.construct_undefined(node)
 
 
-def _refused(loader: yaml.SafeLoader, tag: str, node: yaml.Node) -> Any:
-    raise yaml.constructor.ConstructorError(None, None, f"python/{tag}", node.start_mark)
-
-
-_SavedLoader.add_constructor(f"{PYTHON_TAG}tuple", _tuple)
-_SavedLoader.add_constructor(f"{PYTHON_TAG}object:{ShapeSpec.__module__}.ShapeSpec", _shape)
+_SavedLoader.add_constructor(
+    f"{PYTHON_TAG}tuple", lambda loader, node: tuple(loader.construct_sequence(node, deep=True))
+)
+_SavedLoader.add_constructor(
+    f"{PYTHON_TAG}object:{ShapeSpec.__module__}.ShapeSpec",
+    lambda loader, node: ShapeSpec(**loader.construct_mapping(node, deep=True)),
+)
 _SavedLoader.add_multi_constructor(f"{PYTHON_TAG}name:", _class)
-_SavedLoader.add_multi_constructor(PYTHON_TAG, _refused)
 
 
 def read_saved(file: str | Path) -> Any:
@@ -373,11 +343,10 @@ def read_saved(file: str | Path) -> Any:
     try:
         return yaml.load(Path(file).read_text("utf-8"), _SavedLoader)
     except yaml.constructor.ConstructorError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise ConfigError(
-            f"{file} is refused: its line {line} holds {error.problem!r}, and of Python objects a "
-            "saved LazyConfig may hold tuples, ShapeSpec and classes; write that value as plain "
-            "YAML, or take the Python file that the LazyConfig was saved from."
+            f"{file} is refused: line {error.problem_mark.line + 1} {error.problem}. Of Python "
+            "objects a saved LazyConfig may hold tuples, ShapeSpec and classes; write that value "
+            "as plain YAML, or take the Python file that the LazyConfig was saved from."
         ) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
@@ -389,24 +358,18 @@ def dump_lazy(lazy: DictConfig) -> str:
     """``LazyConfig.save`` as text: that one writes files in place, and pickles beside them."""
     content = OmegaConf.to_container(lazy, resolve=False, structured_config_mode=SCMode.INSTANTIATE)
     # In the order of the file: parts are made in it, and draw their random numbers
-    return yaml.dump(
-        _by_name(content),
-        default_flow_style=None,
-        allow_unicode=True,
-        width=9999,
-        sort_keys=False,
-    )
+    form = {"default_flow_style": None, "allow_unicode": True, "width": 9999, "sort_keys": False}
+    return yaml.dump(_by_name(content), **form)
 
 
 def _by_name(node: Any) -> Any:
     """Targets by their names, and what YAML cannot hold as a text about it."""
     if isinstance(node, Mapping):
-        return {
-            name: _callable_name(value)
-            if name == "_target_" and callable(value)
-            else _by_name(value)
-            for name, value in node.items()
-        }
+        node, target = dict(node), node.get("_target_")
+        if callable(target):
+            has_name = hasattr(target, "__qualname__")
+            node["_target_"] = _convert_target_to_string(target) if has_name else str(target)
+        return {name: _by_name(value) for name, value in node.items()}
     if isinstance(node, (list, tuple)):
         return [_by_name(value) for value in node]
     try:
@@ -414,10 +377,3 @@ def _by_name(node: Any) -> Any:
     except Exception:  # whatever an object's __reduce__ raises
         return str(node)
     return node
-
-
-def _callable_name(target: Any) -> str:
-    try:
-        return _convert_target_to_string(target)
-    except AttributeError:
-        return str(target)

@@ -108,7 +108,8 @@ class LazyParts(Parts):
 
     def __init__(self, lazy: DictConfig) -> None:
         self.lazy = lazy
-        super().__init__(_view(lazy), KEYS)
+        with _in_lazy_keys():
+            super().__init__(_view(lazy), KEYS)
         unknown = [n for n in ("images_per_step", "base_lr") if select(lazy, KEYS[n]) is None]
         self.settings = replace(
             self.settings,
@@ -173,42 +174,38 @@ class LazyParts(Parts):
 
     # --------------------------------------------------------------------------- what is made of it
     def make_model(self) -> nn.Module:
-        return _make(self.lazy.model, "model")
+        return _make(self.lazy, "model")
 
     def make_backbone(self) -> nn.Module:
-        if "backbone" not in self.lazy.model:
-            raise ConfigError("The configuration has no model.backbone; name that of a detector.")
-        return _make(self.lazy.model.backbone, "model.backbone")
+        return _make(self.lazy, "model.backbone")
 
     def make_optimizer(self, settings: DetectionSettings, model: nn.Module) -> Optimizer:
-        node = copy.deepcopy(self.lazy).optimizer
+        lazy = copy.deepcopy(self.lazy)
         if settings.base_lr is not None:
-            node.lr = settings.base_lr
-        node.params.model = model
-        return _make(node, "optimizer")
+            lazy.optimizer.lr = settings.base_lr
+        lazy.optimizer.params.model = model
+        return _make(lazy, "optimizer")
 
     def make_scheduler(self, settings: DetectionSettings, optimizer: Optimizer) -> LRScheduler:
-        node = copy.deepcopy(self.lazy).lr_multiplier
-        if _counts_steps(self.lazy):
+        lazy = copy.deepcopy(self.lazy)
+        if _counts_steps(lazy):
             # fvcore refuses those beyond the end, as in a run that is made shorter
             steps = [step for step in settings.lr_steps if step < settings.max_iter]
-            node.scheduler.milestones = steps
-            node.scheduler.num_updates = settings.max_iter
-            if "values" in node.scheduler:
-                node.scheduler["values"] = node.scheduler["values"][: len(steps) + 1]
-            node.warmup_length = min(settings.warmup_iters / settings.max_iter, 1.0)
-        return LRMultiplier(optimizer, _make(node, "lr_multiplier"), settings.max_iter)
+            _set_steps(lazy.lr_multiplier.scheduler, steps, settings.max_iter)
+            lazy.lr_multiplier.warmup_length = min(settings.warmup_iters / settings.max_iter, 1.0)
+        return LRMultiplier(optimizer, _make(lazy, "lr_multiplier"), settings.max_iter)
 
     def make_train_loader(self, settings: DetectionSettings) -> Iterable:
-        node = copy.deepcopy(self.lazy).dataloader.train
-        if "total_batch_size" in node:
-            node.total_batch_size = settings.images_per_batch
-        if "num_workers" in node:
-            node.num_workers = settings.num_workers
-        return _make(node, "dataloader.train")
+        lazy = copy.deepcopy(self.lazy)
+        given = {
+            "total_batch_size": settings.images_per_batch,
+            "num_workers": settings.num_workers,
+        }
+        lazy.dataloader.train.update({k: given[k] for k in given if k in lazy.dataloader.train})
+        return _make(lazy, "dataloader.train")
 
     def make_test_loader(self, name: str) -> Iterable:
-        return _make(self.lazy.dataloader.test, "dataloader.test")
+        return _make(self.lazy, "dataloader.test")
 
     def make_loss_loader(self, name: str) -> Iterable:
         """``dataloader.test`` with the ground truth that the mapper of ``dataloader.train`` reads.
@@ -228,25 +225,24 @@ class LazyParts(Parts):
         mapper.recompute_boxes = False
         if issubclass(_target(mapper), data.TolerantMapper):
             mapper.exact_pixels = True  # those of the evaluation
-        node = lazy.dataloader.test
-        node.mapper = _make(mapper, "dataloader.train.mapper")
-        node.batch_size = 1
-        return _make(node, "dataloader.test")
+        lazy.dataloader.test.mapper = _make(lazy, "dataloader.train.mapper")
+        lazy.dataloader.test.batch_size = 1
+        return _make(lazy, "dataloader.test")
 
     def make_evaluator(self, name: str, folder: str) -> DatasetEvaluator | list[DatasetEvaluator]:
-        node = copy.deepcopy(self.lazy).dataloader.evaluator
-        for part in _evaluators(node):
+        lazy = copy.deepcopy(self.lazy)
+        for part in _evaluators(lazy.dataloader.evaluator):
             if _writes_files(part) and part.get("output_dir") is None:
                 part.output_dir = str(Path(self.settings.output_dir, folder))
-        made = _make(node, "dataloader.evaluator")
+        made = _make(lazy, "dataloader.evaluator")
         return list(made) if isinstance(made, ListConfig) else made
 
     def make_test_augmentations(self) -> AugmentationList:
         """Those of the mapper of dataloader.test; where it has none, those of Detectron2's keys."""
-        nodes = select(self.lazy, _AUGMENTATIONS.format("test"))
-        if nodes is None:
+        name = _AUGMENTATIONS.format("test")
+        if select(self.lazy, name) is None:
             return super().make_test_augmentations()
-        return AugmentationList(list(_make(nodes, _AUGMENTATIONS.format("test"))))
+        return AugmentationList(list(_make(self.lazy, name)))
 
     # ----------------------------------------------------------------------------------------- data
     def register(self) -> None:
@@ -265,7 +261,7 @@ class LazyParts(Parts):
             for key in self._class_keys():
                 OmegaConf.update(lazy, key, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
 
-    def fit(self, in_file: DetectionSettings) -> None:
+    def fit(self) -> None:
         lazy, settings = self.lazy, self.settings
         if not _has_steps(lazy) or None in (settings.images_per_step, settings.base_lr):
             raise ConfigError(
@@ -275,7 +271,7 @@ class LazyParts(Parts):
                 "train.recipe.enabled=False, and train.max_iter."
             )
         with _in_lazy_keys():
-            rules = fit_to_data(self.cfg, in_file=self.by_key(in_file), names=PLACES)
+            rules = fit_to_data(self.cfg, PLACES)
         max_iter = self.cfg.SOLVER.MAX_ITER
         for rule in rules:
             place = _place_in(lazy, PLACES.get(rule.key, ""))
@@ -283,16 +279,11 @@ class LazyParts(Parts):
             if rule.key == "SOLVER.WARMUP_ITERS":
                 lazy.lr_multiplier.warmup_length = min(value / max_iter, 1.0)
             elif place.startswith("train.") or (place and select(lazy, place) is not None):
-                is_flat = place.endswith("aspect_ratios") and not isinstance(
-                    select(lazy, place)[0], ListConfig
-                )
-                OmegaConf.update(lazy, place, value[0] if is_flat else value)
+                OmegaConf.update(lazy, place, value)
             else:
                 logger.warning(f"{rule.key} has no place in this LazyConfig: that rule is left out")
-        schedule = lazy.lr_multiplier.scheduler
-        schedule.num_updates = max_iter
-        if "values" in schedule:
-            schedule["values"] = schedule["values"][: len(schedule.milestones) + 1]
+        scheduler = lazy.lr_multiplier.scheduler
+        _set_steps(scheduler, scheduler.milestones, max_iter)
 
     def check_data(self, train: bool) -> None:
         lazy = self.lazy
@@ -416,6 +407,12 @@ def _has_steps(lazy: DictConfig) -> bool:
     return all(select(lazy.lr_multiplier, name) is not None for name in names)
 
 
+def _set_steps(scheduler: DictConfig, steps: Iterable[int], max_iter: int) -> None:
+    scheduler.milestones, scheduler.num_updates = list(steps), max_iter
+    if "values" in scheduler:
+        scheduler["values"] = scheduler["values"][: len(scheduler.milestones) + 1]
+
+
 def _class_name(target: Any) -> str:
     """The name of what a node makes; "" if unknown."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -423,14 +420,23 @@ def _class_name(target: Any) -> str:
 
 
 # -------------------------------------------------------------------------------------------- nodes
-def _make(node: DictConfig | ListConfig, name: str) -> Any:
-    """What a node describes.
+def _make(lazy: DictConfig, name: str) -> Any:
+    """What the node of a name describes.
 
     Raises:
-        ConfigError: it names something that is not there, or gives wrong arguments to it.
+        ConfigError: it is not there, names something that is not, or gives wrong arguments to it.
     """
+    if select(lazy, name) is None:
+        raise ConfigError(f"The configuration has no {name}.")
+    with _as_config_error(name):
+        return instantiate(select(lazy, name))
+
+
+@contextmanager
+def _as_config_error(name: str) -> Iterator[None]:
+    """Let an error in the node of a name, and not in what it makes, be one of the user."""
     try:
-        return instantiate(node)
+        yield
     except (OmegaConfBaseException, ImportError, AssertionError) as error:
         raise ConfigError(f"{name} cannot be made: {reason(error)}.") from error
     except TypeError as error:
@@ -465,20 +471,14 @@ def _writes_files(evaluator: DictConfig) -> bool:
 
 def _check_evaluators(lazy: DictConfig, test_names: tuple[str, ...]) -> None:
     """Refuse another ground truth than that of the test data, and packages that are missing."""
-    try:
-        nodes = [
-            (_target(node), node.get("dataset_name"))
-            for node in _evaluators(lazy.dataloader.evaluator)
-        ]
-    except (OmegaConfBaseException, ImportError) as error:
-        raise ConfigError(f"dataloader.evaluator cannot be made: {reason(error)}.") from error
-    for kind, name in nodes:
+    for node in _evaluators(lazy.dataloader.evaluator):
+        with _as_config_error("dataloader.evaluator"):
+            kind, name = _target(node), node.get("dataset_name")
         if isinstance(name, str) and test_names and name not in test_names:
             raise ConfigError(
                 f"dataloader.evaluator has the dataset_name {name}, but the model is evaluated "
-                f"on {', '.join(test_names)} (dataloader.test.dataset.names, or "
-                "--test-json); give both the same, as by "
-                "dataset_name='${..test.dataset.names}' in the file."
+                f"on {', '.join(test_names)} (dataloader.test.dataset.names, or --test-json); give "
+                "both the same, as by dataset_name='${..test.dataset.names}' in the file."
             )
         by_number = issubclass(kind, COCOEvaluator) and not issubclass(kind, TolerantCOCOEvaluator)
         if by_number and any(MetadataCatalog.get(n).get("file_classes") for n in test_names):

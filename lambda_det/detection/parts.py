@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from operator import attrgetter
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog
@@ -33,18 +33,18 @@ __all__ = ["KEYS", "Parts", "padded", "read_settings"]
 logger = logging.getLogger(__name__)
 
 # fmt: off
-KEYS = config_file.KEYS | {
+_OF_DETECTORS = {
     "max_iter":             "SOLVER.MAX_ITER",
     "float32_precision":    "FLOAT32_PRECISION",
     "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
     "base_lr":              "SOLVER.BASE_LR",
     "warmup_iters":         "SOLVER.WARMUP_ITERS",
-    "lr_steps":             "SOLVER.STEPS",
     "eval_period":          "TEST.EVAL_PERIOD",
     "best_metric":          "TEST.BEST_METRIC",
-    "test_precision":       "TEST.PRECISION",
 }
 # fmt: on
+# The user's key for each setting
+KEYS = config_file.KEYS | _OF_DETECTORS | {"lr_steps": "SOLVER.STEPS"}
 LOG_PERIOD = 20  # steps; YAML has no key for it
 
 
@@ -58,18 +58,11 @@ def read_settings(cfg: CfgNode, keys: Mapping[str, str] = KEYS) -> DetectionSett
     Raises:
         ConfigError: a value cannot be.
     """
-    solver = cfg.SOLVER
     return DetectionSettings(
         **config_file.common_settings(cfg),
-        float32_precision=cfg.FLOAT32_PRECISION,
-        max_iter=solver.MAX_ITER,
-        reference_world_size=solver.REFERENCE_WORLD_SIZE,
-        base_lr=solver.BASE_LR,
-        warmup_iters=solver.WARMUP_ITERS,
-        lr_steps=tuple(solver.STEPS),
+        **{name: attrgetter(key)(cfg) for name, key in _OF_DETECTORS.items()},
+        lr_steps=tuple(cfg.SOLVER.STEPS),
         log_period=LOG_PERIOD,
-        eval_period=cfg.TEST.EVAL_PERIOD,
-        best_metric=cfg.TEST.BEST_METRIC,
         precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
         keys=keys,
     )
@@ -142,7 +135,7 @@ class Parts:
         """
         if cfg.TEST.IMS_PER_BATCH < 1:
             raise ConfigError(f"TEST.IMS_PER_BATCH is {cfg.TEST.IMS_PER_BATCH}; give 1 or more.")
-        check_precision(cfg.TEST.PRECISION, keys["test_precision"])
+        check_precision(cfg.TEST.PRECISION)
         self.cfg = cfg
         self.settings = read_settings(cfg, keys)
         self.detector = Detector.from_config(cfg)
@@ -219,18 +212,9 @@ class Parts:
                 cfg.MODEL.MASK_ON = False
                 logger.info("MODEL.MASK_ON is now False: no annotation of --train-json has a mask.")
 
-    def fit(self, in_file: DetectionSettings) -> None:
-        """Change the configuration as a recipe says for the data.
-
-        Args:
-            in_file: the settings of the file without the command line, for the log.
-        """
-        fit_to_data(self.cfg, in_file=self.by_key(in_file))
-
-    @staticmethod
-    def by_key(settings: DetectionSettings) -> dict[str, Any]:
-        """Settings by their keys in YAML."""
-        return {key: getattr(settings, name, None) for name, key in KEYS.items()}
+    def fit(self) -> None:
+        """Change the configuration as a recipe says for the data."""
+        fit_to_data(self.cfg)
 
     def check_data(self, train: bool) -> None:
         """See :meth:`lambda_det.training.task.Task.check_data`."""

@@ -324,16 +324,11 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def fit_to_data(
-    cfg: CfgNode,
-    *,
-    in_file: Mapping[str, Any] | None = None,
-    names: Mapping[str, str] | None = None,
-) -> list[Derived]:
+def fit_to_data(cfg: CfgNode, names: Mapping[str, str] | None = None) -> list[Derived]:
     """Apply the recipe of ``cfg`` for the data sets of DATASETS.TRAIN.
 
     Args:
-        cfg, in_file, names: see :func:`apply_recipe`.
+        cfg, names: see :func:`apply_recipe`.
 
     Raises:
         ConfigError: a key of RECIPE cannot be, or no data set is named.
@@ -344,7 +339,7 @@ def fit_to_data(
             "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
             "--train-images DIR."
         )
-    return apply_recipe(cfg, training_records(cfg), _known(cfg), in_file=in_file, names=names)
+    return apply_recipe(cfg, training_records(cfg), _known(cfg), names)
 
 
 def _known(cfg: CfgNode) -> list[Derived]:
@@ -368,8 +363,6 @@ def apply_recipe(
     cfg: CfgNode,
     records: Iterable[Mapping[str, Any]],
     known: Iterable[Derived] = (),
-    *,
-    in_file: Mapping[str, Any] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> list[Derived]:
     """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
@@ -378,7 +371,6 @@ def apply_recipe(
         cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
         records: Detectron2's dataset dicts of the training set.
         known: what was set before, for the table.
-        in_file: values of keys without the command line, for the table.
         names: what the table calls keys, where the user has others.
 
     Returns:
@@ -390,8 +382,8 @@ def apply_recipe(
     """
     statistics = Statistics.of(records, input_scale(cfg))
     rules = derive(cfg, statistics)
-    names, in_file, applied = names or {}, in_file or {}, []
-    rows = [(names.get(rule.key, rule.key), "", rule.value, "", rule.reason) for rule in known]
+    names, applied = names or {}, []
+    rows = [(names.get(rule.key, rule.key), "", rule.value, rule.reason) for rule in known]
     for rule in rules:
         section, _, name = rule.key.rpartition(".")
         node = cfg
@@ -400,10 +392,9 @@ def apply_recipe(
         shown = names.get(rule.key, rule.key)
         if rule.key in cfg.RECIPE.KEEP:
             keep = names.get("RECIPE.KEEP", "RECIPE.KEEP")
-            file = in_file.get(rule.key, node[name])
-            rows.append((shown, file, rule.value, node[name], f"it is typed, or in {keep}"))
+            rows.append((shown, node[name], rule.value, f"kept: it is typed, or in {keep}"))
             continue
-        rows.append((shown, node[name], rule.value, "", rule.reason))
+        rows.append((shown, node[name], rule.value, rule.reason))
         node[name] = rule.value
         applied.append(rule)
     log_table("What follows from these data", rows)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from detectron2.config import CfgNode
 from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
-from detectron2.solver import build_optimizer as build_detectron2_optimizer
 from detectron2.solver import get_default_optimizer_params
 from tabulate import tabulate
 from torch import nn
@@ -57,10 +56,7 @@ class DetectionSettings(Settings):
 
 
 def scale_settings(
-    settings: DetectionSettings,
-    world_size: int,
-    keep: Collection[str] = (),
-    in_file: DetectionSettings | None = None,
+    settings: DetectionSettings, world_size: int, keep: Collection[str] = ()
 ) -> DetectionSettings:
     """Fit batch, learning rate and all counts of steps to the processes there are.
 
@@ -74,14 +70,12 @@ def scale_settings(
         settings: as written.
         world_size: number of processes.
         keep: keys of the user's that are taken literally, such as those of the command line.
-        in_file: the settings without those of the command line, for the log.
 
     Raises:
         ConfigError: the batch cannot be divided among the processes and the accumulated batches.
     """
     typed = [name for name in _SCALED if settings.key(name) in keep]
-    file = replace(settings, **{name: getattr(in_file or settings, name) for name in typed})
-    reference, images = settings.reference_world_size, file.images_per_step
+    reference, images = settings.reference_world_size, settings.images_per_step
     by_rule = "images_per_step" not in typed and images is not None
     if reference < 0 or (reference > 0 and by_rule and images % reference):
         raise ConfigError(
@@ -89,26 +83,33 @@ def scale_settings(
             f"{settings.key('reference_world_size')} {reference}, the processes that the file was "
             "written for."
         )
-    scaled = settings
-    if reference not in (0, world_size * settings.accumulate):
-        rule = _scaled(file, world_size * settings.accumulate)
-        scaled = replace(rule, **{name: getattr(settings, name) for name in typed})
+    scaled, shares = settings, world_size * settings.accumulate
+    if reference not in (0, shares):
+        scaled = _scaled(settings, shares)
+        scaled = replace(scaled, **{name: getattr(settings, name) for name in typed})
         why = f"{reference} process(es) in the file, here {world_size} x {settings.accumulate}"
-        log_table(
-            "The schedule, scaled to the processes",
-            [
-                (
-                    settings.key(name),
-                    getattr(file, name),
-                    getattr(rule, name),
-                    getattr(settings, name) if name in typed else "",
-                    "it is typed" if name in typed else why,
-                )
-                for name in _SCALED
-            ],
+        rows = [
+            (
+                settings.key(name),
+                getattr(settings, name),
+                *(("", "it is typed") if name in typed else (getattr(scaled, name), why)),
+            )
+            for name in _SCALED
+        ]
+        log_table("The schedule, scaled to the processes", rows)
+    images = scaled.images_per_step
+    if images is not None and not (images > 0 and images % shares == 0):
+        below = images // shares * shares
+        fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
+        raise ConfigError(
+            f"{settings.key('images_per_step')} {images} does not divide by {world_size} "
+            f"process(es) x {settings.accumulate} batch(es) of {settings.key('accumulate')}: "
+            f"{fitting} images would do."
         )
-    _check_division(scaled, world_size)
-    _log(scaled, world_size)
+    logger.info(
+        f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: {images} "
+        f"images a step, lr {scaled.base_lr}, {scaled.max_iter} steps"
+    )
     return scaled
 
 
@@ -129,51 +130,28 @@ def _scaled(settings: DetectionSettings, shares: int) -> DetectionSettings:
 
 
 def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Say what the file has, what a rule makes of it and what is typed, which is what counts.
+    """Say what the configuration has, what a rule makes of it, and why.
 
     Args:
         title: of the table.
-        rows: key, value of the file, of the rule, typed value or "", and the reason.
+        rows: key, value that is given, value of the rule or "", and the reason.
     """
-    head = ("key", "file", "rule", "typed", "why")
+    head = ("key", "given", "rule", "why")
     logger.info(f"{title}:\n{tabulate(list(rows), head, disable_numparse=True)}")
-
-
-def _check_division(settings: DetectionSettings, world_size: int) -> None:
-    images, shares = settings.images_per_step, world_size * settings.accumulate
-    if images is None or (images > 0 and images % shares == 0):
-        return
-    below = images // shares * shares
-    fitting = f"{below} or {below + shares}" if below > 0 else f"{shares}"
-    raise ConfigError(
-        f"{settings.key('images_per_step')} {images} does not divide by {world_size} process(es) x "
-        f"{settings.accumulate} batch(es) of {settings.key('accumulate')}: {fitting} images would "
-        "do."
-    )
-
-
-def _log(settings: DetectionSettings, world_size: int) -> None:
-    lr = "?" if settings.base_lr is None else f"{settings.base_lr:g}"
-    logger.info(
-        f"Schedule for {world_size} process(es) x {settings.accumulate} batch(es) a step: "
-        f"{settings.images_per_step} images a step, lr {lr}, {settings.max_iter} steps"
-    )
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Detectron2's SGD; the backbone learns at SOLVER.BACKBONE_MULTIPLIER of the rate."""
-    multiplier = cfg.SOLVER.BACKBONE_MULTIPLIER
-    if multiplier == 1:
-        return build_detectron2_optimizer(cfg, model)
     solver = cfg.SOLVER
-    backbone = "backbone.bottom_up." if hasattr(model.backbone, "bottom_up") else "backbone."
+    has_neck = hasattr(getattr(model, "backbone", None), "bottom_up")
+    backbone = "backbone.bottom_up." if has_neck else "backbone."
     parameters = get_default_optimizer_params(
         model,
         base_lr=solver.BASE_LR,
         weight_decay_norm=solver.WEIGHT_DECAY_NORM,
         bias_lr_factor=solver.BIAS_LR_FACTOR,
         weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
-        lr_factor_func=lambda name: multiplier if name.startswith(backbone) else 1.0,
+        lr_factor_func=lambda n: solver.BACKBONE_MULTIPLIER if n.startswith(backbone) else 1.0,
     )
     return torch.optim.SGD(
         parameters,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import logging
 from collections import OrderedDict
@@ -32,10 +31,9 @@ from lambda_det.detection.model import (
     prepare_model,
 )
 from lambda_det.detection.parts import Parts
-from lambda_det.detection.schedule import DetectionSettings, scale_settings
+from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
-from lambda_det.errors import ConfigError
 from lambda_det.modeling.implementations import Implementations
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, Results, Task
@@ -87,13 +85,10 @@ class DetectionTask(Task):
         )
     )
 
-    def __init__(
-        self, config: CfgNode | DictConfig, in_file: DetectionSettings | None = None
-    ) -> None:
+    def __init__(self, config: CfgNode | DictConfig) -> None:
         """
         Args:
             config: is changed only by :meth:`prepare` and :meth:`register_data`.
-            in_file: its settings without those of the command line, for the log.
 
         Raises:
             ConfigError: a value cannot be.
@@ -101,7 +96,6 @@ class DetectionTask(Task):
         self.config = config
         self._is_trained = True
         self._read()
-        self._in_file = in_file or self.settings
 
     def _read(self) -> None:
         self.parts = parts = read_parts(self.config)
@@ -113,12 +107,7 @@ class DetectionTask(Task):
     @classmethod
     def read(cls, args: argparse.Namespace) -> DetectionTask:
         complete(args)
-        config, in_file = load_any_config(args), None
-        if args.config_file and read_parts(config).kept:
-            file = argparse.Namespace(config_file=args.config_file, opts=[])
-            with contextlib.suppress(ConfigError):  # a file may need what is typed
-                in_file = read_parts(load_any_config(file)).settings
-        return cls(config, in_file)
+        return cls(load_any_config(args))
 
     @classmethod
     def device(cls, config: DetectionTask) -> tuple[str, str]:
@@ -143,11 +132,9 @@ class DetectionTask(Task):
             names = (*parts.train_names, *parts.test_names)
             classes.align(parts.detector, names, run, ", ".join(parts.train_names))
             if parts.cfg.RECIPE.ENABLED:
-                self.parts.fit(self._in_file)
+                self.parts.fit()
                 self._read()
-            self.settings = scale_settings(
-                self.settings, comm.get_world_size(), self.parts.kept, self._in_file
-            )
+            self.settings = scale_settings(self.settings, comm.get_world_size(), self.parts.kept)
         return self
 
     def register_data(self) -> None:

@@ -290,7 +290,7 @@ def test_a_saved_file_runs_nothing_as_it_is_read(tmp_path):
     file, marker = tmp_path / "config.yaml", tmp_path / "ran"
     text = f"a: 1\nb: !!python/object/apply:os.mkdir ['{marker}']\n"
     file.write_text(text)
-    words = r"config\.yaml is refused: its line 2 holds 'python/object/apply:os\.mkdir'"
+    words = r"config\.yaml is refused: line 2 .*python/object/apply:os\.mkdir"
     with pytest.raises(ConfigError, match=words):
         loaded(file=file)
     assert not marker.exists()

@@ -146,14 +146,13 @@ def _table(caplog) -> dict[str, list[str]]:
 
 def test_what_is_typed_is_taken_literally(caplog):
     """130k steps of 256 images in the file; 40 steps of 5 images are typed."""
-    in_file = read_settings(_paper())
-    typed = replace(in_file, max_iter=40, images_per_step=5)
+    typed = replace(read_settings(_paper()), max_iter=40, images_per_step=5)
     with caplog.at_level(logging.INFO, logger="lambda_det"):
         logging.getLogger("lambda_det").propagate = True
-        scaled = scale_settings(typed, 1, ["SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH"], in_file)
+        scaled = scale_settings(typed, 1, ["SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH"])
     assert (scaled.max_iter, scaled.images_per_step) == (40, 5)
     assert scaled.base_lr == pytest.approx(0.0025)  # the file's, for 2 images a worker
     rows = _table(caplog)
     assert rows["SOLVER.BASE_LR"][:2] == ["0.32", "0.0025"]
-    assert rows["SOLVER.MAX_ITER"][:3] == ["130000", "16640000", "40"]
-    assert rows["SOLVER.IMS_PER_BATCH"][:3] == ["256", "2", "5"]
+    assert rows["SOLVER.MAX_ITER"] == ["40", "it is typed"]
+    assert rows["SOLVER.IMS_PER_BATCH"] == ["5", "it is typed"]
