@@ -17,8 +17,6 @@ from lambda_det.detection.registry import HEADS
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.config_file import read_config
 
-__all__ = ["DATA_FLAGS", "add_projects", "load_config", "warn_of_idle_keys"]
-
 # What a recipe or the number of processes may change, and the command line sets literally
 FITTED_KEYS = frozenset(
     [
@@ -98,14 +96,10 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
         ConfigError: the project is not installed.
     """
     settings = list(settings)
-    unknown = [key for key, _ in settings if not _has(cfg, key)]
+    unknown = {key for key, _ in settings} - dict(leaves(cfg)).keys()
     for head in HEADS.values():
-        named = [
-            f"{key} {value}"
-            for key, value in settings
-            if head.names and isinstance(value, str) and value.startswith(head.names)
-        ]
-        named += [key for key in unknown if head.sections and key.startswith(head.sections)]
+        named = [f"{k} {v}" for k, v in settings if isinstance(v, str) and v.startswith(head.names)]
+        named += sorted(key for key in unknown if key.startswith(head.sections))
         if not head.module or not (named or (unknown and head.add_config)):
             continue
         try:
@@ -117,22 +111,12 @@ def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:
                     "install it."
                 ) from error
             continue
-        add = getattr(module, head.add_config) if head.add_config else lambda cfg: None
-        if not named:
-            added = get_cfg()
-            add(added)
-            named = [key for key in unknown if _has(added, key) and not _has(cfg, key)]
-        if named:
-            add(cfg)
-
-
-def _has(cfg: CfgNode, key: str) -> bool:
-    node: Any = cfg
-    for name in key.split("."):
-        if not isinstance(node, CfgNode) or name not in node:
-            return False
-        node = node[name]
-    return True
+        add_keys = getattr(module, head.add_config, lambda cfg: None)
+        added = get_cfg()
+        add_keys(added)
+        there = dict(leaves(added)).keys() - dict(leaves(cfg)).keys()
+        if named or unknown & there:
+            add_keys(cfg)
 
 
 def warn_of_idle_keys(defaults: Mapping[str, Any]) -> None:

@@ -12,8 +12,6 @@ from lambda_det.config import CONFIGS, add_lambda_config, leaves
 from lambda_det.detection.config import add_projects
 from lambda_det.errors import ConfigError, suggest
 
-__all__ = ["detectron2_config", "get_config"]
-
 
 def get_config(name: str) -> DictConfig | CfgNode:
     """Load a configuration of lambda_det, from a checkout or from the installed package.

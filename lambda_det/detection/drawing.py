@@ -13,15 +13,6 @@ from detectron2.structures import BoxMode, Instances
 from detectron2.utils.video_visualizer import VideoVisualizer
 from detectron2.utils.visualizer import Visualizer
 
-__all__ = [
-    "VideoDrawer",
-    "captioned",
-    "draw_ground_truth",
-    "draw_instances",
-    "draw_predictions",
-    "side_by_side",
-]
-
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
 _CAPTION_FONT = (cv2.FONT_HERSHEY_SIMPLEX, 0.55)

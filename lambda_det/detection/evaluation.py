@@ -15,7 +15,6 @@ from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 from detectron2.evaluation import (
     COCOEvaluator,
-    DatasetEvaluator,
     DatasetEvaluators,
     SemSegEvaluator,
 )
@@ -32,15 +31,6 @@ from lambda_det.detection.data.truth import complete
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason
-
-__all__ = [
-    "TolerantCOCOEvaluator",
-    "build_evaluator",
-    "check_augmented_test",
-    "check_evaluators",
-    "images_of_any_size",
-    "read_ground_truth",
-]
 
 
 @contextmanager
@@ -184,14 +174,10 @@ def check_augmented_test(cfg: CfgNode) -> None:
     """
     if not cfg.TEST.AUG.ENABLED:
         return
-    faults = {
-        f"MODEL.META_ARCHITECTURE {cfg.MODEL.META_ARCHITECTURE}": (
-            cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN"
-        ),
-        "MODEL.KEYPOINT_ON True": cfg.MODEL.KEYPOINT_ON,
-        "MODEL.LOAD_PROPOSALS True": cfg.MODEL.LOAD_PROPOSALS,
-    }
-    if found := [fault for fault, is_there in faults.items() if is_there]:
+    needed = {"META_ARCHITECTURE": "GeneralizedRCNN", "KEYPOINT_ON": False, "LOAD_PROPOSALS": False}
+    if found := [
+        f"MODEL.{key} {cfg.MODEL[key]}" for key in needed if cfg.MODEL[key] != needed[key]
+    ]:
         raise ConfigError(
             "TEST.AUG.ENABLED True: Detectron2's augmentation in a test is for a GeneralizedRCNN "
             f"without keypoints, and not for {' and '.join(found)}; set TEST.AUG.ENABLED False."
@@ -218,44 +204,29 @@ def build_evaluator(
     if len(cfg.DATASETS.TEST) > 1:
         folder = os.path.join(folder, dataset_name)
     measured = evaluated(Detector.from_config(cfg), dataset_name)
-    kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
-    evaluators: list[DatasetEvaluator] = []
-    if make := EVALUATORS.get(kind, EVALUATORS[None]).make:
-        return DatasetEvaluators([make(dataset_name, _tasks(cfg), folder)])
-    if "instances" in measured:
-        evaluators.append(_build_coco_evaluator(cfg, dataset_name, folder))
-    if "semantic" in measured:
-        evaluators.append(_build_sem_seg_evaluator(dataset_name, folder))
-    if "panoptic" in measured:
-        evaluators.append(PanopticQualityEvaluator(dataset_name))
-    return DatasetEvaluators(evaluators)
-
-
-def _tasks(cfg: CfgNode) -> tuple[str, ...]:
     # Named rather than taken from the predictions: a model that finds nothing still has a mask AP
     tasks = {"bbox": True, "segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
-    return tuple(task for task, is_on in tasks.items() if is_on)
-
-
-def _build_coco_evaluator(cfg: CfgNode, dataset_name: str, folder: str) -> COCOEvaluator:
-    return TolerantCOCOEvaluator(
-        dataset_name,
-        tasks=_tasks(cfg),
-        output_dir=folder,
-        kpt_oks_sigmas=cfg.TEST.KEYPOINT_OKS_SIGMAS,
-    )
-
-
-def _build_sem_seg_evaluator(dataset_name: str, folder: str) -> SemSegEvaluator:
-    metadata = MetadataCatalog.get(dataset_name)
-    read = partial(
-        _read_labels, classes=len(metadata.stuff_classes), ignored=metadata.get("ignore_label")
-    )
-    return _MaskEvaluator(dataset_name, output_dir=folder, sem_seg_loading_fn=read)
+    tasks = tuple(task for task, is_on in tasks.items() if is_on)
+    kind = MetadataCatalog.get(dataset_name).get("evaluator_type")
+    if make := EVALUATORS.get(kind, EVALUATORS[None]).make:
+        return DatasetEvaluators([make(dataset_name, tasks, folder)])
+    sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
+    makers = {
+        "instances": partial(TolerantCOCOEvaluator, tasks=tasks, kpt_oks_sigmas=sigmas),
+        "semantic": _MaskEvaluator,
+        "panoptic": lambda name, output_dir: PanopticQualityEvaluator(name),
+    }
+    return DatasetEvaluators([makers[name](dataset_name, output_dir=folder) for name in measured])
 
 
 class _MaskEvaluator(SemSegEvaluator):
     """Detectron2's, which names no file where a mask is not of the size of its image."""
+
+    def __init__(self, dataset_name: str, output_dir: str) -> None:
+        data = MetadataCatalog.get(dataset_name)
+        labels = {"classes": len(data.stuff_classes), "ignored": data.get("ignore_label")}
+        read = partial(_read_labels, **labels)
+        super().__init__(dataset_name, output_dir=output_dir, sem_seg_loading_fn=read)
 
     def process(self, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
         for image, output in zip(inputs, outputs, strict=True):

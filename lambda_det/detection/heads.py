@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from detectron2.config import CfgNode
 from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from torch import nn
@@ -12,7 +14,17 @@ from lambda_det.modeling.replacements import Replacements
 from lambda_det.modeling.resnet import make_stage
 from lambda_det.modeling.specs import ResNetSpec, get_spec
 
-__all__ = ["LambdaRes5ROIHeads"]
+# Of keys of MODEL, the values that a res5 outside of the backbone can have, and why
+_ALLOWED = {
+    "ROI_HEADS.IN_FEATURES": ([["res4"]], "goes on from res4"),
+    "RESNETS.RES5_DILATION": ([1], "sees single regions"),
+    "LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS": ([False], "keeps its activations"),
+    "LAMBDA_RESNET.MASK_PADDING": ([False], "sees regions without padding"),
+    "LAMBDA_RESNET.SHARE_POSITIONS": (
+        ["stage", "", True, False],
+        "shares no embeddings with the res4 of the backbone",
+    ),
+}
 
 
 @ROI_HEADS_REGISTRY.register()
@@ -32,27 +44,12 @@ class LambdaRes5ROIHeads(Res5ROIHeads):
                 f"MODEL.ROI_HEADS.NAME LambdaRes5ROIHeads needs a ResNet, and "
                 f"MODEL.LAMBDA_RESNET.NAME is {options.NAME}; take another of them."
             )
-        if cfg.MODEL.ROI_HEADS.IN_FEATURES != ["res4"]:
-            raise ConfigError(
-                f"MODEL.ROI_HEADS.IN_FEATURES is {list(cfg.MODEL.ROI_HEADS.IN_FEATURES)}, but "
-                'LambdaRes5ROIHeads goes on from res4; set it to ["res4"].'
-            )
-        if cfg.MODEL.RESNETS.RES5_DILATION != 1:
-            raise ConfigError(
-                "MODEL.RESNETS.RES5_DILATION is of no use to LambdaRes5ROIHeads, whose res5 sees "
-                "single regions; set it to 1."
-            )
-        for switch in ("CHECKPOINT_ACTIVATIONS", "MASK_PADDING"):
-            if options[switch]:
+        for key, (allowed, why) in _ALLOWED.items():
+            if (value := attrgetter(key)(cfg.MODEL)) not in allowed:
                 raise ConfigError(
-                    f"MODEL.LAMBDA_RESNET.{switch} does not reach the res5 of LambdaRes5ROIHeads, "
-                    "on the regions; set it to False."
+                    f"MODEL.{key} is {value}, but the res5 of LambdaRes5ROIHeads {why}; set it to "
+                    f"{allowed[0]}."
                 )
-        if options.SHARE_POSITIONS == "size":
-            raise ConfigError(
-                "MODEL.LAMBDA_RESNET.SHARE_POSITIONS size would share embeddings of res4 with the "
-                "res5 of LambdaRes5ROIHeads, which is no part of the backbone; set it to stage."
-            )
         layers = Replacements(spec, options.NORM, **layer_options(options))
         blocks = make_stage(
             spec,

@@ -23,8 +23,6 @@ from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.loading import read_weights
 
-__all__ = ["Taken", "add_model_flags", "find_weights", "trained_detector"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,19 +21,6 @@ from lambda_det.config import PYTHON_TAG, read_plain
 from lambda_det.detection.config import FITTED_KEYS, flag_settings
 from lambda_det.errors import ConfigError, UserError, reason, suggest
 
-__all__ = [
-    "PLACES",
-    "dump_lazy",
-    "is_lazy",
-    "is_lazy_file",
-    "load_lazy_config",
-    "load_lazy_file",
-    "read_saved",
-    "read_value",
-    "refuse_unknown_train_keys",
-    "select",
-]
-
 # Where a LazyConfig has what a key of YAML says; ``train`` is that of configs/common/train.py
 # fmt: off
 PLACES = {

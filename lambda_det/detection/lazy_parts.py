@@ -46,8 +46,6 @@ from lambda_det.errors import ConfigError, UserError, reason
 from lambda_det.training.settings import FixedKeys
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["LazyParts"]
-
 logger = logging.getLogger(__name__)
 
 KEYS = {name: PLACES[key] for name, key in YAML_KEYS.items()} | {

@@ -28,16 +28,6 @@ from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.native import missing
 
-__all__ = [
-    "LossNormalizers",
-    "build_model",
-    "channels_last_pays",
-    "check_precision",
-    "for_inference",
-    "make_model",
-    "prepare_model",
-]
-
 T = TypeVar("T")
 
 
@@ -144,10 +134,10 @@ def for_inference(
     return _InBfloat16(model)
 
 
-def check_precision(precision: str, key: str = "TEST.PRECISION") -> None:
-    """Raise ConfigError, which names the key, where inference cannot compute in it."""
+def check_precision(precision: str) -> None:
+    """Raise ConfigError where inference cannot compute in it."""
     if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"{key} is {precision!r}; it can be float32 or bfloat16.")
+        raise ConfigError(f"TEST.PRECISION is {precision!r}; it can be float32 or bfloat16.")
 
 
 class _InBfloat16(nn.Module):

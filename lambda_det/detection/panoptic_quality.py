@@ -18,8 +18,6 @@ from PIL import Image
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.errors import DataError, listed, printable, reason
 
-__all__ = ["Matches", "PanopticQualityEvaluator", "match_segments"]
-
 VOID = 0  # id of pixels without a segment, in the ground truth and in predictions
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,6 @@ from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["KEYS", "Parts", "padded", "read_settings"]
-
 logger = logging.getLogger(__name__)
 
 # fmt: off

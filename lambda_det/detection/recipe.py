@@ -27,8 +27,6 @@ from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.detection.schedule import log_table
 from lambda_det.errors import ConfigError, DataError
 
-__all__ = ["Derived", "Statistics", "apply_recipe", "derive", "fit_to_data"]
-
 logger = logging.getLogger(__name__)
 
 LEAST_BOXES = 50  # below which anchors stay as they are

@@ -23,19 +23,6 @@ from torch import nn
 
 from lambda_det.weights.loading import CLASS_LAYERS
 
-__all__ = [
-    "ARCHITECTURES",
-    "EVALUATORS",
-    "HEADS",
-    "Architecture",
-    "Evaluator",
-    "Head",
-    "class_keys",
-    "needed_packages",
-    "register",
-    "why_not_exported",
-]
-
 _INSTANCES = ("instances",)
 
 

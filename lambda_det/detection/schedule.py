@@ -19,14 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.errors import ConfigError
 from lambda_det.training.settings import Settings
 
-__all__ = [
-    "DetectionSettings",
-    "build_lr_scheduler",
-    "build_optimizer",
-    "log_table",
-    "scale_settings",
-]
-
 logger = logging.getLogger(__name__)
 
 _SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")

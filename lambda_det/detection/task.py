@@ -39,8 +39,6 @@ from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["DetectionTask", "load_any_config", "read_parts"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from torch import nn
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all, seeded
 
-__all__ = ["mean_losses"]
-
 _CHANGED = ("vis_period", "loss_normalizer")  # attributes that the losses need or leave changed
 
 

@@ -275,8 +275,10 @@ def test_a_broken_semantic_mask_is_named(tmp_path, damage):
     record = {"file_name": str(image), "sem_seg_file_name": str(mask)}
     DatasetCatalog.register("broken_masks", lambda: [record])
     metadata = MetadataCatalog.get("broken_masks")
-    metadata.set(stuff_classes=["a", "b"], ignore_label=255)
-    evaluator = evaluation._build_sem_seg_evaluator("broken_masks", str(tmp_path))
+    metadata.set(stuff_classes=["a", "b"], ignore_label=255, evaluator_type="sem_seg")
+    cfg = get_cfg()
+    cfg.MODEL.META_ARCHITECTURE, cfg.OUTPUT_DIR = "SemanticSegmentor", str(tmp_path)
+    evaluator = build_evaluator(cfg, "broken_masks")
     evaluator.reset()
     with pytest.raises(DataError, match=r"mask\.png"):
         evaluator.process([record], [{"sem_seg": torch.zeros(2, 4, 4)}])
