@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,10 +104,8 @@ def test_void_and_crowds_forgive():
     predicted_segments = [{"id": i, "category_id": 1} for i in (4, 5, 6)]
     count = match_segments(truth, truth_segments, predicted, predicted_segments)[1]
     assert (count.matched, count.iou) == (1, 1.0)  # the void pixel of 5 does not count
-    assert (count.unmatched_predictions, count.unmatched_ground_truths) == (
-        0,
-        0,
-    )  # 4 is void, 6 a crowd
+    # 4 is void, 6 a crowd
+    assert (count.unmatched_predictions, count.unmatched_ground_truths) == (0, 0)
 
 
 @pytest.fixture
@@ -162,9 +161,29 @@ def _of_mode(mode: str) -> Callable[[Path], None]:
     return lambda file: Image.open(file).convert(mode).save(file)
 
 
+def _change(file: Path, value: Any, *place: str | int) -> None:
+    """Set an entry of the annotation of a panoptic file."""
+    content = json.loads(file.read_text())
+    node = content["annotations"][0]
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    file.write_text(json.dumps(content))
+
+
+def _described(*ids: int) -> Callable[[Path], None]:
+    """Pixels without a description are void; nobody has to find a segment without pixels."""
+    segments = [{"id": i, "category_id": 300} for i in ids]
+    return lambda file: _change(file.with_name("panoptic.json"), segments, "segments_info")
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
+        (_described(260, 3), None),
+        (_described(260), r"\b3\b"),
+        (_described(260, 3, 5), r"\b5\b"),
+        (_described(260, 3, 0), r"\b0\b"),
         (lambda file: file.write_bytes(file.read_bytes()[:50]), ""),
         (lambda file: Image.open(file).crop((0, 0, 3, 2)).save(file), r"\(2, 3\)"),
         # Of another mode, all segments would be void, and a prediction without any would be right
@@ -205,26 +224,6 @@ def test_images_of_segments_are_looked_at_before_a_training(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("described", "named"),
-    [([260], r"\b3\b"), ([260, 3, 5], r"\b5\b"), ([260, 3], None), ([260, 3, 0], r"\b0\b")],
-)
-def test_ids_in_the_image_are_those_described(data, tmp_path, described, named):
-    """Pixels without a description are void; nobody has to find a segment without pixels."""
-    file = tmp_path / "panoptic.json"
-    content = json.loads(file.read_text())
-    segments = [{"id": i, "category_id": 300} for i in described]
-    content["annotations"][0]["segments_info"] = segments
-    file.write_text(json.dumps(content))
-    evaluator = PanopticQualityEvaluator(data)
-    output = {"panoptic_seg": (torch.zeros(2, 4, dtype=torch.int32), [])}
-    if named is None:
-        evaluator.process([{"image_id": 1}], [output])
-        return
-    with pytest.raises(DataError, match=rf"1\.png .*{named}"):
-        evaluator.process([{"image_id": 1}], [output])
-
-
-@pytest.mark.parametrize(
     ("place", "value"),
     [
         (("image_id",), [1]),
@@ -237,13 +236,7 @@ def test_ids_in_the_image_are_those_described(data, tmp_path, described, named):
     ],
 )
 def test_a_broken_panoptic_file(data, tmp_path, place, value):
-    file = tmp_path / "panoptic.json"
-    content = json.loads(file.read_text())
-    node = content["annotations"][0]
-    for key in place[:-1]:
-        node = node[key]
-    node[place[-1]] = value
-    file.write_text(json.dumps(content))
+    _change(tmp_path / "panoptic.json", value, *place)
     with pytest.raises(DataError, match=r"panoptic\.json"):
         PanopticQualityEvaluator(data)
     with pytest.raises(DataError, match=r"panoptic\.json"):  # before a training, too

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask
 from lambda_det.detection import task as task_module
-from lambda_det.detection.data import register_shapes
 from lambda_det.detection.task import read_parts
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.task import EMA, RAW
-from tests.shapes import make_shapes
 from tests.training.tiny_detector import tiny_config
 from tests.training.toy import settings
 
@@ -111,38 +106,6 @@ def test_the_best_checkpoint_is_that_of_the_averaged_weights(values, best):
     evaluation.trainer = SimpleNamespace(settings=settings(), task=DetectionTask)
     evaluation._compare(values, 1)
     assert evaluation.best == best
-
-
-@pytest.mark.slow
-def test_an_augmented_test_sees_other_sizes_and_the_averaged_weights(tmp_path, monkeypatch):
-    make_shapes(tmp_path, num_train=1, num_val=2, size=64)
-    register_shapes(tmp_path)
-    cfg = tiny_config()
-    cfg.merge_from_list(["DATASETS.TEST", ("shapes_val",), "OUTPUT_DIR", str(tmp_path / "run")])
-    cfg.merge_from_list(["MODEL.ROI_HEADS.SCORE_THRESH_TEST", 0.0, "TEST.AUG.ENABLED", True])
-    cfg.merge_from_list(["TEST.AUG.MIN_SIZES", (32, 48), "DATALOADER.NUM_WORKERS", 0])
-    task = DetectionTask(cfg)
-    task.check_data(train=False)
-    model = task.build_model().eval()
-    averaged = copy.deepcopy(model)
-    torch.nn.init.constant_(averaged.roi_heads.box_predictor.cls_score.bias, 1.0)
-    seen: dict[str, set[int]] = {RAW: set(), EMA: set()}
-    inference = GeneralizedRCNN.inference
-
-    def watched(self, batch, *args, **options):
-        # A copy of one of the two, with its norms folded
-        is_averaged = bool((self.roi_heads.box_predictor.cls_score.bias == 1).all())
-        seen[EMA if is_averaged else RAW] |= {image["image"].shape[1] for image in batch}
-        return inference(self, batch, *args, **options)
-
-    monkeypatch.setattr(GeneralizedRCNN, "inference", watched)
-    results = task.evaluate({RAW: model, EMA: averaged}, final=True)
-    assert seen == {RAW: {64}, EMA: {64, 32, 48}}
-    endings = ("", "_EMA", "_TTA")
-    assert sorted(results) == sorted(f"{kind}{e}" for kind in ("bbox", "segm") for e in endings)
-    assert all(math.isfinite(result["AP"]) for result in results.values())
-    for ending in endings:
-        assert (tmp_path / f"run/inference{ending}/coco_instances_results.json").exists()
 
 
 def test_the_largest_image_of_a_training():

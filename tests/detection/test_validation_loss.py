@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from detectron2.data import DatasetCatalog
 from detectron2.modeling import build_model
 from detectron2.utils.events import EventStorage, get_event_storage
 from torch import nn
 
-from lambda_det.detection.data import register_coco_files
 from lambda_det.detection.task import DetectionTask
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import RAW
-from tests.shapes import make_shapes
 from tests.training.tiny_detector import tiny_config
 
 
@@ -99,25 +96,3 @@ def test_an_evaluation_alone_has_no_losses(monkeypatch):
     assert len(asked) == 1
     DetectionTask(cfg).prepare(train=False).evaluate({RAW: build_model(cfg)}, final=True)
     assert len(asked) == 1
-
-
-@pytest.mark.slow
-def test_the_losses_are_among_the_results(tmp_path):
-    make_shapes(tmp_path, num_train=1, num_val=3, size=64)
-    folder = tmp_path / "shapes"
-    cfg = tiny_config()
-    file = folder / "annotations" / "instances_val.json"
-    name = register_coco_files(str(file), str(folder / "val"), "test")
-    cfg.DATASETS.TEST = (name,)
-    cfg.DATALOADER.NUM_WORKERS = 0
-    cfg.OUTPUT_DIR = str(tmp_path / "run")
-    assert len(DatasetCatalog.get(name)) == 3
-    task, model = DetectionTask(cfg), build_model(cfg)
-    assert "validation" not in task.evaluate({RAW: model}, final=False)
-    cfg.TEST.LOSS = True
-    task = DetectionTask(cfg)
-    losses = task.evaluate({RAW: model}, final=False)["validation"]
-    parts = {"loss_cls", "loss_box_reg", "loss_mask", "loss_rpn_cls", "loss_rpn_loc"}
-    assert losses.keys() == parts | {"total_loss"} and losses["loss_mask"] > 0
-    # Without flips and random sizes, and the same regions each time
-    assert task.evaluate({RAW: model}, final=False)["validation"] == losses
