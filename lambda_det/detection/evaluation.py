@@ -150,12 +150,9 @@ def check_evaluators(cfg: CfgNode) -> None:
                 f"{name} in DATASETS.TEST is of the evaluator_type {kind!r}, for which there is no "
                 f"evaluator; there are {', '.join(filter(None, kinds))}."
             )
-        package = EVALUATORS[kind].package
-        if package and importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"{name} in DATASETS.TEST, of the evaluator_type {kind}, is evaluated by the "
-                f"package {package}, which is not installed: pip install {package}."
-            )
+        check_package(
+            f"{name} in DATASETS.TEST, of the evaluator_type {kind},", EVALUATORS[kind].package
+        )
         has_masks = cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE != "RetinaNet"
         if kind == "cityscapes_instance" and not has_masks:
             raise ConfigError(
@@ -164,6 +161,14 @@ def check_evaluators(cfg: CfgNode) -> None:
                 f"{cfg.MODEL.MASK_ON} finds only boxes; evaluate on other data."
             )
     check_augmented_test(cfg)
+
+
+def check_package(what: str, package: str) -> None:
+    """Raise ConfigError, which names what needs it, where a package is not installed."""
+    if package and importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"{what} needs the package {package}, which is not installed: pip install {package}."
+        )
 
 
 def check_augmented_test(cfg: CfgNode) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,11 @@ from lambda_det.config import add_lambda_config, leaves
 from lambda_det.detection import data
 from lambda_det.detection.config import DATA_FLAGS
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.evaluation import TolerantCOCOEvaluator, check_augmented_test
+from lambda_det.detection.evaluation import (
+    TolerantCOCOEvaluator,
+    check_augmented_test,
+    check_package,
+)
 from lambda_det.detection.lazy import (
     PLACES,
     dump_lazy,
@@ -44,7 +48,6 @@ from lambda_det.detection.registry import class_keys, needed_packages
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError, UserError, reason
 from lambda_det.training.settings import FixedKeys
-from lambda_det.weights.provenance import PixelSettings
 
 logger = logging.getLogger(__name__)
 
@@ -108,32 +111,22 @@ class LazyParts(Parts):
         self.lazy = lazy
         with _in_lazy_keys():
             super().__init__(_view(lazy), KEYS)
+        settings = {
+            name: read_value(lazy, KEYS[name], getattr(self.settings, name))
+            for name in ("log_period", "checkpoints_kept")
+        }
         unknown = [n for n in ("images_per_step", "base_lr") if select(lazy, KEYS[n]) is None]
-        self.settings = replace(
-            self.settings,
-            **dict.fromkeys(unknown),
-            log_period=read_value(lazy, KEYS["log_period"], self.settings.log_period),
-            checkpoints_kept=read_value(
-                lazy, KEYS["checkpoints_kept"], self.settings.checkpoints_kept
-            ),
-        )
+        self.settings = replace(self.settings, **settings, **dict.fromkeys(unknown))
         self.detector = self._detector()
-        pixels = ("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD")
-        self.pixels = (
-            replace(PixelSettings.from_config(self.cfg), keys=tuple(PLACES[key] for key in pixels))
-            if "pixel_mean" in lazy.model
-            else None
-        )
+        pixels = replace(self.pixels, keys=tuple(PLACES[key] for key in self.pixels.keys))
+        self.pixels = pixels if "pixel_mean" in lazy.model else None
         self.kept = tuple(read_value(lazy, PLACES["RECIPE.KEEP"], []))
         if "test" not in lazy.dataloader or "evaluator" not in lazy.dataloader:
             self.test_names = self.test_sets = ()
         elif not self._tests_nothing():
             self.test_sets = (", ".join(self.test_names) or "dataloader.test",)
-        self.ddp_options = {
-            name: value
-            for name, value in lazy.train.get("ddp", {}).items()
-            if name != "broadcast_buffers"
-        }
+        self.ddp_options = dict(lazy.train.get("ddp", {}))
+        self.ddp_options.pop("broadcast_buffers", None)
 
     def _detector(self) -> Detector:
         lazy, classes = self.lazy, self._class_keys()
@@ -195,11 +188,11 @@ class LazyParts(Parts):
 
     def make_train_loader(self, settings: DetectionSettings) -> Iterable:
         lazy = copy.deepcopy(self.lazy)
-        given = {
-            "total_batch_size": settings.images_per_batch,
-            "num_workers": settings.num_workers,
-        }
-        lazy.dataloader.train.update({k: given[k] for k in given if k in lazy.dataloader.train})
+        loader = lazy.dataloader.train
+        if "total_batch_size" in loader:
+            loader.total_batch_size = settings.images_per_batch
+        if "num_workers" in loader:
+            loader.num_workers = settings.num_workers
         return _make(lazy, "dataloader.train")
 
     def make_test_loader(self, name: str) -> Iterable:
@@ -335,11 +328,8 @@ def _view(lazy: DictConfig) -> CfgNode:
     if ratios and not isinstance(ratios[0], (list, tuple)):
         values["MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS"] = [ratios]
     for key, value in values.items():
-        *sections, name = key.split(".")
-        node = cfg
-        for section in sections:
-            node = node[section]
-        node[name] = value
+        section, _, name = key.rpartition(".")
+        (attrgetter(section)(cfg) if section else cfg)[name] = value
     for node in _training_augmentations(lazy):
         if {"min_scale", "max_scale", "target_height"} <= node.keys():
             jitter = cfg.INPUT.LSJ
@@ -486,9 +476,4 @@ def _check_evaluators(lazy: DictConfig, test_names: tuple[str, ...]) -> None:
                 "lambda_det.detection.evaluation.TolerantCOCOEvaluator."
             )
         for package in needed_packages(kind):
-            if importlib.util.find_spec(package) is None:
-                raise ConfigError(
-                    f"dataloader.evaluator has a {kind.__name__}, which needs the package "
-                    f"{package}, and that is not installed; install it, or take another "
-                    "evaluator."
-                )
+            check_package(f"dataloader.evaluator has a {kind.__name__}, which", package)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,7 @@ class Matches:
     unmatched_ground_truths: int = 0
 
     def __add__(self, other: Matches) -> Matches:
-        return Matches(
-            self.matched + other.matched,
-            self.iou + other.iou,
-            self.unmatched_predictions + other.unmatched_predictions,
-            self.unmatched_ground_truths + other.unmatched_ground_truths,
-        )
+        return Matches(*map(add, astuple(self), astuple(other)))
 
     @property
     def weight(self) -> float:

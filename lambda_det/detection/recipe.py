@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -384,9 +385,7 @@ def apply_recipe(
     rows = [(names.get(rule.key, rule.key), "", rule.value, rule.reason) for rule in known]
     for rule in rules:
         section, _, name = rule.key.rpartition(".")
-        node = cfg
-        for part in section.split("."):
-            node = node[part]
+        node = attrgetter(section)(cfg)
         shown = names.get(rule.key, rule.key)
         if rule.key in cfg.RECIPE.KEEP:
             keep = names.get("RECIPE.KEEP", "RECIPE.KEEP")

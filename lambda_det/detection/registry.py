@@ -174,14 +174,10 @@ def register(name: str, entry: Architecture | Head | Evaluator) -> None:
         name: the class of a meta architecture, an evaluator_type of data sets, or any of a head.
         entry: in place of one with this name.
     """
-    if isinstance(entry, Architecture):
-        ARCHITECTURES[name] = entry
-    elif isinstance(entry, Evaluator):
-        EVALUATORS[name] = entry
-    else:
-        HEADS[name] = entry
-        if entry.class_layers:
-            CLASS_LAYERS.append(entry.class_layers)
+    tables = {Architecture: ARCHITECTURES, Evaluator: EVALUATORS, Head: HEADS}
+    tables[type(entry)][name] = entry
+    if isinstance(entry, Head) and entry.class_layers:
+        CLASS_LAYERS.append(entry.class_layers)
 
 
 def class_keys() -> Iterator[str]:
@@ -205,5 +201,4 @@ def why_not_exported(model: nn.Module) -> str:
     return next((why for names, why in reasons if bases.intersection(names)), "")
 
 
-for _name, _head in HEADS.items():
-    register(_name, _head)
+CLASS_LAYERS.extend(head.class_layers for head in HEADS.values() if head.class_layers)

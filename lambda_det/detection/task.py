@@ -41,6 +41,8 @@ from lambda_det.weights.provenance import PixelSettings
 
 logger = logging.getLogger(__name__)
 
+_METRICS = "segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "sem_seg/IoU", "panoptic_seg/PQ"
+
 
 def load_any_config(args: argparse.Namespace) -> CfgNode | DictConfig:
     """What --config-file holds, which is YAML or a LazyConfig; its content says which.
@@ -71,16 +73,7 @@ class DetectionTask(Task):
     """
 
     metrics = tuple(
-        f"{task}{weights}/{metric}"
-        for weights in ("_EMA", "")
-        for task, metric in (
-            ("segm", "AP"),
-            ("bbox", "AP"),
-            ("keypoints", "AP"),
-            ("sem_seg", "mIoU"),
-            ("sem_seg", "IoU"),
-            ("panoptic_seg", "PQ"),
-        )
+        metric.replace("/", f"{weights}/") for weights in ("_EMA", "") for metric in _METRICS
     )
 
     def __init__(self, config: CfgNode | DictConfig) -> None:
