@@ -120,43 +120,28 @@ def whole(flags, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("step", range(1, 6))
-def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, step):
-    folder = tmp_path / "run"
+@pytest.mark.parametrize(
+    ("variant", "step"),
+    [("plain", step) for step in range(1, 6)] + [(name, 3) for name in list(VARIANTS)[1:]],
+)
+def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, step):
+    folder, words = tmp_path / "run", VARIANTS[variant].split()
     with monkeypatch.context() as patch:
         _kill_before(patch, step)
         with pytest.raises(Killed):
-            train(folder)
-    assert not (folder / "model_final.pth").exists()
-    train(folder, resume=True)
-    assert_same_run(whole("plain"), folder)
-
-
-@pytest.mark.parametrize("variant", list(VARIANTS)[1:-1])
-def test_killed_in_other_kinds_of_runs(train, whole, tmp_path, monkeypatch, variant):
-    folder, words = tmp_path / "run", VARIANTS[variant].split()
-    with monkeypatch.context() as patch:
-        _kill_before(patch, 3)
-        with pytest.raises(Killed):
             train(folder, *words)
+    assert not (folder / "model_final.pth").exists()
+    if variant == "drawn seed":  # which is that of the whole run
+        seed = content(folder / "model_0000002.pth")["trainer"]["seed"]
+        train(folder, *words, resume=True)
+        assert content(folder / "model_final.pth")["trainer"]["seed"] == seed
+        assert content(whole(variant) / "model_final.pth")["trainer"]["seed"] != seed
+        return
     train(folder, *words, resume=True)
     assert_same_run(whole(variant), folder)
     # Loader workers alone change nothing at all
     others = differences(*(content(f / "model_final.pth") for f in (whole("plain"), folder)))
-    assert bool(others) == (variant != "workers")
-
-
-def test_a_drawn_seed_is_that_of_the_whole_run(train, whole, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    words = VARIANTS["drawn seed"].split()
-    with monkeypatch.context() as patch:
-        _kill_before(patch, 3)
-        with pytest.raises(Killed):
-            train(folder, *words)
-    seed = content(folder / "model_0000002.pth")["trainer"]["seed"]
-    train(folder, *words, resume=True)
-    assert content(folder / "model_final.pth")["trainer"]["seed"] == seed
-    assert content(whole("drawn seed") / "model_final.pth")["trainer"]["seed"] != seed
+    assert bool(others) == (variant not in ("plain", "workers"))
 
 
 # After step 3, and the last one
@@ -312,31 +297,27 @@ def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
     assert "INPUT.MAX_SIZE_TRAIN changed: " in caplog.text
 
 
-def _lazy_words(flags: list[str], folder: Path, *words: str) -> list[str]:
-    tiny = TINY[1].replace("image_size=64", "image_size=48").split()
-    data = flags[flags.index("--train-json") :]
-    config = ["--config-file", str(ROOT / "configs/mask_rcnn_lambdaresnet50.py")]
-    words = (*words, "train.max_iter=4", "train.reference_world_size=0", "train.eval_period=2")
-    words += ("dataloader.train.total_batch_size=2", "optimizer.lr=0.01", "train.log_period=1")
-    rpn, heads = "model.proposal_generator", "model.roi_heads"
-    words += (f"{rpn}.pre_nms_topk=[100,100]", f"{rpn}.post_nms_topk=[20,20]")
-    words += (f"{heads}.batch_size_per_image=8",)
-    return [*config, *data, *tiny, *words, f"train.output_dir={folder}"]
-
-
 def test_a_lazyconfig_is_resumed_alike(flags, tmp_path, monkeypatch):
-    options = ("train.best_metric=bbox/AP50", "model.backbone.bottom_up.stochastic_depth=0.2")
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    run(lazy_parser().parse_args(_lazy_words(flags, whole, *options)))
-    words = _lazy_words(flags, folder, *options)
+    words = f"""--config-file {ROOT / "configs/mask_rcnn_lambdaresnet50.py"} --resume
+        {" ".join(flags[flags.index("--train-json") :])} {TINY[1]} dataloader.image_size=48
+        train.max_iter=4 train.reference_world_size=0 train.eval_period=2 train.log_period=1
+        dataloader.train.total_batch_size=2 optimizer.lr=0.01 train.best_metric=bbox/AP50
+        model.proposal_generator.pre_nms_topk=[100,100] model.roi_heads.batch_size_per_image=8
+        model.proposal_generator.post_nms_topk=[20,20] model.backbone.bottom_up.stochastic_depth=0.2
+        """
+
+    def train(folder: str, *more: str) -> Path:
+        output = f"train.output_dir={tmp_path / folder}"
+        run(lazy_parser().parse_args([*words.split(), output, *more]))
+        return tmp_path / folder
+
     with monkeypatch.context() as patch:
         _kill_before(patch, 3)
         with pytest.raises(Killed):
-            run(lazy_parser().parse_args(words))
-    run(lazy_parser().parse_args(["--resume", *words]))
-    assert_same_run(whole, folder)
+            train("run")
+    assert_same_run(train("whole"), train("run"))
     with pytest.raises(ConfigError, match=r"train\.seed"):
-        run(lazy_parser().parse_args(["--resume", *words, "train.seed=6"]))
+        train("run", "train.seed=6")
 
 
 def test_a_foreign_loader_is_named_where_its_order_starts_anew(
