@@ -75,7 +75,7 @@ class Statistics:
             images += 1
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
             counts.update({annotation["category_id"] for annotation in objects})
-            for annotation in (a for a in objects if a.get("bbox") is not None):
+            for annotation in objects:
                 factor = scale(record["height"], record["width"])
                 box = BoxMode.convert(
                     list(annotation["bbox"]), annotation["bbox_mode"], BoxMode.XYWH_ABS

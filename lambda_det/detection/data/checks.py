@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -24,8 +23,7 @@ from lambda_det.detection.data.coco_format import check_segments_mode, read_pano
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BAD_BOX, Report
-from lambda_det.detection.data.truth import usable_box
-from lambda_det.errors import ConfigError, DataError, UserError, printable, reason
+from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, reason
 from lambda_det.weights.import_names import IMAGENET_PIXELS
 from lambda_det.weights.provenance import PixelSettings
 
@@ -56,8 +54,9 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
         )
     if train and test and cfg.TEST.LOSS:
         for name in cfg.DATASETS.TEST:
-            where = f"{detector.keys['test']}, or set TEST.LOSS False"
-            _refuse(_LACKING, _Data(name, "train", detector, where))
+            fault = _no_truth(_Data(name, "test", detector), ", or set TEST.LOSS False")
+            if fault:
+                raise ConfigError(fault)
 
 
 def check_pixels(pixels: PixelSettings) -> None:
@@ -120,38 +119,39 @@ def check_detector_data(
                 f"of training; {option(detector.keys['filters_empty'], False)} keeps them as "
                 "background."
             )
-    predicted = predictions(detector.architecture)
-    if "instances" in predicted:
-        known = {n: _Data(n, "", detector, "", r).classes() for n, r in reports.items()}
-        _check_order("classes", known)
-    if "semantic" in predicted:
-        _check_order("stuff_classes", _metadata("stuff_classes", reports))
-    if detector.keypoints is not None:
-        _check_order("keypoint_names", _metadata("keypoint_names", reports))
-        # Those of a test set are not read.
-        _check_order("keypoint_flip_map", _metadata("keypoint_flip_map", train))
     read = functools.cache(Instances.of_records)
     data = [
-        _Data(name, split, detector, detector.keys.get(split, split), reports[name], read)
+        _Data(name, split, detector, reports[name], read)
         for split, chosen in (("train", train), ("test", test))
         for name in chosen
     ]
-    for name in test:
-        if "panoptic" in evaluated(detector, name):
-            check_panoptic(MetadataCatalog.get(name))
+    predicted, has_keypoints = predictions(detector.architecture), detector.keypoints is not None
+    for key, is_read in (
+        ("thing_classes", "instances" in predicted),
+        ("stuff_classes", "semantic" in predicted),
+        ("keypoint_names", has_keypoints),
+        ("keypoint_flip_map", has_keypoints),
+    ):
+        # Nothing is flipped in a test
+        those = [d for d in data if key != "keypoint_flip_map" or d.split == "train"]
+        if is_read:
+            _check_order(key, {d.name: d.meta(key) for d in those})
+    for one in data:
+        if one.split == "test" and "panoptic" in evaluated(detector, one.name):
+            check_panoptic(MetadataCatalog.get(one.name))
     for rule, one in itertools.product(_RULES, data):
         _refuse(rule, one)
-    learnt = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
-    if learnt and all(i is not None and i.has_key and not i.usable for i in learnt):
+    found = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
+    if found and all(i is not None and i.has_key and not i.objects for i in found):
         raise DataError(
-            f"{', '.join(train)} hold{'' if len(learnt) > 1 else 's'} no annotation to train on "
+            f"{', '.join(train)} hold{'' if len(found) > 1 else 's'} no annotation to train on "
             "(crowds and boxes without area do not count); add some."
         )
     for one in data:
-        found = one.instances() if one.masks() and one.needs("instances") else None
-        if found is not None and found.unmasked:
+        instances = one.instances() if one.masks() and one.needs("instances") else None
+        if instances is not None and instances.unmasked:
             logger.warning(
-                f"{one.name}: {found.unmasked} annotations without a mask take their box."
+                f"{one.name}: {instances.unmasked} annotations without a mask take their box."
             )
 
 
@@ -160,33 +160,24 @@ def _check_registered(name: str) -> Report | None:
     files = check_files(name)
     if files is None:
         return None
-    json_file, image_root = files
-    report = check_coco(json_file, image_root, files="sample")
+    report = check_coco(*files, files="sample")
     logger.info(
-        "%s: %d images, %d annotations (%d crowds) of %d categories.",
-        name,
-        report.images,
-        report.annotations,
-        report.crowds,
-        len(report.categories),
+        f"{name}: {report.images} images, {report.annotations} annotations ({report.crowds} "
+        f"crowds) of {len(report.categories)} categories."
     )
-    refusal = report.refusal()
-    if refusal:
+    if refusal := report.refusal():
         raise DataError(refusal)
     for kind, problem in report.of(BAD_BOX).items():
         logger.warning(
-            "%s: %d x %s, left out of training or cut at the border; the first: %s.",
-            json_file,
-            problem.count,
-            kind,
-            problem.first[0],
+            f"{report.json_file}: {problem.count} x {kind}, left out of training, cut at the "
+            f"border, or with the box as mask; the first: {problem.first[0]}."
         )
     metadata = MetadataCatalog.get(name)
     # Those of the file, where a run has them in another order
     names = metadata.get("file_classes", metadata.get("thing_classes"))
     if names is not None and list(names) != list(report.categories.values()):
         raise DataError(
-            f"{json_file} holds {len(report.categories)} categories "
+            f"{report.json_file} holds {len(report.categories)} categories "
             f"({_some(report.categories.values())}) that are not those of the data set {name} "
             f"({_some(names)}); give your own data with --train-json and --train-images, or "
             "--test-json and --test-images."
@@ -207,44 +198,35 @@ def _check_order(what: str, lists: dict[str, Sequence[Any] | None]) -> None:
                 )
 
 
-def _some(names: Iterable[str], limit: int = 5) -> str:
-    names = list(names)
-    return ", ".join(map(printable, names[:limit])) + (", ..." if len(names) > limit else "")
+def _some(names: Iterable[str]) -> str:
+    return listed(map(printable, names), 5)
 
 
-@dataclass
-class Instances:
+class Instances(NamedTuple):
     """What a data set holds of instances.
 
     Attributes:
         source: where they are, for messages.
-        annotations, crowds: how many there are; crowds are annotations, too.
+        annotations: how many there are, crowds included.
+        objects: how many can be trained on: they are no crowds, and have a box.
         unmasked: annotations without a mask.
-        usable: whether one that is no crowd has a box to train on.
         has_key: whether any image has the key "annotations".
-        ids: each category_id of those that are no crowds, with an image of it; only of records.
+        ids: each category_id of objects, with an image of it; only of records.
     """
 
     source: str
-    annotations: int = 0
-    crowds: int = 0
-    unmasked: int = 0
-    usable: bool = False
-    has_key: bool = False
-    ids: dict[Any, str] = field(default_factory=dict)
+    annotations: int
+    objects: int
+    unmasked: int
+    has_key: bool
+    ids: dict[Any, str]
 
     @classmethod
     def of_report(cls, report: Report) -> Instances:
         """Those of a COCO file."""
-        unmasked = report.problems.get("annotation without segmentation")
-        return cls(
-            source=report.json_file,
-            annotations=report.annotations,
-            crowds=report.crowds,
-            unmasked=unmasked.count if unmasked else 0,
-            usable=report.usable > 0,
-            has_key=True,
-        )
+        without = report.problems.get("annotation without segmentation")
+        unmasked = without.count if without else 0
+        return cls(report.json_file, report.annotations, report.usable, unmasked, True, {})
 
     @classmethod
     def of_records(cls, name: str) -> Instances | None:
@@ -262,32 +244,17 @@ class Instances:
             ) from error
         if not isinstance(records, list):
             return None
-        found = cls(source=name)
-        for record in records:
-            found.has_key |= "annotations" in record
-            for annotation in record.get("annotations", ()):
-                found._add(annotation, record)
-        return found
-
-    def _add(self, annotation: dict[str, Any], record: dict[str, Any]) -> None:
-        self.annotations += 1
-        # A mask may be an array, which has no truth value
-        mask = annotation.get("segmentation")
-        self.unmasked += mask is None or len(mask) == 0
-        if annotation.get("iscrowd", 0):
-            self.crowds += 1
-            return
-        self.usable = self.usable or usable_box(annotation) is not None
-        number = annotation.get("category_id")
-        # Of what is no number, the text that the message shows
-        key = number if isinstance(number, Real) else repr(number)
-        self.ids.setdefault(key, record.get("file_name", ""))
-
-    def outside(self, classes: int | None) -> list[Any]:
-        """The values of category_id that are not from 0 to ``classes`` - 1."""
-        if classes is None:
-            return []
-        return [n for n in self.ids if not (isinstance(n, Real) and 0 <= n < classes)]
+        annotations = [(a, r) for r in records for a in r.get("annotations", ())]
+        objects = [(a, r) for a, r in annotations if not a.get("iscrowd", 0)]
+        ids: dict[Any, str] = {}
+        for annotation, record in objects:
+            number = annotation.get("category_id")
+            # Of what is no number, the text that the message shows
+            key = number if isinstance(number, Real) else repr(number)
+            ids.setdefault(key, record.get("file_name", ""))
+        unmasked = sum(not a.get("segmentation") for a, _ in annotations)
+        has_key = any("annotations" in record for record in records)
+        return cls(name, len(annotations), len(objects), unmasked, has_key, ids)
 
 
 class _Data(NamedTuple):
@@ -297,7 +264,6 @@ class _Data(NamedTuple):
         name: under which it is registered.
         split: what it is for, "train" or "test".
         detector: what its configuration says.
-        where: the user's key for data of this split.
         report: on its file; None where it has none in COCO's format.
         read: gives the instances that a registered data set loads.
     """
@@ -305,12 +271,14 @@ class _Data(NamedTuple):
     name: str
     split: str
     detector: Detector
-    where: str
     report: Report | None = None
     read: Callable[[str], Instances | None] = Instances.of_records
 
     def meta(self, key: str) -> Any:
-        return MetadataCatalog.get(self.name).get(key)
+        value = MetadataCatalog.get(self.name).get(key)
+        if key == "thing_classes" and value is None and self.report:
+            return list(self.report.categories.values())
+        return value
 
     def needs(self, kind: str) -> bool:
         """Whether the detector learns from, or is measured by, ground truth of a kind."""
@@ -318,21 +286,18 @@ class _Data(NamedTuple):
             return self.detector.keypoints is not None
         if kind == "instances" and self.split == "test":
             return kind in evaluated(self.detector, self.name)
-        return kind in predictions(self.detector.architecture)
+        return not kind or kind in predictions(self.detector.architecture)
 
     def masks(self) -> bool:
         """Whether masks are learnt or measured; Pascal VOC measures boxes."""
         measured = self.split == "train" or self.meta("evaluator_type") != "pascal_voc"
         return self.detector.masks and measured
 
-    def classes(self) -> list[str] | None:
-        names = self.meta("thing_classes")
-        if names is None and self.report:
-            names = self.report.categories.values()
-        return None if names is None else list(names)
-
     def instances(self) -> Instances | None:
-        in_file = self.split == "test" or _loads_instances(self.name)
+        # Detectron2 gives COCO's panoptic form a file of instances only for its evaluation. The
+        # form with "separated" in its name has semantic masks beside the instances.
+        is_panoptic = self.meta("evaluator_type") == "coco_panoptic_seg"
+        in_file = self.split == "test" or not is_panoptic or self.meta("sem_seg_root") is not None
         return Instances.of_report(self.report) if self.report and in_file else self.read(self.name)
 
 
@@ -361,25 +326,26 @@ _WITHOUT = {
 }
 
 
-def _no_truth(data: _Data) -> str | None:
+def _no_truth(data: _Data, where: str = "") -> str | None:
     kind, lacking = _WITHOUT.get(data.meta("evaluator_type"), ("", ""))
     detector = data.detector
     return kind in predictions(detector.architecture) and (
         f"{detector.keys['architecture']} {detector.architecture} learns from {lacking}, and "
-        f"{data.name} has none; name another data set in {data.where}."
+        f"{data.name} has none; name another data set in {detector.keys[data.split]}{where}."
     )
 
 
-def _another(field_name: str, what: str, there: Callable[[_Data], Any]) -> Callable[[_Data], Any]:
+def _another(field_name: str, what: str, key: str) -> Callable[[_Data], str | None]:
     """The fault of a data set that has another number than a field of the detector, if any."""
 
     def fault(data: _Data) -> str | None:
-        found, here = there(data), getattr(data.detector, field_name)
+        found, here = data.meta(key), getattr(data.detector, field_name)
         number = len(found) if isinstance(found, (list, tuple)) else found
         names = f" ({_some(found)})" if isinstance(found, (list, tuple)) else ""
-        key = data.detector.keys.get(field_name)
+        place = data.detector.keys.get(field_name)
         return None not in (number, here) and number != here and (
-            f"{key} is {here}, but {data.name} has {number} {what}{names}; set {key} to {number}."
+            f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "
+            f"{number}."
         )  # fmt: skip
 
     return fault
@@ -401,79 +367,69 @@ def _other_sigmas(data: _Data) -> str | None:
     )
 
 
-def _instances(data: _Data) -> str | None:
-    """What is wrong with the instances of a data set that gives a list of images."""
-    found, name, keys = data.instances(), data.name, data.detector.keys
-    if found is None:
+def _no_key(data: _Data) -> str | None:
+    found = data.instances()
+    # A model of another project may learn from other keys.
+    is_missing = found is not None and not found.has_key and is_known(data.detector.architecture)
+    return is_missing and (
+        f'{data.name}: no image has the key "annotations", so that there is nothing to train on; '
+        "add it, with an empty list where an image has no object."
+    )
+
+
+def _no_objects(data: _Data) -> str | None:
+    found = data.instances()
+    return found is not None and not found.objects and (
+        f"{found.source} holds no annotations{' but crowds' if found.annotations else ''}, so that "
+        f"nothing can be evaluated on {data.name}; add some, or name another data set in "
+        f"{data.detector.keys['test']}."
+    )  # fmt: skip
+
+
+def _no_masks(data: _Data) -> str | None:
+    found, key = data.instances(), data.detector.keys["masks"]
+    return found is not None and data.masks() and 0 < found.annotations == found.unmasked and (
+        f"{key} is on, but no annotation of {data.name} has a mask; set {option(key, False)}."
+    )  # fmt: skip
+
+
+def _other_ids(data: _Data) -> str | None:
+    found, classes = data.instances(), data.detector.num_classes
+    if found is None or classes is None:
         return None
-    if data.split == "train":
-        # A model of another project may learn from other keys.
-        if not found.has_key and is_known(data.detector.architecture):
-            return (
-                f'{name}: no image has the key "annotations", so that there is nothing to train '
-                "on; add it, with an empty list where an image has no object."
-            )
-        if found.annotations > found.crowds and not found.usable:
-            return (
-                f"{name}: none of {found.annotations} annotations has a box to train on; each "
-                'needs a "bbox" of four numbers in pixels and a "bbox_mode", such as '
-                "BoxMode.XYWH_ABS."
-            )
-    elif found.annotations == found.crowds:
-        return (
-            f"{found.source} holds no annotations{' but crowds' if found.crowds else ''}, so that "
-            f"nothing can be evaluated on {name}; add some, or name another data set in "
-            f"{keys['test']}."
-        )
-    return None
+    outside = [n for n in found.ids if not (isinstance(n, Real) and 0 <= n < classes)]
+    return outside and (
+        f"{data.name}: an object in {printable(found.ids[outside[0]])} has the category_id "
+        f"{outside[0]}, but {data.detector.keys['num_classes']} is {classes}; number the classes "
+        f"from 0 to {classes - 1}, or set the key to their number."
+    )
 
 
-def _unfit_instances(data: _Data) -> str | None:
-    """Which switch or number of the detector does not fit the instances of a data set."""
-    found, name, keys = data.instances(), data.name, data.detector.keys
-    if found is None:
-        return None
-    if data.masks() and 0 < found.annotations == found.unmasked:
-        return (
-            f"{keys['masks']} is on, but no annotation of {name} has a mask; set "
-            f"{option(keys['masks'], False)}."
-        )
-    classes = data.detector.num_classes
-    if outside := found.outside(classes):
-        return (
-            f"{name}: an object in {printable(found.ids[outside[0]])} has the category_id "
-            f"{outside[0]}, but {keys['num_classes']} is {classes}; number the classes from 0 to "
-            f"{classes - 1}, or set the key to their number."
-        )
-    return None
-
-
-_BOTH = ("train", "test")
-_LACKING = _Rule(("train",), "", ConfigError, _no_truth)
+_TRAIN, _TEST, _BOTH = ("train",), ("test",), ("train", "test")
 # In the order in which they are asked
 # fmt: off
 _RULES = (
-    _LACKING,
+    _Rule(_TRAIN, "", ConfigError, _no_truth),
     _Rule(_BOTH, "semantic", ConfigError, _another(
-        "semantic_classes", "classes of semantic masks", lambda d: d.meta("stuff_classes"))),
+        "semantic_classes", "classes of semantic masks", "stuff_classes")),
     _Rule(_BOTH, "semantic", ConfigError, _another(
-        "ignored_label", "for pixels without a class", lambda d: d.meta("ignore_label"))),
+        "ignored_label", "for pixels without a class", "ignore_label")),
     _Rule(_BOTH, "keypoints", ConfigError, _no_keypoints),
-    _Rule(_BOTH, "keypoints", ConfigError, _another(
-        "keypoints", "keypoints", lambda d: d.meta("keypoint_names"))),
-    _Rule(("test",), "keypoints", ConfigError, _other_sigmas),
-    _Rule(_BOTH, "", ConfigError, _another("num_classes", "categories", lambda d: d.classes())),
-    _Rule(_BOTH, "instances", DataError, _instances),
-    _Rule(_BOTH, "instances", ConfigError, _unfit_instances),
+    _Rule(_BOTH, "keypoints", ConfigError, _another("keypoints", "keypoints", "keypoint_names")),
+    _Rule(_TEST, "keypoints", ConfigError, _other_sigmas),
+    _Rule(_BOTH, "", ConfigError, _another("num_classes", "categories", "thing_classes")),
+    _Rule(_TRAIN, "instances", DataError, _no_key),
+    _Rule(_TEST, "instances", DataError, _no_objects),
+    _Rule(_BOTH, "instances", ConfigError, _no_masks),
+    _Rule(_BOTH, "instances", ConfigError, _other_ids),
 )
 # fmt: on
 
 
 def _refuse(rule: _Rule, data: _Data) -> None:
-    if data.split in rule.splits and (not rule.needs or data.needs(rule.needs)):
-        fault = rule.fault(data)
-        if fault:
-            raise rule.error(fault)
+    fault = data.split in rule.splits and data.needs(rule.needs) and rule.fault(data)
+    if fault:
+        raise rule.error(fault)
 
 
 def check_panoptic(metadata: Any) -> None:
@@ -491,19 +447,3 @@ def check_panoptic(metadata: Any) -> None:
         except Exception:  # Pillow may raise anything; the evaluation says what is wrong
             continue
         check_segments_mode(path, mode)
-
-
-def _metadata(key: str, names: Iterable[str]) -> dict[str, Any]:
-    """What registered data sets have under a key, by their names; None where it is missing."""
-    return {name: MetadataCatalog.get(name).get(key) for name in names}
-
-
-def _loads_instances(name: str) -> bool:
-    """Whether a data set loads the instances of its file: COCO's panoptic form does not.
-
-    Detectron2 gives that form a file of instances only for its evaluation. The form with
-    "separated" in its name has semantic masks beside the instances.
-    """
-    metadata = MetadataCatalog.get(name)
-    is_panoptic = metadata.get("evaluator_type") == "coco_panoptic_seg"
-    return not is_panoptic or metadata.get("sem_seg_root") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,6 +172,7 @@ def _renumber(name: str, here: list[str], there: list[str]) -> None:
         values[_THING_IDS] = {key: new[place] for key, place in ids.items()}
     after = MetadataCatalog[name] = Metadata(**values)
 
+    @functools.wraps(load)
     def load_renumbered() -> list[dict[str, Any]]:
         MetadataCatalog[name] = before  # what loads a data set may set what it was
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,11 @@ import torch
 from detectron2.config import CfgNode, configurable
 from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
-from detectron2.structures import BitMasks, Boxes, PolygonMasks
+from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
 
 from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.detection.data.records import (
-    depth_fault,
-    image_fault,
-    label_fault,
-    mask_fault,
-    mask_mode_fault,
-    no_file,
-)
+from lambda_det.detection.data.records import head_fault, image_fault, label_fault, mask_fault
 from lambda_det.detection.data.transforming import (
     CHANNELS,
     ImageFile,
@@ -30,7 +24,7 @@ from lambda_det.detection.data.transforming import (
     draws_by_size,
     transform_polygons,
 )
-from lambda_det.detection.data.truth import usable_annotations
+from lambda_det.detection.data.truth import corners, outline
 from lambda_det.errors import DataError
 
 
@@ -40,10 +34,11 @@ class TolerantMapper(DatasetMapper):
     - An image trains as an empty image if it has no annotations, only crowds, or no annotation
       within the crop.
     - An image with polygons and run-length masks gets bitmaps of both.
-    - An annotation without a usable box or with a broken mask is left out. An annotation without a
-      mask, among others with masks, gets its box as mask. Each process warns once of each kind.
+    - An annotation without a mask gets its box as mask.
     - A ``DataError`` names an image that cannot be read or has another size than its annotations
       say, and a semantic mask with labels that the model has no class for.
+
+    Annotations are repaired before, by :func:`lambda_det.detection.data.truth.sanitise`.
 
     With a config, the augmentations are those of
     :func:`lambda_det.detection.data.build_augmentation`.
@@ -103,13 +98,9 @@ class TolerantMapper(DatasetMapper):
         """
         if self.is_train:
             dataset_dict = {"annotations": [], **dataset_dict}
-        for key in ("file_name", "sem_seg_file_name"):
-            # Opening a pipe would never return.
-            if fault := no_file(dataset_dict.get(key)):
-                raise DataError(fault)
-        fault = depth_fault(dataset_dict["file_name"])
-        if fault is None and self.is_train and dataset_dict.get("sem_seg_file_name") is not None:
-            fault = mask_mode_fault(dataset_dict["sem_seg_file_name"])
+        fault = head_fault(dataset_dict["file_name"]) or head_fault(
+            dataset_dict.get("sem_seg_file_name"), "labels" if self.is_train else "any"
+        )
         if fault:
             raise DataError(fault)
         try:
@@ -165,17 +156,13 @@ class TolerantMapper(DatasetMapper):
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
     ) -> None:
-        keypoints = None if self.use_keypoint else 0
-        if self.use_keypoint and self.keypoint_hflip_indices is not None:
-            keypoints = len(self.keypoint_hflip_indices)
-        annotations = usable_annotations(
-            dataset_dict, masks=self.use_instance_mask, keypoints=keypoints
+        annotations = [a for a in dataset_dict.pop("annotations") if not a.get("iscrowd", 0)]
+        transformed = self._transformed(
+            annotations, (dataset_dict["height"], dataset_dict["width"]), transforms, image_shape
         )
-        del dataset_dict["annotations"]
         # Detectron2 can make masks of either form out of polygons, but of run lengths only bitmaps.
-        has_runs = any(isinstance(a.get("segmentation"), dict) for a in annotations)
+        has_runs = any(isinstance(a.get("segmentation"), np.ndarray) for a in transformed)
         mask_format = "bitmask" if has_runs else self.instance_mask_format
-        transformed = self._transformed(annotations, transforms, image_shape)
         instances = detection_utils.annotations_to_instances(
             transformed, image_shape, mask_format=mask_format
         )
@@ -189,28 +176,57 @@ class TolerantMapper(DatasetMapper):
         dataset_dict["instances"] = detection_utils.filter_empty_instances(instances)
 
     def _transformed(
-        self, annotations: list[dict[str, Any]], transforms: T.Transform, size: tuple[int, int]
+        self,
+        annotations: list[dict[str, Any]],
+        before: tuple[int, int],
+        transforms: T.Transform,
+        size: tuple[int, int],
     ) -> list[dict[str, Any]]:
-        """``detection_utils.transform_instance_annotations`` of all annotations together."""
-        boxes = np.array([annotation["bbox"] for annotation in annotations]).reshape(-1, 4)
+        """``detection_utils.transform_instance_annotations`` of all annotations together.
+
+        An object without a mask has its box as mask; otherwise the object, or the mask loss of the
+        whole image, would be lost. One without keypoints has some of visibility 0, which do not
+        count: Detectron2 needs the same number for every object.
+
+        Args:
+            annotations: of which none is a crowd; ``truth.sanitised`` has repaired them.
+            before, size: height and width of the image as it is read, and when it is transformed.
+            transforms: of the image.
+        """
+        boxes = np.array([corners(annotation) for annotation in annotations]).reshape(-1, 4)
+        whole = [outline(*box) for box in boxes.clip(0, 2 * before[::-1]).tolist()]
+        masks = [
+            (a.get("segmentation") or [box]) if self.use_instance_mask else []
+            for a, box in zip(annotations, whole, strict=True)
+        ]
+        polygons = transform_polygons(
+            [[] if isinstance(m, dict) else [_points(p) for p in m] for m in masks], transforms
+        )
         boxes = transforms.apply_box(boxes).clip(0, (size + size)[::-1])
-        masks = [annotation.get("segmentation") for annotation in annotations]
-        polygons = transform_polygons([m if isinstance(m, list) else [] for m in masks], transforms)
+        flips = self.keypoint_hflip_indices
+        unseen = [0.0] * 3 * (0 if flips is None else len(flips))
         result = []
         for annotation, box, mask, parts in zip(annotations, boxes, masks, polygons, strict=True):
-            moved = {**annotation, "bbox": box}
+            moved = {**annotation, "bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
+            for key in ("segmentation", "keypoints"):
+                moved.pop(key, None)
             if isinstance(mask, dict):
                 # FixedSizeCrop pads with 255. It means "ignore" in semantic segmentation, but
                 # foreground in BitMasks and in the boxes that are computed from them.
                 moved["segmentation"] = transforms.apply_segmentation(mask_util.decode(mask)) == 1
-            elif mask is not None:
+            elif mask:
                 moved["segmentation"] = [part.reshape(-1) for part in parts]
-            if "keypoints" in annotation:
+            keypoints = annotation.get("keypoints", unseen)
+            if self.use_keypoint and len(keypoints):
                 moved["keypoints"] = detection_utils.transform_keypoint_annotations(
-                    np.array(annotation["keypoints"]), transforms, size, self.keypoint_hflip_indices
+                    np.array(keypoints), transforms, size, flips
                 )
             result.append(moved)
         return result
+
+
+def _points(polygon: Sequence[float]) -> np.ndarray:
+    return np.array(polygon, dtype=np.float64).reshape(-1, 2)
 
 
 def _boxes_of(masks: PolygonMasks | BitMasks) -> Boxes:

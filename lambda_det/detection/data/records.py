@@ -48,7 +48,7 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
         DataError: the file cannot be read, has more than 8 bits, or is of another size.
     """
     path = record["file_name"]
-    if fault := no_file(path):
+    if fault := head_fault(path, "any" if image_format == "L" else "pixels"):
         raise DataError(fault)
     try:
         image = detection_utils.read_image(path, format=image_format)
@@ -61,8 +61,6 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
             f"The image {printable(path)} cannot be read ({reason(error)}); fetch it again or "
             "leave it out."
         ) from error
-    if image_format != "L" and (fault := depth_fault(path)):
-        raise DataError(fault)
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))
     if said != (width, height):
@@ -82,74 +80,55 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
     return None
 
 
-def no_file(path: str | None) -> str | None:
-    """What is wrong with a path that exists and is not a file; None if it is one or is absent."""
-    try:
-        if path is None or stat.S_ISREG(os.stat(path).st_mode):
-            return None
-    except (OSError, ValueError):  # absent, or a path of another kind: the reader reports it
-        return None
-    return (
-        f"The image {printable(path)} is not a file but a folder, pipe or device; put the image "
-        "there or leave it out."
-    )
-
-
-def depth_fault(path: str | os.PathLike) -> str | None:
-    """What is wrong with an image of 16 or 32 bits, or None. Pillow cuts its values at 255."""
-    mode = None if _is_jpeg(path) else _mode(path)
-    if mode is None or not mode.startswith(("I", "F")):
-        return None
-    return (
-        f"The image {printable(path)} has more than 8 bits a pixel and channel (mode {mode}), and "
-        "would become white or black; convert it to 8 bits."
-    )
-
-
-def _is_jpeg(path: str | os.PathLike) -> bool:
-    """By its first bytes, whatever its name; a JPEG has 8 bits, and Pillow's look takes longer."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(3) == b"\xff\xd8\xff"
-    except (OSError, ValueError):  # the reader reports it
-        return False
-
-
-def _mode(path: str | os.PathLike) -> str | None:
-    """Pillow's mode of an image, by its head; None where the reader will fail."""
-    try:
-        with Image.open(path) as image:
-            return image.mode
-    except Exception:  # as Pillow has it for a broken file
-        return None
-
-
-def mask_mode_fault(path: str | os.PathLike) -> str | None:
-    """What is wrong with a semantic mask that is not of 8-bit grey, or None.
-
-    Detectron2 converts it to 8-bit grey, which changes the labels of palette and 16-bit masks.
-    """
-    mode = _mode(path)
-    if mode in (None, "L"):
-        return None
-    return (
-        f"The semantic mask {printable(path)} is of mode {mode}, and its labels would be read as "
-        "others; save the labels as 8-bit grey (mode L)."
-    )
-
-
 def mask_fault(record: dict[str, Any]) -> str | None:
     """What is wrong with the semantic mask of a dataset dict with a sound image, or None."""
     path = record.get("sem_seg_file_name")
     if path is None:
         return None
-    if fault := mask_mode_fault(path):
-        return fault
-    mask_record = {"file_name": path}
-    if "width" in record:
-        mask_record |= {"width": record["width"], "height": record["height"]}
-    fault = image_fault(mask_record, "L")
+    fault = head_fault(path, "labels") or image_fault({**record, "file_name": path}, "L")
     return fault and fault.replace("The image", "The semantic mask", 1)
+
+
+def head_fault(path: str | os.PathLike | None, content: str = "pixels") -> str | None:
+    """What is wrong with a file by its kind and its head; None also where the reader will fail.
+
+    Pillow cuts values of more than 8 bits at 255, and Detectron2 converts a mask to 8-bit grey,
+    which changes the labels of palette and 16-bit masks.
+
+    Args:
+        path: None for none.
+        content: "pixels"; "labels" of a semantic mask; "any", of which only the kind is looked at.
+    """
+    try:
+        # Opening a pipe would never return
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return (
+                f"The image {printable(path)} is not a file but a folder, pipe or device; put the "
+                "image there or leave it out."
+            )
+        if content == "any" or (content == "pixels" and _is_jpeg(path)):
+            return None
+        with Image.open(path) as image:
+            mode = image.mode
+    except Exception:  # as Pillow has it for a broken file; or there is none
+        return None
+    if content == "labels" and mode != "L":
+        return (
+            f"The semantic mask {printable(path)} is of mode {mode}, and its labels would be read "
+            "as others; save the labels as 8-bit grey (mode L)."
+        )
+    if content == "pixels" and mode.startswith(("I", "F")):
+        return (
+            f"The image {printable(path)} has more than 8 bits a pixel and channel (mode {mode}), "
+            "and would become white or black; convert it to 8 bits."
+        )
+    return None
+
+
+def _is_jpeg(path: str | os.PathLike) -> bool:
+    """By its first bytes, whatever its name; a JPEG has 8 bits, and Pillow's look takes longer."""
+    with open(path, "rb") as file:
+        return file.read(3) == b"\xff\xd8\xff"
 
 
 def label_fault(path: str, labels: np.ndarray, classes: int, ignored: int) -> str | None:

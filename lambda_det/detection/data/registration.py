@@ -18,6 +18,7 @@ from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.detection.data.held_out import hold_out
 from lambda_det.detection.data.labels import as_coco
+from lambda_det.detection.data.truth import sanitise
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, suggest
 
@@ -74,12 +75,15 @@ def registered_files(name: str) -> tuple[str, str]:
 def check_files(name: str) -> tuple[str, str] | None:
     """:func:`registered_files`; None for a data set that does not hold COCO instances.
 
+    From now on the data set gives records that are sanitised.
+
     Raises:
         ConfigError: ``name`` is not registered.
         DataError: one of its files or folders is missing.
     """
     if name in DatasetCatalog:
         check_segmentation_files(name)
+        sanitise(name, checked=is_coco(name))
         if not is_coco(name):
             return None
     return registered_files(name)

@@ -9,7 +9,7 @@ from lambda_det.errors import printable
 
 # The severity of a finding.
 # REFUSED: loading, training or evaluation would fail or be wrong.
-# BAD_BOX: left out of training or cut at the border; many of them are refused.
+# BAD_BOX: left out of training, cut at the border, or a box as mask; many of them are refused.
 # NOTED: allowed; training and evaluation use something in its place.
 REFUSED, BAD_BOX, NOTED = "refused", "bad box", "noted"
 
