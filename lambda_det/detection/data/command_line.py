@@ -57,7 +57,7 @@ def show_progress(done: int, total: int) -> None:
 def print_report(report: Report) -> None:
     headings = {
         REFUSED: "Problems that training and evaluation refuse",
-        BAD_BOX: "Left out of training, cut at the border, or a box as mask; over 1 % of them are refused",
+        BAD_BOX: "Left out, cut at the border, or a box as mask; more than 1 % of them are refused",
         NOTED: "For information",
     }
     print(f"{report.json_file}\nimages in {report.image_root}\n")
