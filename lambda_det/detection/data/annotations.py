@@ -6,17 +6,17 @@ import functools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from detectron2.utils.file_io import PathManager
 
 from lambda_det.detection.data.coco_format import read_keypoint_names, read_lists
 from lambda_det.detection.data.records import image_fault
-from lambda_det.detection.data.report import SIZES, Report
+from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, SIZES, Report
 from lambda_det.detection.data.truth import FAR, MAX_PIXELS, is_area, is_polygon, usable_runs
 from lambda_det.errors import DataError
 
@@ -72,77 +72,90 @@ def _kept_report(json_file: str, mtime_ns: int, size: int) -> Report:
 # ------------------------------------------------------------------------------------- the rules
 
 
-def _image_faults(image: dict[str, Any]) -> Iterator[str]:
-    width, height = image["width"], image["height"]
-    if min(width, height) <= 0:
-        yield "image whose width or height is not above 0"
-    if max(width, 1) * max(height, 1) > MAX_PIXELS:
-        yield "image of more pixels than can be read"
+class Rule(NamedTuple):
+    """What may be wrong with an entry of a list of the file.
+
+    Attributes:
+        kind: the finding, in words. Of those with one key only the first is reported.
+        severity: of ``report.py``.
+        key: of the entry that it is about.
+        finds: whether it is so, of an annotation, its image (None if it is not listed) and the
+            categories; of an image or a file alone.
+    """
+
+    kind: str
+    severity: str
+    key: str
+    finds: Callable[..., Any]
 
 
-def _annotation_faults(
-    annotation: dict[str, Any], image: dict[str, Any] | None, categories: dict[int, str]
-) -> Iterator[tuple[str, str]]:
-    """The kinds of what is wrong with an annotation, and the key whose value shows each, or ""."""
+def _numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, (int, float)) for v in values)
+
+
+def _beyond(box: list[float], image: dict[str, Any] | None) -> float:
+    """By how many pixels a box reaches out of its image."""
     if image is None:
-        yield "annotation of an image that is not listed", ""
-    if annotation["category_id"] not in categories:
-        yield "annotation of a category that is not listed", "category_id"
-    if fault := _box_fault(annotation.get("bbox"), image):
-        yield fault, "bbox"
-    if image is not None and (fault := _mask_fault(annotation.get("segmentation"), image)):
-        yield fault, ""
-    if not _are_coordinates(annotation.get("keypoints", [])):
-        yield "keypoints that are not a list of finite numbers", ""
-    if annotation.get("iscrowd", 0) not in (0, 1):
-        yield "iscrowd that is neither 0 nor 1", "iscrowd"
-    if annotation.get("ignore", 0) != 0:
-        yield "ignore flag, which Detectron2 does not know", ""
-    if annotation.get("area") is None:
-        yield "annotation without area", ""
-    elif not is_area(annotation["area"]):
-        yield "area that is negative or not a finite number", "area"
-    if annotation.get("iscrowd") is None:
-        yield "annotation without iscrowd", ""
-
-
-def _box_fault(box: Any, image: dict[str, Any] | None) -> str | None:
-    if not _is_box(box):
-        return "bbox that is not a list of four numbers"
-    # JSON has integers of any length, which are no floats
-    if not all(abs(value) <= sys.float_info.max for value in box):
-        return "box with NaN or infinite numbers"
+        return 0
     x, y, width, height = map(float, box)
-    if min(width, height) <= 0:
-        return "box of zero or negative size"
-    if image is None:
-        return None
-    beyond = max(x + width - image["width"], y + height - image["height"], -x, -y)
-    return "box outside its image" if beyond > OUTSIDE_TOLERANCE else None
+    return max(x + width - image["width"], y + height - image["height"], -x, -y)
 
 
-def _is_box(box: Any) -> bool:
-    return isinstance(box, list) and len(box) == 4 and all(isinstance(v, (int, float)) for v in box)
+def _does_not_fit(mask: Any, image: dict[str, Any] | None) -> bool:
+    if image is None or not isinstance(mask, dict):
+        return False
+    return usable_runs(mask, image["height"], image["width"]) is None
 
 
-def _are_coordinates(values: Any) -> bool:
-    """Whether a value is a list of numbers that can be coordinates in an image."""
-    return isinstance(values, list) and all(
-        isinstance(v, (int, float)) and -FAR < v < FAR for v in values
-    )
-
-
-def _mask_fault(segmentation: Any, image: dict[str, Any]) -> str | None:
-    if not segmentation:
-        return "annotation without segmentation"
-    if isinstance(segmentation, dict):
-        fits = usable_runs(segmentation, image["height"], image["width"]) is not None
-        return None if fits else "run-length mask that does not fit its image"
-    if not isinstance(segmentation, list) or not all(isinstance(p, list) for p in segmentation):
-        return "segmentation that is neither a list of polygons nor a run-length mask"
-    if all(map(is_polygon, segmentation)):
-        return None
-    return "polygon of fewer than three points, an odd count or no numbers"
+# fmt: off
+IMAGE_RULES = (
+    Rule("image whose width or height is not above 0", REFUSED, "",
+         lambda i: min(i["width"], i["height"]) <= 0),
+    Rule("image of more pixels than can be read", REFUSED, "",
+         lambda i: max(i["width"], 1) * max(i["height"], 1) > MAX_PIXELS),
+)
+ANNOTATION_RULES = (
+    Rule("annotation of an image that is not listed", REFUSED, "image_id",
+         lambda a, i, c: i is None),
+    Rule("annotation of a category that is not listed", REFUSED, "category_id",
+         lambda a, i, c: a["category_id"] not in c),
+    Rule("bbox that is not a list of four numbers", REFUSED, "bbox",
+         lambda a, i, c: not _numbers(a.get("bbox")) or len(a["bbox"]) != 4),
+    # JSON has integers of any length, which are no floats
+    Rule("box with NaN or infinite numbers", BAD_BOX, "bbox",
+         lambda a, i, c: not all(abs(v) <= sys.float_info.max for v in a["bbox"])),
+    Rule("box of zero or negative size", BAD_BOX, "bbox",
+         lambda a, i, c: min(a["bbox"][2:]) <= 0),
+    Rule("box outside its image", BAD_BOX, "bbox",
+         lambda a, i, c: _beyond(a["bbox"], i) > OUTSIDE_TOLERANCE),
+    Rule("annotation without segmentation", NOTED, "segmentation",
+         lambda a, i, c: not a.get("segmentation")),
+    Rule("run-length mask that does not fit its image", REFUSED, "segmentation",
+         lambda a, i, c: _does_not_fit(a["segmentation"], i)),
+    Rule("segmentation that is neither a list of polygons nor a run-length mask", REFUSED,
+         "segmentation", lambda a, i, c: not isinstance(a["segmentation"], dict) and not (
+             isinstance(a["segmentation"], list)
+             and all(isinstance(p, list) for p in a["segmentation"]))),
+    Rule("polygon of fewer than three points, an odd count or no numbers", BAD_BOX, "segmentation",
+         lambda a, i, c: isinstance(a["segmentation"], list)
+         and not all(map(is_polygon, a["segmentation"]))),
+    Rule("keypoints that are not a list of finite numbers", REFUSED, "keypoints",
+         lambda a, i, c: not _numbers(a.get("keypoints", []))
+         or not all(-FAR < v < FAR for v in a.get("keypoints", []))),
+    Rule("iscrowd that is neither 0 nor 1", REFUSED, "iscrowd",
+         lambda a, i, c: a.get("iscrowd", 0) not in (0, 1)),
+    Rule("annotation without iscrowd", NOTED, "iscrowd", lambda a, i, c: "iscrowd" not in a),
+    Rule("ignore flag, which Detectron2 does not know", REFUSED, "ignore",
+         lambda a, i, c: a.get("ignore", 0) != 0),
+    Rule("annotation without area", NOTED, "area", lambda a, i, c: a.get("area") is None),
+    Rule("area that is negative or not a finite number", NOTED, "area",
+         lambda a, i, c: not is_area(a["area"])),
+)
+# fmt: on
+_SHOWN = {"category_id", "bbox", "iscrowd", "area"}  # keys whose values are short
+_UNUSABLE_BOX = {rule.kind for rule in ANNOTATION_RULES if rule.key == "bbox"} - {
+    "box outside its image"
+}
 
 
 def inspect_annotations(json_file: str) -> Report:
@@ -180,7 +193,7 @@ def inspect_annotations(json_file: str) -> Report:
     for name, entries in lists.items():
         for number, count in Counter(entry["id"] for entry in entries).items():
             if count > 1:
-                report.add(f"{name} id used twice", f"id {number}")
+                report.add(f"{name} id used twice", REFUSED, f"id {number}")
     by_id = {image["id"]: image for image in images}
     with_objects = {
         _inspect_annotation(report, annotation, by_id.get(annotation["image_id"]))
@@ -189,11 +202,12 @@ def inspect_annotations(json_file: str) -> Report:
     annotated = {annotation["image_id"] for annotation in annotations}
     for image in images:
         report.empty += image["id"] not in with_objects
-        faults = list(_image_faults(image))
+        where = f"{image['file_name']}, {_size(image)}"
+        for rule in IMAGE_RULES:
+            if rule.finds(image):
+                report.add(rule.kind, rule.severity, where)
         if image["id"] not in annotated:
-            faults.append("image without annotations")
-        for kind in faults:
-            report.add(kind, f"{image['file_name']}, {_size(image)}")
+            report.add("image without annotations", NOTED, where)
     return report
 
 
@@ -201,14 +215,16 @@ def _inspect_annotation(
     report: Report, annotation: dict[str, Any], image: dict[str, Any] | None
 ) -> int | None:
     """Count an annotation and add what is wrong with it; returns the image of an object."""
-    faults = dict(_annotation_faults(annotation, image, report.categories))
-    for kind, key in faults.items():
-        where = f"annotation {annotation['id']} of image {annotation['image_id']}"
-        where = annotation.get("source") or where
-        size = f" ({_size(image)})" if image else ""
-        value = f", {key} {annotation.get(key)!r}" if key else ""
-        report.add(kind, f"{where}{size}{value}")
-    has_box = _UNUSABLE_BOX.isdisjoint(faults)
+    faults: dict[str, str] = {}  # kinds by key
+    for rule in ANNOTATION_RULES:
+        if rule.key not in faults and rule.finds(annotation, image, report.categories):
+            faults[rule.key] = rule.kind
+            where = f"annotation {annotation['id']} of image {annotation['image_id']}"
+            where = annotation.get("source") or where
+            size = f" ({_size(image)})" if image else ""
+            value = f", {rule.key} {annotation.get(rule.key)!r}" if rule.key in _SHOWN else ""
+            report.add(rule.kind, rule.severity, f"{where}{size}{value}")
+    has_box = faults.get("bbox") not in _UNUSABLE_BOX
     area = annotation.get("area")
     if not is_area(area):
         area = annotation["bbox"][2] * annotation["bbox"][3] if has_box else None
@@ -219,13 +235,6 @@ def _inspect_annotation(
         return None
     report.usable += has_box
     return annotation["image_id"]
-
-
-_UNUSABLE_BOX = {
-    "bbox that is not a list of four numbers",
-    "box with NaN or infinite numbers",
-    "box of zero or negative size",
-}
 
 
 def _size(image: dict[str, Any]) -> str:
@@ -240,7 +249,7 @@ def _check_existence(report: Report) -> None:
     for index in np.unique(places):
         path = os.path.join(report.image_root, report.files[index]["file_name"])
         if not PathManager.isfile(path):
-            report.add("image file missing", path)
+            report.add("image file missing", REFUSED, path)
 
 
 def _check_images(report: Report, progress: Callable[[int, int], None] | None) -> None:
@@ -255,6 +264,6 @@ def _check_images(report: Report, progress: Callable[[int, int], None] | None) -
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done, found in enumerate(pool.map(find, report.files), start=1):
             if found:
-                report.add(*found)
+                report.add(found[0], REFUSED, found[1])
             if progress:
                 progress(done, report.images)

@@ -47,54 +47,6 @@ Record = dict[str, Any]
 Mapper = Callable[[Record], Record]
 
 
-class TrainImages(Dataset):
-    """Mapped images by :data:`Key`. The next image takes the place of one that cannot be read.
-
-    Detectron2's ``MapDataset`` is meant to do so for a mapper that returns None. Its copy of early
-    2023 fails at that on Python 3.11 and newer, and it counts nothing.
-
-    Args:
-        records: the dataset dicts, by index.
-        mapper: raises ``DataError`` if an image cannot be read.
-        max_unreadable: how many different images may be unreadable, over all loader workers of one
-            training process. N processes may meet more in all.
-        key: how messages name ``max_unreadable``.
-    """
-
-    def __init__(
-        self,
-        records: Sequence[Record] | Dataset,
-        mapper: Mapper,
-        max_unreadable: int,
-        key: str = KEYS["max_unreadable"],
-    ) -> None:
-        self._records = records
-        self._mapper = mapper
-        self._unreadable = UnreadableImages(len(records), max_unreadable, key)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, key: Key) -> Record:
-        """The mapped image of a key's index, or the next one that can be read.
-
-        It depends only on the key. The global random numbers stay as they were.
-
-        Raises:
-            DataError: more images than allowed could not be read.
-        """
-        seed, position, index = key
-
-        def read(candidate: int) -> Record:
-            with (
-                seeded(Purpose.SAMPLE, seed, position & 0xFFFFFFFF, position >> 32),
-                reading(f"image number {candidate} of the training data"),
-            ):
-                return _mapped(self._records[candidate], self._mapper)
-
-        return self._unreadable.next_readable(index, read)
-
-
 class EvalImages(Dataset):
     """Mapped images by index.
 
@@ -111,17 +63,57 @@ class EvalImages(Dataset):
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        return _mapped(self._records[index], self._mapper)
+        """Map a record, and note its file and id as what this worker reads."""
+        record = self._records[index]
+        note: AbstractContextManager[None] = nullcontext()
+        if isinstance(record, dict) and "file_name" in record:
+            number = f" (image_id {record['image_id']})" if "image_id" in record else ""
+            note = reading(f"{record['file_name']}{number}")
+        with note:
+            return self._mapper(record)
 
 
-def _mapped(record: Record, mapper: Mapper) -> Record:
-    """Map a record, and note its file and id as what this worker reads."""
-    note: AbstractContextManager[None] = nullcontext()
-    if isinstance(record, dict) and "file_name" in record:
-        number = f" (image_id {record['image_id']})" if "image_id" in record else ""
-        note = reading(f"{record['file_name']}{number}")
-    with note:
-        return mapper(record)
+class TrainImages(EvalImages):
+    """Mapped images by :data:`Key`. The next image takes the place of one that cannot be read.
+
+    Detectron2's ``MapDataset`` is meant to do so for a mapper that returns None. Its copy of early
+    2023 fails at that on Python 3.11 and newer, and it counts nothing.
+
+    Args:
+        records, mapper: as of ``EvalImages``.
+        max_unreadable: how many different images may be unreadable, over all loader workers of one
+            training process. N processes may meet more in all.
+        key: how messages name ``max_unreadable``.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record] | Dataset,
+        mapper: Mapper,
+        max_unreadable: int,
+        key: str = KEYS["max_unreadable"],
+    ) -> None:
+        super().__init__(records, mapper)
+        self._unreadable = UnreadableImages(len(records), max_unreadable, key)
+
+    def __getitem__(self, key: Key) -> Record:
+        """The mapped image of a key's index, or the next one that can be read.
+
+        It depends only on the key. The global random numbers stay as they were.
+
+        Raises:
+            DataError: more images than allowed could not be read.
+        """
+        seed, position, index = key
+
+        def read(candidate: int) -> Record:
+            with (
+                seeded(Purpose.SAMPLE, seed, position & 0xFFFFFFFF, position >> 32),
+                reading(f"image number {candidate} of the training data"),
+            ):
+                return super(TrainImages, self).__getitem__(candidate)
+
+        return self._unreadable.next_readable(index, read)
 
 
 class TrainLoader:
@@ -274,8 +266,9 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     if cfg.INPUT.LSJ.ENABLED:
         # All images get the same size, so groups by orientation would only spoil the shuffle.
         arguments["aspect_ratio_grouping"] = False
-    return _train_loader(
+    return tolerant_train_loader(
         **arguments,
+        own_seeds=False,
         max_unreadable=cfg.DATALOADER.MAX_UNREADABLE_IMAGES,
         timeout=cfg.DATALOADER.TIMEOUT,
         keys=KEYS,
@@ -288,27 +281,46 @@ def tolerant_train_loader(
     mapper: Mapper,
     total_batch_size: int,
     sampler: Iterable[int] | None = None,
+    own_seeds: bool = True,
+    aspect_ratio_grouping: bool = True,
+    max_unreadable: int = 20,
+    keys: Mapping[str, str] = _ARGUMENTS,
     **options: Any,
 ) -> TrainLoader:
     """:func:`build_train_loader` without a config, for a LazyConfig or a script.
 
     Args:
-        dataset: the dataset dicts.
+        dataset: the dataset dicts, as ``DatasetCatalog`` gives them for a checked data set.
         mapper: raises ``DataError`` if an image cannot be read, as a ``TolerantMapper`` does.
         total_batch_size: images of one batch over all training processes.
-        sampler: one of Detectron2's samplers, which keeps its seeds, or any other iterable of the
-            indices of this process; None: a ``TrainingSampler`` with the run's seed.
-        options: ``aspect_ratio_grouping`` (True), ``num_workers`` (0), ``collate_fn``,
-            ``max_unreadable`` (20 different images), ``timeout`` (600 seconds to wait for a batch),
+        sampler: one of Detectron2's samplers, or any other iterable of the indices of this process;
+            None: a ``TrainingSampler`` with the run's seed.
+        own_seeds: whether ``sampler`` keeps its seeds; otherwise it gets those of the run.
+        aspect_ratio_grouping: whether the images of a batch are all upright or all wide.
+        max_unreadable: how many different images may be unreadable.
+        keys: how messages name ``max_unreadable``, ``timeout`` and ``num_workers``.
+        options: ``num_workers`` (0), ``collate_fn``, ``timeout`` (600 seconds to wait for a batch),
             and those of torch's DataLoader.
 
     Raises:
         ConfigError: the batch cannot be divided by the processes, or the data can only be iterated.
     """
     _check_batch(total_batch_size)
-    own_seeds = sampler is not None
-    return _train_loader(
-        dataset, mapper, total_batch_size, sampler=sampler, own_seeds=own_seeds, **options
+    records = _by_index(dataset)
+    if sampler is None:
+        # The stream replaces the seed
+        sampler, own_seeds = TrainingSampler(len(dataset), seed=0), False
+    wide = None
+    if aspect_ratio_grouping:
+        is_list = isinstance(dataset, list)
+        wide = (
+            orientations(dataset).__getitem__ if is_list else cache(lambda i: is_wide(dataset[i]))
+        )
+    return TrainLoader(
+        TrainImages(records, mapper, max_unreadable, keys["max_unreadable"]),
+        Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
+        keys=keys,
+        **options,
     )
 
 
@@ -347,30 +359,6 @@ def _check_proposals(cfg: CfgNode, split: str) -> None:
         )
 
 
-def _train_loader(
-    dataset: list[Record] | Dataset,
-    mapper: Mapper,
-    total_batch_size: int,
-    *,
-    sampler: Iterable[int] | None,
-    own_seeds: bool = False,
-    aspect_ratio_grouping: bool = True,
-    max_unreadable: int = 20,
-    keys: Mapping[str, str] = _ARGUMENTS,
-    **options: Any,
-) -> TrainLoader:
-    records = _by_index(dataset)
-    if sampler is None:
-        sampler = TrainingSampler(len(dataset), seed=0)  # the stream replaces the seed
-    wide = _wide_images(dataset) if aspect_ratio_grouping else None
-    return TrainLoader(
-        TrainImages(records, mapper, max_unreadable, keys["max_unreadable"]),
-        Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
-        keys=keys,
-        **options,
-    )
-
-
 def _by_index(dataset: list[Record] | Dataset) -> Dataset:
     """The records by index; a list is serialised once for all workers."""
     if isinstance(dataset, IterableDataset):
@@ -380,13 +368,6 @@ def _by_index(dataset: list[Record] | Dataset) -> Dataset:
             "length and gives them by index."
         )
     return DatasetFromList(dataset, copy=False) if isinstance(dataset, list) else dataset
-
-
-def _wide_images(dataset: list[Record] | Dataset) -> Callable[[int], bool]:
-    """A function of an index: whether the image is at least as wide as high."""
-    if isinstance(dataset, list):
-        return orientations(dataset).__getitem__
-    return cache(lambda index: is_wide(dataset[index]))
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:

@@ -24,30 +24,33 @@ from lambda_det.errors import ConfigError, DataError, suggest
 
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
 _LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
-_GET_COCO = (
-    "for COCO 2017 unpack http://images.cocodataset.org/zips/train2017.zip, "
-    "http://images.cocodataset.org/zips/val2017.zip and "
-    "http://images.cocodataset.org/annotations/annotations_trainval2017.zip into coco/train2017, "
-    "coco/val2017 and coco/annotations under the folder that the environment variable "
-    "DETECTRON2_DATASETS names (now {root}); to try without any download, run "
+_HERE = "the folder that the environment variable DETECTRON2_DATASETS names (now {root})"
+_SHAPES = (
+    "make it with `python datasets/make_shapes.py{option}`, which needs no download, or point the "
+    "environment variable DETECTRON2_DATASETS (now {root}) at the folder that holds {folder}/"
+)
+_PANOPTIC_SHAPES = _SHAPES.replace("{option}", " --panoptic").replace("{folder}", "shapes_panoptic")
+_COCO = (
+    "for COCO 2017 unpack zips/train2017.zip, zips/val2017.zip and "
+    "annotations/annotations_trainval2017.zip of http://images.cocodataset.org into "
+    "coco/train2017, coco/val2017 and "
+    f"coco/annotations under {_HERE}; to try without any download, run "
     "`python datasets/make_shapes.py` and train on shapes_train"
 )
-_GET_SHAPES = (
-    "make it with `python datasets/make_shapes.py`, which needs no download, or point the "
-    "environment variable DETECTRON2_DATASETS (now {root}) at the folder that holds shapes/"
-)
-_GET_PANOPTIC = (
+_COCO_PANOPTIC = (
     "for the panoptic segments of COCO unpack "
     "http://images.cocodataset.org/annotations/panoptic_annotations_trainval2017.zip into coco/ "
-    "under the folder that the environment variable DETECTRON2_DATASETS names (now {root}), and "
-    "run datasets/prepare_panoptic_fpn.py of Detectron2, which makes the stuff masks; to try "
-    "without any download, run `python datasets/make_shapes.py --panoptic` and train on "
-    "shapes_panoptic_train or shapes_stuff_train"
+    f"under {_HERE}, and run datasets/prepare_panoptic_fpn.py of Detectron2, which makes the stuff "
+    "masks; to try without any download, run `python datasets/make_shapes.py --panoptic` and train "
+    "on shapes_panoptic_train or shapes_stuff_train"
 )
-_PANOPTIC_SHAPES = ("shapes_keypoints_", "shapes_panoptic_", "shapes_stuff_")
-_GET_PANOPTIC_SHAPES = _GET_SHAPES.replace("make_shapes.py`", "make_shapes.py --panoptic`").replace(
-    "holds shapes/", "holds shapes_panoptic/"
-)
+# What to do for data that are missing, by how their name begins
+_ADVICE = {
+    **dict.fromkeys(("shapes_keypoints_", "shapes_panoptic_", "shapes_stuff_"), _PANOPTIC_SHAPES),
+    "shapes_": _SHAPES.replace("{option}", "").replace("{folder}", "shapes"),
+    **dict.fromkeys(("coco_", "keypoints_coco_"), _COCO),
+    "": "put the data there or correct the path",
+}
 
 
 def registered_files(name: str) -> tuple[str, str]:
@@ -68,7 +71,7 @@ def registered_files(name: str) -> tuple[str, str]:
     json_file, image_root = metadata.json_file, os.fspath(metadata.image_root)
     for path, exists in ((json_file, PathManager.isfile), (image_root, PathManager.isdir)):
         if not exists(path):
-            raise DataError(_how_to_get(name, path))
+            raise _missing(name, path)
     return json_file, image_root
 
 
@@ -82,7 +85,10 @@ def check_files(name: str) -> tuple[str, str] | None:
         DataError: one of its files or folders is missing.
     """
     if name in DatasetCatalog:
-        check_segmentation_files(name)
+        for key in ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json"):
+            path = MetadataCatalog.get(name).get(key)
+            if path and not PathManager.exists(path):
+                raise _missing(name, path)
         sanitise(name, checked=is_coco(name))
         if not is_coco(name):
             return None
@@ -96,31 +102,14 @@ def is_coco(name: str) -> bool:
     return metadata.get("evaluator_type") in kinds and bool(metadata.get("json_file"))
 
 
-def check_segmentation_files(name: str) -> None:
-    """Check that the semantic and panoptic masks of a registered data set exist.
-
-    Raises:
-        DataError: one of the files or folders is missing.
-    """
-    metadata = MetadataCatalog.get(name)
-    for key in ("image_root", "sem_seg_root", "panoptic_root", "panoptic_json"):
-        path = metadata.get(key)
-        if path and not PathManager.exists(path):
-            raise DataError(_how_to_get(name, path))
-
-
-def _how_to_get(name: str, path: str) -> str:
+def _missing(name: str, path: str) -> DataError:
     root = os.path.abspath(os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets")))
-    advice = "put the data there or correct the path"
-    if name.startswith("coco_") and "panoptic" in path:
-        advice = _GET_PANOPTIC.format(root=root)
-    elif name.startswith(_PANOPTIC_SHAPES):
-        advice = _GET_PANOPTIC_SHAPES.format(root=root)
-    elif name.startswith(("coco_", "keypoints_coco_")):
-        advice = _GET_COCO.format(root=root)
-    elif name.startswith("shapes_"):
-        advice = _GET_SHAPES.format(root=root)
-    return f"No data for {name}: {os.path.abspath(path)} does not exist; {advice}."
+    advice = next(text for start, text in _ADVICE.items() if name.startswith(start))
+    if advice is _COCO and "panoptic" in path:
+        advice = _COCO_PANOPTIC
+    return DataError(
+        f"No data for {name}: {os.path.abspath(path)} does not exist; {advice.format(root=root)}."
+    )
 
 
 logger = logging.getLogger(__name__)

@@ -19,34 +19,6 @@ SIZES = {"small": 32**2, "medium": 96**2, "large": float("inf")}
 # COCO train2017 itself has one box of zero height among its 860 001.
 MAX_BAD_BOX_SHARE = 0.01
 
-# Every kind of finding, with its severity, in the order of the report
-KINDS = {
-    "image id used twice": REFUSED,
-    "annotation id used twice": REFUSED,
-    "category id used twice": REFUSED,
-    "image whose width or height is not above 0": REFUSED,
-    "image of more pixels than can be read": REFUSED,
-    "annotation of an image that is not listed": REFUSED,
-    "annotation of a category that is not listed": REFUSED,
-    "bbox that is not a list of four numbers": REFUSED,
-    "segmentation that is neither a list of polygons nor a run-length mask": REFUSED,
-    "run-length mask that does not fit its image": REFUSED,
-    "keypoints that are not a list of finite numbers": REFUSED,
-    "iscrowd that is neither 0 nor 1": REFUSED,
-    "ignore flag, which Detectron2 does not know": REFUSED,
-    "box with NaN or infinite numbers": BAD_BOX,
-    "box of zero or negative size": BAD_BOX,
-    "box outside its image": BAD_BOX,
-    "polygon of fewer than three points, an odd count or no numbers": BAD_BOX,
-    "annotation without segmentation": NOTED,
-    "annotation without area": NOTED,
-    "area that is negative or not a finite number": NOTED,
-    "annotation without iscrowd": NOTED,
-    "image without annotations": NOTED,
-    "image file missing": REFUSED,
-    "image file unreadable or of another size": REFUSED,
-}
-
 _FIRST_OFFENDERS = 3
 _LONGEST = 600  # letters of one offender in a report
 
@@ -96,17 +68,16 @@ class Report:
     sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
     problems: dict[str, Problem] = field(default_factory=dict)
 
-    def add(self, kind: str, offender: str) -> None:
-        """Record a finding of a kind of ``KINDS``."""
-        problem = self.problems.setdefault(kind, Problem(KINDS[kind]))
+    def add(self, kind: str, severity: str, offender: str) -> None:
+        """Record a finding."""
+        problem = self.problems.setdefault(kind, Problem(severity))
         problem.count += 1
         if len(problem.first) < _FIRST_OFFENDERS:
             problem.first.append(printable(offender)[:_LONGEST])
 
     def of(self, severity: str) -> dict[str, Problem]:
-        """The problems of one severity, in the order of ``KINDS``."""
-        found = {kind: self.problems[kind] for kind in KINDS if kind in self.problems}
-        return {kind: problem for kind, problem in found.items() if problem.severity == severity}
+        """The problems of one severity."""
+        return {k: problem for k, problem in self.problems.items() if problem.severity == severity}
 
     def refusal(self) -> str | None:
         """Why this data set is not to be trained or evaluated on, in one sentence, or None."""

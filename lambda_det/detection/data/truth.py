@@ -44,19 +44,14 @@ def sanitise(name: str, *, checked: bool) -> None:
         records = load()
         if not isinstance(records, list):  # a data set of PyTorch's
             return records
-        names = MetadataCatalog.get(name).get("keypoint_names")
-        return sanitised(records, name, keypoints=names and len(names), checked=checked)
+        return sanitised(records, name, checked=checked)
 
     load_sanitised.is_sanitised = True
     DatasetCatalog[name] = load_sanitised
 
 
 def sanitised(
-    records: list[dict[str, Any]],
-    name: str,
-    *,
-    keypoints: int | None = None,
-    checked: bool = False,
+    records: list[dict[str, Any]], name: str, *, checked: bool = False
 ) -> list[dict[str, Any]]:
     """Records in which nothing is left to repair, with a warning for each kind of repair.
 
@@ -65,13 +60,14 @@ def sanitised(
 
     Args:
         records: in Detectron2's dataset format; they are not changed.
-        name: of the data set, for messages.
-        keypoints: how many an object has; None: any number.
+        name: of the data set; its metadata say how many keypoints an object has.
         checked: whether run-length masks are known to be sound.
 
     Raises:
         DataError: there are annotations, and none has a usable box.
     """
+    names = MetadataCatalog.get(name).get("keypoint_names")
+    keypoints = None if names is None else len(names)
     faults: dict[str, list[str]] = {}
     result, usable = [], False
     for record in records:

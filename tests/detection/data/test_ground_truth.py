@@ -108,32 +108,25 @@ def test_keypoints(cfg):
         _check(cfg)
 
 
-def test_another_order_of_semantic_classes(cfg):
-    _configure(cfg, "SemanticSegmentor", "shapes_stuff_train", "turned")
-    metadata = MetadataCatalog.get("shapes_stuff_val").as_dict() | {"name": "turned"}
-    metadata["stuff_classes"] = metadata["stuff_classes"][::-1]
-    DatasetCatalog.register("turned", lambda: DatasetCatalog.get("shapes_stuff_val"))
+@pytest.mark.parametrize("key", ["stuff_classes", "keypoint_names", "keypoint_flip_map"])
+def test_another_order_of_semantic_classes_and_keypoints(cfg, key):
+    architecture, kind = "GeneralizedRCNN", "keypoints"
+    if key == "stuff_classes":
+        architecture, kind = "SemanticSegmentor", "stuff"
+    _configure(cfg, architecture, f"shapes_{kind}_train", "turned")
+    cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, kind == "keypoints"
+    metadata = MetadataCatalog.get(f"shapes_{kind}_train").as_dict() | {"name": "turned"}
+    metadata[key] = [("top", "bottom")] if key == "keypoint_flip_map" else metadata[key][::-1]
+    DatasetCatalog.register("turned", lambda: DatasetCatalog.get(f"shapes_{kind}_train"))
     MetadataCatalog.get("turned").set(**metadata)
-    with pytest.raises(DataError, match="stuff_classes of shapes_stuff_train and turned"):
-        _check(cfg)
-
-
-@pytest.mark.parametrize("key", ["keypoint_names", "keypoint_flip_map"])
-def test_another_order_of_keypoints(cfg, key):
-    _configure(cfg, "GeneralizedRCNN", "shapes_keypoints_train", "shapes_keypoints_val")
-    cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, True
-    metadata = MetadataCatalog.get("shapes_keypoints_train").as_dict() | {"name": "turned"}
-    metadata[key] = metadata[key][::-1] if key == "keypoint_names" else [("top", "bottom")]
-    DatasetCatalog.register("turned", lambda: DatasetCatalog.get("shapes_keypoints_train"))
-    MetadataCatalog.get("turned").set(**metadata)
-    cfg.DATASETS.TEST = ("turned",)
-    if key == "keypoint_names":
-        with pytest.raises(DataError, match=f"{key} of shapes_keypoints_train and turned"):
-            _check(cfg)
-    else:
+    words = f"{key} of shapes_{kind}_train and turned"
+    if key == "keypoint_flip_map":
         _check(cfg)  # nothing is flipped in an evaluation
-    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = ("shapes_keypoints_train", "turned"), ()
-    with pytest.raises(DataError, match=f"{key} of shapes_keypoints_train and turned"):
+    else:
+        with pytest.raises(DataError, match=words):
+            _check(cfg)
+    cfg.DATASETS.TRAIN, cfg.DATASETS.TEST = (f"shapes_{kind}_train", "turned"), ()
+    with pytest.raises(DataError, match=words):
         _check(cfg)
 
 

@@ -276,19 +276,6 @@ def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
         TolerantMapper(cfg, is_train=False)({**record, "file_name": str(path)})
 
 
-@pytest.mark.parametrize("size", [(2100, 1), (1, 2100)])
-@pytest.mark.parametrize("is_train", [True, False])
-def test_very_thin_images_are_resized_without_jitter(cfg, tmp_path, size, is_train):
-    cfg.INPUT.LSJ.ENABLED = False
-    cfg.INPUT.MAX_SIZE_TRAIN = cfg.INPUT.MAX_SIZE_TEST = 1024
-    path = tmp_path / "thin.png"
-    Image.new("RGB", size).save(path)
-    record = {"file_name": str(path), "width": size[0], "height": size[1], "image_id": 1}
-    record["annotations"] = [thing((0, 0, *size))]
-    output = TolerantMapper(cfg, is_train=is_train)(record)
-    assert sorted(output["image"].shape) == [1, 3, 1024]
-
-
 def test_without_jitter_the_crop_of_the_config_stays(cfg):
     cfg.INPUT.LSJ.ENABLED = False
     cfg.INPUT.CROP.ENABLED = True
@@ -349,15 +336,3 @@ def test_labels_without_a_class_are_named_with_their_mask(cfg, record, tmp_path)
     with pytest.raises(DataError, match=r"mask\.png .*label 4.* 4 classes"):
         for _ in range(9):  # of which some show the label
             TolerantMapper(cfg, is_train=True)(record)
-
-
-@pytest.mark.parametrize("mask_format", ["polygon", "bitmask"])
-def test_a_polygon_that_reaches_far_out_is_cut_at_the_border(cfg, record, mask_format):
-    """Its outline, pixel for pixel, would not fit into memory."""
-    cfg.INPUT.MASK_FORMAT = mask_format
-    cfg.INPUT.LSJ.ENABLED = False
-    far = [10, 10, 9e5, 10, 9e5, 9e5, 10, 9e5]
-    instances = mapped(cfg, record, [thing(segmentation=[far])], **NO_CHANGE)
-    masks = instances.gt_masks
-    area = masks.area() if mask_format == "polygon" else masks.tensor.sum((1, 2))
-    assert area.tolist() == [(WIDTH - 10) * (HEIGHT - 10)]

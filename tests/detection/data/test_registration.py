@@ -247,18 +247,9 @@ def test_a_flip_that_exchanges_no_keypoints_is_told(cfg, content, write, caplog,
     assert sum("INPUT.RANDOM_FLIP" in r.getMessage() for r in caplog.records) == warned
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda c: c["annotations"][4].update(category_id=2), "category_id 2"),
-        (lambda c: c["annotations"][4].update(image_id=99), "image 99"),
-        (lambda c: c["annotations"][4].update(bbox=[]), "annotation 5"),
-        (lambda c: c["annotations"][4].update(ignore=1), "annotation 5"),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused_as_it_is_registered(cfg, content, write, change, named):
+def test_what_cannot_be_loaded_is_refused_as_it_is_registered(cfg, content, write):
     """Before a recipe, or another process than the first, reads the data."""
-    change(content)
+    content["annotations"][4]["category_id"] = 2
     cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = write(content)
-    with pytest.raises(DataError, match=rf"set\.json.*{named}"):
+    with pytest.raises(DataError, match=r"set\.json.*category_id 2"):
         register_json_datasets(cfg)
