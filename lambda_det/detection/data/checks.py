@@ -387,10 +387,11 @@ def _no_objects(data: _Data) -> str | None:
 
 
 def _no_masks(data: _Data) -> str | None:
-    found, key = data.instances(), data.detector.keys["masks"]
-    return found is not None and data.masks() and 0 < found.annotations == found.unmasked and (
-        f"{key} is on, but no annotation of {data.name} has a mask; set {option(key, False)}."
-    )  # fmt: skip
+    found = data.instances()
+    if found is None or not data.masks() or not 0 < found.annotations == found.unmasked:
+        return None
+    key = data.detector.keys["masks"]
+    return f"{key} is on, but no annotation of {data.name} has a mask; set {option(key, False)}."
 
 
 def _other_ids(data: _Data) -> str | None:

@@ -116,7 +116,7 @@ class TrainImages(EvalImages):
         return self._unreadable.next_readable(index, read)
 
 
-class TrainLoader:
+class TrainLoader(WatchedLoader):
     """The endless batches of a training, from any place of its stream on.
 
     A batch depends only on the seed and on its number, not on the number of loader workers or on
@@ -142,9 +142,6 @@ class TrainLoader:
             timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
             collate_fn: makes a batch of a list of images; None leaves the list.
             options: ``num_workers`` (0), and those of torch's DataLoader.
-
-        Raises:
-            ConfigError: ``num_workers`` or ``timeout`` is negative.
         """
         self._records = len(dataset)
         self._stream = stream
@@ -152,7 +149,7 @@ class TrainLoader:
         self._batches = 0
         options.pop("persistent_workers", None)  # the stream never ends
         options.pop("drop_last", None)
-        self._loader = WatchedLoader(
+        super().__init__(
             dataset,
             batch_sampler=_Keys(self),
             timeout=timeout,
@@ -169,14 +166,6 @@ class TrainLoader:
                 SOLVER.ACCUMULATE_GRADIENTS of them.
         """
         self._seed, self._batches = seed, batches
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield batches.
-
-        Raises:
-            DataError: more images than allowed could not be read; or a worker died or hangs.
-        """
-        return iter(self._loader)
 
     def keys(self) -> Iterator[list[Key]]:
         """Yield seed, position and index of the images of each batch, without reading them."""
@@ -449,7 +438,7 @@ def tolerant_test_loader(
         keys: how messages name ``timeout`` and ``num_workers``.
 
     Raises:
-        ConfigError: the data can only be iterated, or a number is negative.
+        ConfigError: the data can only be iterated.
     """
     images = EvalImages(_by_index(dataset), mapper)
     sampler = InferenceSampler(len(images)) if sampler is None else sampler

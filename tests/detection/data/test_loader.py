@@ -363,7 +363,7 @@ def test_everything_can_be_sent_to_a_spawned_worker(eleven):
     eleven.DATALOADER.NUM_WORKERS = 1
     loader = build_train_loader(eleven, 2)
     [expected] = batches(loader, 1)
-    inner = loader._loader._loader
+    inner = loader._loader
     dataset = pickle.loads(ForkingPickler.dumps(inner.dataset))
     (keys,) = itertools.islice(loader.keys(), 1)
     assert [plain(dataset[key]) for key in keys] == expected
