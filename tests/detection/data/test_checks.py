@@ -201,7 +201,13 @@ NOT_COCO = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "expected"), NOT_COCO)
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    NOT_COCO,
+    ids=[
+        ascii(fault)[:20] if isinstance(fault, str) else ascii(named) for fault, named in NOT_COCO
+    ],
+)
 def test_what_is_not_coco_format(content, write, fault, expected):
     json_file, images = write(content)
     if callable(fault):
