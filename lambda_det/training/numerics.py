@@ -157,11 +157,11 @@ def _state(module: nn.Module) -> str:
 
 def _size(tensors: Iterable[Tensor]) -> str:
     """Whether all numbers are finite, and the largest magnitude of those that are."""
-    held = [x.detach().double().flatten().cpu() for x in tensors if x.is_floating_point()]
-    numbers = torch.cat([*held, torch.zeros(1, dtype=torch.float64)])
-    bad = int((~numbers.isfinite()).sum())
-    largest = numbers.nan_to_num(0, 0, 0).abs().max().item()
-    return f"{f'{bad} numbers not' if bad else ''} finite, magnitudes up to {largest:.4g}".strip()
+    held = [x.detach() for x in tensors if x.is_floating_point() and x.numel()]
+    bad = sum(int((~x.isfinite()).sum()) for x in held)
+    largest = max((x.double().nan_to_num(0, 0, 0).abs().max().item() for x in held), default=0.0)
+    finite = f"{bad} numbers not finite" if bad else "finite"
+    return f"{finite}, magnitudes up to {largest:.4g}" if held else "none"
 
 
 class LossSpikes:

@@ -143,11 +143,8 @@ def _writable_folder(settings: Settings) -> Path:
 
 
 def _holds_run(folder: Path) -> bool:
-    return (
-        (folder / "last_checkpoint").exists()
-        or (folder / "metrics.json").exists()
-        or any(folder.glob("*.pth"))
-    )
+    names = ("last_checkpoint", "metrics.json")
+    return any((folder / name).exists() for name in names) or any(folder.glob("*.pth"))
 
 
 def changed_keys(config: str, saved: Path) -> Iterator[Change]:
