@@ -1,4 +1,4 @@
-"""The training step: accumulation, precision, and the guard against non-finite numbers."""
+"""The training step: accumulation, precision, clipping, and what stops it at numbers like NaN."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
-from lambda_det.training.precision import Precision
+from lambda_det.training.precision import LossScaler, Precision
+from lambda_det.training.settings import Clipping
 from lambda_det.training.step import BatchesAhead, batches_ahead
 from tests.distributed.process_group import in_processes
 from tests.training.toy import Steps, ToyModel, batches, items, weights
@@ -114,6 +116,34 @@ def test_two_processes_share_the_batch_and_the_verdict(tmp_path):
     for result in in_processes(_one_of_two, (2,), tmp_path)[2]:
         torch.testing.assert_close(result["weights"], weights(alone), rtol=1e-5, atol=1e-6)
         assert "process 1" in result["text"] and "loss_fit inf" in result["text"]
+
+
+CLIP = {
+    "value": lambda parameters, most, _: clip_grad_value_(parameters, most),
+    "norm": lambda parameters, most, kind: [clip_grad_norm_(p, most, kind) for p in parameters],
+    "full_model": clip_grad_norm_,
+}
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["unscaled", "loss scaling"])
+@pytest.mark.parametrize(
+    ("kind", "norm_type"), [("value", 2.0), ("norm", 2.0), ("norm", 1.0), ("full_model", 2.0)]
+)
+def test_the_sum_of_all_batches_is_clipped_without_its_scale(kind, norm_type, scaled):
+    data, most, expected, model = items(8), 0.02, ToyModel(), ToyModel()
+    sum(expected(data).values()).backward()
+    norm = torch.cat([p.grad.flatten() for p in expected.parameters()]).norm().item()
+    CLIP[kind](list(expected.parameters()), most, norm_type)
+    assert norm > 10 * most
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    clipping = Clipping(kind, most, norm_type)
+    steps = Steps(model, batches(data, 2), optimizer, accumulate=4, clipping=clipping)
+    steps.grad_scaler = LossScaler("cpu", enabled=scaled)
+    storage = steps.take(range(1))
+    wanted = torch.cat([p.grad.flatten() for p in expected.parameters()])
+    torch.testing.assert_close(weights(ToyModel()) - weights(model), wanted, rtol=1e-4, atol=1e-6)
+    # The norm in the log is that of before
+    assert storage.history("grad_norm").latest() == pytest.approx(norm, rel=1e-4)
 
 
 def test_a_gpu_out_of_memory_is_one_sentence(monkeypatch):
