@@ -62,7 +62,7 @@ def test_contradictory_flags(argv, flag):
         ("cuda", 1, 0, "MODEL.DEVICE cpu"),
         ("cuda", 4, 2, "sees 2 here"),
         ("cuda:3", 1, 2, "sees 2 here"),
-        ("cuda:1", 2, 2, "cuda:1"),
+        ("cuda:0", 2, 2, "cuda:0"),
         ("graphics", 1, 0, "graphics"),
     ],
 )
