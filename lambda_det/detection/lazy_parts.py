@@ -6,7 +6,7 @@ import copy
 import inspect
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter
@@ -171,11 +171,8 @@ class LazyParts(Parts):
         return _make(self.lazy, "model.backbone")
 
     def make_optimizer(self, settings: DetectionSettings, model: nn.Module) -> Optimizer:
-        lazy = copy.deepcopy(self.lazy)
-        if settings.base_lr is not None:
-            lazy.optimizer.lr = settings.base_lr
-        lazy.optimizer.params.model = model
-        return _make(lazy, "optimizer")
+        rate = {} if settings.base_lr is None else {"lr": settings.base_lr}
+        return _make(self.lazy, "optimizer", {"params.model": model, **rate})
 
     def make_scheduler(self, settings: DetectionSettings, optimizer: Optimizer) -> LRScheduler:
         lazy = copy.deepcopy(self.lazy)
@@ -187,13 +184,9 @@ class LazyParts(Parts):
         return LRMultiplier(optimizer, _make(lazy, "lr_multiplier"), settings.max_iter)
 
     def make_train_loader(self, settings: DetectionSettings) -> Iterable:
-        lazy = copy.deepcopy(self.lazy)
-        loader = lazy.dataloader.train
-        if "total_batch_size" in loader:
-            loader.total_batch_size = settings.images_per_batch
-        if "num_workers" in loader:
-            loader.num_workers = settings.num_workers
-        return _make(lazy, "dataloader.train")
+        given = {"total_batch_size": settings.images_per_batch, "num_workers": settings.num_workers}
+        there = {key: value for key, value in given.items() if key in self.lazy.dataloader.train}
+        return _make(self.lazy, "dataloader.train", there)
 
     def make_test_loader(self, name: str) -> Iterable:
         return _make(self.lazy, "dataloader.test")
@@ -204,21 +197,18 @@ class LazyParts(Parts):
         Raises:
             ConfigError: one of both has no mapper with augmentations.
         """
-        lazy = copy.deepcopy(self.lazy)
         for split in ("train", "test"):
-            if select(lazy, _AUGMENTATIONS.format(split)) is None:
+            if select(self.lazy, _AUGMENTATIONS.format(split)) is None:
                 raise ConfigError(
                     f"train.test_loss needs dataloader.{split}.mapper with augmentations; set it "
                     "to False."
                 )
-        mapper = lazy.dataloader.train.mapper
-        mapper.augmentations = list(self.make_test_augmentations().augs)
-        mapper.recompute_boxes = False
-        if issubclass(_target(mapper), data.TolerantMapper):
-            mapper.exact_pixels = True  # those of the evaluation
-        lazy.dataloader.test.mapper = _make(lazy, "dataloader.train.mapper")
-        lazy.dataloader.test.batch_size = 1
-        return _make(lazy, "dataloader.test")
+        changes = {"augmentations": list(self.make_test_augmentations().augs)}
+        changes["recompute_boxes"] = False
+        if issubclass(_target(self.lazy.dataloader.train.mapper), data.TolerantMapper):
+            changes["exact_pixels"] = True  # those of the evaluation
+        mapper = _make(self.lazy, "dataloader.train.mapper", changes)
+        return _make(self.lazy, "dataloader.test", {"mapper": mapper, "batch_size": 1})
 
     def make_evaluator(self, name: str, folder: str) -> DatasetEvaluator | list[DatasetEvaluator]:
         lazy = copy.deepcopy(self.lazy)
@@ -270,7 +260,10 @@ class LazyParts(Parts):
             if rule.key == "SOLVER.WARMUP_ITERS":
                 lazy.lr_multiplier.warmup_length = min(value / max_iter, 1.0)
             elif place.startswith("train.") or (place and select(lazy, place) is not None):
-                OmegaConf.update(lazy, place, value)
+                is_flat = place.endswith("aspect_ratios") and not isinstance(
+                    select(lazy, place)[0], ListConfig
+                )
+                OmegaConf.update(lazy, place, value[0] if is_flat else value)
             else:
                 logger.warning(f"{rule.key} has no place in this LazyConfig: that rule is left out")
         scheduler = lazy.lr_multiplier.scheduler
@@ -408,14 +401,17 @@ def _class_name(target: Any) -> str:
 
 
 # -------------------------------------------------------------------------------------------- nodes
-def _make(lazy: DictConfig, name: str) -> Any:
-    """What the node of a name describes.
+def _make(lazy: DictConfig, name: str, changes: Mapping[str, Any] | None = None) -> Any:
+    """What the node of a name describes, with other values at some of its keys.
 
     Raises:
         ConfigError: it is not there, names something that is not, or gives wrong arguments to it.
     """
     if select(lazy, name) is None:
         raise ConfigError(f"The configuration has no {name}.")
+    lazy = copy.deepcopy(lazy)
+    for key, value in (changes or {}).items():
+        OmegaConf.update(lazy, f"{name}.{key}", value, merge=False)
     with _as_config_error(name):
         return instantiate(select(lazy, name))
 
@@ -459,9 +455,12 @@ def _writes_files(evaluator: DictConfig) -> bool:
 
 def _check_evaluators(lazy: DictConfig, test_names: tuple[str, ...]) -> None:
     """Refuse another ground truth than that of the test data, and packages that are missing."""
-    for node in _evaluators(lazy.dataloader.evaluator):
-        with _as_config_error("dataloader.evaluator"):
-            kind, name = _target(node), node.get("dataset_name")
+    with _as_config_error("dataloader.evaluator"):
+        nodes = [
+            (_target(node), node.get("dataset_name"))
+            for node in _evaluators(lazy.dataloader.evaluator)
+        ]
+    for kind, name in nodes:
         if isinstance(name, str) and test_names and name not in test_names:
             raise ConfigError(
                 f"dataloader.evaluator has the dataset_name {name}, but the model is evaluated "

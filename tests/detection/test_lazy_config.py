@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from detectron2.config import LazyCall, LazyConfig, instantiate
+from detectron2.config import LazyCall, LazyConfig
 from detectron2.data.transforms import RandomFlip, ResizeShortestEdge
 from detectron2.evaluation import (
     CityscapesInstanceEvaluator,
@@ -24,7 +24,6 @@ from detectron2.modeling.backbone.regnet import SimpleStem
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-import lambda_det
 from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.lazy import (
     dump_lazy,
@@ -92,27 +91,6 @@ def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
         key: old for key, old, _ in changed_keys(dump_lazy(loaded()), tmp_path / "config.yaml")
     }
     assert changes["train.output_dir"] == [str(marker)] and not marker.exists()
-
-
-def test_a_node_goes_into_a_foreign_model(tmp_path):
-    """As docs/use_in_your_project.md has it: interpolations and lists as Detectron2 has them."""
-    (tmp_path / "mine.py").write_text(
-        "import lambda_det\n"
-        'model = lambda_det.detectron2_config("common/models/retinanet.py").model\n'
-        'model.backbone.bottom_up = lambda_det.get_config("common/backbone.py").lambda_resnet\n'
-        'model.backbone.bottom_up.name = "lambda_resnet26"\n'
-        'model.backbone.bottom_up.norm = "BN"\n'
-        'model.backbone.bottom_up.out_features = ["res3", "res4", "res5"]\n'
-        'model.backbone.in_features = "${.bottom_up.out_features}"\n'
-    )
-    lazy = LazyConfig.load(str(tmp_path / "mine.py"))
-    LazyConfig.apply_overrides(lazy, ["model.backbone.bottom_up.norm=GN"])
-    model = instantiate(lazy.model)
-    bottom_up = model.backbone.bottom_up
-    assert isinstance(bottom_up, lambda_det.LambdaResNet)
-    assert type(bottom_up._out_features) is list and type(bottom_up._out_features[0]) is str
-    assert type(bottom_up.stem.conv1.norm).__name__ == "GroupNorm"
-    assert list(model.backbone.output_shape()) == ["p3", "p4", "p5", "p6", "p7"]
 
 
 @pytest.fixture
