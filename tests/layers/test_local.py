@@ -20,24 +20,14 @@ from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH
 from . import reference
 from .reference import assert_close, errors, exactly, with_gradients
 
-# batch, map, heads, k, v, u, scope
+# (batch, map, heads, k, v, u, scope) and a dilation
 SIZES = {
-    "one image, odd map": (1, (5, 7), 2, 3, 4, 1, (3, 3)),
-    "map smaller than the scope": (2, (4, 3), 2, 3, 2, 1, (9, 7)),
-    "intra-depth": (2, (6, 5), 2, 2, 3, 2, (5, 3)),
-    "one row": (2, (1, 9), 1, 4, 2, 1, (1, 5)),
-    "one position": (1, (1, 1), 2, 3, 2, 2, (5, 5)),
-    "several tiles": (1, (TILE_HEIGHT + 2, TILE_WIDTH + 3), 1, 2, 2, 1, (5, 7)),
-}
-
-# By the name of a size
-DILATIONS = {
-    "one image, odd map": 2,
-    "map smaller than the scope": 3,
-    "intra-depth": 2,
-    "one row": 3,
-    "one position": 8,
-    "several tiles": 3,
+    "one image, odd map": ((1, (5, 7), 2, 3, 4, 1, (3, 3)), 2),
+    "map smaller than the scope": ((2, (4, 3), 2, 3, 2, 1, (9, 7)), 3),
+    "intra-depth": ((2, (6, 5), 2, 2, 3, 2, (5, 3)), 2),
+    "one row": ((2, (1, 9), 1, 4, 2, 1, (1, 5)), 3),
+    "one position": ((1, (1, 1), 2, 3, 2, 2, (5, 5)), 8),
+    "several tiles": ((1, (TILE_HEIGHT + 2, TILE_WIDTH + 3), 1, 2, 2, 1, (5, 7)), 3),
 }
 
 NO_KERNEL = compiled.unsupported(torch.zeros(1), torch.zeros(1), torch.zeros(1))
@@ -73,23 +63,15 @@ def results(inputs, name, grad=None, dilation=1):
     return with_gradients(sum_, inputs, grad)
 
 
-def _equals_definition(size, names, dilation=1):
-    """Compare outputs and gradients with the loops of the definition."""
-    inputs = _inputs(size)
+@pytest.mark.parametrize("dilated", [False, True])
+@pytest.mark.parametrize(("size", "dilation"), SIZES.values(), ids=SIZES)
+def test_equals_definition_forward_and_backward(size, dilation, dilated):
+    """The loops of the definition."""
+    inputs, dilation = _inputs(size), dilation if dilated else 1
     want = with_gradients(partial(reference.local_position_output, dilation=dilation), inputs)
-    for name in names:
+    for name in ("auto", *NAMES):
         got = results(inputs, name, dilation=dilation)
         assert_close(got, want, name, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_equals_definition_forward_and_backward(size):
-    _equals_definition(size, ["auto", *NAMES])
-
-
-@pytest.mark.parametrize(("size", "dilation"), DILATIONS.items(), ids=DILATIONS)
-def test_dilated_equals_definition_forward_and_backward(size, dilation):
-    _equals_definition(SIZES[size], ["auto", *NAMES], dilation)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -230,7 +212,7 @@ def test_autocast_leaves_the_dtype_of_the_queries(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nan_is_not_hidden(name):
-    inputs = [x.detach() for x in _inputs(SIZES["intra-depth"])]
+    inputs = [x.detach() for x in _inputs(SIZES["intra-depth"][0])]
     inputs[1][0, 4, 3] = torch.nan
     assert local_position_output(*inputs, name).isnan().any()
 
@@ -302,14 +284,3 @@ def test_chunks_take_no_more_than_the_limit(numel, monkeypatch):
     tiles = scores.matrix.shape[0]
     assert scores.matrix.numel() <= max(numel, scores.matrix[0].numel())
     assert len(chunks) >= math.ceil(3 * tiling.rows * tiling.columns / tiles)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_a_chunk_is_a_share_of_the_memory_of_a_gpu():
-    module = sys.modules["lambda_det.layers.local.query_first"]
-    total = torch.cuda.get_device_properties(0).total_memory
-    taken = module._chunk_bytes(0)
-    assert taken.bit_count() == 1 and 2**20 <= taken <= total / 32
-    numel = module.chunk_numel(torch.device("cuda", 0), torch.bfloat16)
-    assert numel == module._chunk_bytes(0) // 2
