@@ -107,17 +107,17 @@ def convert_lambda_layers(model: nn.Module, *, implementation: str = "auto") -> 
         ``model``, or if it is such a layer itself, ours. Optimisers have to be created afterwards,
         because the parameters are new.
     """
-    replaced: dict[nn.Module, nn.Module] = {}  # layers that are used twice stay shared
+    replaced = {  # layers that are used twice stay shared
+        layer: _convert(layer, read(layer), implementation)
+        for layer in model.modules()
+        if (read := _reader_of(layer)) is not None
+    }
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if child not in replaced and (read := _reader_of(child)) is not None:
-                replaced[child] = _convert(child, read(child), implementation)
             if child in replaced:
                 setattr(parent, name, replaced[child])
-    if (read := _reader_of(model)) is not None:
-        return _convert(model, read(model), implementation)
     logger.info(f"Replaced {len(replaced)} lambda layers")
-    return model
+    return replaced.get(model, model)
 
 
 def _reader_of(module: nn.Module | None) -> Callable[[nn.Module], _Parts] | None:

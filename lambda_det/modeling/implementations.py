@@ -25,7 +25,11 @@ class Implementations(HookBase):
     """
 
     def __init__(self, device: str) -> None:
-        self._place = _place(device)
+        place = torch.device(device)
+        if place.type == "cuda" and place.index is None and torch.cuda.is_available():
+            place = torch.device("cuda", torch.cuda.current_device())
+        # As tensors on it name it; None where no verdicts are for it
+        self._place = str(place) if place.type in verdict.DEVICES else None
         if self._place:
             proved, about = verdict.read(torch.device(self._place))
             common = proved.intersection(*comm.all_gather(proved))
@@ -38,13 +42,3 @@ class Implementations(HookBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._place:
             verdict.continue_with(self._place, state)
-
-
-def _place(device: str) -> str | None:
-    """The device as tensors on it name it; None where no verdicts are for it."""
-    place = torch.device(device)
-    if place.type not in verdict.DEVICES:
-        return None
-    if place.type == "cuda" and place.index is None:
-        return f"cuda:{torch.cuda.current_device()}"
-    return str(place)

@@ -38,13 +38,7 @@ SHARES_NUMEL = 2**25
 
 
 def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Why :func:`fused_output` cannot run on these tensors here; None if it can.
-
-    Args:
-        queries: [b, H, W, h, k].
-        values: [b, H, W, v, u].
-        embedding: [k, u, r_y, r_x].
-    """
+    """Why :func:`fused_output` cannot run on these tensors here; None if it can."""
     k, u = embedding.shape[:2]
     if u != 1:
         return f"the intra-depth is {u}, and the kernels know no other than 1"
