@@ -24,7 +24,7 @@ from lambda_det.detection.data.transforming import (
     draws_by_size,
     transform_polygons,
 )
-from lambda_det.detection.data.truth import corners, outline
+from lambda_det.detection.data.truth import corners, rectangle
 from lambda_det.errors import DataError
 
 
@@ -128,7 +128,7 @@ class TolerantMapper(DatasetMapper):
         by_size = draws_by_size(self.augmentations) and self.image_format in CHANNELS
         if self.exact_pixels or not self.is_train or not by_size:
             return super().__call__(record)
-        sample = {**record, "annotations": [{**a} for a in record["annotations"]]}
+        sample = {**record}
         file = ImageFile(sample["file_name"])
         outline = Outline(*file.size)
         detection_utils.check_image_size(sample, outline.image)
@@ -194,7 +194,7 @@ class TolerantMapper(DatasetMapper):
             transforms: of the image.
         """
         boxes = np.array([corners(annotation) for annotation in annotations]).reshape(-1, 4)
-        whole = [outline(*box) for box in boxes.clip(0, 2 * before[::-1]).tolist()]
+        whole = [rectangle(*box) for box in boxes.clip(0, 2 * before[::-1]).tolist()]
         masks = [
             (a.get("segmentation") or [box]) if self.use_instance_mask else []
             for a, box in zip(annotations, whole, strict=True)
@@ -207,9 +207,8 @@ class TolerantMapper(DatasetMapper):
         unseen = [0.0] * 3 * (0 if flips is None else len(flips))
         result = []
         for annotation, box, mask, parts in zip(annotations, boxes, masks, polygons, strict=True):
-            moved = {**annotation, "bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
-            for key in ("segmentation", "keypoints"):
-                moved.pop(key, None)
+            moved: dict[str, Any] = {"bbox": box, "bbox_mode": BoxMode.XYXY_ABS}
+            moved["category_id"] = annotation["category_id"]
             if isinstance(mask, dict):
                 # FixedSizeCrop pads with 255. It means "ignore" in semantic segmentation, but
                 # foreground in BitMasks and in the boxes that are computed from them.

@@ -113,18 +113,15 @@ def _repaired(
     mask = annotation.get("segmentation")
     if mask is not None and "height" in record:
         usable = usable_mask(mask, record["height"], record["width"], checked=checked)
+        is_empty = isinstance(mask, (list, dict)) and not mask
         if usable is not mask:
-            fault = _NO_MASK if usable is None and not _is_empty(mask) else None
+            fault = _NO_MASK if usable is None and not is_empty else None
             annotation = _with(annotation, "segmentation", usable)
     points = annotation.get("keypoints")
     if points is not None and keypoints is not None and np.size(points) != 3 * keypoints:
         fault = fault or (_NO_KEYPOINTS if np.size(points) else None)
         annotation = _with(annotation, "keypoints", None)
     return annotation, fault
-
-
-def _is_empty(mask: Any) -> bool:
-    return isinstance(mask, (list, dict)) and not mask
 
 
 def _with(annotation: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -148,12 +145,12 @@ def complete(annotation: dict[str, Any], height: int, width: int) -> bool:
     mask = usable_mask(annotation.get("segmentation"), height, width, checked=True)
     # An empty mask, where the box is outside of the image or of no size.
     annotation["segmentation"] = mask or usable_mask(
-        [outline(box[0], box[1], box[0] + box[2], box[1] + box[3])], height, width
+        [rectangle(box[0], box[1], box[0] + box[2], box[1] + box[3])], height, width
     ) or [[0.0] * 6]  # fmt: skip
     return mask is not None
 
 
-def outline(x0: float, y0: float, x1: float, y1: float) -> list[float]:
+def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
     """A box as a polygon."""
     return [x0, y0, x1, y0, x1, y1, x0, y1]
 
