@@ -372,6 +372,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
 
 def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
     """:func:`build_test_loader` with the ground truth, for the losses of training."""
+    check_files(dataset_name)
     arguments = TolerantMapper.from_config(cfg, is_train=True)
     arguments |= {
         "augmentations": build_augmentation(cfg, False),
