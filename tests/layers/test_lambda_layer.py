@@ -335,6 +335,7 @@ def test_parameter_names_and_shapes_are_a_file_format():
     }
     layer = LambdaLayer(32, query_depth=8, scope=7, position_bias=True)
     assert layer.position.bias.shape == (8,) and not layer.position.bias.any()
+    assert "query_depth=8, heads=4" in repr(layer)
 
 
 @pytest.mark.parametrize("implementation", ["auto", "query_first", "conv", "depthwise", "dense"])

@@ -38,6 +38,9 @@ def test_markdown(capsys):
     head, rule, row = capsys.readouterr().out.strip().splitlines()
     assert row.startswith("| lambda_resnet50 |")
     assert head.count("|") == rule.count("|") == row.count("|")
+    assert main(["lambda_resnet50", "--image-size", "64"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.index("size") + len("size") == row.index(" 64") + len(" 64")
 
 
 def test_unknown_name(capsys):
