@@ -186,10 +186,12 @@ def test_what_cannot_be_trained_is_refused(evaluated, changes, named):
         DetectionTask(config).prepare(train=True)
 
 
-def test_rules_without_a_place_are_left_out(files, caplog):
+def test_rules_without_a_place_are_left_out(files, monkeypatch, caplog):
+    monkeypatch.setattr("lambda_det.detection.recipe.LEAST_BOXES", 1)
     lazy = loaded("train.recipe.enabled=True", "train.device=cpu", "train.max_iter=70", **files)
     del lazy.model.proposal_generator.anchor_generator.sizes
     task = DetectionTask(lazy).prepare(train=True)
+    assert "MODEL.ANCHOR_GENERATOR.SIZES has no place" in caplog.text
     settings, scheduler = task.settings, lazy.lr_multiplier.scheduler
     assert (settings.max_iter, settings.images_per_step, settings.base_lr) == (70, 2, 0.0025)
     assert settings.lr_steps == (54, 65) == tuple(scheduler.milestones)
