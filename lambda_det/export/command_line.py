@@ -18,14 +18,16 @@ A backbone by its name, and the backbone of a detector, with features by name:
   %(prog)s backbone.onnx --model lambda_resnet50 --weights backbone.pth
   %(prog)s backbone.onnx --config output/run/config.yaml --backbone-only
 
-A whole detector (TorchScript, torch.export), compared on photographs; the config.yaml of a run's
-folder brings the run's best checkpoint with it:
+A whole detector; the config.yaml of a run's folder brings the run's best checkpoint with it. ONNX
+takes an image [H, W, 3] of uint8, RGB, of any size, which it resizes:
+  %(prog)s detector.onnx --config output/run/config.yaml
   %(prog)s detector.ts --images photo.jpg street.jpg --config output/run/config.yaml
   %(prog)s detector.pt2 --config configs/mask_rcnn_lambdaresnet50.yaml \\
       --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
 
 The file is read again and compared with the model on several sizes. Only if all agree does OUTPUT
-get its name, with OUTPUT.json beside it: input, pixel settings, outputs, sizes, versions.
+get its name, with OUTPUT.json beside it: input, pixel settings, outputs, sizes, versions. A
+detector is also evaluated on validation images of its run: an AP more than 0.1 apart is refused.
 
 status: 0; 1 if the file did not compute the same and was removed; 2 if it could not be made
 """
@@ -54,6 +56,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--images", nargs="+", default=(), metavar="FILE", help="photographs to compare on"
+    )
+    parser.add_argument(
+        "--proof",
+        type=int,
+        default=100,
+        metavar="N",
+        help="validation images to compare the AP of a detector's file on (default: %(default)s)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
@@ -88,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
             backbone_only=args.backbone_only,
             checkpoint=args.checkpoint,
             raw=args.raw,
+            proof=args.proof,
         )
     report = export_network(
         network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
@@ -117,6 +127,7 @@ def describe(report: Report) -> str:
             "note: nothing was detected on any of them, so little was compared; give "
             "photographs with --images FILE"
         )
+    lines += [str(report.proof)] if report.proof else []
     lines.append(
         f"verified: {report.path}"
         if report.passed

@@ -16,11 +16,12 @@ import torch
 import torchvision
 from detectron2.export.torchscript_patch import patch_builtin_len
 from detectron2.modeling import anchor_generator, poolers
+from detectron2.modeling.meta_arch import fcos, retinanet
+from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.modeling.proposal_generator import rpn
-from detectron2.modeling.roi_heads import fast_rcnn
+from detectron2.modeling.roi_heads import cascade_rcnn, fast_rcnn
 from detectron2.structures import Boxes, Instances
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lambda_det.export.portable import dense
 
@@ -34,47 +35,29 @@ def exportable_detections() -> Iterator[None]:
         more = ("detectron2.modeling.poolers", "detectron2.structures.instances")
         stack.enter_context(patch_builtin_len(more))
         for where, name, replacement in (
-            (F, "batch_norm", _batch_norm(F.batch_norm)),
             (anchor_generator, "_create_grid_offsets", _create_grid_offsets),
             (rpn.StandardRPNHead, "forward", _rpn_head(rpn.StandardRPNHead.forward)),
             (rpn, "find_top_rpn_proposals", _find_top_rpn_proposals),
             (fast_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
+            (cascade_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
+            (DenseDetector, "_decode_per_level_predictions", _decode_level),
+            (retinanet, "batched_nms", _batched_nms),
+            (fcos, "batched_nms", _batched_nms),
             (Boxes, "__init__", _boxes_of),
+            (Boxes, "clip", _clip_boxes),
             (poolers, "convert_boxes_to_pooler_format", _convert_boxes_to_pooler_format),
         ):
             stack.enter_context(mock.patch.object(where, name, replacement))
         yield
 
 
-def _batch_norm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Written out for boxes, of which the operator asks whether there are any."""
-
-    def batch_norm(
-        x: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if isinstance(x.shape[0], int):
-            return original(x, running_mean, running_var, weight, bias, training, momentum, eps)
-        scale = weight * torch.rsqrt(running_var + eps)
-        shift = bias - running_mean * scale
-        return x * scale[:, None, None] + shift[:, None, None]
-
-    return batch_norm
-
-
 def _create_grid_offsets(
     size: list[int], stride: int, offset: float, target_device_tensor: Tensor
 ) -> tuple[Tensor, Tensor]:
-    height, width = size
-    index = torch.arange(height * width, device=target_device_tensor.device)
-    x, y = index % width, index.div(width, rounding_mode="floor")
-    return (x + offset) * stride, (y + offset) * stride
+    y, x = (torch.arange(side, device=target_device_tensor.device) for side in size)
+    # Sums, not views expanded: those are laid out in another way where a side is 1
+    xs, ys = x + torch.zeros_like(y)[:, None], y[:, None] + torch.zeros_like(x)
+    return (xs.flatten() + offset) * stride, (ys.flatten() + offset) * stride
 
 
 def _rpn_head(forward: Callable[..., tuple[list[Tensor], ...]]) -> Callable[..., Any]:
@@ -155,6 +138,32 @@ def _fast_rcnn_inference(
     return [result], [index[kept]]
 
 
+def _decode_level(
+    detector: DenseDetector,
+    anchors: Boxes,
+    pred_scores: Tensor,
+    pred_deltas: Tensor,
+    score_thresh: float,
+    topk_candidates: int,
+    image_size: tuple[int, int],
+) -> Instances:
+    """The best are chosen before the threshold, so that their number depends on the size alone."""
+    classes = pred_scores.shape[1]
+    scores = pred_scores.flatten()
+    scores, index = scores.topk(torch.sym_min(scores.shape[0], topk_candidates))
+    wanted = scores > score_thresh
+    scores, index = scores[wanted], index[wanted]
+    place = index.div(classes, rounding_mode="floor")
+    boxes = detector.box2box_transform.apply_deltas(pred_deltas[place], anchors.tensor[place])
+    return Instances(
+        image_size, pred_boxes=Boxes(boxes), scores=scores, pred_classes=index % classes
+    )
+
+
+def _batched_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
+    return _nms(boxes, scores, groups, threshold, -1)
+
+
 def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:
     boxes.tensor = tensor.float()  # without asking whether there are any
 
@@ -163,6 +172,10 @@ def _clip(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
     height, width = image_size
     x, y = boxes[:, 0::2].clamp(0, width), boxes[:, 1::2].clamp(0, height)
     return torch.stack([x, y], dim=2).flatten(1)
+
+
+def _clip_boxes(boxes: Boxes, box_size: tuple[int, int]) -> None:
+    boxes.tensor = _clip(boxes.tensor, box_size)  # without asking whether all are finite
 
 
 def _convert_boxes_to_pooler_format(box_lists: list[Boxes]) -> Tensor:

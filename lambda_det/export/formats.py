@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import re
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,19 +10,16 @@ from pathlib import Path
 
 import torch
 from detectron2.export.torchscript_patch import patch_builtin_len
-from detectron2.modeling.meta_arch import GeneralizedRCNN
-from detectron2.modeling.roi_heads import CascadeROIHeads
 from torch import Tensor
 from torch.fx.experimental import _config
 
 from lambda_det.errors import ConfigError
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
+from lambda_det.export.onnx_file import AXES, PREFIX, missing_packages, read_onnx, write_onnx
 
-__all__ = ["FORMATS", "OPSET", "Format", "format_of"]
+__all__ = ["FORMATS", "Format", "format_of", "why_not"]
 
-AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
-OPSET = 18  # of ONNX; the one that torch.onnx writes without converting versions
 HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
 Runner = Callable[[Tensor], dict[str, Tensor]]
 
@@ -36,14 +31,12 @@ class Format:
     Attributes:
         name: as people call it.
         suffix: of its files.
-        refuse: says why a network can't be written in it, or None.
         write: writes a network, for an example of its input, to a path.
         read: a function from the input to the outputs by name, out of a file and their names.
     """
 
     name: str
     suffix: str
-    refuse: Callable[[Network], str | None]
     write: Callable[[Network, Tensor, Path], None]
     read: Callable[[Path, list[str], torch.device], Runner]
 
@@ -106,92 +99,44 @@ def _read_torch_export(path: Path, names: list[str], device: torch.device) -> Ru
 
 
 def _write_onnx(network: Network, example: Tensor, path: Path) -> None:
-    program = _program(network, example)
     with torch.no_grad():
         names = list(network.original(example))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            program,
-            f=str(path),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=["images"],
-            output_names=names,
-            external_data=False,
-            verbose=False,
-        )
-    _name_sizes(path)
+    if network.detector:
+        names = [f"{PREFIX}{name.removeprefix('pred_')}" for name in names]
+    write_onnx(_program(network, example), names, path)
 
 
-def _name_sizes(path: Path) -> None:
-    """Call the sizes of the input, and what is computed from them, by names instead of s77."""
-    import onnx
-
-    model = onnx.load(path)
-    (images,) = model.graph.input
-    sizes = [dim.dim_param for dim in images.type.tensor_type.shape.dim]
-    symbols = [re.search(r"[a-z]\w*", size)[0] for size in sizes if size]  # of "32*s77"
-    words = dict(zip(symbols, AXES, strict=True))
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            for symbol, word in words.items():
-                if dim.dim_param:  # to set it removes a number
-                    dim.dim_param = re.sub(rf"\b{symbol}\b", word, dim.dim_param)
-    onnx.save(model, path)
-
-
-def _read_onnx(path: Path, names: list[str], device: torch.device) -> Runner:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (images,) = session.get_inputs()
-
-    def run(x: Tensor) -> dict[str, Tensor]:
-        outputs = session.run(names, {images.name: x.cpu().numpy()})
-        return {name: torch.from_numpy(y) for name, y in zip(names, outputs, strict=True)}
-
-    return run
-
-
-def _refuse_torch_export(network: Network) -> str | None:
+def why_not(form: Format, network: Network) -> str | None:
+    """Why a network cannot be written in a format; None where it can."""
+    suffix = form.suffix
+    if suffix == ".ts":
+        return None
+    if suffix == ".onnx" and (missing := missing_packages()):
+        return f"it needs other packages: pip install {' '.join(missing)}"
     if not HOLDS_ANY_SIZE:
         return (
             f"PyTorch {torch.__version__} can only hold one graph for maps of more than one tile "
             "and another for smaller ones; use PyTorch 2.7 or newer, or TorchScript (.ts)"
         )
-    if network.detector and not isinstance(network.module.model, GeneralizedRCNN):
+    heads = getattr(network.module.model, "roi_heads", None) if network.detector else None
+    if getattr(heads, "keypoint_on", False):
         return (
-            "the number of candidates that this detector sorts depends on the image, which "
-            "torch.export can't hold; use TorchScript (.ts), or export only the backbone"
+            "Detectron2's keypoint heads take the number of boxes on an image out of the graph; "
+            "use TorchScript (.ts), or export only the backbone"
         )
-    heads = network.module.model.roi_heads if network.detector else None
-    if isinstance(heads, CascadeROIHeads) or getattr(heads, "keypoint_on", False):
+    if network.detector and heads is None and suffix == ".pt2":
         return (
-            "Detectron2's cascade and keypoint heads take the number of boxes on an image out of "
-            "the graph; use TorchScript (.ts), or export only the backbone"
+            "the graph would refuse images whose last map has one position, which are those of up "
+            "to 128 pixels for RetinaNet; use ONNX (.onnx) or TorchScript (.ts)"
         )
     return None
 
 
-def _refuse_onnx(network: Network) -> str | None:
-    if network.detector:
-        return (
-            "Detectron2's selection of boxes has no ONNX form that was compared with it; export "
-            "only the backbone, or the detector as TorchScript (.ts) or torch.export (.pt2)"
-        )
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        return f"it needs other packages: pip install {' '.join(missing)}"
-    return _refuse_torch_export(network)
-
-
 FORMATS: dict[str, Format] = {
-    suffix: Format(name, suffix, refuse, write, read)
-    for name, suffix, refuse, write, read in (
-        ("TorchScript", ".ts", lambda network: None, _write_torchscript, _read_torchscript),
-        ("torch.export", ".pt2", _refuse_torch_export, _write_torch_export, _read_torch_export),
-        ("ONNX", ".onnx", _refuse_onnx, _write_onnx, _read_onnx),
+    form.suffix: form
+    for form in (
+        Format("TorchScript", ".ts", _write_torchscript, _read_torchscript),
+        Format("torch.export", ".pt2", _write_torch_export, _read_torch_export),
+        Format("ONNX", ".onnx", _write_onnx, read_onnx),
     )
 }

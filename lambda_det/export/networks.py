@@ -34,6 +34,8 @@ class Network:
         pixels: what the input holds, for those who will feed it.
         features: of a detector, the maps that it detects on, as ``module`` computes them and as
             ``original`` does.
+        prove: compares the file of a detector with it on validation images; None where its run is
+            not known.
     """
 
     module: nn.Module
@@ -41,6 +43,7 @@ class Network:
     detector: bool
     pixels: Mapping[str, Any] = field(default_factory=dict)
     features: tuple[Callable[[Tensor], dict[str, Tensor]], ...] = ()
+    prove: Callable[[Any], Any] | None = None
 
     @property
     def stride(self) -> int:

@@ -45,6 +45,8 @@ def _form(module: nn.Module) -> type[nn.Module] | None:
         side_by_side = module.kernel_size == module.stride and module.padding == 0
         partial_windows = module.ceil_mode and not module.count_include_pad
         return PortableAvgPool2d if side_by_side and partial_windows else None
+    if isinstance(module, nn.BatchNorm2d):
+        return PortableBatchNorm2d
     # Subclasses of others stay as they are
     forms = {
         LambdaLayer: PortableLambdaLayer,
@@ -114,6 +116,17 @@ class PortableRelativePosition(RelativePosition):
         else:
             y = _first(dilated(undilated, queries, values, dilation), *queries.shape[1:3])
         return self.add_bias(y, queries, head)
+
+
+class PortableBatchNorm2d(nn.BatchNorm2d):
+    """``BatchNorm2d`` written out: of boxes, the operator asks whether there are any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift = torch.rsqrt(self.running_var + self.eps), 0.0
+        if self.affine:
+            scale, shift = scale * self.weight, self.bias
+        shift = shift - self.running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
 
 
 class PortableAvgPool2d(nn.AvgPool2d):

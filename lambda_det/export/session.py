@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from lambda_det.errors import ConfigError
-from lambda_det.export.formats import OPSET, Runner, format_of
+from lambda_det.export.exported import ExportedDetector, sidecar
+from lambda_det.export.formats import Runner, format_of, why_not
 from lambda_det.export.networks import Network
+from lambda_det.export.onnx_file import OPSET, finish_onnx
+from lambda_det.export.proof import Proof
 from lambda_det.files import replace_text
 
 __all__ = ["SIZES", "TOLERANCE", "Comparison", "Report", "export_network"]
@@ -59,12 +62,14 @@ class Report:
         path: the file, which is there only if all comparisons passed.
         seconds: that the export took.
         size: of the file in bytes.
+        proof: on validation images, of a detector whose run is known.
     """
 
     path: Path
     seconds: float
     size: int
     comparisons: list[Comparison]
+    proof: Proof | None = None
 
     @property
     def decided(self) -> list[Comparison]:
@@ -72,7 +77,8 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return bool(self.decided) and all(comparison.passed for comparison in self.decided)
+        compared = bool(self.decided) and all(comparison.passed for comparison in self.decided)
+        return compared and (self.proof is None or self.proof.passed)
 
     def errors(self) -> dict[str, float]:
         """The greatest error by output."""
@@ -110,7 +116,7 @@ def export_network(
     output, form = Path(output), format_of(output)
     check_output(output, overwrite)
     sizes = _sizes(network, sizes)
-    if why := form.refuse(network):
+    if why := why_not(form, network):
         raise ConfigError(f"{form.name} is not possible: {why}.")
     draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
     try:
@@ -128,18 +134,20 @@ def export_network(
             runner = form.read(draft, list(network.original(inputs[0])), network.device)
             comparisons = [compare(network, runner, x) for x in inputs]
         report = Report(output, seconds, draft.stat().st_size, comparisons)
+        described = describe(network, report)
+        if report.passed and form.name == "ONNX":
+            finish_onnx(draft, described)
+        if report.passed and network.prove:
+            file = ExportedDetector(draft, described=described)
+            report = replace(report, proof=network.prove(file))
         if report.passed:
             os.replace(draft, output)
-            replace_text(_sidecar(output), json.dumps(describe(network, report), indent=2) + "\n")
+            replace_text(sidecar(output), json.dumps(described, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}.") from error
     finally:
         draft.unlink(missing_ok=True)
     return report
-
-
-def _sidecar(output: Path) -> Path:
-    return output.with_name(f"{output.name}.json")
 
 
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
@@ -160,7 +168,7 @@ def check_output(output: Path, overwrite: bool) -> None:
     """Raise ConfigError where ``output`` or what comes beside it cannot be written."""
     if not output.parent.is_dir():
         raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
-    for path in (output, _sidecar(output)):
+    for path in (output, sidecar(output)):
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; give another name.")
         if path.exists() and not overwrite:
@@ -216,7 +224,8 @@ def compare(network: Network, runner: Runner, x: Tensor) -> Comparison:
         errors, fault = {}, _first_line(error)
     count = len(expected["scores"]) if network.detector else None
     made = Comparison(tuple(x.shape), errors, count, fault)
-    is_open = not made.passed and network.features and is_undecided(network, x, expected)
+    is_open = not (made.passed or fault) and network.features
+    is_open = is_open and is_undecided(network, x, expected)
     return replace(made, undecided=True) if is_open else made
 
 
@@ -259,20 +268,24 @@ def _first_line(error: Exception) -> str:
 def describe(network: Network, report: Report) -> dict:
     """What a user of the file has to know, for the JSON file beside it."""
     form = format_of(report.path)
+    resizes = network.detector and form.name == "ONNX"
+    kind = "one image [3, H, W], float32 pixels 0 to 255"
+    if resizes:
+        kind = "one image [H, W, 3], uint8, RGB, of any size"
+    elif not network.detector:
+        kind = "images [B, 3, H, W], float32, normalised: (pixels - pixel_mean) / pixel_std"
+    outputs = list(report.comparisons[0].errors)
     return {
         "format": form.name,
         "opset": OPSET if form.name == "ONNX" else None,
         "torch": torch.__version__,
-        "input": (
-            "one image [3, H, W], float32 pixels 0 to 255"
-            if network.detector
-            else "images [B, 3, H, W], float32, normalised: (pixels - pixel_mean) / pixel_std"
-        ),
+        "input": kind,
+        "resizes": resizes,
         "dtype": "float32",
         "device": str(network.device),
         # where the operator stands that leaves out boxes that others cover
-        "import_first": "torchvision" if network.detector else None,
-        "outputs": list(report.comparisons[0].errors),
+        "import_first": "torchvision" if network.detector and not resizes else None,
+        "outputs": [name.removeprefix("pred_") for name in outputs] if resizes else outputs,
         **network.pixels,
         "compared": [
             {"input": list(c.shape), "detections": c.detections, "errors": c.errors}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
+from lambda_det.export.proof import prove
 from lambda_det.modeling import create_backbone
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.weights.formats import read_checkpoint
@@ -179,6 +182,7 @@ def network_to_export(
     backbone_only: bool = False,
     checkpoint: str = "best",
     raw: bool = False,
+    proof: int = 0,
 ) -> Network:
     """The detector of a configuration, or its backbone with FPN, with weights.
 
@@ -189,6 +193,7 @@ def network_to_export(
         backbone_only: leave out proposals and heads.
         checkpoint: of the run: "best", "last", or the number of its step.
         raw: the trained weights, where a checkpoint has averaged ones, too.
+        proof: number of validation images that the file of a detector is compared on.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
@@ -199,6 +204,7 @@ def network_to_export(
     task = DetectionTask(cfg)
     pixels: dict[str, Any] = {
         "config": config_file,
+        "sha256": hashlib.sha256(Path(weights).read_bytes()).hexdigest(),
         **taken.as_meta(),
         **(task.pixels.as_meta() if task.pixels else {}),
         **_test_size(task),
@@ -208,7 +214,10 @@ def network_to_export(
     if backbone_only:
         pixels["size_divisibility"] = model.backbone.size_divisibility
         return backbone_network(model.backbone, pixels)
-    return detector_network(model, pixels)
+    thresholds = [getattr(module, "test_score_thresh", None) for module in model.modules()]
+    pixels["score_threshold"] = next(filter(None, thresholds), 0.0)
+    network = detector_network(model, pixels)
+    return replace(network, prove=partial(prove, cfg, known, model, proof))
 
 
 def _test_size(task: DetectionTask) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,20 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data.transforms import AugInput, AugmentationList
-from detectron2.modeling.postprocessing import detector_postprocess
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import Instances
 from omegaconf import DictConfig
-from torch import Tensor
 
-from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
-from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, DataError, WeightsError, reason
-from lambda_det.export import FORMATS, format_of
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.export import FORMATS
+from lambda_det.export.exported import ExportedDetector, as_input
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
 
@@ -116,10 +111,9 @@ class Predictor:
         """Build or load the detector.
 
         Args:
-            source: the folder of a run; a configuration or its
-                file; or a detector that lambda-det export wrote (.ts or .pt2). The run or file
-                of a LazyConfig and an exported detector must be from people you trust, because what
-                they name or hold is called.
+            source: the folder of a run; a configuration or its file; or a detector that lambda-det
+                export wrote (.ts, .pt2 or .onnx). The run or file of a LazyConfig and an exported
+                detector must be from people you trust, because what they name or hold is called.
             weights: a checkpoint instead of the run's.
             checkpoint: of the run: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, where a checkpoint has averaged ones, too.
@@ -187,43 +181,13 @@ class Predictor:
         self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
 
     def _open_exported(self, path: Path, device: str | None) -> None:
-        sidecar = path.with_name(f"{path.name}.json")
-        try:
-            described = json.loads(sidecar.read_text("utf-8"))
-            channels, shortest, longest = (
-                described[key] for key in ("input_format", "min_size_test", "max_size_test")
-            )
-            names, where = described["outputs"], torch.device(described["device"])
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise DataError(
-                f"{sidecar}, which lambda-det export writes beside a detector, is missing or "
-                f"is something else ({reason(error)}); give a detector with it."
-            ) from error
-        if device:
-            where = check_device(device, 1, "--device")
-        if "pred_boxes" not in names:
-            raise ConfigError(f"{path} is no detector: its outputs are {', '.join(names)}.")
-        try:
-            runner = format_of(path).read(path, names, where)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
-        self.cfg, self.weights, self.class_names = None, str(path), described.get("classes")
-        origin = (described.get(key) for key in ("weights", "step", "averaged"))
+        detector = ExportedDetector(path, device)
+        origin = (detector.described.get(key) for key in ("weights", "step", "averaged"))
+        self.cfg, self.weights = None, str(path)
+        self.class_names = detector.described.get("classes")
         self.taken = f"{path}, exported from {Taken(*origin)}"
-        resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
-        self._channels, self._augmentations = _order(channels), AugmentationList([resize])
-
-        def detect(inputs: list[dict[str, Any]]) -> list[Instances]:
-            try:
-                outputs = [runner(entry["image"].to(where)) for entry in inputs]
-            except (AssertionError, RuntimeError) as error:  # a guard of its graph
-                size = "x".join(map(str, inputs[-1]["image"].shape[:0:-1]))
-                raise DataError(
-                    f"{path} cannot compute an image of {size} pixels ({reason(error)})."
-                ) from error
-            return list(map(_postprocessed, outputs, inputs))
-
-        self._detect = detect
+        self._channels, self._augmentations = detector.channels, detector.resize
+        self._detect = detector
 
     def __call__(
         self, images: Image | Iterable[Image], channels: str = "BGR"
@@ -274,11 +238,7 @@ class Predictor:
             )
         if channels != self._channels:
             image = image[:, :, ::-1]
-        height, width = image.shape[:2]
-        resized = AugInput(image)
-        self._augmentations(resized)
-        tensor = torch.as_tensor(resized.image.astype("float32").transpose(2, 0, 1))
-        return {"image": tensor, "height": height, "width": width}
+        return as_input(image, self._augmentations)
 
 
 def _is_sequence(images: Any) -> bool:
@@ -319,11 +279,3 @@ def read_bgr(path: str | os.PathLike) -> np.ndarray:
         DataError: it cannot be read, or has more than 8 bits a channel.
     """
     return read_image({"file_name": os.fspath(path)})
-
-
-def _postprocessed(outputs: dict[str, Tensor], entry: dict[str, Any]) -> Instances:
-    """The outputs of an exported detector in the size of the image, with masks pasted."""
-    instances = Instances(tuple(entry["image"].shape[1:]))
-    for name, value in outputs.items():
-        instances.set(name, Boxes(value) if name == "pred_boxes" else value)
-    return detector_postprocess(instances, entry["height"], entry["width"])

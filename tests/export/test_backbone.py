@@ -10,8 +10,14 @@ import torch
 from torch import nn
 
 from lambda_det.errors import ConfigError
-from lambda_det.export import FORMATS, backbone_network, export_network, portable
-from lambda_det.export import formats as formats_module
+from lambda_det.export import (
+    FORMATS,
+    backbone_network,
+    export_network,
+    formats,
+    onnx_file,
+    portable,
+)
 from lambda_det.export.networks import Network
 from lambda_det.export.session import compare
 from lambda_det.modeling import LambdaResNet
@@ -91,16 +97,6 @@ def test_norms_are_folded_in_the_graph_and_stay_in_the_original():
         torch.testing.assert_close(made.module(x)[name], expected, rtol=0, atol=1e-5 * scale)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{"dilation": {"res5": 2}}, {"intra_depth": 2}, {"multi_head": True}, {"content": False}],
-    ids=str,
-)
-def test_options_of_the_layer(options, tmp_path):
-    assert export_network(network(**options), tmp_path / "b.ts", sizes=SIZES[:2]).passed
-
-
 def _raise(_):
     raise RuntimeError("no kernel\nlong")
 
@@ -169,8 +165,8 @@ def test_global_positions_are_refused():
     ],
 )
 def test_names_that_cannot_be_and_what_is_not_installed(name, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(formats_module.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(formats_module, "HOLDS_ANY_SIZE", False)
+    monkeypatch.setattr(onnx_file.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats, "HOLDS_ANY_SIZE", False)
     with pytest.raises(ConfigError, match=words):
         export_network(network(), tmp_path / name)
 

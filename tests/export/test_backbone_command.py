@@ -138,12 +138,3 @@ def test_a_detector_of_which_nothing_is_said(checkpoint, config, tmp_path, capsy
     assert tool.main([source, str(tmp_path / "c.pth"), *wrong]) == 2
     assert "scope 5" in capsys.readouterr().err
     assert not (tmp_path / "c.pth").exists()
-
-
-@pytest.mark.slow
-def test_one_format_into_another(checkpoint, tmp_path):
-    paths = [str(tmp_path / f"b.{form}") for form in ("pth", "safetensors", "pkl")]
-    for source, path in zip([checkpoint, *paths], paths, strict=False):
-        assert tool.main([source, path]) == 0
-    contents = [read_backbone(path) for path in paths]
-    assert contents[0]["meta"] == contents[1]["meta"] == contents[2]["meta"]

@@ -181,29 +181,10 @@ def test_the_backbone_of_whatever_holds_it(checkpoint, holder):
     assert meta["sha256"] == checksum(content["model"], meta)
 
 
-@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod."])
-def test_a_classifier_s_checkpoint_in_a_wrapper(checkpoint, wrapper):
-    model = _renamed(checkpoint["model"], lambda name: wrapper + name)
-    content = extract_backbone({**checkpoint, "model": model}, weights="model", fold_input=False)
-    expected = _wanted(checkpoint["model"])
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
-    assert len(content["model"]) == len(expected) and content["meta"]["known_from"] == "recipe"
-
-
 @pytest.mark.parametrize("network", [None, KnownNetwork("resnet51", {}, None, "name")])
 def test_a_network_that_nobody_says_or_that_is_none(checkpoint, network):
     with pytest.raises(WeightsError, match=r"--model|resnet51"):
         extract_backbone({"model": in_fpn(checkpoint["model"])}, network=network)
-
-
-def test_mobilenet():
-    checkpoint = classifier_checkpoint("mobilenet_v2_lambda", ema=False)
-    content = extract_backbone(checkpoint)
-    assert content["meta"]["model"] == "mobilenet_v2_lambda" and content["meta"]["folded"]
-    network = KnownNetwork("mobilenet_v2_lambda", {}, None, "name")
-    held = extract_backbone({"model": in_fpn(checkpoint["model"])}, network=network)
-    assert held["meta"]["model"] == "mobilenet_v2_lambda"
-    assert held["model"].keys() == content["model"].keys()
 
 
 def test_stages_that_a_detector_has_not(checkpoint):

@@ -79,17 +79,6 @@ def test_average_pooling_whose_sizes_round_up(size):
     torch.testing.assert_close(portable_copy(pool)(x), pool(x))
 
 
-def test_a_graph_traced_on_one_size_holds_for_others():
-    original = layer()
-    traced = torch.jit.trace(
-        portable_copy(original), torch.randn(1, 8, 20, 30, dtype=torch.float64), check_trace=False
-    )
-    assert "lambda_det::" not in str(traced.inlined_graph)
-    for size in SIZES:
-        x = torch.randn(2, 8, *size, dtype=torch.float64)
-        torch.testing.assert_close(traced(x), original(x), rtol=1e-10, atol=1e-10)
-
-
 @needs_any_size
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -74,11 +74,6 @@ def test_create_backbone_loads_it_and_the_conversion_is_kept(placed, network, ca
     read_backbone(PathManager.get_local_path(URL))
 
 
-def test_weights_of_another_network(placed):
-    with pytest.raises(WeightsError, match=r"mobilenet_v2.*resnet50"):
-        lambda_det.create_backbone("resnet50", weights=URL)
-
-
 def test_the_tool_exports_a_url_and_a_plain_file(placed, network, tmp_path, capsys):
     assert main([URL, str(tmp_path / "a.pth")]) == 0
     out = capsys.readouterr().out

@@ -251,12 +251,6 @@ def test_targets_that_cannot_be_used(tmp_path, name, text, words):
         build_target(tmp_path / name)
 
 
-def test_a_file_that_is_no_backbone(checkpoint, tmp_path):
-    torch.save({"model": {}}, tmp_path / "x.pth")
-    with pytest.raises(WeightsError, match=r"x\.pth"):
-        verify_backbone(tmp_path / "x.pth", checkpoint)
-
-
 @pytest.mark.slow
 def test_a_deep_network_is_as_near(tmp_path):
     """Rounding of the folded convolution would grow with the depth, if it were not for the stem."""

@@ -33,7 +33,8 @@ def scramble(network: nn.Module) -> nn.Module:
                 (module.weight, 0.5, 1),
                 (module.bias, -0.5, 0.5),
             ):
-                tensor.uniform_(low, high, generator=generator)
+                if tensor is not None:
+                    tensor.uniform_(low, high, generator=generator)
         if name.rpartition(".")[2] in ("cls_score", "objectness_logits"):
             module.weight.normal_(std=0.1, generator=generator)
     return network.eval()

@@ -1,0 +1,179 @@
+"""ONNX: a graph of torch.onnx, and around that of a detector what an image needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import operator
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["OPSET", "finish_onnx", "missing_packages", "read_onnx", "write_onnx"]
+
+OPSET = 18  # the one that torch.onnx writes without converting versions
+AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
+NEEDED = ("onnx", "onnxscript", "onnxruntime")
+PREFIX = "found_"  # of the outputs of a detector's graph, in pixels of the resized image
+
+# Resized as Detectron2's ResizeShortestEdge does. Resize is Pillow's algorithm for uint8 in
+# ONNX Runtime, where few pixels differ.
+BEFORE = """
+<ir_version: 9, opset_import: ["" : 18]>
+before (uint8[image_height, image_width, 3] image) =>
+    (float[3, height, width] images, double[2] image_sides, double[2] image_scale)
+<double shortest = {{{shortest}}}, double longest = {{{longest}}}, double one = {{1}},
+ double half = {{0.5}}, int64[3] order = {{{order}}}, int64[1] first = {{0}}>
+{{
+    of_run = Gather<axis = 2>(image, order)
+    planes = Transpose<perm = [2, 0, 1]>(of_run)
+    batch = Unsqueeze(planes, first)
+    size = Shape<end = 2>(image)
+    image_sides = Cast<to = 11>(size)
+    shorter = ReduceMin<keepdims = 0>(image_sides)
+    scale = Div({wanted}, shorter)
+    scaled = Mul(image_sides, scale)
+    longer = ReduceMax<keepdims = 0>(scaled)
+    fit = Div(longest, longer)
+    shrunk = Min(one, fit)
+    fitted = Mul(scaled, shrunk)
+    above = Add(fitted, half)
+    whole = Floor(above)
+    new_sides = Max(whole, one)
+    new_size = Cast<to = 7>(new_sides)
+    resized = Resize<axes = [2, 3], mode = "linear", antialias = 1>(batch, , , new_size)
+    pixels = Cast<to = 1>(resized)
+    images = Squeeze(pixels, first)
+    image_scale = Div(image_sides, new_sides)
+}}
+"""
+# To pixels of the image; boxes that are outside of it, or of no size, are left out
+AFTER = """
+<ir_version: 9, opset_import: ["" : 18]>
+after (float[n, 4] found_boxes, double[2] image_sides, double[2] image_scale) =>
+    (float[found, 4] boxes, bool[n] found_kept)
+<int64[4] xyxy = {1, 0, 1, 0}, int64[2] lower = {0, 1}, int64[2] upper = {2, 3},
+ int64[1] last = {1}, float zero = {0}>
+{
+    back_xyxy = Gather(image_scale, xyxy)
+    factor = Cast<to = 1>(back_xyxy)
+    in_image = Mul(found_boxes, factor)
+    sides_xyxy = Gather(image_sides, xyxy)
+    border = Cast<to = 1>(sides_xyxy)
+    clipped = Min(in_image, border)
+    corner = Gather<axis = 1>(clipped, lower)
+    other = Gather<axis = 1>(clipped, upper)
+    extent = Sub(other, corner)
+    least = ReduceMin<keepdims = 0>(extent, last)
+    found_kept = Greater(least, zero)
+    boxes = Compress<axis = 0>(clipped, found_kept)
+}
+"""
+
+
+def missing_packages() -> list[str]:
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path: Path) -> None:
+    """Write a program of one input, whose outputs get names."""
+    from onnxscript import opset18
+
+    def at_most(a: Any, b: Any) -> Any:
+        # Sizes that depend on the image have bounds above int64's, which torch.export asserts
+        return opset18.LessOrEqual(a, min(b, 2**63 - 1) if isinstance(b, int) else b)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            program,
+            f=str(path),
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=["images"],
+            output_names=list(names),
+            external_data=False,
+            verbose=False,
+            custom_translation_table={operator.le: at_most},
+        )
+
+
+def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:
+    """Name the sizes in a file, and put what is known of it into its metadata.
+
+    The input of a detector becomes an image [H, W, 3] of uint8, RGB, of any size, which is resized
+    as in the evaluation of the run, and its output has pixels of that image.
+    """
+    import onnx
+
+    model = onnx.load(path)
+    (images,) = model.graph.input
+    sizes = [dim.dim_param for dim in images.type.tensor_type.shape.dim]
+    symbols = [re.search(r"[a-z]\w*", size)[0] for size in sizes if size]  # of "32*s77"
+    words = dict(zip(symbols, AXES[-len(symbols) :], strict=True))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            for symbol, word in words.items():
+                if dim.dim_param:  # to set it removes a number
+                    dim.dim_param = re.sub(rf"\b{symbol}\b", word, dim.dim_param)
+    if described.get("resizes"):
+        _take_images(model.graph, described)
+    onnx.helper.set_model_props(
+        model, {k: v if isinstance(v, str) else json.dumps(v) for k, v in described.items()}
+    )
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+
+
+def _take_images(graph: Any, described: Mapping[str, Any]) -> None:
+    """Put ``BEFORE`` and ``AFTER`` around the graph of a detector."""
+    from onnx import compose, helper, parser
+
+    shortest = described.get("min_size_test", 0)
+    text = BEFORE.format(
+        shortest=shortest,
+        longest=described.get("max_size_test", 0) or 2**31,
+        wanted="shortest" if shortest else "shorter",
+        order="0, 1, 2" if described.get("input_format") == "RGB" else "2, 1, 0",
+    )
+    ends = {"rename_inputs": False, "rename_outputs": False}
+    before, after = (
+        compose.add_prefix_graph(parser.parse_model(part).graph, "image/", **ends)
+        for part in (text, AFTER)
+    )
+    outputs, kept = [after.output[0]], []
+    for output in graph.output[1:]:
+        found, output.name = output.name, output.name.removeprefix(PREFIX)
+        output.type.tensor_type.shape.dim[0].dim_param = "found"
+        outputs.append(output)
+        kept.append(helper.make_node("Compress", [found, "found_kept"], [output.name], axis=0))
+    nodes = [*before.node, *graph.node, *after.node, *kept]
+    for field, values in (("node", nodes), ("input", before.input), ("output", outputs)):
+        graph.ClearField(field)
+        getattr(graph, field).extend(values)
+    graph.initializer.extend([*before.initializer, *after.initializer])
+
+
+def read_onnx(
+    path: Path, names: list[str], device: torch.device
+) -> Callable[[Tensor], dict[str, Tensor]]:
+    """See :class:`lambda_det.export.formats.Format`."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
+
+    def run(x: Tensor) -> dict[str, Tensor]:
+        given = x.cpu().numpy()
+        if images.type == "tensor(uint8)":
+            given = given.transpose(1, 2, 0).astype(np.uint8)
+        outputs = session.run(None, {images.name: given})
+        return {name: torch.from_numpy(y) for name, y in zip(names, outputs, strict=True)}
+
+    return run

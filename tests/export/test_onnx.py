@@ -1,0 +1,194 @@
+"""Whole detectors as ONNX: resizing in the graph, the proof on images, and who reads the file."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from detectron2.data.transforms import AugmentationList
+from detectron2.structures import Boxes, Instances
+
+from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
+from lambda_det.export import command_line, detector_network, export_network
+from lambda_det.export.onnx_file import finish_onnx
+from lambda_det.export.proof import prove
+from lambda_det.prediction import Predictor
+from tests.export.conftest import needs_any_size
+from tests.export.test_detector import head
+from tests.export.tiny import lambda_detector_config, save_lambda_run
+from tests.shapes import make_shapes
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROOT = Path(__file__).resolve().parents[2]
+
+# The box of the whole picture, one of no size, and one beyond the border; the mean of each channel
+GRAPH = """
+<ir_version: 9, opset_import: ["" : 18]>
+core (float[3, height, width] images) =>
+    (float[three, 4] found_boxes, int64[three] found_classes, float[three] found_scores)
+<float[1, 4] none = {1, 2, 1, 9}, float[1, 4] twice = {1, 1, 2, 2},
+ int64[3] found_classes = {4, 5, 6}>
+{
+    size = Shape<start = 1>(images)
+    sides = Cast<to = 1>(size)
+    order = Constant<value_ints = [1, 0]>()
+    xy = Gather(sides, order)
+    corner = Sub(xy, xy)
+    flat = Concat<axis = 0>(corner, xy)
+    row = Constant<value_ints = [1, 4]>()
+    whole = Reshape(flat, row)
+    beyond = Mul(whole, twice)
+    found_boxes = Concat<axis = 0>(whole, none, beyond)
+    axes = Constant<value_ints = [1, 2]>()
+    found_scores = ReduceMean<keepdims = 0>(images, axes)
+}
+"""
+
+
+@pytest.mark.parametrize("order", ["BGR", "RGB"])
+@pytest.mark.parametrize("shortest, longest", [(64, 96), (40, 1333), (0, 0)])
+def test_images_are_resized_as_in_an_evaluation_and_boxes_come_back(
+    order, shortest, longest, tmp_path
+):
+    path, rng = tmp_path / "d.onnx", np.random.default_rng(0)
+    graph = onnx.parser.parse_model(GRAPH)
+    onnx.save(graph, path)
+    finish_onnx(
+        path,
+        {
+            "resizes": True,
+            "min_size_test": shortest,
+            "max_size_test": longest,
+            "input_format": order,
+            "classes": ["a", "b"],
+        },
+    )
+    session = onnxruntime.InferenceSession(path)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["a", "b"]
+    resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
+    for height, width in ((48, 64), (300, 40), (9, 1), (64, 64), (33, 100)):
+        image = rng.integers(0, 255, (height, width, 3), dtype=np.uint8)
+        image[..., 0] //= 3
+        boxes, classes, scores = session.run(None, {"image": image})
+        np.testing.assert_allclose(boxes, [[0, 0, width, height]] * len(boxes), rtol=1e-6)
+        assert classes.tolist() == [4, 6]
+        resized = resize.get_transform(image).apply_image(image)
+        expected = resized.mean(axis=(0, 1))[:: 1 if order == "RGB" else -1]
+        np.testing.assert_allclose(scores, expected[[0, 2]], rtol=0, atol=0.2)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run with validation images."""
+    folder = tmp_path_factory.mktemp("onnx")
+    make_shapes(folder, num_train=1, num_val=4, size=64)
+    cfg = lambda_detector_config()
+    cfg.DATASETS.TEST_JSON = str(folder / "shapes/annotations/instances_val.json")
+    cfg.DATASETS.TEST_IMAGES = str(folder / "shapes/val")
+    made = save_lambda_run(folder / "run")
+    (made / "config.yaml").write_text(cfg.dump())
+    return SimpleNamespace(cfg=cfg, folder=made, images=sorted((folder / "shapes/val").iterdir()))
+
+
+def boxes_of_the_data(cfg, shift: float):
+    """A detector that finds what the data have, and its file, which is ``shift`` pixels off."""
+    content, seen = json.loads(Path(cfg.DATASETS.TEST_JSON).read_text()), []
+
+    def found(entry, shift=0.0):
+        there = [a for a in content["annotations"] if a["image_id"] == seen[-1]]
+        boxes = torch.tensor([a["bbox"] for a in there]).float()
+        boxes[:, 2:] += boxes[:, :2]
+        result = Instances((entry["height"], entry["width"]), pred_boxes=Boxes(boxes + shift))
+        result.scores = torch.linspace(0.9, 0.5, len(there))
+        result.pred_classes = torch.tensor([a["category_id"] - 1 for a in there])
+        return result
+
+    def run(inputs):
+        seen.append(inputs[0]["image_id"])
+        return [{"instances": found(inputs[0])}]
+
+    def file(inputs):
+        return [found(inputs[0], shift)]
+
+    file.channels, file.resize, file.described = "RGB", AugmentationList([]), {"outputs": []}
+    return run, file
+
+
+@pytest.mark.parametrize("shift, passes", [(0.0, True), (1e-3, True), (4.0, False)])
+def test_ap_beside_ap(run, shift, passes):
+    known = {"thing_classes": ["circle", "rectangle", "triangle"]}
+    model, file = boxes_of_the_data(run.cfg, shift)
+    proof = prove(run.cfg, known, model, 3, file)
+    assert proof.passed == passes and proof.others == 0 and str(proof).startswith("3 images of ")
+    assert proof.boxes == pytest.approx(shift, abs=1e-5) and proof.scores == 0
+    of_run, of_file = proof.rows["bbox AP"]
+    assert of_run == pytest.approx(100) and (of_file < 90) == (not passes)
+
+
+@pytest.mark.parametrize(
+    "change, limit, words",
+    [
+        (["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""], 9, "no validation images"),
+        (["DATASETS.TEST_JSON", "gone.json"], 9, "gone.json"),
+        ([], 0, "--proof is 0"),
+    ],
+)
+def test_without_images_the_reason_is_said(run, change, limit, words):
+    cfg = run.cfg.clone()
+    cfg.merge_from_list(change)
+    proof = prove(cfg, {}, None, limit, None)
+    assert proof.passed and words in str(proof)
+
+
+@needs_any_size
+@pytest.mark.slow
+def test_a_detector_out_of_the_door(run, tmp_path, capsys):
+    """By the command, proved on images; then read by Predictor and by the program of the page."""
+    path = tmp_path / "detector.onnx"
+    assert command_line.main([str(path), "--config", str(run.folder / "config.yaml")]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"segm AP +(\S+) +\1\n", printed) and "on 0 images other" in printed
+    original = Predictor(run.folder, score_threshold=0.3)
+    exported = Predictor(path, score_threshold=0.3)
+    most = 0
+    for file in run.images:
+        expected, found = original(file), exported(str(file))
+        np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
+        assert found.names == expected.names and (found.masks == expected.masks).mean() > 0.99
+        most = max(most, len(found))
+    assert most > 1
+    (program,) = re.findall(
+        r"^```python\n(# detect\.py\n.*?)^```$",
+        (ROOT / "docs/use_in_your_project.md").read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
+    lean = "import sys; sys.modules.update(dict.fromkeys(('torch', 'detectron2', 'lambda_det')))\n"
+    (tmp_path / "detect.py").write_text(lean + program)
+    done = subprocess.run(
+        [sys.executable, "detect.py", run.images[0]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    expected = Predictor(run.folder, score_threshold=0.5)(run.images[0])
+    assert re.findall(r"^(\w+) 0", done.stdout, re.M) == expected.names
+    areas = [int(area) for area in re.findall(r"mask of (\d+)", done.stdout)]
+    assert areas == pytest.approx(expected.masks.sum(axis=(1, 2)), rel=0.02, abs=4)
+
+
+@needs_any_size
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["retinanet", "cascade_mask_rcnn"])
+def test_other_detectors(name, tmp_path):
+    report = export_network(detector_network(head(name)), tmp_path / "d.onnx", sizes=((45, 70),))
+    assert report.passed and any(c.detections for c in report.comparisons)
+    session = onnxruntime.InferenceSession(tmp_path / "d.onnx")
+    boxes, *_ = session.run(None, {"image": np.zeros((20, 30, 3), np.uint8)})
+    assert boxes.shape[1:] == (4,)
