@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import datetime
-import logging
 import math
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ from detectron2.config import CfgNode
 from detectron2.engine import HookBase
 from detectron2.solver import LRMultiplier
 from detectron2.utils import comm
-from detectron2.utils.events import EventWriter, get_event_storage
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -49,7 +45,6 @@ from lambda_det.distributed.launch import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling.implementations import Implementations
 from lambda_det.training import config_file
-from lambda_det.training.hooks import peak_memory
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys, Settings
 from lambda_det.training.task import EMA, RAW, Results, Task
@@ -276,9 +271,6 @@ class ClassificationTask(Task):
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": round(self.plan.epochs(step), 3)}
 
-    def build_printer(self, trainer: Any) -> EventWriter:
-        return _ProgressPrinter(self, trainer)
-
     def describe_schedule(self, start: int) -> str:
         plan, solver, world = self.plan, self.cfg.SOLVER, comm.get_world_size()
         return (
@@ -306,36 +298,3 @@ class _HeldOutList(HookBase):
         held_out = self._task.sources.held_out
         if held_out is not None and comm.is_main_process():
             write_list(self._task.held_out_list, map(held_out.name, range(len(held_out))))
-
-
-class _ProgressPrinter(EventWriter):
-    """One line on how far the training is, how fast, and how long it will still take."""
-
-    def __init__(self, task: ClassificationTask, trainer: Any) -> None:
-        self._task = task
-        self._trainer = trainer
-        self._start = time.perf_counter()
-        self._logger = logging.getLogger("lambda_det.progress")
-
-    def write(self) -> None:
-        storage = get_event_storage()
-        task, trainer, step = self._task, self._trainer, storage.iter + 1
-        if step > trainer.max_iter or "images_per_second" not in storage.histories():
-            return  # Detectron2 writes once more when all is done, or when nothing was
-        done = step - trainer.start_iter
-        # Evaluations so far count as well, and so in proportion those to come
-        left = (time.perf_counter() - self._start) / done * (trainer.max_iter - step)
-
-        def recent(name: str) -> float:
-            return storage.history(name).median(20)
-
-        data_share = recent("data_time") / max(recent("time"), 1e-9) if done > 3 else 0.0
-        self._logger.info(
-            f"epoch {task.plan.epochs(step):.2f}/{task.cfg.SOLVER.EPOCHS:g}  "
-            f"step {step}/{trainer.max_iter}  loss {recent('total_loss'):.4f}  "
-            f"lr {storage.history('lr').latest():.4g}  "
-            f"{recent('images_per_second'):.0f} img/s  "
-            f"data {recent('data_time') * 1000:.0f} ms ({data_share:.0%})  "
-            f"memory {peak_memory(task.settings.device):.1f} GB  "
-            f"left {datetime.timedelta(seconds=int(left))}"
-        )

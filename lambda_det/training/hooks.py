@@ -99,7 +99,7 @@ class RunWriter(HookBase):
         self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
         self._json._last_write = written  # what is older is in the file already
         files = [self._json, *make_writers(settings, written, resumed=trainer.start_iter > 0)]
-        printer = trainer.task.build_printer(trainer) or CommonMetricPrinter(trainer.max_iter)
+        printer = CommonMetricPrinter(trainer.max_iter)
         self._hook = PeriodicWriter([printer, *files], settings.log_period)
         self._hook.trainer = trainer
         if self._resumed.get("due"):

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detectron2.engine import HookBase
-from detectron2.utils.events import EventWriter
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -177,10 +176,6 @@ class Task(ABC):
     def progress(self, step: int) -> dict[str, Any]:
         """How far the run is after a step, in the columns that summary.csv begins with."""
         return {}
-
-    def build_printer(self, trainer: Any) -> EventWriter | None:
-        """Shows the progress on the screen; None for Detectron2's."""
-        return None
 
     def describe_schedule(self, start: int) -> str:
         """One line for the log about the steps to come."""

@@ -139,7 +139,7 @@ def test_the_log_says_which_learning_rate_was_used_and_how_far_it_is(finished):
     log = (finished / "log.txt").read_text()
     assert "8 images a step = 1 process(es) x 1 accumulated batch(es) x 8" in log
     assert "learning rate 0.05 = SOLVER.BASE_LR 0.05 x 8 / 8" in log
-    assert "img/s" in log and "left 0:" in log and "GB" in log
+    assert "eta: 0:" in log and "total_loss: " in log
 
 
 def test_evaluation_of_a_file_gives_what_training_gave(finished, arguments, folder, caplog):
