@@ -88,19 +88,18 @@ def model_options(cfg: CfgNode) -> dict[str, Any]:
         ConfigError: there is no such model, or it has no such option, or the images are too small.
     """
     spec = get_spec(cfg.MODEL.NAME)
-    sizes = {"INPUT.SIZE": cfg.INPUT.SIZE, "INPUT.TEST_SIZE": cfg.INPUT.TEST_SIZE or STRIDE}
-    for key, size in sizes.items():
+    largest = cfg.MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT
+    for name in ("SIZE", "TEST_SIZE"):
+        size = cfg.INPUT[name] or STRIDE
         if size < STRIDE:
             raise ConfigError(
-                f"{key} is {size}, too small for {cfg.MODEL.NAME}: it has a stride of {STRIDE}, so "
-                f"images need {STRIDE} pixels at least."
+                f"INPUT.{name} is {size}, too small for {cfg.MODEL.NAME}: it has a stride of "
+                f"{STRIDE}, so images need {STRIDE} pixels at least."
             )
-    largest = cfg.MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT
-    for key, size in sizes.items():
         if largest and size > largest:
             raise ConfigError(
-                f"{key} is {size}, above MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT {largest}, the largest "
-                "images that the position embeddings know; raise that, or set it to 0."
+                f"INPUT.{name} is {size}, above MODEL.LAMBDA_RESNET.GLOBAL_CONTEXT {largest}, the "
+                "largest images that the position embeddings know; raise that, or set it to 0."
             )
     switches = {
         "stochastic_depth": cfg.MODEL.STOCHASTIC_DEPTH,

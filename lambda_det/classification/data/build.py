@@ -68,27 +68,19 @@ def build_sources(cfg: CfgNode) -> Sources:
     return Sources(train, held_out, val)
 
 
-def _folder(cfg: CfgNode) -> tuple[Source, Source | None]:
-    return FolderSource(cfg.DATA.TRAIN), FolderSource(cfg.DATA.VAL) if cfg.DATA.VAL else None
+def _both(kind: type[Source]) -> Callable[[CfgNode], tuple[Source, Source | None]]:
+    return lambda cfg: (kind(cfg.DATA.TRAIN), kind(cfg.DATA.VAL) if cfg.DATA.VAL else None)
 
 
-def _shards(cfg: CfgNode) -> tuple[Source, Source | None]:
-    return ShardSource(cfg.DATA.TRAIN), ShardSource(cfg.DATA.VAL) if cfg.DATA.VAL else None
-
-
-def _cifar10(cfg: CfgNode) -> tuple[Source, Source | None]:
-    return Cifar10Source(cfg.DATA.TRAIN, train=True), Cifar10Source(cfg.DATA.TRAIN, train=False)
-
-
-def _synthetic(cfg: CfgNode) -> tuple[Source, Source | None]:
-    return SyntheticSource(cfg.INPUT.SIZE), SyntheticSource(cfg.INPUT.SIZE, images=50000)
-
-
+# By DATA.FORMAT the images to train and to validate on
 _FORMATS: dict[str, Callable[[CfgNode], tuple[Source, Source | None]]] = {
-    "folder": _folder,
-    "shards": _shards,
-    "cifar10": _cifar10,
-    "synthetic": _synthetic,
+    "folder": _both(FolderSource),
+    "shards": _both(ShardSource),
+    "cifar10": lambda cfg: (Cifar10Source(cfg.DATA.TRAIN, True), Cifar10Source(cfg.DATA.TRAIN)),
+    "synthetic": lambda cfg: (
+        SyntheticSource(cfg.INPUT.SIZE),
+        SyntheticSource(cfg.INPUT.SIZE, images=50000),
+    ),
 }
 
 

@@ -7,10 +7,11 @@ import dataclasses
 import json
 import os
 import tarfile
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -198,7 +199,7 @@ class ShardSource(Source):
             raise DataError(f"The shards in {root} hold no image; make them again.")
         classes = _class_names(Path(root), list(found))
         super().__init__(classes, _numbers(list(found), classes)[found_labels.numpy()])
-        self._files = _OpenFiles()
+        _opened.cache_clear()  # a shard may be another one since a source before this read it
         if (self._labels < 0).any():
             unknown = int(self._labels.argmin())
             raise DataError(
@@ -214,62 +215,34 @@ class ShardSource(Source):
     def load(self, index: int) -> np.ndarray:
         name = self._path(index)
         shard = os.path.join(self._root, self._shards[int(self._shard[index])])
-        size = int(self._sizes[index])
+        size, offset = int(self._sizes[index]), int(self._offsets[index])
         try:
-            data = self._files.read(shard, int(self._offsets[index]), size)
+            data = os.pread(_opened(shard).fileno(), size, offset)
+            if len(data) < size:
+                raise OSError(0, "the shard has been cut off since the run began")
         except OSError as error:
-            raise DataError(f"The image {name} cannot be read ({error.strerror}).") from error
-        if len(data) < size:
             raise DataError(
-                f"The image {name} cannot be read: the shard has been cut off since the run "
-                "began; copy it again."
-            )
+                f"The image {name} cannot be read ({error.strerror}); copy the shard again."
+            ) from error
         return decode_image(data, name)
 
     def _path(self, index: int) -> str:
         return os.path.join(self._root, self.name(index))
 
 
-class _OpenFiles:
-    """Files that stay open for the next read. A process that gets a pickled copy opens its own.
-
-    A forked process shares its parent's files, which is safe because ``pread`` has no position.
-    """
-
-    # A process may have 1024 files open, and a loader's worker needs some for itself
-    _LIMIT = 256
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[str, int] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, OrderedDict]:
-        return {"_open": OrderedDict()}
-
-    def __del__(self) -> None:
-        for number in self._open.values():
-            os.close(number)
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``, fewer at the end of the file."""
-        if path not in self._open:
-            if len(self._open) == self._LIMIT:
-                os.close(self._open.popitem(last=False)[1])
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._open.move_to_end(path)
-        return os.pread(self._open[path], size, offset)
+# A process may have 1024 files open, and a loader's worker needs some for itself
+@lru_cache(256)
+def _opened(shard: str) -> BinaryIO:
+    """A shard, open for the next images. Forked processes share it: ``pread`` has no position."""
+    return open(shard, "rb", buffering=0)
 
 
 def _shard_files(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise DataError(
-            f"The folder of shards {root} does not exist; check the DATA section of the "
-            "configuration."
-        )
     paths = sorted(path for path in root.rglob("*.tar") if not path.name.startswith("."))
     if not paths:
         raise DataError(
-            f"{root} holds no .tar files; make some with datasets/make_shards.py, or set "
-            "DATA.FORMAT folder."
+            f"The folder of shards {root} holds no .tar files; correct the DATA section of the "
+            "configuration, make some with datasets/make_shards.py, or set DATA.FORMAT folder."
         )
     return paths
 
@@ -278,12 +251,9 @@ def _class_names(root: Path, found: list[str | int]) -> list[str]:
     file = root / _CLASSES_FILE
     if file.is_file():
         names = read_list(file)
-        seen = {""}
-        for number, name in enumerate(names, start=1):
-            if name.strip() in seen:
-                what = f"names {name!r} again" if name.strip() else "holds no name"
-                raise DataError(f"{file}, line {number}, {what}; it must hold each class once.")
-            seen.add(name.strip())
+        wrong = [n for n, count in Counter(names).items() if count > 1 or not n.strip()]
+        if wrong:
+            raise DataError(f"{file} holds {wrong[0]!r}; each line must name a class of its own.")
         return names
     if any(isinstance(label, int) for label in found):
         raise DataError(

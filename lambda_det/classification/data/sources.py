@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
-from lambda_det.errors import DataError, listed, printable
+from lambda_det.errors import DataError, listed, printable, reason
 
 
 class Source(ABC):
@@ -112,12 +112,6 @@ class PackedNames:
         start = int(self._ends[index - 1]) if index else 0
         return os.fsdecode(self._text[start : int(self._ends[index])].numpy().tobytes())
 
-    def __iter__(self) -> Iterator[str]:  # many times faster than by index
-        text, start = memoryview(self._text.numpy()), 0
-        for end in self._ends.numpy():
-            yield os.fsdecode(bytes(text[start:end]))
-            start = end
-
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
@@ -211,13 +205,11 @@ def is_image(name: str) -> bool:
 
 
 def _class_folders(root: str | Path) -> list[str]:
-    entries = _entries(root)
-    folders = sorted(name for name, is_folder in entries if is_folder)
+    folders = sorted(name for name, is_folder in _entries(root) if is_folder)
     if not folders:
-        has_images = any(is_image(name) for name, _ in entries)
-        found = "images, but no class folders" if has_images else "no class folders"
         raise DataError(
-            f"{root} holds {found}; put the images of each class into a folder of its own there."
+            f"{root} holds no class folders; put the images of each class into a folder of its "
+            "own there."
         )
     return folders
 
@@ -244,7 +236,7 @@ class Cifar10Source(Source):
         DataError: the files are missing or damaged.
     """
 
-    def __init__(self, root: str | Path, train: bool) -> None:
+    def __init__(self, root: str | Path, train: bool = False) -> None:
         try:
             files = CIFAR10(str(root), train=train, download=False)
         except RuntimeError as error:
@@ -330,13 +322,11 @@ def _decode_with_pillow(data: bytes, name: str) -> np.ndarray:
         with Image.open(io.BytesIO(data)) as image:
             mode, pixels = image.mode, np.array(image.convert("RGB"))
     except Exception as error:  # Pillow may raise anything for a broken file
-        if isinstance(error, Image.UnidentifiedImageError):
-            reason = "the image format is unknown"  # Pillow's text names the BytesIO object
-        else:
-            reason = " ".join(str(error).split()) or type(error).__name__
+        # Pillow's own text names the BytesIO object
+        is_unknown = isinstance(error, Image.UnidentifiedImageError)
+        why = "the image format is unknown" if is_unknown else reason(error)
         raise DataError(
-            f"The image {name} cannot be read ({reason}); fetch it again or take it out of the "
-            "data."
+            f"The image {name} cannot be read ({why}); fetch it again or take it out of the data."
         ) from error
     if mode.startswith(("I", "F")):  # Pillow cuts their values at 255
         raise DataError(

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import tarfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,7 @@ def test_classes_labels_names_and_pixels(two_shards):
 def test_other_members_and_files_are_ignored(tmp_path):
     members = {"./owl/0.png": png(0), "owl/0.json": b"{}", "readme.txt": b"", "owl/1.png": png(1)}
     members |= {"owl/._0.png": b"of macOS", ".cache/2.png": png(2)}
+    write_tar(tmp_path / "empty.tar", {"x/readme": b""})
     write_tar(tmp_path / "deep" / "er" / "a.tar", members)
     write_tar(tmp_path / ".hidden.tar", {"ant/9.png": png(9)})
     (tmp_path / "a.txt").touch()
@@ -131,41 +133,22 @@ def test_a_link_is_not_left_out_in_silence(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("shards", "classes", "text"),
     [
-        ("owl\n\nant\nbee\n", "line 2"),
-        ("owl\nant\nowl\n", "line 3, .*'owl'"),
+        (None, None, r"shards holds no \.tar files"),
+        ({"x/readme": b""}, None, "hold no image"),
+        ({"owl/0.png": png(0), "1.png": png(1)}, None, r"a\.tar/1\.png .*1\.cls"),
+        ({"owl/0.png": png(0)}, "owl\n\nant\n", r"classes\.txt holds ''"),
+        ({"owl/0.png": png(0)}, "owl\nant\nowl\n", r"classes\.txt holds 'owl'"),
     ],
 )
-def test_a_file_of_classes_that_cannot_be(two_shards, text, words):
-    (two_shards / "classes.txt").write_text(text)
-    with pytest.raises(DataError, match=rf"classes\.txt, {words}"):
-        ShardSource(two_shards)
-
-
-def test_an_image_without_a_class_is_named(tmp_path):
-    write_tar(tmp_path / "a.tar", {"owl/0.png": png(0), "1.png": png(1)})
-    with pytest.raises(DataError, match=r"a\.tar/1\.png .*1\.cls"):
-        ShardSource(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda p: None, "does not exist"),
-        (lambda p: p.mkdir(), r"holds no \.tar files"),
-        (lambda p: write_tar(p / "a.tar", {"x/readme": b""}), "hold no image"),
-    ],
-)
-def test_a_folder_without_shards(tmp_path, make, text):
-    make(tmp_path / "shards")
-    with pytest.raises(DataError, match=f"shards.* {text}"):
+def test_shards_and_classes_that_cannot_be(tmp_path, shards, classes, text):
+    if shards:
+        write_tar(tmp_path / "shards/a.tar", shards)
+    if classes:
+        (tmp_path / "shards/classes.txt").write_text(classes)
+    with pytest.raises(DataError, match=text):
         ShardSource(tmp_path / "shards")
-
-
-def test_a_shard_without_images_among_others(two_shards):
-    write_tar(two_shards / "aa.tar", {"x/readme": b""})
-    assert numbers(ShardSource(two_shards)) == [0, 1, 2, 3]
 
 
 @pytest.fixture
@@ -279,54 +262,31 @@ def test_a_damaged_shard_is_named(tmp_path, damage):
     assert not (tmp_path / "a.tar.index").exists()
 
 
-def test_a_shard_that_is_cut_off_during_a_run(two_shards):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: os.truncate(path, 520), "cut off"),
+        (Path.unlink, "No such file"),
+        (lambda path: overwrite(path, 512, b"broken"), "unknown"),
+    ],
+    ids=["cut off", "vanished", "broken"],
+)
+def test_what_happens_to_a_shard_during_a_run_is_named(two_shards, change, words):
     source = ShardSource(two_shards)
-    os.truncate(two_shards / "b.tar", 520)
+    change(two_shards / "b.tar")
     assert source.load(1)[0, 0, 0] == 1
-    with pytest.raises(DataError, match=r"b\.tar/owl/2\.png .*cut off"):
+    with pytest.raises(DataError, match=rf"b\.tar/owl/2\.png .*{words}"):
         source.load(2)
-
-
-def test_a_shard_that_vanishes_during_a_run(two_shards):
-    source = ShardSource(two_shards)
-    (two_shards / "b.tar").unlink()
-    with pytest.raises(DataError, match=r"b\.tar/owl/2\.png .*\(No such file"):
-        source.load(2)
-
-
-def test_a_broken_image_is_named_with_its_shard(tmp_path):
-    write_tar(tmp_path / "a.tar", {"owl/0.png": png(0), "owl/1.png": b"broken"})
-    source = ShardSource(tmp_path)
-    with pytest.raises(DataError, match=r"a\.tar/owl/1\.png"):
-        source.load(1)
 
 
 @pytest.mark.posix
-def test_only_so_many_files_stay_open(tmp_path, monkeypatch):
+def test_a_few_files_stay_open_in_each_process(tmp_path, monkeypatch):
     for number in range(5):
         write_tar(tmp_path / f"{number}.tar", {"owl/x.png": png(number)})
-    monkeypatch.setattr(shards._OpenFiles, "_LIMIT", 2)
-    before = len(os.listdir("/dev/fd"))
     source = ShardSource(tmp_path)
-    assert numbers(source) == numbers(source) == [0, 1, 2, 3, 4]
-    assert len(os.listdir("/dev/fd")) == before + 2
-    del source
-    assert len(os.listdir("/dev/fd")) == before
-
-
-def test_files_stay_open_between_reads(two_shards, monkeypatch):
-    source = ShardSource(two_shards)
-    opened, real = [], os.open
-    with monkeypatch.context() as patch:  # pytest opens the folder that it removes
-        patch.setattr(os, "open", lambda *a: opened.append(a[0]) or real(*a))
-        numbers(source)
-        numbers(source)
-    assert opened == [str(two_shards / "a.tar"), str(two_shards / "b.tar")]
-
-
-def test_a_copy_opens_its_own_files(two_shards):
-    source = ShardSource(two_shards)
-    numbers(source)
-    copy = pickle.loads(pickle.dumps(source))
-    del source  # closes its files
-    assert numbers(copy) == [0, 1, 2, 3]
+    before = len(os.listdir("/dev/fd"))
+    assert numbers(source) == numbers(pickle.loads(pickle.dumps(source))) == [0, 1, 2, 3, 4]
+    assert shards._opened.cache_info().misses == 5
+    monkeypatch.setattr(shards, "_opened", lru_cache(2)(shards._opened.__wrapped__))
+    assert numbers(source) == [0, 1, 2, 3, 4]
+    assert len(os.listdir("/dev/fd")) == before + 5 + 2
