@@ -6,7 +6,7 @@ import pytest
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.training import run_folder
-from tests.classification.tiny import RECIPE, make_pictures
+from tests.classification.tiny import RECIPE, make_pictures, train
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,12 @@ def pictures(tmp_path_factory):
     root = tmp_path_factory.mktemp("pictures")
     make_pictures(root)
     return root
+
+
+@pytest.fixture(scope="session")
+def whole(pictures, tmp_path_factory):
+    """The folder of a run of the recipe as it is, of 6 steps, which nobody stopped."""
+    return train(tmp_path_factory.mktemp("whole"), pictures)
 
 
 @pytest.fixture

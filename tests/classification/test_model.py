@@ -32,6 +32,8 @@ def test_scores_are_those_of_the_network_on_normalised_images(channels_last):
     with torch.no_grad():
         expected = model.classifier(images.permute(0, 3, 1, 2))
         torch.testing.assert_close(model(batch), expected, atol=1e-4, rtol=1e-4)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(batch).dtype == torch.float32
     weight = model.classifier.backbone.stem.conv1.weight
     assert weight.is_contiguous(memory_format=model.layout)
 
@@ -97,18 +99,8 @@ def test_models_that_cannot_be(pairs, word):
         build_classifier(_cfg(*pairs), 10)
 
 
-def test_global_context_may_be_tested_at_the_size_of_training():
-    options = model_options(_cfg(f"{LAYER}.GLOBAL_CONTEXT", 32, "INPUT.TEST_SIZE", 32))
-    assert options["global_context"] == 32
-
-
-def test_every_option_of_the_model_arrives():
-    options = model_options(_cfg("MODEL.CHECKPOINT_ACTIVATIONS", True))
-    assert options["checkpoint_activations"] is True
-
-
-def test_scores_are_float32_under_autocast():
-    model = build_classifier(_cfg(), 5).eval()
-    batch = {"images": torch.zeros(1, 32, 32, 3, dtype=torch.uint8)}
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert model(batch).dtype == torch.float32
+def test_options_of_the_model_arrive():
+    """A global context may be tested at the size of training."""
+    pairs = (f"{LAYER}.GLOBAL_CONTEXT", 32, "INPUT.TEST_SIZE", 32)
+    options = model_options(_cfg(*pairs, "MODEL.CHECKPOINT_ACTIVATIONS", True))
+    assert options["global_context"] == 32 and options["checkpoint_activations"] is True

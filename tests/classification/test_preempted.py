@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lambda_det.classification import ClassificationTask, parser, run
+from lambda_det.classification import ClassificationTask, run
 from lambda_det.errors import PREEMPTED_STATUS, Preempted
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
 from lambda_det.weights.formats import read_checkpoint
 from tests import forked
-from tests.classification.tiny import RECIPE, make_pictures
+from tests.classification.tiny import RECIPE, kill_before, make_pictures
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import content, differences, metrics
 
@@ -90,20 +90,28 @@ def _kill_after(evaluation, monkeypatch):
     monkeypatch.setattr(Trainer, "save_checkpoint", save_checkpoint)
 
 
-@pytest.fixture(scope="module")
-def whole(pictures, tmp_path_factory):
-    """The folder of a run of 6 steps that nobody stopped."""
-    root = tmp_path_factory.mktemp("whole")
-    (root / "recipe.yaml").write_text(RECIPE)
-    words = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val", "OUTPUT_DIR", root]
-    run(parser().parse_args(["--config-file", str(root / "recipe.yaml"), *map(str, words)]))
-    return root
-
-
 def _table(folder):
     rows = [line.split(",") for line in (folder / "summary.csv").read_text().splitlines()]
     speed = rows[0].index("images_per_second")
     return [row[:speed] + row[speed + 1 :] for row in rows]
+
+
+# Evaluations after 3 and 6 steps, checkpoints after 2, 3, 4 and 6: killed within an epoch with and
+# without a checkpoint of that very step, and at its end.
+@pytest.mark.parametrize("step", [3, 4, 5])
+def test_killed_and_resumed_is_the_run_that_was_not(whole, arguments, tmp_path, monkeypatch, step):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        kill_before(patch, step)
+        with pytest.raises(Killed):
+            run(arguments())
+    assert not (folder / "model_final.pth").exists()
+    if step == 4:  # that of step 3 was evaluated, and this one was not
+        between = read_checkpoint(folder / "model_0000003.pth")
+        assert (between["results"], between["statistics"]) == ({}, "running")
+    run(arguments("--resume"))
+    _assert_same_run(whole, folder)
+    assert _table(whole) == _table(folder)
 
 
 # After step 3, and the last one

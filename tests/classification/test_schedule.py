@@ -39,6 +39,7 @@ COSINE = ("SOLVER.EPOCHS", 90.0, "SOLVER.WARMUP_EPOCHS", 5.0)
     ],
 )
 def test_cosine_after_a_linear_warm_up(epoch, expected):
+    assert EpochSchedule(_cfg("SOLVER.WARMUP_EPOCHS", 0.0))(0) == 1
     assert EpochSchedule(_cfg(*COSINE))(epoch / 90) == pytest.approx(expected, abs=1e-12)
 
 
@@ -66,22 +67,10 @@ def test_by_epoch_the_first_five_epochs_have_one_to_five_fifths():
         assert len(set(rates[391 * epoch : 391 * (epoch + 1)])) == 1
     assert rates[::391][:6] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
     assert rates[391 * 47] == pytest.approx(0.5 * (1 + math.cos(math.pi * 42 / 85)))
-
-
-def test_no_warm_up_begins_at_the_peak():
-    assert EpochSchedule(_cfg("SOLVER.EPOCHS", 10.0))(0) == 1
-
-
-@pytest.mark.parametrize(
-    ("pairs", "word"),
-    [
-        (("SOLVER.SCHEDULE", "poly"), "SOLVER.SCHEDULE"),
-        (("SOLVER.EPOCHS", 3.0, "SOLVER.WARMUP_EPOCHS", 3.0), "SOLVER.WARMUP_EPOCHS"),
-    ],
-)
-def test_schedules_that_cannot_be(pairs, word):
-    with pytest.raises(ConfigError, match=word):
-        EpochSchedule(_cfg(*pairs))
+    # The warm-up may end within an epoch
+    words = ("SOLVER.EPOCHS", 10.0, "SOLVER.WARMUP_EPOCHS", 2.5, "SOLVER.LR_BY_EPOCH", True)
+    schedule = EpochSchedule(_cfg(*words))
+    assert [schedule(epoch / 10) for epoch in range(3)] == pytest.approx([0.4, 0.8, 1.0])
 
 
 def test_the_learning_rate_follows_the_batch():
@@ -100,33 +89,12 @@ def test_steps_of_the_papers_imagenet():
     assert plan_training(cfg, 1_281_167, 8).forward == 128
 
 
-def test_a_data_set_smaller_than_a_batch_still_has_steps():
-    plan = plan_training(_cfg("SOLVER.IMS_PER_BATCH", 64, "SOLVER.EPOCHS", 2.0), 10, 1)
-    assert plan.steps == 1 and plan.eval_steps == 1
-
-
-def test_evaluations_keep_to_the_epochs():
+@pytest.mark.parametrize(("images", "expected"), [(10_000, (625, 156.25)), (10, (1, 1))])
+def test_evaluations_keep_to_the_epochs(images, expected):
+    """A data set smaller than a batch still has a step."""
     cfg = _cfg("SOLVER.IMS_PER_BATCH", 128, "SOLVER.EPOCHS", 8.0, "TEST.EVAL_PERIOD", 2.0)
-    plan = plan_training(cfg, 10_000, 1)
-    assert (plan.steps, plan.eval_steps) == (625, 156.25)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "word"),
-    [
-        (("SOLVER.IMS_PER_BATCH", 100), "96 or 104"),
-        (("SOLVER.IMS_PER_BATCH", 4), ": 8 images"),
-    ],
-)
-def test_plans_that_cannot_be(pairs, word):
-    with pytest.raises(ConfigError, match=word):
-        plan_training(_cfg("SOLVER.IMS_PER_BATCH", 64, *pairs), 1000, 8)
-
-
-def test_by_epoch_a_warm_up_may_end_within_an_epoch():
-    words = ("SOLVER.EPOCHS", 10.0, "SOLVER.WARMUP_EPOCHS", 2.5, "SOLVER.LR_BY_EPOCH", True)
-    schedule = EpochSchedule(_cfg(*words))
-    assert [schedule(epoch / 10) for epoch in range(3)] == pytest.approx([0.4, 0.8, 1.0])
+    plan = plan_training(cfg, images, 1)
+    assert (plan.steps, plan.eval_steps) == expected
 
 
 def _solver(*pairs):
@@ -215,8 +183,13 @@ def test_adam():
     [
         (("SOLVER.OPTIMIZER", "sdg"), "SOLVER.OPTIMIZER"),
         (("SOLVER.NESTEROV", True, "SOLVER.MOMENTUM", 0.0), "SOLVER.NESTEROV"),
+        (("SOLVER.SCHEDULE", "poly"), "SOLVER.SCHEDULE"),
+        (("SOLVER.EPOCHS", 3.0, "SOLVER.WARMUP_EPOCHS", 3.0), "SOLVER.WARMUP_EPOCHS"),
+        (("SOLVER.IMS_PER_BATCH", 100), "96 or 104"),
+        (("SOLVER.IMS_PER_BATCH", 4), ": 8 images"),
     ],
 )
-def test_optimizers_that_cannot_be(pairs, word):
+def test_what_cannot_be(pairs, word):
+    cfg = _solver(*pairs)
     with pytest.raises(ConfigError, match=word):
-        build_optimizer(_solver(*pairs), _model())
+        build_optimizer(cfg, _model()), EpochSchedule(cfg), plan_training(cfg, 1000, 8)

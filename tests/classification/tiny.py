@@ -5,6 +5,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from lambda_det.classification import parser, run
+from lambda_det.training.trainer import Trainer
+from tests.reliability.ends import Killed
+
 COLOURS = {"blue": (220, 60, 40), "green": (40, 210, 60), "red": (50, 40, 220)}  # in BGR
 RECIPE = """
 MODEL: {DEVICE: cpu, NAME: lambda_resnet26_slim, DROPOUT: 0.3, STOCHASTIC_DEPTH: 0.1}
@@ -29,3 +33,24 @@ def make_pictures(root: Path) -> None:
                 noise = rng.integers(-30, 31, (40, 48, 3))
                 image = np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)
                 cv2.imwrite(str(folder / f"{number}.jpg"), image)
+
+
+def train(root: Path, pictures: Path, *pairs: object) -> Path:
+    """Train the recipe on the folders below ``pictures``, into ``root``, which it returns."""
+    (root / "recipe.yaml").write_text(RECIPE)
+    where = ["DATA.TRAIN", pictures / "train", "DATA.VAL", pictures / "val", "OUTPUT_DIR", root]
+    words = ["--config-file", root / "recipe.yaml", *where, *pairs]
+    run(parser().parse_args(list(map(str, words))))
+    return root
+
+
+def kill_before(monkeypatch, step: int) -> None:
+    """Have a run end without further ado before it takes a step, counted from 0."""
+    original = Trainer.run_step
+
+    def run_step(self):
+        if self.iter == step:
+            raise Killed
+        original(self)
+
+    monkeypatch.setattr(Trainer, "run_step", run_step)

@@ -91,6 +91,7 @@ def test_a_run_that_fails_leaves_nothing(folder, tmp_path, capsys):
         (["{folder}/owl", "{out}"], "error: {folder}/owl/deep"),
         (["{folder}/none", "{out}"], "error: The image folder {folder}/none cannot be read"),
         (["{folder}", "{out}", "--images-per-shard", "0"], "error: --images-per-shard is 0"),
+        (["{folder}", "{out}", "--seed", "-1"], "error: --seed is -1"),
         (["{folder}", "{folder}/owl/0.png/out"], "error: {folder}/owl/0.png/out cannot be made"),
     ],
 )
@@ -105,15 +106,3 @@ def test_what_cannot_work_is_one_sentence(folder, tmp_path, capsys, arguments, t
     error = capsys.readouterr().err
     assert error.startswith(text.format(**where)) and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    printed = capsys.readouterr().out
-    assert "--images-per-shard" in printed and "DATA.FORMAT shards" in printed
-
-
-def test_a_seed_below_zero(folder, tmp_path, capsys):
-    assert main([str(folder), str(tmp_path / "out"), "--seed", "-1"]) == 2
-    assert "--seed is -1" in capsys.readouterr().err

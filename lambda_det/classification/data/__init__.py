@@ -4,7 +4,6 @@ from lambda_det.classification.data.build import Sources, build_sources
 from lambda_det.classification.data.loader import (
     TrainLoader,
     build_eval_loader,
-    build_train_loader,
 )
 from lambda_det.classification.data.sources import FolderSource, Source, check_same_classes
 from lambda_det.classification.data.subset import check_held_out, read_list, write_list
@@ -16,7 +15,6 @@ __all__ = [
     "TrainLoader",
     "build_eval_loader",
     "build_sources",
-    "build_train_loader",
     "check_held_out",
     "check_same_classes",
     "read_list",

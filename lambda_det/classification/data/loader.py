@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from lambda_det.training.randomness import Purpose, generator
 from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
 
 
+@dataclass(frozen=True)
 class EpochBatches(Sampler):
     """The batches of one process in an endless stream of shuffled epochs.
 
@@ -28,7 +30,7 @@ class EpochBatches(Sampler):
     B/R images see the batches of one process that accumulates R of them. Each epoch has each image
     exactly once. Its position is all that a run needs to resume.
 
-    Args:
+    Attributes:
         size: images of the data set, at least 1.
         seed: from 0.
         start: the first position in the stream of all processes.
@@ -37,32 +39,23 @@ class EpochBatches(Sampler):
         world_size: processes.
     """
 
-    def __init__(
-        self,
-        size: int,
-        seed: int,
-        start: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-    ) -> None:
-        self._size = size
-        self._seed = seed
-        self._first = start + rank * batch_size
-        self._batch_size = batch_size
-        self._world_size = world_size
+    size: int
+    seed: int
+    start: int
+    batch_size: int
+    rank: int
+    world_size: int
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         """Yield lists of (epoch, index) without end."""
         order = lru_cache(2)(self._order)
-        for first in itertools.count(self._first, self._batch_size * self._world_size):
-            places = (
-                divmod(position, self._size) for position in range(first, first + self._batch_size)
-            )
+        begin = self.start + self.rank * self.batch_size
+        for first in itertools.count(begin, self.batch_size * self.world_size):
+            places = (divmod(p, self.size) for p in range(first, first + self.batch_size))
             yield [(epoch, int(order(epoch)[offset])) for epoch, offset in places]
 
     def _order(self, epoch: int) -> np.ndarray:
-        return generator(Purpose.ORDER, self._seed, epoch).permutation(self._size)
+        return generator(Purpose.ORDER, self.seed, epoch).permutation(self.size)
 
 
 # Image uint8 [S, S, 3], label, index in the source
@@ -128,33 +121,10 @@ class EvalImages(Dataset):
 Batch = dict[str, torch.Tensor]
 
 
-def build_train_loader(
-    cfg: CfgNode, source: Source, *, batch_size: int, start: int, seed: int
-) -> WatchedLoader:
-    """An endless loader of augmented batches in the order of :class:`EpochBatches`.
+class TrainLoader:
+    """Endless augmented batches in the order of :class:`EpochBatches`, begun at any batch.
 
     An image that cannot be read is named in the log, counted, and replaced by the next one.
-
-    Args:
-        cfg: a configuration of :func:`get_classification_config`.
-        source: the training images.
-        batch_size: images of one batch of this process.
-        start: the first position in the stream of all processes; step t of a global batch of B
-            images starts at t * B.
-        seed: of the order and of augmentation, from 0.
-
-    Raises:
-        ConfigError: a key of DATALOADER, DATA or INPUT has an invalid value.
-    """
-    batches = EpochBatches(
-        len(source), seed, start, batch_size, comm.get_rank(), comm.get_world_size()
-    )
-    images = TrainImages(source, TrainTransform(cfg), seed, cfg.DATA.MAX_UNREADABLE_IMAGES)
-    return _build(cfg, images, batches)
-
-
-class TrainLoader:
-    """The training images of a run, begun at any batch.
 
     Args:
         cfg: a configuration of :func:`get_classification_config`.
@@ -173,16 +143,13 @@ class TrainLoader:
         self._seed, self._batches = seed, batches
 
     def __iter__(self) -> Iterator[Batch]:
-        start = self._batches * self._batch_size * comm.get_world_size()
-        return iter(
-            build_train_loader(
-                self._cfg,
-                self._source,
-                batch_size=self._batch_size,
-                start=start,
-                seed=self._seed,
-            )
-        )
+        cfg, seed, rank, world_size = self._cfg, self._seed, comm.get_rank(), comm.get_world_size()
+        start = self._batches * self._batch_size * world_size
+        size = len(self._source)
+        batches = EpochBatches(size, seed, start, self._batch_size, rank, world_size)
+        unreadable = cfg.DATA.MAX_UNREADABLE_IMAGES
+        images = TrainImages(self._source, TrainTransform(cfg), seed, unreadable)
+        return iter(_build(cfg, images, batches))
 
     def state_dict(self) -> dict[str, Any]:
         return {"images": len(self._source)}

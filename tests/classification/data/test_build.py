@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from lambda_det.classification.data import build_sources, build_train_loader
+from lambda_det.classification.data import TrainLoader, build_sources
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -77,7 +77,7 @@ def test_synthetic_images_go_all_the_way(cfg):
     cfg.DATA.FORMAT = "synthetic"
     sources = build_sources(cfg)
     assert len(sources.train) == 1281167 and len(sources.val) == 50000
-    loader = build_train_loader(cfg, sources.train, batch_size=3, start=0, seed=0)
+    loader = TrainLoader(cfg, sources.train, batch_size=3)
     for batch in itertools.islice(loader, 2):
         assert batch["images"].shape == (3, 16, 16, 3)
 

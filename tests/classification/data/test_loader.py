@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import logging
 import pickle
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -12,13 +11,12 @@ import torch
 
 from lambda_det.classification.data import (
     FolderSource,
+    TrainLoader,
     build_eval_loader,
-    build_train_loader,
     transforms,
 )
-from lambda_det.classification.data.loader import EpochBatches, TrainImages
+from lambda_det.classification.data.loader import EpochBatches
 from lambda_det.errors import DataError
-from lambda_det.training.randomness import Purpose, generator
 from tests.classification.data.toy import ToySource
 
 
@@ -69,32 +67,17 @@ def test_the_processes_take_turns_with_the_single_stream(size, world_size, batch
     assert turns == single
 
 
-@pytest.mark.parametrize("start", [1, 4, 9, 10, 11, 37])
-def test_an_order_begun_later_is_the_tail(start):
-    assert stream(40, start=start) == stream(40 + start)[start:]
-
-
-def test_batches_can_be_read_again():
-    sampler = EpochBatches(10, 0, 3, 4, 0, 1)
-    first, second = iter(sampler), iter(sampler)
-    assert list(itertools.islice(first, 5)) == list(itertools.islice(second, 5))
-
-
-def test_samples_and_orders_have_streams_of_their_own():
-    """numpy pads entropy with zeros: the plain (seed, epoch) is also that of the first sample."""
-    sample = generator(Purpose.SAMPLE, 5, 3, 7).integers(2**63, size=4)
-    np.testing.assert_array_equal(sample, np.random.default_rng((5, 3, 7)).integers(2**63, size=4))
-    draws = {int(generator(purpose, 5, 3).integers(2**63)) for purpose in Purpose}
-    draws |= {int(generator(Purpose.SAMPLE, 5, 3, index).integers(2**63)) for index in range(1, 5)}
-    assert len(draws) == len(Purpose) + 4
-
-
 LABELS = [index % 3 for index in range(11)]
 
 
-def train_batches(cfg, source, count, *, batch_size=4, start=0, seed=0):
-    loader = build_train_loader(cfg, source, batch_size=batch_size, start=start, seed=seed)
-    return list(itertools.islice(loader, count))
+def train_loader(cfg, source, *, batch_size=4, begin=0, seed=0):
+    loader = TrainLoader(cfg, source, batch_size=batch_size)
+    loader.begin(seed, begin)
+    return loader
+
+
+def train_batches(cfg, source, count, **options):
+    return list(itertools.islice(train_loader(cfg, source, **options), count))
 
 
 def as_process(monkeypatch, rank, world_size):
@@ -112,6 +95,7 @@ def test_batches_are_the_samples_in_the_order_of_the_sampler(cfg):
     """Against transforms that are called one by one."""
     source = ToySource(LABELS)
     batches = train_batches(cfg, source, 5, seed=3)  # 20 samples of 11 images
+    assert_same_batches(train_batches(cfg, source, 2, begin=3, seed=3), batches[3:])
     order = itertools.chain.from_iterable(EpochBatches(11, 3, 0, 4, 0, 1))
     transform = transforms.TrainTransform(cfg)
     for batch in batches:
@@ -122,17 +106,6 @@ def test_batches_are_the_samples_in_the_order_of_the_sampler(cfg):
             rng = np.random.default_rng((3, epoch, index))
             np.testing.assert_array_equal(image, transform(source.load(index), rng))
             assert label == LABELS[index]
-
-
-def test_augmentation_depends_on_seed_epoch_and_index():
-    source = ToySource([0, 0])
-
-    def draw(where, seed=0):
-        dataset = TrainImages(source, lambda image, rng: rng.integers(2**60), seed, 0)
-        return int(dataset[where][0])
-
-    assert draw((0, 0)) == draw((0, 0))
-    assert len({draw((0, 0)), draw((0, 1)), draw((1, 0)), draw((1, 1)), draw((0, 0), 1)}) == 5
 
 
 def test_workers_change_nothing(cfg, make_folder):
@@ -158,7 +131,7 @@ def given(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize("build", [build_eval_loader, partial(build_train_loader, start=0, seed=0)])
+@pytest.mark.parametrize("build", [build_eval_loader, train_loader])
 def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder, given, build):
     """Where processes are not forked, as on macOS, and from Python 3.14 on."""
     loader = build(cfg, FolderSource(make_folder({"ant": 5, "bee": 4})), batch_size=4)
@@ -170,41 +143,6 @@ def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder, given, bui
         torch.testing.assert_close(copy[key], dataset[key])
     for sent in (given["loader"].collate_fn, given["loader"].worker_init_fn):
         pickle.loads(ForkingPickler.dumps(sent))
-
-
-def test_resuming_gives_the_tail(cfg):
-    source = ToySource(LABELS)
-    assert_same_batches(
-        train_batches(cfg, source, 4, start=12), train_batches(cfg, source, 7, start=0)[3:]
-    )
-
-
-def test_two_processes_see_the_global_batches_of_one(cfg, monkeypatch):
-    source = ToySource(LABELS)
-    single = train_batches(cfg, source, 5, batch_size=6)
-    shares = []
-    for rank in range(2):
-        as_process(monkeypatch, rank, 2)
-        shares.append(train_batches(cfg, source, 5, batch_size=3))
-    for whole, first, second in zip(single, *shares, strict=True):
-        for key in ("images", "labels"):
-            assert torch.equal(whole[key], torch.cat([first[key], second[key]]))
-
-
-def test_a_data_set_smaller_than_a_batch(cfg):
-    batches = train_batches(cfg, ToySource([0, 1, 2]), 3, batch_size=8)
-    labels = torch.cat([batch["labels"] for batch in batches])
-    assert len(labels) == 24
-    assert torch.bincount(labels).tolist() == [8, 8, 8]
-
-
-def test_no_global_random_numbers_are_drawn(cfg):
-    cfg.INPUT.RANDAUGMENT.LAYERS = 2
-    before = torch.get_rng_state(), str(np.random.get_state())
-    train_batches(cfg, ToySource(LABELS), 2)
-    list(build_eval_loader(cfg, ToySource(LABELS), batch_size=2))
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert str(np.random.get_state()) == before[1]
 
 
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 0), (13, 0), (1, 2), (3, 1)])
@@ -225,11 +163,6 @@ def test_evaluation_has_each_image_once_over_all_processes(cfg, monkeypatch, wor
     for index, (image, label) in enumerate(seen):
         np.testing.assert_array_equal(image, transform(source.load(index)))
         assert label == LABELS[index]
-
-
-def test_evaluation_can_be_repeated(cfg):
-    loader = build_eval_loader(cfg, ToySource(LABELS), batch_size=4)
-    assert_same_batches(list(loader), list(loader))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -256,18 +189,13 @@ def test_unreadable_training_images_are_named_and_replaced_by_the_next(cfg, capl
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_training_stops_past_the_limit_with_one_sentence(cfg, workers):
+def test_unreadable_images_end_a_training_past_the_limit_and_every_evaluation(cfg, workers):
     cfg.DATALOADER.NUM_WORKERS = workers
     cfg.DATA.MAX_UNREADABLE_IMAGES = 1
     # Two workers may each meet one at the same time.
     with pytest.raises(DataError, match=r"[23] unreadable .*DATA\.MAX_UNREADABLE_IMAGES is 1") as e:
         train_batches(cfg, ToySource(LABELS, broken={1, 4, 7}), 20)
     assert "is broken" in str(e.value) and "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_stops_at_an_unreadable_image(cfg, workers):
-    cfg.DATALOADER.NUM_WORKERS = workers
     with pytest.raises(DataError, match=r"^image 7 is broken$"):
         list(build_eval_loader(cfg, ToySource(LABELS, broken={7}), batch_size=2))
 
@@ -277,3 +205,12 @@ def test_memory_is_pinned_for_a_gpu(cfg, given, device, pinned):
     cfg.MODEL.DEVICE = device
     build_eval_loader(cfg, ToySource([0]), batch_size=1)
     assert given["pin_memory"] is pinned
+
+
+def test_no_global_random_numbers_are_drawn(cfg):
+    cfg.INPUT.RANDAUGMENT.LAYERS = 2
+    before = torch.get_rng_state(), str(np.random.get_state())
+    train_batches(cfg, ToySource(LABELS), 2)
+    list(build_eval_loader(cfg, ToySource(LABELS), batch_size=2))
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert str(np.random.get_state()) == before[1]
