@@ -13,7 +13,7 @@ import torch
 
 from lambda_det.doctor import __main__ as doctor
 from lambda_det.doctor import checks
-from lambda_det.doctor.checks import CHECKS, Check, Fault, Finding
+from lambda_det.doctor.checks import CHECKS, Finding
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {check.name: check for check in CHECKS}
@@ -38,21 +38,6 @@ def broken(monkeypatch):
         monkeypatch.setattr("importlib.import_module", import_broken)
 
     return broken
-
-
-@pytest.fixture
-def copy(monkeypatch, tmp_path):
-    """A copy of Detectron2 with the files that are given."""
-
-    def copy(**files):
-        for name, text in files.items():
-            path = tmp_path / "detectron2" / name.replace("__", "/")
-            path = path.with_suffix(".so" if name == "_C" else ".py")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        monkeypatch.setattr(checks, "folder_of", lambda _: tmp_path / "detectron2")
-
-    return copy
 
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if name not in CIRCUMSTANCES])
@@ -113,11 +98,11 @@ def test_a_folder_that_is_called_detectron2(monkeypatch, tmp_path):
     assert str(tmp_path / "detectron2") in finding.problem and "rename" in finding.mend
 
 
-def test_compiled_operators(copy, broken):
-    copy(__init__="")
+def test_compiled_operators(monkeypatch, tmp_path, broken):
+    monkeypatch.setattr(checks, "folder_of", lambda _: tmp_path)
     text, finding = BY_NAME["detectron2._C"].run()
     assert "not built" in text and finding is None
-    copy(_C="")
+    (tmp_path / "_C.so").touch()
     broken("detectron2._C", ImportError("undefined symbol: _ZN3c10"))
     assert "undefined symbol" in finding_of("detectron2._C").problem
 
@@ -162,14 +147,16 @@ def test_gpus(machine, monkeypatch):
 
 
 def test_shared_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(checks, "_SHARED_MEMORY", tmp_path / "none")
-    assert finding_of("shared memory") is None
-    monkeypatch.setattr(checks, "_SHARED_MEMORY", tmp_path)
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**26, 0, 2**26))
-    assert "64 MiB left of 64" in finding_of("shared memory").problem
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**33, 0, 2**33))
-    assert finding_of("shared memory") is None
+    for folder, size, said in (
+        ("none", 0, None),
+        (".", 2**26, "64 MiB left of 64"),
+        (".", 2**33, None),
+    ):
+        monkeypatch.setattr(checks, "_SHARED_MEMORY", tmp_path / folder)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, size=size: usage(size, 0, size))
+        finding = finding_of("shared memory")
+        assert said in finding.problem if said else finding is None
 
 
 @pytest.mark.parametrize(
@@ -207,13 +194,6 @@ def test_report_and_status(monkeypatch, capsys):
     assert "Found: none" in text
 
 
-def test_a_fault_with_a_mend_of_its_own():
-    def probe():
-        raise Fault("It is so.", "do that")
-
-    assert Check("x", probe, "do this").run() == ("It is so.", Finding("It is so.", "do that"))
-
-
 @pytest.fixture
 def python(tmp_path):
     """Run Python in another folder, by its arguments; modules there go before others."""
@@ -231,7 +211,7 @@ def python(tmp_path):
 
 
 @pytest.mark.checkout
-def test_bare_python(python):
+def test_where_torch_is_missing_or_broken(python, tmp_path):
     """Without site-packages; the first use names the doctor, and the doctor what is missing."""
     process = python("-S", "-c", "import lambda_det; lambda_det.LambdaLayer")
     assert "torch" in process.stderr and "python -m lambda_det.doctor" in process.stderr
@@ -239,9 +219,6 @@ def test_bare_python(python):
     assert process.returncode == 1, process.stderr
     for text in ("torch is not installed.", "pip install --upgrade --force-reinstall torch"):
         assert text in process.stdout
-
-
-def test_the_doctor_starts_beside_a_broken_torch(python, tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('broken')")
     process = python("-m", "lambda_det.doctor")
     assert process.returncode == 1 and "RuntimeError: broken" in process.stdout

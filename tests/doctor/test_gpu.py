@@ -118,6 +118,8 @@ def test_finds_no_fault_in_what_is_right(kind, monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "fused", IMPLEMENTATIONS["query_first"])
     found = gpu.check(kind, CPU)
     assert found["why"].startswith("right, ") and len(found["rows"]) == 1
+    monkeypatch.setattr(gpu, "unsupported", lambda *_: "an older GPU")
+    assert gpu.check(kind, CPU) == {"take": False, "why": "an older GPU", "rows": []}
 
 
 @pytest.mark.parametrize(
@@ -135,19 +137,6 @@ def test_takes_what_is_faster_and_needs_no_more_than_twice_the_memory(
     assert found["take"] == take, found["why"]
 
 
-def test_where_the_kernels_cannot_run(monkeypatch):
-    monkeypatch.setattr(gpu, "unsupported", lambda *_: "the GPU is older than Ampere")
-    assert gpu.check(KIND, CPU) == {
-        "take": False,
-        "why": "the GPU is older than Ampere",
-        "rows": [],
-    }
-
-
-def _programs(monkeypatch, code):
-    monkeypatch.setattr(gpu, "CHECK", (sys.executable, "-c", code))
-
-
 @pytest.mark.parametrize(
     ("code", "named"),
     [
@@ -159,7 +148,7 @@ def _programs(monkeypatch, code):
 @pytest.mark.posix
 def test_a_crash_or_a_hang_is_a_finding(code, named, monkeypatch):
     monkeypatch.setattr(gpu, "TIMEOUT", 1)
-    _programs(monkeypatch, code)
+    monkeypatch.setattr(gpu, "CHECK", (sys.executable, "-c", code))
     found = gpu._check_apart(KIND, CPU)
     assert not found["take"] and named in found["why"]
 
@@ -194,21 +183,14 @@ def test_from_the_proof_to_the_choice(monkeypatch, capsys):
     assert choose(*(x.half() for x in inputs)) == "query_first"
 
 
-def _refused(capsys):
-    """The sentence of a command that cannot work."""
-    assert main(["doctor", "--gpu"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
-
-
-def test_without_a_gpu_or_on_an_amd_gpu(capsys, monkeypatch):
+def test_where_nothing_can_be_proved(capsys, monkeypatch, tmp_path):
+    """Without a GPU, on one of AMD, and where the verdict cannot be kept."""
     for is_there, hip in ((False, None), (True, "6.2")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         monkeypatch.setattr(torch.version, "hip", hip)
-        assert "no NVIDIA GPU" in _refused(capsys)
-
-
-def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path):
+        assert main(["doctor", "--gpu"]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "no NVIDIA GPU" in line
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):

@@ -54,7 +54,7 @@ def entry(image, category, box=None, score=0.9, **more):
 def write(tmp_path):
     def write_results(content):
         path = tmp_path / "coco_instances_results.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        path.write_text(json.dumps(content))
         return path
 
     return write_results
@@ -148,22 +148,14 @@ def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ([entry(10, 3) | {"image_id": 99}], "images"),
-        ([entry(10, 4)], "category 4"),
-        ([], "predictions"),
         ({"a": 1}, "list"),
         ([{"image_id": 10}], "predictions"),
         ([{"image_id": 10, "category_id": 3, "score": 1}], "predictions"),
-        ("no json", "cannot be read"),
-        (None, "cannot be read"),
     ],
 )
 def test_other_files_are_refused(data, write, content, words):
-    path = write(content)
-    if content is None:
-        path.unlink()
     with pytest.raises(DataError, match=rf"coco_instances_results\.json.*{words}"):
-        draw_results(path, data, Pictures())
+        draw_results(write(content), data, Pictures())
 
 
 def test_predictions_of_images_that_are_left_out_are_counted(data, write, tmp_path, caplog):
@@ -172,18 +164,12 @@ def test_predictions_of_images_that_are_left_out_are_counted(data, write, tmp_pa
     assert "1 of the 6" in caplog.text
 
 
-def test_missing_images_and_mistakes_are_named(data, write, tmp_path):
-    results = write(RESULTS)
-    for arguments, words in (
-        ({"dataset": "fruits"}, "fruit"),
-        ({"limit": 0}, "0"),
-        ({"score_threshold": 2}, "2"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            draw_results(results, **{"dataset": data, "pictures": Pictures(), **arguments})
+def test_missing_images_and_data_sets_are_named(data, write, tmp_path):
+    with pytest.raises(ConfigError, match="fruit"):
+        draw_results(write(RESULTS), "fruits", Pictures())
     (tmp_path / "images" / "20.png").unlink()
     with pytest.raises(DataError, match=r"20\.png"):
-        draw_results(results, data, Pictures())
+        draw_results(write(RESULTS), data, Pictures())
 
 
 # ---- matching
@@ -237,10 +223,3 @@ NEAR, HALF = (10, 10, 50, 46), (10, 10, 50, 28)
 )
 def test_counts(predictions, truth, expected):
     assert match(predicted(*predictions), truth) == expected
-
-
-def test_quality_orders_images_from_worst_to_best():
-    qualities = [
-        m.quality for m in (Match(0, 2, 3), Match(1, 2, 1), Match(1, 1, 0), Match(0, 0, 0))
-    ]
-    assert qualities == [0.0, 0.25, 0.5, 1.0]

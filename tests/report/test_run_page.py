@@ -313,12 +313,6 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
 
 
-@pytest.mark.slow
-def test_averaged_weights_come_first(run):
-    (run / "inference").rename(run / "inference_EMA")
-    assert "averaged weights" in _page(run)
-
-
 def _entries(change):
     """A change of a results file by its entries."""
     return lambda text: json.dumps(change(json.loads(text)))
@@ -389,21 +383,19 @@ def test_what_a_run_lacks_stands_on_its_page(run, row, caplog):
         ({"pictures": 0}, "0"),
         ({"dataset": "coco_2017_val"}, "coco_2017_val"),
         ({"output": "page.txt"}, r"page\.txt"),
+        ({"run": "config.yaml"}, r"config\.yaml"),
+        ({"run": "list"}, r"config\.yaml"),
+        ({"run": "broken"}, r"config\.yaml"),
     ],
 )
-def test_options_that_cannot_be(run, options, named):
-    with pytest.raises(ConfigError, match=named):
-        write_report(run, **options)
-    assert not (run / "report.html").exists()
-
-
-@pytest.mark.parametrize("content", [None, "- 1", "a: ["])
-def test_a_folder_without_a_run(tmp_path, content):
-    if content:
-        (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(DataError, match=r"config\.yaml"):
-        write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
+def test_runs_and_options_that_cannot_be(run, options, named):
+    for name, content in (("list", "- 1"), ("broken", "a: [")):
+        (run / name).mkdir()
+        (run / name / "config.yaml").write_text(content)
+    folder = run / options.get("run", "")
+    with pytest.raises((ConfigError, DataError), match=named):
+        write_report(folder, **{key: options[key] for key in options if key != "run"})
+    assert not list(run.rglob("report.html"))
 
 
 def test_runs_of_other_kinds(tmp_path):
@@ -416,8 +408,11 @@ def test_runs_of_other_kinds(tmp_path):
 
 @pytest.mark.slow
 def test_command(run, capsys):
+    """Results of averaged weights come first."""
+    (run / "inference").rename(run / "inference_EMA")
     assert main([str(run), "--pictures", "1"]) == 0
     assert str(run / "report.html") in capsys.readouterr().out
+    assert "averaged weights" in (run / "report.html").read_text("utf-8")
     assert main([str(run), "--output", "/dev/null/page.html"]) == 2
     assert "/dev/null" in capsys.readouterr().err
 
