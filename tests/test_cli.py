@@ -111,13 +111,6 @@ def test_the_words_after_ctrl_c(monkeypatch, capsys):
     assert "--resume" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such mode")
-@pytest.mark.checkout
-def test_every_file_of_tools_can_be_executed():
-    files = [path for path in TOOLS if path.read_bytes().startswith(b"#!")]
-    assert files and [path for path in files if not os.access(path, os.X_OK)] == []
-
-
 @pytest.mark.slow
 @pytest.mark.checkout
 def test_every_file_starts_beside_a_foreign_package_named_tools(tmp_path):

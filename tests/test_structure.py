@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,14 +90,6 @@ def test_an_import_against_the_house_is_seen(tmp_path, monkeypatch):
     ]
 
 
-def test_nothing_imports_a_top_level_package_named_tools():
-    """Detectron2 installs one of that name."""
-    files = [
-        file for room in ("lambda_det", "tools", "tests") for file in ROOT.glob(f"{room}/**/*.py")
-    ]
-    assert not [f for f in files if any(name.split(".")[0] == "tools" for name in imported(f))]
-
-
 # The package of a project lies in its folder
 _PACKAGES = {
     path.parent.name: path.parents[1].name for path in ROOT.glob("projects/*/*/__init__.py")
@@ -127,10 +118,3 @@ def test_an_import_of_a_project_is_seen(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda *encoding: "import package.part\n")
     assert of_other_projects(ROOT / "projects" / "another" / "wrong.py") == ["one"]
     assert of_other_projects(ROOT / "projects" / "one" / "right.py") == []
-
-
-def test_few_files_share_a_name():
-    """Three at most: both tasks have the same names for the same subjects, and often training."""
-    usual = ("__init__.py", "__main__.py", "command_line.py")
-    names = Counter(file.name for file in PACKAGE.rglob("*.py") if file.name not in usual)
-    assert not [name for name, count in names.items() if count > 3]

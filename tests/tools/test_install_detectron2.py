@@ -98,15 +98,6 @@ def test_pip_installs_the_result(carrier, tmp_path, monkeypatch):
     ]
 
 
-def test_the_carrier_is_fetched_with_its_hash(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(tool, "pip", lambda *arguments: calls.append(arguments))
-    tool.fetch_carrier(tmp_path / "carrier")
-    assert "--require-hashes" in calls[0]
-    requirement = (tmp_path / "carrier/requirement.txt").read_text()
-    assert requirement == f"{tool.CARRIER} --hash=sha256:{tool.CARRIER_SHA256}\n"
-
-
 @pytest.mark.slow
 def test_pip_refuses_another_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "CARRIER", "carrier==1.0")
@@ -255,9 +246,3 @@ def test_operators_that_cannot_be_imported_are_removed(nothing_there, monkeypatc
     assert nothing_there[-1] == ("uninstall", "detectron2")
     tool.install_package("somewhere", compiled=False)
     assert nothing_there[-1][0] == "install"
-
-
-def test_the_telling_line_of_a_long_output():
-    output = "Collecting x\nfatal: no route\n\n[notice] A new release of pip is available\n"
-    assert tool.last_line(output) == "fatal: no route"
-    assert tool.last_line("\n") == "no message"

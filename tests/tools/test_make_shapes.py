@@ -108,26 +108,6 @@ def test_annotations_agree_with_themselves_and_all_classes_and_sizes_occur(root)
     assert min(sides) < 20 and max(sides) > 45
 
 
-def test_shapes_are_seen_where_their_masks_are(root):
-    """The last shape of an image lies over all: vivid inside its mask, and edges at its border."""
-    for pixels, _, masks in _objects(root):
-        parts = pixels[masks[-1]], pixels[~np.any(masks, axis=0)]
-        top, background = (np.ptp(np.median(part, axis=0)) for part in parts)
-        assert top > 60 > 40 > background
-
-
-def test_shapes_hide_each_other_but_not_too_much(root):
-    overlapping = 0
-    for _, _, masks in _objects(root):
-        assert 1 <= len(masks) <= 4
-        for index, mask in enumerate(masks):
-            above = np.any([np.zeros_like(mask), *masks[index + 1 :]], axis=0)
-            hidden = (mask & above).sum() / mask.sum()
-            assert hidden < 0.35
-            overlapping += hidden > 0
-    assert overlapping >= 3
-
-
 def test_other_data_are_not_overwritten_and_the_same_are_not_made_again(root, tmp_path):
     before, written = _digests(root), (root / "shapes/manifest.json").stat().st_mtime_ns
     for make in KIND:
@@ -143,20 +123,16 @@ def test_other_data_are_not_overwritten_and_the_same_are_not_made_again(root, tm
     assert [p.name for p in (tmp_path / "shapes").iterdir()] == ["mine.txt"]
 
 
-def test_a_making_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
+def test_a_making_that_breaks_off_or_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError("disk full")
 
     monkeypatch.setattr(Image.Image, "save", full)
     with pytest.raises(OSError, match="disk full"):
         make_shapes(tmp_path, num_train=2, num_val=2)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("change", [{"num_train": 0}, {"num_val": -1}, {"size": 8}, {"seed": -1}])
-def test_numbers_that_cannot_work(tmp_path, change):
-    with pytest.raises(ValueError, match=next(iter(change))):
-        make_shapes(tmp_path, **change)
+    for change in ({"num_train": 0}, {"num_val": -1}, {"size": 8}, {"seed": -1}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            make_shapes(tmp_path, **change)
     assert os.listdir(tmp_path) == []
 
 
@@ -219,19 +195,6 @@ def test_segments_and_keypoints_lie_in_their_shape(root):
             assert np.allclose([points[0, 0], points[1, 1]], low, atol=0.02)
             assert np.allclose([points[2, 0], points[3, 1]], high, atol=0.02)
     assert hidden
-
-
-def test_the_patterns_can_be_told_apart(root):
-    """The grey of plain ground is smooth; checks change both along and across, stripes do, too."""
-    spread = [[], [], []]
-    for path in (root / "shapes_panoptic/train").iterdir():
-        grey = _pixels(path).mean(axis=-1)
-        stuff = _pixels(root / "shapes_panoptic/stuff_train" / path.name)
-        for index, found in enumerate(spread, start=1):
-            if (stuff == index).sum() > 500:
-                found.append(grey[stuff == index].std())
-    plain, striped, checked = map(np.median, spread)
-    assert striped > 1.5 * plain < checked
 
 
 def test_the_registered_sets(root, tmp_path):
