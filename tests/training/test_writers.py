@@ -96,8 +96,7 @@ def test_a_resumed_run_is_the_same_run_of_wandb(wandb, tmp_path):
 def test_a_run_writes_to_those_that_are_named(tmp_path):
     hook, pictures = RunWriter(), []
     named = replace(_settings(tmp_path, RECORDER), log_period=2)
-    task = SimpleNamespace(build_printer=lambda trainer: None)
-    trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named, task=task)
+    trainer = SimpleNamespace(start_iter=0, iter=0, max_iter=4, settings=named)
     hook.trainer = trainer
     with EventStorage(0) as storage:
         storage.put_scalars(total_loss=1.0, lr=0.1, time=0.1)
