@@ -5,41 +5,29 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import NamedTuple
 
 from lambda_det.errors import suggest
 
 __all__ = ["COMMANDS", "main", "train"]
 
 
-class Command(NamedTuple):
-    """A row of the table.
-
-    Attributes:
-        home: module and function; the function takes the words after the name of the command, and
-            returns the exit status.
-        help: what the command does.
-    """
-
-    home: str
-    help: str
-
-
+# By the name of a command the module and its function, which takes the words after the name and
+# returns the exit status; and what the command does
 COMMANDS = {
-    "train": Command("cli:train", "train or evaluate a detector or a classifier"),
-    "check": Command("detection.data.command_line:main", "check a COCO-format data set"),
-    "convert": Command(
+    "train": ("cli:train", "train or evaluate a detector or a classifier"),
+    "check": ("detection.data.command_line:main", "check a COCO-format data set"),
+    "convert": (
         "detection.data.command_line:convert_main",
         "write YOLO, VOC, LabelMe or CVAT labels as COCO",
     ),
-    "predict": Command("prediction.command_line:main", "draw predictions on images and videos"),
-    "report": Command("report.command_line:main", "write one HTML page on a run"),
-    "export": Command("export.command_line:main", "write TorchScript, torch.export or ONNX"),
-    "backbone": Command("export.backbone_command:main", "write a backbone file for detectors"),
-    "plan": Command("plan:main", "say what a training will take: memory, steps and hours"),
-    "info": Command("modeling.command_line:main", "list the networks with their operations"),
-    "doctor": Command("doctor.__main__:main", "look for what is missing or broken here"),
-    "run": Command("run:main", "run a training script of Detectron2 with our backbones"),
+    "predict": ("prediction.command_line:main", "draw predictions on images and videos"),
+    "report": ("report.command_line:main", "write one HTML page on a run"),
+    "export": ("export.command_line:main", "write TorchScript, torch.export or ONNX"),
+    "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
+    "plan": ("plan:main", "say what a training will take: memory, steps and hours"),
+    "info": ("modeling.command_line:main", "list the networks with their operations"),
+    "doctor": ("doctor.__main__:main", "look for what is missing or broken here"),
+    "run": ("run:main", "run a training script of Detectron2 with our backbones"),
 }
 _HELP = ("-h", "--help")
 
@@ -53,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
-    module, function = COMMANDS[name].home.split(":")
+    module, function = COMMANDS[name][0].split(":")
     try:
         return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0
     except ModuleNotFoundError as error:
@@ -69,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def usage() -> str:
-    lines = [f"  {name:<10}{command.help}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<10}{does}" for name, (_, does) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: lambda-det COMMAND ...",

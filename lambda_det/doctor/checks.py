@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -140,10 +141,6 @@ def _expect(what: str, found: object, expected: object) -> None:
         raise RuntimeError(f"{what} {found} instead of {expected}")
 
 
-def _try_numpy() -> None:
-    importlib.import_module("torch").zeros(1).numpy()
-
-
 def _try_torchvision() -> None:
     torch = importlib.import_module("torch")
     ops = importlib.import_module("torchvision").ops
@@ -248,7 +245,7 @@ CHECKS = (
     ),
     Check(
         "numpy",
-        partial(_package, "numpy", "numpy", works=_try_numpy),
+        partial(_package, "numpy", "numpy", works=lambda: sys.modules["torch"].zeros(1).numpy()),
         'Take a PyTorch built for numpy 2 (2.4 or newer), or pip install "numpy<2".',
         "No image reaches the model.",
         needs=("torch",),

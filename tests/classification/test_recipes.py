@@ -166,15 +166,6 @@ def test_a_command_of_the_page_describes_a_model(command):
     model_options(_load(f"imagenet/{name}.yaml", *pairs))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_command_of_the_page_builds_its_model(command):
-    name, *pairs = command
-    cfg = _load(f"imagenet/{name}.yaml", "MODEL.DEVICE", "meta", *pairs)
-    with torch.device("meta"):
-        build_classifier(cfg, 1000)
-
-
 def test_each_figure_stands_in_one_file():
     """A recipe sets no key to the value that its base has already."""
     for path in RECIPES:

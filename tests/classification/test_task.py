@@ -105,44 +105,32 @@ def test_patience_ends_a_run_early_and_for_good(arguments, folder, caplog):
     assert "has stopped early already" in caplog.text
 
 
-def _stay_in_evaluation(norm, mode=True):
-    norm.training = False
-    return norm
+@pytest.fixture
+def renamed(pictures, tmp_path):
+    """Makes the keys of the same pictures, with their classes under other names."""
 
+    def make(**names):
+        for part in ("train", "val"):
+            (tmp_path / "renamed" / part).mkdir(parents=True)
+            for old, new in names.items():
+                (tmp_path / "renamed" / part / new).symlink_to(pictures / part / old)
+        return ("DATA.TRAIN", tmp_path / "renamed/train", "DATA.VAL", tmp_path / "renamed/val")
 
-@pytest.mark.slow
-def test_accumulated_batches_are_one_large_batch(arguments, tmp_path, monkeypatch):
-    """But for batch norm, which sees one batch at a time: here it has its statistics all along."""
-    monkeypatch.setattr(torch.nn.BatchNorm2d, "train", _stay_in_evaluation)
-    words = ("MODEL.DROPOUT", 0, "MODEL.STOCHASTIC_DEPTH", 0, "TEST.PRECISE_BN_BATCHES", 0)
-    states = []
-    for accumulate in (1, 4):
-        place = tmp_path / f"by{accumulate}"
-        run(arguments(*words, "SOLVER.ACCUMULATE_GRADIENTS", accumulate, "OUTPUT_DIR", place))
-        states.append(_load(place / "model_final.pth")["model"])
-    for name, value in states[0].items():
-        torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
+    return make
 
 
 @pytest.mark.slow
 @pytest.mark.posix
-def test_starting_from_weights_of_other_classes(finished, arguments, folder, pictures, tmp_path):
-    two = tmp_path / "two"
-    for part in ("train", "val"):
-        (two / part).mkdir(parents=True)
-        for name in ("blue", "red"):
-            (two / part / name).symlink_to(pictures / part / name)
-    data = ("DATA.TRAIN", two / "train", "DATA.VAL", two / "val")
+def test_starting_from_weights_of_other_classes(finished, arguments, folder, renamed):
     # No step is taken at a rate of 0
-    run(arguments(*data, "MODEL.WEIGHTS", finished / "model_best.pth", "SOLVER.BASE_LR", 0))
-    before = _load(finished / "model_best.pth")
-    after = _load(folder / "model_final.pth")["model"]
-    assert after["backbone.linear.weight"].shape == (2, 512)
+    words = ("MODEL.WEIGHTS", finished / "model_best.pth", "SOLVER.BASE_LR", 0)
+    run(arguments(*renamed(blue="blue", red="red"), *words))
+    before, made = _load(finished / "model_best.pth"), _load(folder / "model_final.pth")
+    assert made["model"]["backbone.linear.weight"].shape == (2, 512)
     name = "backbone.res3.0.conv2.weight"
-    assert torch.equal(after[name], before["ema"]["model"][name])
-    assert not torch.equal(after[name], before["model"][name])
-    average = _load(folder / "model_final.pth")["ema"]["model"]
-    torch.testing.assert_close(average[name], before["ema"]["model"][name])
+    assert torch.equal(made["model"][name], before["ema"]["model"][name])
+    assert not torch.equal(made["model"][name], before["model"][name])
+    torch.testing.assert_close(made["ema"]["model"][name], before["ema"]["model"][name])
 
 
 @pytest.mark.parametrize(
@@ -210,13 +198,8 @@ def test_a_checkpoint_of_another_model_is_refused(
 
 
 @pytest.mark.posix
-def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, folder, pictures, tmp_path):
-    other = tmp_path / "other"
-    for part in ("train", "val"):
-        (other / part).mkdir(parents=True)
-        for old, new in (("blue", "blue"), ("green", "lime"), ("red", "red")):
-            (other / part / new).symlink_to(pictures / part / old)
-    data = ("DATA.TRAIN", other / "train", "DATA.VAL", other / "val")
+def test_a_checkpoint_of_other_classes_is_refused(finished, arguments, renamed):
+    data = renamed(blue="blue", green="lime", red="red")
     with pytest.raises(WeightsError, match="'green', and there it is 'lime'"):
         run(arguments("--eval-only", *data, "MODEL.WEIGHTS", finished / "model_best.pth"))
     same = ("OUTPUT_DIR", finished, "DATA.HELD_OUT", 0.25, "SOLVER.CHECKPOINTS_KEPT", 1)
@@ -244,12 +227,6 @@ def test_the_last_checkpoint_is_evaluated(copied, arguments, caplog):
     caplog.set_level("INFO")
     run(arguments("--eval-only", "--resume", *copied[1]))
     assert "model_final.pth: held_out raw" in caplog.text
-
-
-def test_results_of_other_weights_do_not_go_into_a_run(copied, arguments, finished):
-    weights = ("MODEL.WEIGHTS", finished / "model_best.pth")
-    with pytest.raises(ConfigError, match="is not of"):
-        run(arguments("--eval-only", *weights, *copied[1]))
 
 
 def test_other_held_out_images_are_refused(copied, arguments):

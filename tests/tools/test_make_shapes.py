@@ -171,32 +171,6 @@ def test_semantic_and_panoptic_masks_agree(root):
     assert seen == {1, 2, 3, 4, 5, 6}
 
 
-def test_segments_and_keypoints_lie_in_their_shape(root):
-    """The visible part of an instance; left and right keypoints are at their sides."""
-    folder = root / "shapes_panoptic"
-    content = _load(folder, "annotations/keypoints_train.json")
-    hidden = 0
-    for image in content["images"]:
-        ids = _pixels(folder / "panoptic_train" / image["file_name"])[..., 0]
-        things = [a for a in content["annotations"] if a["image_id"] == image["id"]]
-        for number, thing in enumerate(things, start=1):
-            rows, columns = np.nonzero(ids == number)
-            x, y, w, h = thing["bbox"]
-            assert x - 1 <= columns.min() and columns.max() <= x + w
-            assert y - 1 <= rows.min() and rows.max() <= y + h
-            assert 0.6 * thing["area"] - 20 < len(rows) < thing["area"] + 20
-            points = np.reshape(thing["keypoints"], (-1, 3))
-            assert len(points) == thing["num_keypoints"] == 4
-            for x, y, visibility in points:
-                owner = ids[int(y + 0.5), int(x + 0.5)]
-                assert visibility == (1 if number < owner < 10 else 2)
-                hidden += visibility == 1
-            low, high = points[:, :2].min(0), points[:, :2].max(0)
-            assert np.allclose([points[0, 0], points[1, 1]], low, atol=0.02)
-            assert np.allclose([points[2, 0], points[3, 1]], high, atol=0.02)
-    assert hidden
-
-
 def test_the_registered_sets(root, tmp_path):
     """Registration can be repeated and moved."""
     try:

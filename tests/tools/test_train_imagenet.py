@@ -60,14 +60,3 @@ def test_two_processes_train_as_one(words, tmp_path):
     for name, value in _state(two).items():  # running statistics included
         scale = expected[name].abs().max().item() + 0.01
         torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-3 * scale, msg=name)
-
-
-def test_help_answers_and_a_mistake_is_one_sentence(words, tmp_path):
-    help_text = forked.run([TOOL, "--help"], tmp_path / "help").stdout
-    for word in ("--synthetic-data", "--resume", "--num-gpus", "DATA.TRAIN", "export_backbone"):
-        assert word in help_text
-    done = forked.run([TOOL, *words("run", "SOLVER.EPOCH", 3)], tmp_path / "printed")
-    assert done.returncode == 2
-    assert done.stdout.strip().splitlines()[-1].startswith("error: the command line sets SOLVER.EP")
-    assert "Traceback" not in done.stdout
-    assert not (tmp_path / "run").exists()

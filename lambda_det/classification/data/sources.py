@@ -72,19 +72,14 @@ def check_same_classes(
     Raises:
         DataError: only one of them has some class, or the order of the classes differs.
     """
-    if list(classes) == list(others):
-        return
-    only_here = sorted(set(classes) - set(others))
-    only_there = sorted(set(others) - set(classes))
-    differences = [
-        f"only {place} has {listed(map(printable, names))}"
-        for place, names in ((where, only_here), (elsewhere, only_there))
-        if names
-    ]
-    raise DataError(
-        f"The classes of {where} and {elsewhere} differ: "
-        f"{' and '.join(differences) or 'they have another order'}; give both the same classes."
-    )
+    if list(classes) != list(others):
+        in_one = sorted(set(classes) ^ set(others))
+        difference = (
+            f"only one has {listed(map(printable, in_one))}" if in_one else "in their order"
+        )
+        raise DataError(
+            f"The classes of {where} and {elsewhere} differ: {difference}; give both the same."
+        )
 
 
 class PackedNames:

@@ -123,16 +123,14 @@ def test_packed_names():
 @pytest.mark.parametrize(
     ("val", "text"),
     [
-        (["ant", "bee"], "the one has cat, dog, owl and 1 more"),
-        (["ant", "bee", "cat", "dog", "owl", "pig", "rat"], "the other has rat"),
-        (["ant", "Bee"], "the one has bee, cat, dog and 2 more .* the other has Bee"),
-        (["ant", "\udcff"], r"the other has \\udcff"),
+        (["ant", "bee"], "only one has cat, dog, owl and 1 more"),
+        (["ant", "bee", "cat", "dog", "owl", "pig", "\udcff"], r"only one has \\udcff"),
         (["bee", "ant", "cat", "dog", "owl", "pig"], "order"),
     ],
 )
-def test_classes_that_differ_are_named_on_both_sides(val, text):
+def test_classes_that_differ_are_named(val, text):
     train = ["ant", "bee", "cat", "dog", "owl", "pig"]
-    with pytest.raises(DataError, match=text):
+    with pytest.raises(DataError, match=f"the one and the other differ: .*{text}"):
         check_same_classes(train, val, "the one", "the other")
     check_same_classes(train, list(train), "the one", "the other")
 
