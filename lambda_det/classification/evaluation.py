@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -15,30 +14,13 @@ from lambda_det.errors import DataError
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW
 
-__all__ = ["Accuracy", "describe", "evaluate_accuracy"]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How well a model classifies.
-
-    Attributes:
-        top1: percent of the images whose label has the highest score.
-        top5: percent of those whose label is among the five highest.
-        loss: mean cross-entropy, without label smoothing.
-        images: how many there were.
-    """
-
-    top1: float
-    top5: float
-    loss: float
-    images: int
+__all__ = ["describe", "evaluate_accuracy"]
 
 
 @torch.no_grad()
 def evaluate_accuracy(
     models: Mapping[str, nn.Module], loader: Iterable[Mapping[str, Tensor]], precision: Precision
-) -> dict[str, Accuracy]:
+) -> dict[str, float]:
     """Evaluate on every image of the loaders of all processes, each read and counted once.
 
     Counts are summed, and not the processes' means, whose batches may be of unequal size.
@@ -47,6 +29,11 @@ def evaluate_accuracy(
         models: each gives scores [B, classes] for a batch; left in evaluation mode.
         loader: of this process; it may be empty on some.
         precision: of the forward pass.
+
+    Returns:
+        By model, such as "raw_top1": percent of the images whose label has the highest score
+        ("top1") or one of the five highest ("top5"); mean cross-entropy without label smoothing
+        ("loss").
 
     Raises:
         DataError: there are no images at all.
@@ -64,10 +51,9 @@ def evaluate_accuracy(
         dist.all_reduce(totals)
     if totals[0, 0] == 0:
         raise DataError("There are no images to evaluate on; check DATA.VAL and DATA.HELD_OUT.")
-    return {
-        name: Accuracy(100 * first / images, 100 * in_five / images, loss / images, int(images))
-        for name, (images, first, in_five, loss) in zip(models, totals.tolist(), strict=True)
-    }
+    values = totals[:, 1:] * totals.new_tensor([100, 100, 1]) / totals[:, :1]
+    names = [f"{model}_{name}" for model in models for name in ("top1", "top5", "loss")]
+    return dict(zip(names, values.flatten().tolist(), strict=True))
 
 
 def _count(scores: Tensor, labels: Tensor) -> Tensor:

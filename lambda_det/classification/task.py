@@ -227,12 +227,7 @@ class ClassificationTask(Task):
         for part, source in parts.items():
             if source is not None:
                 loader = build_eval_loader(cfg, source, batch_size=batch_size)
-                found = evaluate_accuracy(models, loader, Precision.of(self.settings))
-                results[part] = {
-                    f"{weights}_{name}": getattr(accuracy, name)
-                    for weights, accuracy in found.items()
-                    for name in ("top1", "top5", "loss")
-                }
+                results[part] = evaluate_accuracy(models, loader, Precision.of(self.settings))
         return results
 
     def describe(self, results: Results) -> str:
