@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from pathlib import Path
 
 import pytest
 
 from lambda_det.classification import ClassificationTask, run
-from lambda_det.errors import PREEMPTED_STATUS, Preempted
+from lambda_det.errors import Preempted
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
 from lambda_det.weights.formats import read_checkpoint
-from tests import forked
-from tests.classification.tiny import RECIPE, kill_before, make_pictures
+from tests.classification.tiny import kill_before
 from tests.reliability.ends import Killed, end_here
 from tests.reliability.runs import content, differences, metrics
 
 pytestmark = pytest.mark.slow  # trains
-
-TOOL = Path(__file__).parents[2] / "tools/train_imagenet.py"
 
 
 def _assert_same_run(one, other):
@@ -146,37 +141,3 @@ def test_an_evaluation_that_did_not_end_comes_first(
     for name in ("model_final.pth", "model_best.pth"):
         results = [read_checkpoint(place / name)["results"] for place in (whole, folder)]
         assert results[0] == results[1] != {}
-
-
-def test_a_process_that_is_told_to_stop(tmp_path):
-    make_pictures(tmp_path)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    words = [
-        "--config-file",
-        tmp_path / "recipe.yaml",
-        "--resume",
-        "DATA.TRAIN",
-        tmp_path / "train",
-    ]
-    words += ["DATA.VAL", tmp_path / "val", "SOLVER.CHECKPOINT_PERIOD", 1, "SOLVER.EPOCHS", 4]
-    folder = tmp_path / "run"
-    printed = tmp_path / "printed"
-
-    def start():
-        return forked.start([TOOL, *words, "OUTPUT_DIR", folder], printed, OMP_NUM_THREADS="1")
-
-    process = start()
-    while not (folder / "last_checkpoint").exists():
-        assert process.is_alive(), printed.read_text()
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGUSR1)
-    process.join()
-    text = printed.read_text()
-    assert process.exitcode == PREEMPTED_STATUS, text
-    assert "Traceback" not in text
-    assert text.strip().splitlines()[-1].startswith("Stopped by SIGUSR1 after step")
-    process = start()
-    process.join()
-    assert process.exitcode == 0, printed.read_text()
-    assert content(folder / "model_final.pth")["iteration"] == 11
-    assert set(range(1, 12, 2)) <= set(metrics(folder))

@@ -62,7 +62,7 @@ def test_without_validation_images_the_held_out_ones_serve(ready):
 
 def test_validation_images_of_other_classes(ready, make_folder):
     ready.DATA.VAL = str(make_folder({"ant": 1, "cat": 1}, "other"))
-    with pytest.raises(DataError, match=r"DATA\.TRAIN .*bee.*DATA\.VAL"):
+    with pytest.raises(DataError, match=r"DATA\.TRAIN .*DATA\.VAL .*: only one has bee, cat"):
         build_sources(ready)
 
 
