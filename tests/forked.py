@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 _PRELOADED = (
-    *("lambda_det.detection", "lambda_det.classification", "lambda_det.report"),
+    *("lambda_det.detection", "lambda_det.classification", "lambda_det.report.run_page"),
     # What every run imports when it starts and opens its log
     *(
         "lambda_det.detection.task",

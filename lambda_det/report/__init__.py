@@ -1,5 +1,1 @@
-"""Results beside the ground truth, and the page of a run."""
-
-from lambda_det.report.results import Pictures, draw_results
-
-__all__ = ["Pictures", "draw_results"]
+"""The page of a run, with its results beside the ground truth."""

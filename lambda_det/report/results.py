@@ -1,11 +1,11 @@
-"""Draw the predictions of a results file beside the ground truth."""
+"""Read the predictions of a results file, and draw them beside the ground truth."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,97 +16,52 @@ import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances
-from tqdm import tqdm
 
 from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.data.registration import is_coco, registered_files
 from lambda_det.detection.drawing import side_by_side
-from lambda_det.errors import ConfigError, DataError, listed, reason
+from lambda_det.errors import DataError, listed, reason
 from lambda_det.report.matching import FALSE, assign, overlaps
 
-__all__ = [
-    "Match",
-    "Pictures",
-    "belonging",
-    "check_options",
-    "draw_results",
-    "match",
-    "read_results",
-]
+__all__ = ["Match", "belonging", "draw_worst", "match", "read_results"]
 
 logger = logging.getLogger(__name__)
 
 
-class Pictures:
-    """Keeps pictures in memory. A subclass may write them to files.
+def draw_worst(
+    entries: Iterable[dict[str, Any]], dataset: str, *, score: float, limit: int
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the images with the worst results: predictions at the left, ground truth at the right.
 
-    Attributes:
-        kept: names and pictures [H, W, 3] of uint8, RGB, in the order of drawing.
-    """
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[str, np.ndarray]] = []
-
-    def check(self, names: Iterable[str]) -> None:
-        """Raise ConfigError if a picture of one of these names cannot be added."""
-
-    def add(self, name: str, picture: np.ndarray) -> None:
-        self.kept.append((name, picture))
-
-
-def draw_results(
-    results: str | Path,
-    dataset: str,
-    pictures: Pictures,
-    *,
-    score_threshold: float = 0.5,
-    limit: int | None = 20,
-    worst_first: bool = False,
-) -> Match:
-    """Draw predictions at the left and ground truth at the right, with counts at an IoU of 0.5.
+    The captions count them at an IoU of 0.5. The order is that of :attr:`Match.quality`, then of
+    the number of errors.
 
     Args:
-        results: a ``coco_instances_results.json``.
+        entries: of :func:`read_results`, on images of the data set.
         dataset: name of the registered data set that was evaluated.
-        pictures: get one of the name 0000_NAME, one of the name 0001_NAME, ...
-        score_threshold: lowest score of the predictions to draw, from 0 to 1.
-        limit: largest number of images; None for all.
-        worst_first: order the images by :attr:`Match.quality`, then by the number of errors. False
-            keeps the order of the data set.
+        score: lowest score of the predictions to draw.
+        limit: largest number of images.
 
-    Returns:
-        The sums of the counts of all pictures.
+    Yields:
+        The name of an image, and a picture [H, W, 3] of uint8, RGB.
 
     Raises:
-        DataError: the file or the data set is missing or damaged, or they do not belong together.
-        ConfigError: there is no such data set, or a picture would be overwritten.
+        DataError: an image cannot be read.
     """
-    check_options(score_threshold, limit)
-    records, metadata = _records(dataset), MetadataCatalog.get(dataset)
-    predictions = _by_image(results, records, metadata, dataset)
-    found = [_instances(predictions[r["image_id"]], r, score_threshold) for r in records]
-    matches = [match(i, r.get("annotations", [])) for i, r in zip(found, records, strict=True)]
-    order = list(range(len(records)))
-    if worst_first:
-        order.sort(key=lambda index: (matches[index].quality, -matches[index].errors))
-    order = order[:limit]
-    names = [
-        f"{place:04d}_{Path(records[index]['file_name']).stem}" for place, index in enumerate(order)
-    ]
-    pictures.check(names)
-    for name, index in zip(tqdm(names, unit="image"), order, strict=True):
-        pictures.add(name, _pair(records[index], found[index], matches[index], metadata))
-    counts = [matches[index] for index in order]
-    return Match(*(sum(getattr(m, part) for m in counts) for part in ("found", "missed", "false")))
-
-
-def check_options(score: float, images: int | None) -> None:
-    """Raise ConfigError where a score or a number of images cannot be."""
-    if not 0 <= score <= 1:
-        raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
-    if images is not None and images < 1:
-        raise ConfigError(f"The number of pictures is {images}; give at least 1.")
+    records, metadata = DatasetCatalog.get(dataset), MetadataCatalog.get(dataset)
+    class_of = metadata.thing_dataset_id_to_contiguous_id
+    grouped = defaultdict(list)
+    for entry in entries:
+        if entry["score"] >= score:
+            place = class_of[entry["category_id"]]
+            grouped[entry["image_id"]].append({**entry, "category_id": place})
+    drawn = []
+    for record in records:
+        found = _instances(grouped[record["image_id"]], record)
+        drawn.append((match(found, record.get("annotations", [])), found, record))
+    drawn.sort(key=lambda row: (row[0].quality, -row[0].errors))
+    for counts, found, record in drawn[:limit]:
+        yield Path(record["file_name"]).name, _pair(record, found, counts, metadata)
 
 
 def read_results(path: str | Path, dataset: str) -> list[dict[str, Any]]:
@@ -134,12 +89,6 @@ def read_results(path: str | Path, dataset: str) -> list[dict[str, Any]]:
     if not entries:
         raise DataError(f"{path} holds no predictions: the detector found nothing in {dataset}.")
     return renumbered(entries, path, dataset)
-
-
-def _records(dataset: str) -> list[dict[str, Any]]:
-    if dataset not in DatasetCatalog or is_coco(dataset):
-        registered_files(dataset)  # raises an error that explains an unknown name or missing files
-    return DatasetCatalog.get(dataset)
 
 
 def belonging(
@@ -172,29 +121,12 @@ def belonging(
     return kept
 
 
-def _by_image(
-    results: str | Path, records: list[dict[str, Any]], metadata: Metadata, dataset: str
-) -> dict[Any, list[dict[str, Any]]]:
-    """The predictions of each image, with the numbers of their classes in training."""
-    entries = read_results(results, dataset)
-    count = len(metadata.get("thing_classes") or ())
-    class_of = metadata.get("thing_dataset_id_to_contiguous_id") or {i: i for i in range(count)}
-    images = {record["image_id"] for record in records}
-    grouped = defaultdict(list)
-    for entry in belonging(entries, class_of, images, results, dataset):
-        grouped[entry["image_id"]].append({**entry, "category_id": class_of[entry["category_id"]]})
-    return grouped
-
-
 def _corners(entry: dict[str, Any]) -> list[float]:
     box = entry["bbox"] if "bbox" in entry else mask_util.toBbox(entry["segmentation"]).tolist()
     return BoxMode.convert(list(map(float, box)), BoxMode.XYWH_ABS, BoxMode.XYXY_ABS)
 
 
-def _instances(
-    entries: list[dict[str, Any]], record: dict[str, Any], score_threshold: float
-) -> Instances:
-    entries = [entry for entry in entries if entry["score"] >= score_threshold]
+def _instances(entries: list[dict[str, Any]], record: dict[str, Any]) -> Instances:
     instances = Instances((record["height"], record["width"]))
     boxes = torch.tensor([_corners(entry) for entry in entries])
     instances.pred_boxes = Boxes(boxes.reshape(-1, 4))

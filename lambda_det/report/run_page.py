@@ -33,13 +33,7 @@ from lambda_det.errors import ConfigError, DataError, UserError, listed
 from lambda_det.files import replace_text
 from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
-from lambda_det.report.results import (
-    Pictures,
-    belonging,
-    check_options,
-    draw_results,
-    read_results,
-)
+from lambda_det.report.results import belonging, draw_worst, read_results
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
@@ -225,7 +219,10 @@ def build_report(
         ConfigError: a value is out of range, or the run is not evaluated on ``dataset``.
         DataError: the folder is not that of a run, or a file in it is damaged.
     """
-    check_options(score, pictures)
+    if not 0 <= score <= 1:
+        raise ConfigError(f"The score threshold is {score}; give one from 0 to 1.")
+    if pictures < 1:
+        raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
     run = Path(run)
     config = _read_config(run)
     records = read_metrics(run)
@@ -388,13 +385,11 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
         f"share of the whole row.{shown}",
     )
     page.single_figure(draw_confusion(evaluated[0]))
-    worst = Pictures()
-    draw_results(results, dataset, worst, score_threshold=score, limit=pictures, worst_first=True)
     page.section(
         "The worst images",
         f"Predictions of a score of {score:g} or more at the left, the ground truth at the right.",
     )
-    for name, picture in worst.kept:
+    for name, picture in draw_worst(kept, dataset, score=score, limit=pictures):
         page.picture(picture, name)
 
 

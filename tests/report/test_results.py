@@ -11,8 +11,8 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import Boxes, BoxMode, Instances
 
-from lambda_det.errors import ConfigError, DataError
-from lambda_det.report.results import Match, Pictures, draw_results, match
+from lambda_det.errors import DataError
+from lambda_det.report.results import Match, draw_worst, match, read_results
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
@@ -50,16 +50,6 @@ def entry(image, category, box=None, score=0.9, **more):
     }
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write_results(content):
-        path = tmp_path / "coco_instances_results.json"
-        path.write_text(json.dumps(content))
-        return path
-
-    return write_results
-
-
 # 10 is found, 20 has the wrong class, 30 has a false one besides and one below the threshold
 RESULTS = [
     entry(10, 3),
@@ -70,35 +60,27 @@ RESULTS = [
 ]
 
 
+def drawn(results, **options):
+    return list(draw_worst(results, "fruit", **{"score": 0.5, "limit": 20, **options}))
+
+
 @pytest.mark.parametrize(
-    ("results", "options", "drawn", "counts"),
+    ("results", "options", "expected"),
     [
-        (RESULTS, {}, ["0000_10", "0001_20", "0002_30"], Match(found=2, missed=1, false=2)),
+        (RESULTS, {}, ["20.png", "30.png", "10.png"]),
+        (RESULTS, {"limit": 1}, ["20.png"]),
+        (RESULTS, {"score": 0.1}, ["20.png", "30.png", "10.png"]),
+        # Of two images of which nothing is found
         (
-            RESULTS,
-            {"worst_first": True, "limit": 2},
-            ["0000_20", "0001_30"],
-            Match(found=1, missed=1, false=2),
-        ),
-        (  # of two images of which nothing is found
             [entry(10, 7), entry(20, 3), entry(20, 3, [0, 0, 9, 9]), entry(30, 3)],
-            {"worst_first": True, "limit": 2},
-            ["0000_20", "0001_10"],
-            Match(found=0, missed=2, false=3),
-        ),
-        (
-            RESULTS,
-            {"score_threshold": 0.1},
-            ["0000_10", "0001_20", "0002_30"],
-            Match(found=3, missed=0, false=2),
+            {"limit": 2},
+            ["20.png", "10.png"],
         ),
     ],
-    ids=["all", "worst", "most errors", "threshold"],
+    ids=["all", "worst", "threshold", "most errors"],
 )
-def test_counts_and_the_order_of_pictures(data, write, results, options, drawn, counts):
-    pictures = Pictures()
-    assert draw_results(write(results), data, pictures, **options) == counts
-    assert [name for name, _ in pictures.kept] == drawn
+def test_the_worst_come_first(data, results, options, expected):
+    assert [name for name, _ in drawn(results, **options)] == expected
 
 
 def halves(picture):
@@ -107,23 +89,18 @@ def halves(picture):
     return picture[:, :512], picture[:, -512:]
 
 
-def test_predictions_are_at_the_left_where_the_file_says(data, write, tmp_path):
+def test_predictions_are_at_the_left_where_the_file_says(data):
     mask = np.zeros((48, 64), np.uint8)
     mask[20:40, 34:60] = 1
     runs = mask_util.encode(np.asfortranarray(mask))
-    runs = {"size": runs["size"], "counts": runs["counts"].decode()}
-    pictures = Pictures()
-    draw_results(
-        write([entry(10, 7, [34, 20, 26, 20], segmentation=runs)]), data, pictures, limit=1
-    )
-    left, right = halves(pictures.kept[0][1])
+    left, right = halves(dict(drawn([entry(10, 7, [34, 20, 26, 20], segmentation=runs)]))["10.png"])
     covered = (left != 90).any(2)
     assert covered[22 * 8 : 38 * 8, 36 * 8 : 58 * 8].all() and not covered[:, : 32 * 8].any()
     truth = (right != 90).any(2)
     assert truth[10 * 8 : 20 * 8, 8 * 8 : 20 * 8].all() and not truth[:, 40 * 8 :].any()
 
 
-def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
+def test_keypoints_are_drawn_on_both_sides(data, tmp_path):
     points = [20, 40, 2, 50, 40, 2]
     DatasetCatalog.remove(data)
     record = {"file_name": str(tmp_path / "images" / "10.png"), "image_id": 10}
@@ -135,13 +112,12 @@ def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
     MetadataCatalog.remove(data)
     MetadataCatalog.get(data).set(
         thing_classes=["apple"],
+        thing_dataset_id_to_contiguous_id={3: 0},
         keypoint_names=["a", "b"],
         keypoint_connection_rules=[("a", "b", (0, 255, 0))],
     )
-    pictures = Pictures()
-    # A data set in code, without ids of its own: its categories count from 0
-    draw_results(write([entry(10, 0, keypoints=points)]), data, pictures)
-    for half in halves(pictures.kept[0][1]):
+    ((_, picture),) = drawn([entry(10, 3, keypoints=points)])
+    for half in halves(picture):
         assert (half[40 * 8, 22 * 8 : 48 * 8] != 90).any(1).all()
 
 
@@ -153,23 +129,16 @@ def test_keypoints_are_drawn_on_both_sides(data, write, tmp_path):
         ([{"image_id": 10, "category_id": 3, "score": 1}], "predictions"),
     ],
 )
-def test_other_files_are_refused(data, write, content, words):
-    with pytest.raises(DataError, match=rf"coco_instances_results\.json.*{words}"):
-        draw_results(write(content), data, Pictures())
+def test_other_files_are_refused(data, tmp_path, content, words):
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=rf"results\.json.*{words}"):
+        read_results(tmp_path / "results.json", data)
 
 
-def test_predictions_of_images_that_are_left_out_are_counted(data, write, tmp_path, caplog):
-    results = [*RESULTS, entry(10, 3) | {"image_id": 99}]
-    assert draw_results(write(results), data, Pictures()).found == 2
-    assert "1 of the 6" in caplog.text
-
-
-def test_missing_images_and_data_sets_are_named(data, write, tmp_path):
-    with pytest.raises(ConfigError, match="fruit"):
-        draw_results(write(RESULTS), "fruits", Pictures())
+def test_missing_images_are_named(data, tmp_path):
     (tmp_path / "images" / "20.png").unlink()
     with pytest.raises(DataError, match=r"20\.png"):
-        draw_results(write(RESULTS), data, Pictures())
+        drawn(RESULTS)
 
 
 # ---- matching

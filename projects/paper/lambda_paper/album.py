@@ -10,12 +10,11 @@ import numpy as np
 
 from lambda_det.errors import ConfigError
 from lambda_det.files import replace_file
-from lambda_det.report import Pictures
 
 __all__ = ["Album"]
 
 
-class Album(Pictures):
+class Album:
     """Writes pictures to a folder, and keeps none. After a crash, each is complete or not there.
 
     Args:
@@ -27,7 +26,6 @@ class Album(Pictures):
     """
 
     def __init__(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        super().__init__()
         self.folder = Path(folder)
         self.written: list[Path] = []
         self._overwrite = overwrite
