@@ -71,10 +71,8 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     if place:
         kind, (train, *tests) = find_parts(place)
         rows.append(("labels", kind, f"of what lies in {place}"))
-        args.train_json, args.train_images = (
-            str(train.labels),
-            args.train_images or str(train.images),
-        )
+        args.train_json = str(train.labels)
+        args.train_images = args.train_images or str(train.images)
         if tests and not args.test_json and args.val_share is None:
             args.test_json, args.test_images = map(str, tests[0])
             rows.append(("evaluation", args.test_json, f"with the images in {args.test_images}"))
@@ -115,13 +113,14 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     for name in names:
         recipe = get_config(f"finetune/{name}.yaml")
         fixed, each = recipe.RECIPE.MEMORY or (0, 0)
-        weights = typed.get("MODEL.WEIGHTS", recipe.MODEL.WEIGHTS)
-        if fixed + LEAST_IMAGES * each > USABLE * memory and fixed:
+        weights = recipe.MODEL.WEIGHTS
+        if fixed and fixed + LEAST_IMAGES * each > USABLE * memory:
             reasons.append(f"{name} takes more")
-        elif weights == recipe.MODEL.WEIGHTS != "" and not _can_be_had(weights):
-            reasons.append(f"no connection for {weights}")
+        elif weights and not typed.get("MODEL.WEIGHTS", _can_be_had(weights)):
+            reasons.append(f"{weights} cannot be had, or is not wanted")
         else:
             break
+    weights = typed.get("MODEL.WEIGHTS", weights)
     args.config_file = str(CONFIGS / "finetune" / f"{name}.yaml")
     keys = {"MODEL.DEVICE": (device, "the machine has it, or it is typed")}
     (json_file,) = as_coco((args.train_json, args.train_images))
@@ -134,7 +133,7 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         if factor < 1:
             keys[f"INPUT.{size}"] = value, f"of images enlarged {LARGEST_SCALE} times at most"
     args.opts[:0] = [str(word) for key, (value, _) in keys.items() for word in (key, value)]
-    alone = "" if weights else f"all is learnt from {report.images} images: no weights can be had"
+    alone = "" if weights else f"all is learnt from {report.images} images"
     return [
         ("images", str(report.images), f"the shorter side of half of them is up to {short:g}"),
         ("recipe", args.config_file, "; ".join(reasons)),

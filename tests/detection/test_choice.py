@@ -99,7 +99,7 @@ def test_a_connection_is_tried_once_and_briefly(monkeypatch):
     choice._is_connected.cache_clear()
 
 
-def test_what_is_typed_counts(data, caplog):
+def test_what_is_typed_counts(data, caplog, monkeypatch):
     """Keys stand behind the chosen ones; a file is not looked for; a share is another share."""
     words = ["INPUT.MIN_SIZE_TEST", "77", "MODEL.WEIGHTS", "mine.pth", "MODEL.DEVICE", "cpu"]
     args = arguments("--data", data, "--val-share", "0.3", *words)
@@ -108,6 +108,11 @@ def test_what_is_typed_counts(data, caplog):
     assert rows["start"][0] == cfg.MODEL.WEIGHTS == "mine.pth" and cfg.DATASETS.VAL_SHARE == 0.3
     # Images of 48 pixels are enlarged to 96, not to the recipe's 384
     assert cfg.INPUT.MIN_SIZE_TEST == 77 and cfg.INPUT.MIN_SIZE_TRAIN == (80, 88, 96)
+    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    args = arguments("--data", data, "MODEL.WEIGHTS", "")
+    assert (
+        "random" in table(args, caplog)["start"][0] and "light_lambdaresnet26" in args.config_file
+    )
     args = arguments("--config", "finetune/mask_rcnn_resnetrs50_se.yaml", "--data", data)
     rows = table(args, caplog)
     assert Path(args.config_file).stem == "mask_rcnn_resnetrs50_se"
@@ -149,19 +154,22 @@ def test_what_cannot_be_chosen_is_refused(case, data):
 
 
 @pytest.mark.slow
-def test_one_command_trains_and_goes_on(data, monkeypatch):
-    """With the same line, though there is a connection now; and a third time with nothing named."""
+def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
+    """The same line, with a connection by now and without the keys, continues with its recipe."""
     output = data.parent / "run"
-    keys = ["SOLVER.IMS_PER_BATCH", "2", "INPUT.MIN_SIZE_TRAIN", "(48,)", "SOLVER.EMA_DECAY", "0.0"]
-    keys += ["DATALOADER.NUM_WORKERS", "0", "TEST.EVAL_PERIOD", "0"]
     words = ["train", "--data", str(data), "--output", str(output), "--resume"]
-    for steps in (1, 2):
-        assert cli.main([*words, *keys, "SOLVER.MAX_ITER", str(steps)]) == 0
-        monkeypatch.setattr(choice, "_is_connected", lambda: True)
-    del words[1:3]
-    assert cli.main([*words, "--eval-only"]) == 0
+    keys = {"SEED": 1, "SOLVER.MAX_ITER": 2, "SOLVER.CHECKPOINT_PERIOD": 1, "SOLVER.EMA_DECAY": 0.0}
+    keys |= {"SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,), "TEST.EVAL_PERIOD": 0}
+    assert cli.main([*words, *(str(word) for pair in keys.items() for word in pair)]) == 0
+    whole = torch.load(output / "model_final.pth", weights_only=False)["model"]
+    (output / "model_final.pth").unlink()
+    (output / "last_checkpoint").write_text("model_0000000.pth")
+    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    assert cli.main(words) == 0
+    again = torch.load(output / "model_final.pth", weights_only=False)["model"]
+    assert whole.keys() == again.keys() and all(map(torch.equal, whole.values(), again.values()))
     log = (output / "log.txt").read_text("utf-8")
-    assert log.count("light_lambdaresnet26.yaml") >= 1 and "goes on" in log
+    assert "light_lambdaresnet26.yaml" in log and "goes on" in log
     assert "Pascal VOC, 20 pictures with 10 " in log
     steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
     assert max(steps) == 1

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lambda_det.detection.data.labels import read_labels
 from lambda_det.prediction import command_line as tool
 from tests import forked
 from tests.training.tiny_detector import save_run
@@ -89,6 +90,17 @@ def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp
     assert "found.json" in capsys.readouterr().err
     assert not (tmp_path / "out/photo.png").exists()
     assert tool.main([*words, "--overwrite"]) == 0
+
+
+def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys):
+    words = ["--model", run[0].parent, "--input", image, "--output", tmp_path / "out"]
+    words = [*map(str, words), "--score-threshold", "0", "--format", "labelme"]
+    assert tool.main(words) == 0
+    (tmp_path / "out" / "photo.png").unlink()
+    content = read_labels(tmp_path / "out" / "labels", image.parent)
+    assert content["images"][0]["file_name"] == "photo.png" and len(content["annotations"]) == 5
+    assert tool.main(words) == 2
+    assert str(tmp_path / "out" / "labels") in capsys.readouterr().err
 
 
 def test_keys_do_not_change_an_exported_detector(image, tmp_path, capsys):

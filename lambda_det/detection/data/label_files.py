@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 import cv2
@@ -15,7 +15,7 @@ import numpy as np
 import pycocotools.mask
 import yaml
 
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, reason
 from lambda_det.files import replace_text
 
 __all__ = ["WRITTEN", "polygons", "write_labels"]
@@ -35,6 +35,16 @@ _VOC_OBJECT = """  <object>
     </bndbox>
   </object>
 """
+
+
+class _Object(NamedTuple):
+    """An object: its class, its corners x0, y0, x1, y1, and polygons, of which a box has none."""
+
+    index: int
+    name: str
+    box: tuple[float, ...]
+    outline: list[list[float]]
+    score: float | None
 
 
 def write_labels(
@@ -60,18 +70,22 @@ def write_labels(
             replace_text(target, json.dumps(kept))
         else:
             _write_folder(content, kind, target, Path(images))
-    except OSError as error:
-        raise DataError(f"{error.filename or target} cannot be written ({error}).") from error
+    except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+        raise DataError(f"{target} cannot be written ({reason(error)}).") from error
 
 
 def _write_folder(content: Mapping[str, Any], kind: str, target: Path, images: Path) -> None:
     names = {category["id"]: category["name"] for category in content["categories"]}
-    objects: dict[int, list[Mapping[str, Any]]] = {image["id"]: [] for image in content["images"]}
-    for annotation in content["annotations"]:
-        if annotation.get("iscrowd"):
-            logger.warning(f"A crowd of image {annotation['image_id']} is left out of {kind}")
-        else:
-            objects[annotation["image_id"]].append(annotation)
+    objects: dict[int, list[_Object]] = {image["id"]: [] for image in content["images"]}
+    things = [one for one in content["annotations"] if not one.get("iscrowd")]
+    if crowds := len(content["annotations"]) - len(things):
+        logger.warning(f"{crowds} crowds are left out of {kind}")
+    for one in things:
+        (x, y, width, height), mask = one["bbox"], one.get("segmentation") or []
+        outline = polygons(pycocotools.mask.decode(mask)) if isinstance(mask, dict) else mask
+        index, name = list(names).index(one["category_id"]), names[one["category_id"]]
+        box = (x, y, x + width, y + height)
+        objects[one["image_id"]].append(_Object(index, name, box, outline, one.get("score")))
     written: dict[Path, str] = {}
     for image in content["images"]:
         suffix, write = _WRITERS[kind]
@@ -86,65 +100,45 @@ def _write_folder(content: Mapping[str, Any], kind: str, target: Path, images: P
         written[file] = image["file_name"]
         file.parent.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(images / image["file_name"], file.parent)
-        file.write_text(write(image, objects[image["id"]], names, place), "utf-8")
+        file.write_text(write(image, objects[image["id"]], place), "utf-8")
     if kind == "yolo":
         text = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
         (target / "data.yaml").write_text(text, "utf-8")
 
 
-def _corners(annotation: Mapping[str, Any]) -> tuple[float, ...]:
-    x, y, width, height = annotation["bbox"]
-    return x, y, x + width, y + height
-
-
-def _outline(annotation: Mapping[str, Any]) -> list[list[float]]:
-    """The polygons of an object; [] where it has a box alone."""
-    mask = annotation.get("segmentation") or []
-    return polygons(pycocotools.mask.decode(mask)) if isinstance(mask, dict) else mask
-
-
-def _yolo(
-    image: Mapping[str, Any], objects: Sequence[Mapping], names: Mapping[int, str], _: str
-) -> str:
-    size, index, lines = np.array([image["width"], image["height"]]), list(names), []
+def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
+    size, lines = np.array([image["width"], image["height"]]), []
     for one in objects:
-        corners = np.clip(np.reshape(_corners(one), (2, 2)) / size, 0, 1)
-        points = [*corners.mean(0), *(corners[1] - corners[0])]
-        if parts := _outline(one):
-            # One outline: from part to part by their first corners, and back the same way
-            back = [part[:2] for part in parts[-2::-1]]
-            there = [[*part, *part[:2]] for part in parts] if back else parts
-            points = (np.concatenate([*there, *back]).reshape(-1, 2) / size).clip(0, 1).ravel()
-        numbers = " ".join(f"{value:.9g}" for value in points)
-        lines.append(f"{index.index(one['category_id'])} {numbers}\n")
+        corners = np.clip(np.reshape(one.box, (2, 2)) / size, 0, 1)
+        points = np.array([corners.mean(0), corners[1] - corners[0]])
+        if one.outline:
+            # In one piece: from part to part by their first corners, and back the same way
+            back = [part[:2] for part in one.outline[-2::-1]]
+            there = [[*part, *part[:2]] if back else part for part in one.outline]
+            points = (np.concatenate([*there, *back]).reshape(-1, 2) / size).clip(0, 1)
+        numbers = " ".join(f"{value:.9g}" for value in points.ravel())
+        lines.append(f"{one.index} {numbers}\n")
     return "".join(lines)
 
 
-def _voc(
-    image: Mapping[str, Any], objects: Sequence[Mapping], names: Mapping[int, str], _: str
-) -> str:
-    nodes = (
-        _VOC_OBJECT.format(escape(names[one["category_id"]]), *_corners(one)) for one in objects
-    )
-    name = escape(image["file_name"])
-    return _VOC.format(name, image["width"], image["height"], "".join(nodes))
+def _voc(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
+    nodes = "".join(_VOC_OBJECT.format(escape(one.name), *one.box) for one in objects)
+    return _VOC.format(escape(image["file_name"]), image["width"], image["height"], nodes)
 
 
-def _labelme(
-    image: Mapping[str, Any], objects: Sequence[Mapping], names: Mapping[int, str], place: str
-) -> str:
-    shapes = []
-    for group, one in enumerate(objects):
-        found = _outline(one)
-        for points in found or [_corners(one)]:
-            shape = {
-                "label": names[one["category_id"]],
-                "points": np.reshape(points, (-1, 2)).tolist(),
-                "group_id": group if len(found) > 1 else None,
-                "shape_type": "polygon" if found else "rectangle",
-                "flags": {},
-            }
-            shapes.append(shape | ({"score": one["score"]} if "score" in one else {}))
+def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> str:
+    shapes = [
+        {
+            "label": one.name,
+            "points": np.reshape(points, (-1, 2)).tolist(),
+            "group_id": number if len(one.outline) > 1 else None,
+            "shape_type": "polygon" if one.outline else "rectangle",
+            "flags": {},
+            "score": one.score,
+        }
+        for number, one in enumerate(objects)
+        for points in one.outline or [one.box]
+    ]
     content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": place}
     content |= {"imageData": None, "imageHeight": image["height"], "imageWidth": image["width"]}
     return json.dumps(content, ensure_ascii=False, indent=1)

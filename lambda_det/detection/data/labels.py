@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import logging
 import math
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,13 +51,7 @@ class Thing(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """A picture with its objects.
-
-    Attributes:
-        source: the file of labels.
-        picture: the name that the file gives.
-        things: its objects.
-    """
+    """A picture: the file of its labels, the name that the file gives it, and its objects."""
 
     source: Path
     picture: str
@@ -71,10 +64,11 @@ class _Pictures:
     Attributes:
         folder: their names are relative to it.
         paths: of all of them, or of those that a list names.
+        left_out: where shapes were that no box or mask can be made of, by their kind.
     """
 
     def __init__(self, folder: Path, list_file: Path | None = None) -> None:
-        self.folder = folder
+        self.folder, self.left_out = folder, defaultdict(list)
         if not folder.is_dir():
             raise DataError(f"There is no image folder {folder}; name it with --images.")
         self.paths = sorted(
@@ -198,7 +192,7 @@ def _read_voc(file: Path, _: _Pictures) -> Iterator[Labelled]:
 
 
 # --------------------------------------------------------------------------------------------- CVAT
-def _read_cvat(file: Path, _: _Pictures) -> Iterator[Labelled]:
+def _read_cvat(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     nodes = list(_xml(file).iter("image"))
     if not nodes:
         raise DataError(f"{file} has no image; export it as CVAT for images 1.1, not for video.")
@@ -216,7 +210,7 @@ def _read_cvat(file: Path, _: _Pictures) -> Iterator[Labelled]:
             if thing:
                 things.append(thing._replace(where=where))
             else:
-                logger.warning(f"{where}: a {shape.tag} is left out, or has no pixel")
+                pictures.left_out[shape.tag].append(where)
         yield Labelled(file, node.get("name", ""), things)
 
 
@@ -245,10 +239,12 @@ def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thi
 
 # ------------------------------------------------------------------------------------------ LabelMe
 def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
-    content = _json(file)
-    picture = str(content.get("imagePath") or file.stem)
+    content = read_json(str(file))
+    picture, shapes = str(content.get("imagePath") or file.stem), content.get("shapes") or []
+    if not isinstance(shapes, list):
+        raise DataError(f"{file} has no list of shapes; write it again.")
     groups: dict[Any, list[Thing]] = {}
-    for number, shape in enumerate(content.get("shapes") or ()):
+    for number, shape in enumerate(shapes):
         where = f"{file}: shape {number}"
         try:
             points = np.array(shape["points"], float).reshape(-1, 2)
@@ -271,7 +267,7 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
         except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
             raise DataError(f"{where} cannot be read ({reason(error)}).") from error
         if thing is None:
-            logger.warning(f"{where} is a {kind}, which is left out, or has no pixel")
+            pictures.left_out[kind].append(where)
             continue
         group = shape.get("group_id")  # polygons of one object
         alone = group is None or isinstance(thing.mask, dict)
@@ -360,14 +356,6 @@ def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where:
 
 
 # ------------------------------------------------------------------------------------------ formats
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_text(file))
-    except ValueError as error:
-        raise DataError(f"{file} is not JSON ({error}); write it again.") from error
-    return content if isinstance(content, dict) else {}
-
-
 def _begins(file: Path, pattern: str) -> bool:
     """Whether a pattern is in the first part of a file, which may be large or broken."""
     try:
@@ -445,15 +433,17 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
         home = place.parents[2] if place.match("ImageSets/Main/*") else place.parent
     kind, files = recognise(home)
     read = FORMATS[kind].read
-    if read in (None, _read_yolo):
-        _only(home, files)
     if read is None:
-        return read_json(str(files[0]))
+        return read_json(only(home, files))
+    if read is _read_yolo:
+        only(home, files)
     pictures = _Pictures(Path(images or (home if home.is_dir() else home.parent)), list_file)
     if list_file:
         stems = {path.stem for path in pictures.paths}
         files = [file for file in files if read is _read_yolo or file.stem in stems]
     rows = [row for file in files for row in read(file, pictures)]
+    for shape, where in pictures.left_out.items():
+        logger.warning(f"{len(where)} x {shape} left out, or without a pixel; first: {where[0]}")
     names = sorted({thing.label for row in rows for thing in row.things})
     if read is _read_yolo:
         names = list(map(str, _yolo_names(files[0]).values()))
@@ -485,7 +475,12 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     return content
 
 
-def _only(place: Path, files: list[Path]) -> str:
+def only(place: Path, files: list[Path]) -> str:
+    """The file of labels where there is to be one.
+
+    Raises:
+        DataError: there are several.
+    """
     if len(files) > 1:
         raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
     return str(files[0])
@@ -507,11 +502,13 @@ def as_coco(*places: tuple[str, str]) -> list[str]:
         path = Path(place)
         kind, found = recognise(path) if path.exists() and path.suffix != ".txt" else ("", [])
         if kind == COCO:
-            files[index] = _only(path, found)
+            files[index] = only(path, found)
         elif path.exists():
             contents[index] = read_labels(path, images)
     names = [str(c["name"]) for content in contents.values() for c in content["categories"]]
     ids = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
+    if contents and not ids:
+        raise DataError(f"{listed(files)}: no object is labelled, so there is no class to learn.")
     for index, content in contents.items():
         new = {category["id"]: ids[category["name"]] for category in content["categories"]}
         for annotation in content["annotations"]:

@@ -7,6 +7,7 @@ one folder of pictures with a file of labels each.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lambda_det.detection.data.labels import COCO, PICTURES, recognise, yolo_content
-from lambda_det.errors import DataError, listed
+from lambda_det.detection.data.labels import COCO, PICTURES, only, recognise, yolo_content
+from lambda_det.errors import DataError
 
 __all__ = ["Part", "find_images", "find_parts"]
 
@@ -89,7 +90,9 @@ def _pictures(root: Path) -> dict[str, Path]:
 def _images_of(file: Path, root: Path) -> Path:
     """The folder in or beside ``root`` with the first picture of a file in COCO's format."""
     first = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', file.read_bytes())
-    name = json.loads(first[1]) if first else ""
+    name = ""
+    with contextlib.suppress(ValueError):
+        name = json.loads(first[1]) if first else ""
     above = root.parent if root.name == "annotations" else root
     folders = [Path(folder) for folder, _, _ in os.walk(above) if Path(folder, name).is_file()]
     if not name or not folders:
@@ -105,14 +108,11 @@ def _images_of(file: Path, root: Path) -> Path:
 def _of_coco(root: Path, files: list[Path]) -> dict[str, Part]:
     # COCO's own files of keypoints, captions, stuff and segments stand beside those of instances
     instances = [file for file in files if file.name.startswith("instances")]
-    parts: dict[str, Part] = {}
+    groups: dict[str, list[Path]] = {}
     for file in instances or files:
-        if name := _part_of(file.with_suffix(""), root):
-            if name in parts:
-                several = listed(map(str, (parts[name].labels, file)))
-                raise DataError(f"{several} are both of {name}; name one with --train.")
-            parts[name] = Part(file, _images_of(file, root))
-    return parts
+        groups.setdefault(_part_of(file.with_suffix(""), root), []).append(file)
+    named = {name: Path(only(root, found)) for name, found in groups.items() if name}
+    return {name: Part(file, _images_of(file, root)) for name, file in named.items()}
 
 
 def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
@@ -121,7 +121,7 @@ def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
     homes = (file.parent / str(content.get("path") or ""), file.parent)
     for name in _WORDS:
         values = content.get(name) or []
-        values = values if isinstance(values, list) else [str(values)]
+        values = list(map(str, values if isinstance(values, list) else [values]))
         if len(values) > 1:
             raise DataError(f"{file} names several folders, {values}; name one with --images.")
         for home, value in itertools.product(homes, values):

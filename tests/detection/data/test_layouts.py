@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pycocotools.mask import area, frPyObjects, merge
 
 from lambda_det.detection.data import command_line
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.label_files import write_labels
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.labels import as_coco, read_labels
 from lambda_det.detection.data.layouts import find_parts
 from lambda_det.errors import DataError
@@ -22,6 +25,12 @@ BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax>
 VOC = "<annotation><filename>{}</filename>\n" + BOX + "</bndbox></object></annotation>"
 YAML = "names: [cell]\n"
 LABELME = json.dumps({"shapes": [], "imagePath": "a.png"})
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Converted files go to a folder of the tests."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def coco(name: str) -> str:
@@ -45,11 +54,11 @@ def make(root: Path, files: dict[str, str]) -> Path:
 LAYOUTS = {
     "Roboflow's YOLO, whose paths are one level too high": (
         {
-            "data.yaml": YAML + "train: ../train/images\nval: ../valid/images\n",
-            **dict.fromkeys(["train/images/a.png", "valid/images/b.png", "test/images/c.png"], ""),
-            "train/labels/a.txt": "0 .5 .5 1 1\n",
+            "data.yaml": YAML + "train: ../left/images\nval: ../right/images\n",
+            **dict.fromkeys(["left/images/a.png", "right/images/b.png", "test/images/c.png"], ""),
+            "left/labels/a.txt": "0 .5 .5 1 1\n",
         },
-        ("YOLO", "data.yaml", "train/images", "data.yaml", "valid/images", 1),
+        ("YOLO", "data.yaml", "left/images", "data.yaml", "right/images", 1),
     ),
     "Ultralytics' YOLO, which is validated on its training images": (
         {
@@ -60,8 +69,8 @@ LAYOUTS = {
         ("YOLO", "coco8.yaml", "images/train", 1),
     ),
     "YOLO whose data.yaml names no parts": (
-        {"data.yaml": YAML, **dict.fromkeys(["images/train/a.png", "images/val/a.png"], "")},
-        ("YOLO", "data.yaml", "images/train", "data.yaml", "images/val", 1),
+        {"data.yaml": YAML, **dict.fromkeys(["test cat/train/a.png", "test cat/val/a.png"], "")},
+        ("YOLO", "data.yaml", "test cat/train", "data.yaml", "test cat/val", 1),
     ),
     "YOLO with lists of pictures of another machine": (
         {
@@ -163,6 +172,56 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
     assert words in str(found.value)
 
 
+DAMAGE = [
+    b"5",
+    b"null",
+    b"[]",
+    b"{}",
+    b"-1",
+    b"1e999",
+    b"\xff",
+    b"\0",
+    b"..",
+    b"nan",
+    b"<",
+    b"\n",
+    b"",
+]
+CVAT = """<annotations><image name="a.png" width="40" height="30">
+<box label="a" xtl="1" ytl="2" xbr="11" ybr="7" rotation="9"/>
+<mask label="b" left="3" top="2" width="2" height="2" rle="1,3"/></image></annotations>"""
+SHAPES = """{"imagePath": "a.png", "shapes": [
+{"label": "a", "points": [[1, 2], [9, 4], [5, 8]], "shape_type": "polygon", "group_id": 1},
+{"label": "b", "points": [[9, 9], [9, 14]], "shape_type": "circle"}]}"""
+SOUND = [
+    *(files for files, _ in LAYOUTS.values()),
+    {"annotations.xml": CVAT, "a.png": ""},
+    {"a.json": SHAPES, "a.png": ""},
+]
+
+
+@given(
+    files=st.sampled_from(SOUND),
+    place=st.tuples(*[st.floats(0, 1)] * 2),
+    length=st.integers(0, 12),
+    damage=st.sampled_from(DAMAGE),
+)
+@pytest.mark.fuzz
+def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage, tmp_path_factory):
+    root = make(tmp_path_factory.mktemp("set"), files)
+    texts = [name for name, text in files.items() if text]
+    file = root / texts[int(place[0] * (len(texts) - 1))]
+    text = file.read_bytes()
+    start = int(place[1] * len(text))
+    file.write_bytes(text[:start] + damage + text[start + length :])
+    with contextlib.suppress(DataError):
+        parts = [tuple(map(str, part)) for part in find_parts(root)[1]]
+        for converted, (_, images) in zip(as_coco(*parts), parts, strict=True):
+            if not check_coco(converted, images, files="none").refusal():
+                for kind in WRITTEN:
+                    write_labels(read_json(converted), kind, root / "out" / kind, images)
+
+
 def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     """The rarest class is in one part alone; the check names the line of the original file."""
     bad = VOC.format("b.jpg", "rare").replace("<xmax>9", "<xmax>1")
@@ -183,14 +242,16 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
 
 
+POLYGONS = [[3, 3, 9, 3, 9, 9], [20, 20, 24, 20, 24, 26, 20, 26]]
+
+
 @pytest.fixture
 def shapes(tmp_path):
     """A name with a space and letters of another alphabet, an empty picture, a crowd."""
     make(tmp_path, {"pictures/größe 1.png": "", "pictures/sub/empty.png": ""})
     annotation = {"image_id": 1, "category_id": 7, "area": 1, "iscrowd": 0}
     box = {"id": 1, "bbox": [1, 2, 10, 5], **annotation}
-    polygons = [[3, 3, 9, 3, 9, 9], [20, 20, 24, 20, 24, 26, 20, 26]]
-    parts = {"id": 2, "bbox": [3, 3, 21, 23], **annotation, "segmentation": polygons}
+    parts = {"id": 2, "bbox": [3, 3, 21, 23], **annotation, "segmentation": POLYGONS}
     crowd = {"id": 3, "bbox": [0, 0, 9, 9], **annotation, "iscrowd": 1}
     names = ["größe 1.png", "sub/empty.png"]
     return {
@@ -217,8 +278,10 @@ def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_
     box, parts = content["annotations"]
     assert np.allclose([box["bbox"], parts["bbox"]], [[1, 2, 10, 5], [3, 3, 21, 23]], atol=1e-6)
     assert "segmentation" not in box and not {"source", "info"} & {*box, *content}
-    polygons = {"yolo": 1, "voc": 0, "labelme": 2}[kind]
-    assert len(parts.get("segmentation", [])) == polygons
+    polygons = parts.get("segmentation", [])
+    assert len(polygons) == {"yolo": 1, "voc": 0, "labelme": 2}[kind]
+    masks = [p and area(merge(frPyObjects(p, 30, 40))) for p in (polygons, POLYGONS)]
+    assert kind == "voc" or masks[0] == masks[1] > 30
 
 
 def test_labels_stay_in_their_folder_and_apart(shapes, tmp_path):
