@@ -1,12 +1,14 @@
-"""ROI heads of this package, beside those of Detectron2."""
+"""ROI heads and anchors of this package, beside those of Detectron2."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 
+import torch
 from detectron2.config import CfgNode
+from detectron2.modeling import ANCHOR_GENERATOR_REGISTRY, anchor_generator
 from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
-from torch import nn
+from torch import Tensor, nn
 
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.backbones import layer_options
@@ -25,6 +27,27 @@ _ALLOWED = {
         "shares no embeddings with the res4 of the backbone",
     ),
 }
+
+
+@ANCHOR_GENERATOR_REGISTRY.register()
+class TorchvisionAnchorGenerator(anchor_generator.DefaultAnchorGenerator):
+    """The anchors that torchvision's detectors were trained with, in Detectron2's order.
+
+    Half their sides are whole pixels. The distance between those of a map is the side of the padded
+    image divided by that of the map, and rounded down: less than the stride on maps of an odd side.
+    """
+
+    def generate_cell_anchors(self, *sizes_and_ratios: Tensor) -> Tensor:
+        return super().generate_cell_anchors(*sizes_and_ratios).round()
+
+    def _grid_anchors(self, grid_sizes: list[list[int]]) -> list[Tensor]:
+        height, width = (side * self.strides[0] for side in grid_sizes[0])
+        anchors = []
+        for (rows, columns), base in zip(grid_sizes, self.cell_anchors, strict=True):
+            x, y = anchor_generator._create_grid_offsets((rows, columns), 1, self.offset, base)
+            corner = torch.stack([x * (width // columns), y * (height // rows)], dim=1)
+            anchors.append((corner.repeat(1, 2)[:, None] + base).flatten(0, 1))
+        return anchors
 
 
 @ROI_HEADS_REGISTRY.register()

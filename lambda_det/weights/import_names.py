@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lambda_det.weights.names import is_counter, tensors_only
@@ -16,7 +17,8 @@ from lambda_det.weights.provenance import PixelSettings
 # The pixel settings of all networks of these libraries that are ours, too
 IMAGENET_PIXELS = PixelSettings("RGB", [123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
 
-_Rules = tuple[tuple[str, str], ...]  # regular expressions and replacements, one after the other
+# Regular expressions and replacements, one after the other
+_Rules = tuple[tuple[str, str | Callable[[re.Match], str]], ...]
 
 
 # The blocks of timm's and torchvision's ResNets
@@ -110,8 +112,108 @@ def _embedding(tensor: Tensor) -> Tensor:
     return tensor.squeeze(4) if tensor.ndim == 5 else tensor.permute(2, 0, 1)[:, None].contiguous()
 
 
+# ------------------------------------------------------------------------ detectors of torchvision
+_HEADS = ("proposal_generator.", "roi_heads.", "head.")  # beside the backbone
+# Of the 91 classes of their COCO models, the background and these have no object
+_COCO_GAPS = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+
+
+def _numbered(name: str, first: int) -> Callable[[re.Match], str]:
+    """A name with the number that is 0 there and ``first`` here."""
+    return lambda match: f"{name}{int(match[1]) + first}."
+
+
+def _pyramid(first: int) -> _Rules:
+    """ResNet and FPN, whose levels begin with the stage ``first``."""
+    return (
+        (r"^backbone\.body\.", ""),
+        *_RESNET,
+        (r"^(stem|res\d)\.", r"bottom_up.\1."),
+        (r"^backbone\.fpn\.extra_blocks\.", "top_block."),
+        (r"^backbone\.fpn\.inner_blocks\.(\d)\.", _numbered("fpn_lateral", first)),
+        (r"^backbone\.fpn\.layer_blocks\.(\d)\.", _numbered("fpn_output", first)),
+        # Convolutions, and the norms after them if there are any
+        (r"(fpn_\w+\d|\.conv\d|\.mask_fcn\d)\.0\.", r"\1."),
+        (r"(fpn_\w+\d|\.conv\d|\.mask_fcn\d)\.1\.", r"\1.norm."),
+    )
+
+
+_RCNN: _Rules = (
+    (r"^rpn\.head\.", "proposal_generator.rpn_head."),
+    (r"rpn_head\.cls_logits\.", "rpn_head.objectness_logits."),
+    (r"rpn_head\.bbox_pred\.", "rpn_head.anchor_deltas."),
+    (r"rpn_head\.conv\.(\d)\.", _numbered("rpn_head.conv.conv", 0)),
+    (r"box_head\.(fc6|5)\.", "box_head.fc1."),
+    (r"box_head\.fc7\.", "box_head.fc2."),
+    (r"box_head\.(\d)\.", _numbered("box_head.conv", 1)),
+    (r"mask_head\.(\d)\.", _numbered("mask_head.mask_fcn", 1)),
+    (r"mask_predictor\.conv5_mask\.", "mask_head.deconv."),
+    (r"mask_predictor\.mask_fcn_logits\.", "mask_head.predictor."),
+    *_pyramid(2),
+)
+_RCNN_V1: _Rules = (*_RCNN, (r"rpn_head\.conv\.conv0\.", "rpn_head.conv."))
+_RETINANET: _Rules = (
+    (r"^head\.classification_head\.cls_logits\.", "head.cls_score."),
+    (r"^head\.regression_head\.bbox_reg\.", "head.bbox_pred."),
+    (r"^head\.classification_head\.conv\.", "head.cls_subnet."),
+    (r"^head\.regression_head\.conv\.", "head.bbox_subnet."),
+    # Each convolution has a norm and an activation behind it
+    (r"(?<=_subnet\.)(\d)\.(\d)\.", lambda match: f"{3 * int(match[1]) + int(match[2])}."),
+    *_pyramid(3),
+)
+
+
+def _objects(tensor: Tensor, dim: int = 0) -> Tensor:
+    """The classes of objects, of which the first class is none."""
+    gaps = _COCO_GAPS if tensor.shape[dim] == 91 else ()
+    classes = [number for number in range(1, tensor.shape[dim]) if number not in gaps]
+    return tensor.index_select(dim, torch.tensor(classes))
+
+
+def _by_size(tensor: Tensor) -> Tensor:
+    """Channels of the anchors, 3 ratios of 3 sizes there, as 3 sizes of 3 ratios: [9, ...]."""
+    return tensor.unflatten(0, (3, 3, -1)).transpose(0, 1).flatten(0, 1)
+
+
+# By the names of ours, what turns their tensors into them
+_CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    r"\.position\.embedding$": _embedding,
+    r"^roi_heads\.box_predictor\.cls_score": lambda x: torch.cat([_objects(x), x[:1]]),
+    r"^roi_heads\.box_predictor\.bbox_pred": (
+        lambda x: _objects(x.unflatten(0, (-1, 4))).flatten(0, 1)
+    ),
+    r"^roi_heads\.mask_head\.predictor": _objects,
+    r"^head\.cls_score": lambda x: _objects(_by_size(x), 1).flatten(0, 1),
+    r"^head\.bbox_pred": lambda x: _by_size(x).flatten(0, 1),
+}
+
+
+def _complete(model: dict[str, Tensor], *, frozen: bool) -> None:
+    """What their norms do otherwise: frozen ones add nothing to the variance, and ours 1e-5.
+
+    Detectron2's RetinaNet has a bias before a norm, too.
+    """
+    for name, tensor in list(model.items()):
+        if frozen and name.endswith("running_var"):
+            model[name] = (tensor.double() - 1e-5).to(tensor.dtype)
+        elif "_subnet." in name and tensor.ndim == 4:
+            model[name.replace("weight", "bias")] = tensor.new_zeros(len(tensor))
+
+
 # By family and library: names that together only it has, and the rules for all of them
 _NAMINGS: dict[str, tuple[tuple[str, ...], _Rules]] = {
+    "a detector of torchvision, as in configs/finetune/mask_rcnn_resnet50_coco.yaml": (
+        ("rpn.head.conv.1.0.weight", "roi_heads.box_head.0.0.weight", "backbone.body.bn1.weight"),
+        _RCNN,
+    ),
+    "a detector of torchvision, as in configs/finetune/mask_rcnn_resnet50_coco_v1.yaml": (
+        ("rpn.head.cls_logits.weight", "roi_heads.box_head.fc6.weight", "backbone.body.bn1.weight"),
+        _RCNN_V1,
+    ),
+    "a detector of torchvision, as in configs/finetune/retinanet_resnet50_coco.yaml": (
+        ("head.classification_head.conv.0.1.weight", "backbone.body.bn1.weight"),
+        _RETINANET,
+    ),
     "a ResNet-RS of timm": (
         ("conv1.0.weight", "conv1.6.weight", "maxpool.0.weight", "layer1.0.downsample.1.weight"),
         _RESNET_RS,
@@ -136,7 +238,7 @@ _NAMINGS: dict[str, tuple[tuple[str, ...], _Rules]] = {
 
 
 def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """Rename the tensors of a file of timm or torchvision to those of our classifiers.
+    """Rename the tensors of a file of timm or torchvision to those of our networks.
 
     Args:
         content: of any file of weights.
@@ -144,8 +246,8 @@ def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, An
 
     Returns:
         ``content`` itself if its tensors have other names. Else "model", with the names of our
-        classifiers ("backbone.stem.conv1.weight"), and "meta": the pixel settings of these
-        libraries, and as "imported" a description of the source.
+        classifiers ("backbone.stem.conv1.weight") or of Detectron2's detectors, and "meta": the
+        pixel settings of these libraries, and as "imported" a description of the source.
     """
     state = content.get("state_dict", content.get("model", content))
     there = set(state) if isinstance(state, Mapping) else set()
@@ -154,11 +256,15 @@ def import_weights(content: Mapping[str, Any], path: str | Path) -> dict[str, An
         return dict(content)
     _, rules = _NAMINGS[source]
     model = {}
-    for name, tensor in tensors_only(state, path).items():
+    state = tensors_only(state, path)
+    for name, tensor in state.items():
         for pattern, replacement in rules:
             name = re.sub(pattern, replacement, name)
-        if rules is _TIMM_LAMBDA and name.endswith(".position.embedding"):
-            tensor = _embedding(tensor)
+        for pattern, change in _CHANGES.items():
+            if re.search(pattern, name):
+                tensor = change(tensor)
         if not is_counter(name):
-            model[f"backbone.{name}"] = tensor
+            model[name if name.startswith(_HEADS) else f"backbone.{name}"] = tensor
+    # Frozen norms count no batches
+    _complete(model, frozen=rules is _RCNN_V1 and not any(map(is_counter, state)))
     return {"model": model, "meta": {"imported": source, **IMAGENET_PIXELS.as_meta()}}

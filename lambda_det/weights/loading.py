@@ -52,6 +52,14 @@ CLASS_LAYERS = [
     r"head\.cls_score",
     r"(backbone\.)?linear",
 ]
+# Parts of detectors, by the beginnings of their names, and the keys that decide on their tensors
+_STRUCTURE = {
+    "proposal_generator.": "MODEL.RPN.CONV_DIMS",
+    "roi_heads.box_head.": "MODEL.ROI_BOX_HEAD.NUM_CONV, NUM_FC and NORM",
+    "roi_heads.mask_head.": "MODEL.ROI_MASK_HEAD.NUM_CONV and NORM",
+    "head.": "MODEL.RETINANET.NUM_CONVS and NORM",
+    "backbone.fpn_": "MODEL.FPN.IN_FEATURES and NORM",
+}
 # Set from the configuration; checkpoints of some versions of Detectron2 hold them
 _PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
 
@@ -157,6 +165,8 @@ def load_initial_weights(
     _fill_res5_heads(model.state_dict(), state)
     about = content.get("meta")
     about = about if isinstance(about, Mapping) else {}
+    if str(about.get("imported")).startswith("a detector"):
+        _check_structure(model, state, path, about)
     _check_start(_own_tensors(model), state, prefixes, path, about)
     if pixels is not None:
         wanted = wanted_pixels(content)
@@ -293,8 +303,7 @@ def _check_start(
     about: Mapping[str, Any],
 ) -> None:
     note_other_classes(own, state, path)
-    changing = re.compile("|".join(rf"{pattern}\." for pattern in CLASS_LAYERS))
-    own = {name: tensor for name, tensor in own.items() if not changing.match(name)}
+    own = _without_classes(own)
     for prefix in prefixes:
         fit = compare(own, state, prefix)
         if len(fit.missing) == fit.wanted:
@@ -312,6 +321,32 @@ def _check_start(
     if fit.reshaped:
         wrong = replace(fit, missing=(), unexpected=()).sentences()
         raise WeightsError(f"{path} does not fit the model: {listed(wrong)}.")
+
+
+def _without_classes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    changing = re.compile("|".join(rf"{pattern}\." for pattern in CLASS_LAYERS))
+    return {name: tensor for name, tensor in tensors.items() if not changing.match(name)}
+
+
+def _check_structure(
+    model: nn.Module, state: Mapping[str, Tensor], path: str | Path, about: Mapping[str, Any]
+) -> None:
+    """Refuse an imported detector whose parts are others than the model's; masks may lack."""
+    tensors = [_without_classes(_own_tensors(model)), _without_classes(state)]
+    keys = []
+    for part, keys_of_part in _STRUCTURE.items():
+        here, there = ({n: t.shape for n, t in x.items() if n.startswith(part)} for x in tensors)
+        if here and there and here != there:
+            keys.append(keys_of_part)
+        elif here != there and part != "roi_heads.mask_head.":
+            keys.insert(0, "MODEL.META_ARCHITECTURE and MODEL.BACKBONE.NAME")
+    if any(getattr(part, "aligned", False) is True for part in model.modules()):
+        keys.append("MODEL.ROI_BOX_HEAD.POOLER_TYPE and MODEL.ROI_MASK_HEAD.POOLER_TYPE")
+    if keys and any(name.startswith(tuple(_STRUCTURE)) for name in tensors[0]):
+        raise WeightsError(
+            f"{path} holds {about['imported']}, and the model has another structure: set {keys[0]} "
+            "as there, or start from that configuration."
+        )
 
 
 def _which(about: Mapping[str, Any], fit: Fit) -> str:

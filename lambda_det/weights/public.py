@@ -23,7 +23,16 @@ _TIMM = {
     **{n: n for n in ("resnet50", "lambda_resnet26t", "lambda_resnet26rpt_256")},
     "lambda_resnet50ts": "lambda_resnet50ts",
 }
-_TORCHVISION = {"ResNet50_Weights": "resnet50", "MobileNet_V2_Weights": "mobilenet_v2"}
+_TORCHVISION = {
+    "ResNet50_Weights": "resnet50",
+    "MobileNet_V2_Weights": "mobilenet_v2",
+    # Detectors on COCO, with the backbone of this name
+    "MaskRCNN_ResNet50_FPN_V2_Weights": "resnet50",
+    "FasterRCNN_ResNet50_FPN_V2_Weights": "resnet50",
+    "MaskRCNN_ResNet50_FPN_Weights": "resnet50",
+    "FasterRCNN_ResNet50_FPN_Weights": "resnet50",
+    "RetinaNet_ResNet50_FPN_V2_Weights": "resnet50",
+}
 
 # Top-1 accuracy in percent and side of the images: timm's results/results-imagenet.csv (August
 # 2026), at the size where it is best
@@ -74,6 +83,7 @@ class PublicFile:
         top1: published top-1 accuracy on ImageNet in percent, None if there is none.
         image_size: side of the images that ``top1`` is for.
         pixels: None if only the tensors show them.
+        coco: published figures of a detector, in words.
     """
 
     url: str
@@ -85,6 +95,7 @@ class PublicFile:
     top1: float | None = None
     image_size: int | None = None
     pixels: PixelSettings | None = None
+    coco: str = ""
 
     def local_path(self) -> str:
         """The path of the file on this machine.
@@ -105,7 +116,8 @@ class PublicFile:
     def describe(self) -> str:
         """Source, licence and accuracy in one line."""
         top1 = f", top-1 {self.top1:.1f} % at {self.image_size} pixels" if self.top1 else ""
-        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{top1}"
+        figures = top1 + self.coco
+        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{figures}"
 
 
 def is_public(path: str | Path) -> bool:
@@ -175,9 +187,8 @@ def _timm(url: str, name: str) -> PublicFile:
 
 def _torchvision(url: str, name: str) -> PublicFile:
     models = importlib.import_module("torchvision.models")
-    known = [
-        f"{enum}.{member}" for enum in _TORCHVISION for member in getattr(models, enum).__members__
-    ]
+    kinds = {**vars(models.detection), **vars(models)}
+    known = [f"{enum}.{member}" for enum in _TORCHVISION for member in kinds[enum].__members__]
     if name not in known:
         raise _no_such(url, name, known)
     weights = models.get_weight(name)
@@ -190,6 +201,8 @@ def _torchvision(url: str, name: str) -> PublicFile:
         torch.hub.download_url_to_file(weights.url, str(place), hash_prefix=digest, progress=False)
         return str(place)
 
+    ((_, figures),) = weights.meta["_metrics"].items()
+    top1 = figures.get("acc@1")
     return PublicFile(
         url,
         weights.url,
@@ -197,9 +210,10 @@ def _torchvision(url: str, name: str) -> PublicFile:
         download,
         model=_TORCHVISION[name.partition(".")[0]],
         license="BSD-3-Clause, that of torchvision's code",
-        top1=weights.meta["_metrics"]["ImageNet-1K"]["acc@1"],
-        image_size=weights.transforms().crop_size[0],
+        top1=top1,
+        image_size=weights.transforms().crop_size[0] if top1 else None,
         pixels=IMAGENET_PIXELS,
+        coco="".join(f", {key} {value} on COCO" for key, value in figures.items() if not top1),
     )
 
 

@@ -12,6 +12,7 @@ from lambda_det.weights.public import fetch, is_public, read_public
 from tests.weights.public_networks import make
 
 TIMM, TORCHVISION = "timm://mobilenetv2_100.ra_in1k", "torchvision://MobileNet_V2_Weights."
+RETINANET = "torchvision://RetinaNet_ResNet50_FPN_"
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,7 @@ def test_what_is_known_before_the_download(url, model, license, top1, size):
         ("timm://vit_base_patch16_224", "timm://"),
         ("torchvision://ResNet50_Weights.V3", "torchvision://ResNet50_Weights.IMAGENET1K_V"),
         ("torchvision://ResNet101_Weights.IMAGENET1K_V2", "torchvision://ResNet50_Weights"),
+        (f"{RETINANET}Weights.COCO_V1", f"{RETINANET}V2_Weights.COCO_V1"),
         ("hf://owner/repository", "hf://OWNER/REPOSITORY/FILE"),
     ],
 )
@@ -70,6 +72,11 @@ def test_unknown_names(url, near):
     [
         (TIMM, "https://huggingface.co/timm/mobilenetv2_100.ra_in1k/", "timm/mobilenetv2_100"),
         (f"{TORCHVISION}IMAGENET1K_V1", "https://download.pytorch.org/models/", "mobilenet_v2-"),
+        (
+            f"{RETINANET}V2_Weights.COCO_V1",
+            "https://download.pytorch.org/models/",
+            "retinanet_resnet",
+        ),
         ("hf://owner/name/sub/w.pth", "https://huggingface.co/owner/name/", "hf/owner/name/sub/w"),
     ],
 )
@@ -79,6 +86,12 @@ def test_without_a_connection_the_file_and_its_place_are_named(url, origin, plac
     message = str(caught.value)
     assert all(part in message for part in (url, origin, str(tmp_path), place))
     assert "\n" not in message
+
+
+def test_a_detector_has_other_figures():
+    public = fetch(f"{RETINANET}V2_Weights.COCO_V1")
+    assert (public.model, public.top1, public.image_size) == ("resnet50", None, None)
+    assert "box_map 41.5 on COCO" in public.describe()
 
 
 def test_a_file_that_was_put_there_is_read():
