@@ -27,23 +27,22 @@ PREFIX = "found_"  # of the outputs of a detector's graph, in pixels of the resi
 BEFORE = """
 <ir_version: 9, opset_import: ["" : 18]>
 before (uint8[image_height, image_width, 3] image) =>
-    (float[3, height, width] images, double[2] image_sides, double[2] image_scale)
-<double shortest = {{{shortest}}}, double longest = {{{longest}}}, double one = {{1}},
- double half = {{0.5}}, int64[3] order = {{{order}}}, int64[1] first = {{0}}>
+    (float[3, height, width] images, float[2] image_sides, float[2] image_scale)
+<float shortest = {{{shortest}}}, float longest = {{{longest}}}, float one = {{1}},
+ float half = {{0.5}}, int64[3] order = {{{order}}}, int64[1] first = {{0}}>
 {{
     of_run = Gather<axis = 2>(image, order)
     planes = Transpose<perm = [2, 0, 1]>(of_run)
     batch = Unsqueeze(planes, first)
     size = Shape<end = 2>(image)
-    image_sides = Cast<to = 11>(size)
+    image_sides = Cast<to = 1>(size)
     shorter = ReduceMin<keepdims = 0>(image_sides)
-    scale = Div({wanted}, shorter)
+    longer = ReduceMax<keepdims = 0>(image_sides)
+    wished = Div({wanted}, shorter)
+    most = Div(longest, longer)
+    scale = Min(wished, most)
     scaled = Mul(image_sides, scale)
-    longer = ReduceMax<keepdims = 0>(scaled)
-    fit = Div(longest, longer)
-    shrunk = Min(one, fit)
-    fitted = Mul(scaled, shrunk)
-    above = Add(fitted, half)
+    above = Add(scaled, half)
     whole = Floor(above)
     new_sides = Max(whole, one)
     new_size = Cast<to = 7>(new_sides)
@@ -56,16 +55,14 @@ before (uint8[image_height, image_width, 3] image) =>
 # To pixels of the image; boxes that are outside of it, or of no size, are left out
 AFTER = """
 <ir_version: 9, opset_import: ["" : 18]>
-after (float[n, 4] found_boxes, double[2] image_sides, double[2] image_scale) =>
+after (float[n, 4] found_boxes, float[2] image_sides, float[2] image_scale) =>
     (float[found, 4] boxes, bool[n] found_kept)
 <int64[4] xyxy = {1, 0, 1, 0}, int64[2] lower = {0, 1}, int64[2] upper = {2, 3},
  int64[1] last = {1}, float zero = {0}>
 {
-    back_xyxy = Gather(image_scale, xyxy)
-    factor = Cast<to = 1>(back_xyxy)
+    factor = Gather(image_scale, xyxy)
     in_image = Mul(found_boxes, factor)
-    sides_xyxy = Gather(image_sides, xyxy)
-    border = Cast<to = 1>(sides_xyxy)
+    border = Gather(image_sides, xyxy)
     clipped = Min(in_image, border)
     corner = Gather<axis = 1>(clipped, lower)
     other = Gather<axis = 1>(clipped, upper)

@@ -81,7 +81,7 @@ def prove(
     known: Mapping[str, Any],
     model: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
     limit: int,
-    file: ExportedDetector,
+    file: ExportedDetector | None,
 ) -> Proof:
     """Evaluate a run's detector and its file on validation images.
 
@@ -90,7 +90,7 @@ def prove(
         known: what it knows of its classes.
         model: the detector.
         limit: number of images, from the first ones.
-        file: the same detector exported.
+        file: the same detector exported; None where it is not known how its images are resized.
     """
     cfg = copy.deepcopy(cfg)
     if isinstance(cfg, CfgNode):
@@ -98,15 +98,18 @@ def prove(
     try:
         task = DetectionTask(cfg)
         task.register_data()
-        if not limit or not task.parts.test_sets:
-            return Proof("there are no validation images" if limit else "--proof is 0")
+        if limit < 1 or not task.parts.test_sets:
+            return Proof("there are no validation images" if limit > 0 else "--proof is 0")
         name = task.parts.test_sets[0]
         if (kind := MetadataCatalog.get(name).get("evaluator_type")) not in (None, "coco"):
             return Proof(f"{name} is evaluated as {kind}, and only AP as COCO has it is compared")
         classes.align(task.parts.detector, [name], known, "the run")
+        task.check_data(train=False)
         loader = task.parts.make_test_loader(name)
     except UserError as error:
         return Proof(str(error))
+    if file is None:
+        return Proof("the evaluation of the run does more to images than to resize them")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         has_masks = {"masks", "pred_masks"}.intersection(file.described["outputs"])
         tasks = ("bbox", "segm") if has_masks else ("bbox",)

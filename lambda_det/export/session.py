@@ -138,7 +138,8 @@ def export_network(
         if report.passed and form.name == "ONNX":
             finish_onnx(draft, described)
         if report.passed and network.prove:
-            file = ExportedDetector(draft, described=described)
+            known = {"input_format", "min_size_test"} <= described.keys()
+            file = ExportedDetector(draft, described=described) if known else None
             report = replace(report, proof=network.prove(file))
         if report.passed:
             os.replace(draft, output)

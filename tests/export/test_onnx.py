@@ -134,12 +134,17 @@ def test_ap_beside_ap(run, shift, passes):
     assert of_run == pytest.approx(100) and (of_file < 90) == (not passes)
 
 
+NOWHERE = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
+
+
 @pytest.mark.parametrize(
     "change, limit, words",
     [
-        (["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""], 9, "no validation images"),
+        (NOWHERE, 9, "no validation images"),
         (["DATASETS.TEST_JSON", "gone.json"], 9, "gone.json"),
+        ([*NOWHERE, "DATASETS.TEST", ("coco_2017_val",)], 9, "coco"),
         ([], 0, "--proof is 0"),
+        ([], 9, "more to images"),
     ],
 )
 def test_without_images_the_reason_is_said(run, change, limit, words):
