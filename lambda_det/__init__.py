@@ -9,6 +9,7 @@ import contextlib
 import warnings
 
 from lambda_det.errors import reason
+from lambda_det.threads import settle_threads
 from lambda_det.version import __version__
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "list_models",
 ]
 
+settle_threads()
 try:
     with warnings.catch_warnings():
         # Detectron2 scripts some functions when it is imported, which PyTorch has deprecated.

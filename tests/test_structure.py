@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lambda_det"
 # A room imports from the lines above its own, and from itself.
 FLOORS = (
-    ("errors", "files", "config", "foundation", "native", "version"),
+    ("errors", "files", "config", "foundation", "native", "threads", "version"),
     ("distributed", "weights"),
     ("layers", "training"),
     ("modeling",),

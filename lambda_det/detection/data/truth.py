@@ -1,8 +1,8 @@
 """Ground truth as training and evaluation use it: all repairs of what the rules let pass.
 
 ``annotations.py`` has the rules. Records are repaired once, where a registered data set gives them
-(:func:`sanitise`); what reads them later repairs nothing. A pass over those of COCO train2017 takes
-a third of the time in which Detectron2 reads its file (12 and 32 s of one core).
+(:func:`sanitise`); what reads them later repairs nothing. A pass over a made-up file of the size of
+COCO train2017 takes a third of the time in which Detectron2 reads it (12 and 32 s of one core).
 """
 
 from __future__ import annotations

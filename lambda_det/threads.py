@@ -1,0 +1,41 @@
+"""How many threads a process gets, and how they wait: decided before PyTorch starts them."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+# Rounds of the loop in which a thread of GNU OpenMP waits before it sleeps. By default it is
+# 300,000, some milliseconds: beside another process with as many threads, each takes the cores that
+# the other's work needs (docs/performance.md has what both cost).
+_ROUNDS = "1000"
+_QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # of cgroups 2 and 1
+
+
+def settle_threads() -> None:
+    """Let threads sleep soon, and be no more than a container's CPU quota.
+
+    Does nothing if PyTorch is loaded, which has read the environment by then. What the user has set
+    stays: ``GOMP_SPINCOUNT`` or ``OMP_WAIT_POLICY``, and ``OMP_NUM_THREADS``.
+    """
+    if "torch" in sys.modules:
+        return
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _ROUNDS)
+    quota = cpu_quota()
+    if quota is not None and quota < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(quota))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The cores that a container may use, rounded up; None without a limit, and not on Linux."""
+    for names in _QUOTAS:
+        try:
+            quota, period = " ".join((root / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                return math.ceil(int(quota) / int(period))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return None
