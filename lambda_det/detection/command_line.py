@@ -19,10 +19,8 @@ On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 G
 The paper's batch of 256 images on 8 GPUs, 2 images at a time on each:
   %(prog)s --config-file FILE --num-gpus 8 SOLVER.ACCUMULATE_GRADIENTS 16
 
-On your own data, with labels of any of these tools:
-  %(prog)s --config-file FILE --data my/ OUTPUT_DIR output/mine
-  %(prog)s --config-file FILE --train a.json --images images/ \\
-      --test-json b.json --test-images images/ OUTPUT_DIR output/mine
+On your own data; lambda-det train chooses the file where none is named:
+  %(prog)s --config-file FILE --data my/ --output output/mine
 """
 
 _LAZY_EXAMPLES = """
@@ -39,10 +37,8 @@ The paper's batch of 256 images on 8 GPUs, 2 images at a time on each; another n
   %(prog)s --config-file FILE --num-gpus 8 train.accumulate_gradients=16
   %(prog)s --config-file FILE model.backbone.bottom_up.name=lambda_resnet101
 
-On your own data, with labels of any of these tools:
-  %(prog)s --config-file FILE --data my/ train.output_dir=output/mine
-  %(prog)s --config-file FILE --train a.json --images images/ \\
-      --test-json b.json --test-images images/ train.output_dir=output/mine
+On your own data:
+  %(prog)s --config-file FILE --data my/ --output output/mine
 
 Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --resume train.output_dir=output/mine

@@ -9,6 +9,7 @@ object keeps its file and line, which messages then name.
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import logging
 import math
@@ -120,20 +121,30 @@ class _Pictures:
         )
 
 
-def _text(file: Path) -> str:
+@contextlib.contextmanager
+def _reading(what: object, advice: str = "write it again") -> Iterator[None]:
+    """Errors of what the libraries and we make of a file, as one that names it."""
     try:
+        yield
+    except _ERRORS as error:
+        raise DataError(f"{what} cannot be read ({reason(error)}); {advice}.") from error
+
+
+_ERRORS = (
+    *(AttributeError, LookupError, OSError, TypeError, ValueError),
+    *(expat.ExpatError, yaml.YAMLError, Image.DecompressionBombError),
+)
+
+
+def _text(file: Path) -> str:
+    with _reading(file):
         return file.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read ({reason(error)}); write it again.") from error
 
 
 def _size(picture: Path) -> tuple[int, int]:
     """Width and height of a picture."""
-    try:
-        with Image.open(picture) as image:
-            return image.size
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{picture} is no picture ({reason(error)}); remove or mend it.") from error
+    with _reading(picture, "remove or mend it"), Image.open(picture) as image:
+        return image.size
 
 
 def _around(points: np.ndarray) -> tuple[float, float, float, float]:
@@ -164,11 +175,9 @@ def _xml(file: Path) -> ElementTree.Element:
         tag, {**values, _LINE: str(parser.CurrentLineNumber)}
     )
     parser.EndElementHandler, parser.CharacterDataHandler = builder.end, builder.data
-    try:
+    with _reading(file):
         parser.Parse(file.read_bytes(), True)
         return builder.close()
-    except (expat.ExpatError, OSError, ValueError, LookupError) as error:
-        raise DataError(f"{file} is not XML ({error}); write it again.") from error
 
 
 _LINE = " line"  # no attribute has a space in its name
@@ -179,15 +188,11 @@ def _read_voc(file: Path, _: _Pictures) -> Iterator[Labelled]:
     root, things = _xml(file), []
     for node in root.iter("object"):
         where = f"{file}, line {node.get(_LINE)}"
-        try:
+        with _reading(f"{where}: an object", "it needs a name and a bndbox of four numbers"):
             corners = tuple(
                 float(node.find(f"bndbox/{side}").text) for side in ("xmin", "ymin", "xmax", "ymax")
             )
             things.append(Thing(node.find("name").text.strip(), corners, where=where))
-        except (AttributeError, TypeError, ValueError):
-            raise DataError(
-                f"{where}: an object has no name, or no bndbox of four numbers; correct it."
-            ) from None
     yield Labelled(file, root.findtext("filename") or file.stem, things)
 
 
@@ -200,13 +205,8 @@ def _read_cvat(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
         things = []
         for shape in node:
             where = f"{file}, line {shape.get(_LINE)}"
-            try:
+            with _reading(f"{where}: a {shape.tag}", "export it again as CVAT for images 1.1"):
                 thing = _cvat_shape(shape, node)
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{where}: a {shape.tag} of image {node.get('name')} cannot be read ({error}); "
-                    "export it again as CVAT for images 1.1."
-                ) from error
             if thing:
                 things.append(thing._replace(where=where))
             else:
@@ -246,7 +246,7 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     groups: dict[Any, list[Thing]] = {}
     for number, shape in enumerate(shapes):
         where = f"{file}: shape {number}"
-        try:
+        with _reading(where):
             points = np.array(shape["points"], float).reshape(-1, 2)
             kind, label = shape.get("shape_type", "polygon"), str(shape["label"])
             if kind == "rectangle":
@@ -264,8 +264,6 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
                 thing = _polygon(label, points)
             else:
                 thing = None
-        except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
-            raise DataError(f"{where} cannot be read ({reason(error)}).") from error
         if thing is None:
             pictures.left_out[kind].append(where)
             continue
@@ -310,10 +308,8 @@ def yolo_content(file: Path) -> dict[str, Any]:
     """
     if file.suffix not in (".yaml", ".yml"):
         return {"names": [line.strip() for line in _text(file).rstrip().splitlines()]}
-    try:
+    with _reading(file):
         content = yaml.safe_load(_text(file))
-    except yaml.YAMLError as error:
-        raise DataError(f"{file} is not YAML ({reason(error)}); write it again.") from error
     return content if isinstance(content, dict) else {}
 
 
@@ -334,12 +330,10 @@ def _yolo_file(picture: Path, beside_names: Path) -> Path:
 
 
 def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where: str) -> Thing:
-    try:
+    with _reading(where, "correct it"):
         label, numbers = int(words[0]), np.array(words[1:], float)
         if not np.isfinite(numbers).all():
-            raise ValueError
-    except ValueError:
-        raise DataError(f"{where}: {' '.join(words)[:60]!r} are not numbers.") from None
+            raise ValueError("its numbers are not finite")
     if label not in names:
         raise DataError(f"{where}: class {label} is not among the {len(names)} names.")
     name = str(names[label])
@@ -358,11 +352,8 @@ def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where:
 # ------------------------------------------------------------------------------------------ formats
 def _begins(file: Path, pattern: str) -> bool:
     """Whether a pattern is in the first part of a file, which may be large or broken."""
-    try:
-        with file.open("rb") as opened:
-            return bool(re.search(pattern.encode(), opened.read(_HEAD), re.MULTILINE))
-    except OSError:
-        return False
+    with _reading(file, "make it readable"), file.open("rb") as opened:
+        return bool(re.search(pattern.encode(), opened.read(_HEAD), re.MULTILINE))
 
 
 _HEAD = 2**16  # bytes
