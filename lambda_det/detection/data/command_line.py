@@ -121,8 +121,11 @@ def convert(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{output} exists; --overwrite replaces it.")
     images = arguments.images or find_images(labels)
     (json_file,) = as_coco((labels, str(images)))
-    if refusal := check_coco(json_file, images, files="none").refusal():
+    report = check_coco(json_file, images, files="none")
+    if refusal := report.refusal():
         raise DataError(refusal)
+    for kind, problem in report.of(BAD_BOX).items():
+        logging.warning(f"{problem.count} x {kind}, the first: {problem.first[0]}")
     write_labels(read_json(json_file), arguments.format, output, images)
     print(output)
 

@@ -242,6 +242,18 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
 
 
+@pytest.mark.parametrize(("sound", "status"), [(200, 0), (2, 2)])
+def test_bad_boxes_are_named_by_line_as_they_are_converted(sound, status, tmp_path, caplog, capsys):
+    """A few are left to the training, as those of COCO's own files; many are refused."""
+    box = BOX.format("cell") + "</bndbox></object>\n"
+    text = "<annotation>\n" + box * sound + box.replace("<xmax>9", "<xmax>900") + "</annotation>"
+    make(tmp_path, {"a.xml": text, "a.png": ""})
+    assert command_line.convert_main([str(tmp_path), str(tmp_path / "out.json")]) == status
+    line = f"{tmp_path / 'a.xml'}, line {sound + 2}"
+    assert line in (capsys.readouterr().err if status else caplog.text)
+    assert (tmp_path / "out.json").exists() is not bool(status)
+
+
 POLYGONS = [[3, 3, 9, 3, 9, 9], [20, 20, 24, 20, 24, 26, 20, 26]]
 
 
