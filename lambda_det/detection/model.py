@@ -242,4 +242,11 @@ def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
         and (not registry or key.endswith(("NAME", "META_ARCHITECTURE")))
     ]
     where = " and ".join(keys)
-    return ConfigError(f"{where} names {name!r}, which Detectron2 does not have.") if keys else None
+    return (
+        ConfigError(
+            f"{where} names {name!r}, which Detectron2 does not have; a name of your own project needs "
+            "the import of the module that registers it (docs/use_in_your_project.md)."
+        )
+        if keys
+        else None
+    )
