@@ -241,12 +241,9 @@ def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
         if (value == name or (isinstance(value, (list, tuple)) and name in value))
         and (not registry or key.endswith(("NAME", "META_ARCHITECTURE")))
     ]
-    where = " and ".join(keys)
-    return (
-        ConfigError(
-            f"{where} names {name!r}, which Detectron2 does not have; a name of your own project needs "
-            "the import of the module that registers it (docs/use_in_your_project.md)."
-        )
-        if keys
-        else None
+    if not keys:
+        return None
+    return ConfigError(
+        f"{' and '.join(keys)} names {name!r}, which Detectron2 does not have; if it is of your "
+        "project, import the module that registers it (docs/use_in_your_project.md)."
     )
