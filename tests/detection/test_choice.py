@@ -120,9 +120,10 @@ def test_what_is_typed_counts(data, caplog, monkeypatch):
 
 
 def test_files_with_a_configuration_are_as_they_were(data, caplog):
-    args = arguments("--config", "finetune/base.yaml", "--train", data, "--images", data)
-    assert table(args, caplog) == {} and args.val_share is None
-    assert (args.train_json, args.train_images) == (str(data), str(data))
+    for images in (["--images", data], []):
+        args = arguments("--config", "finetune/base.yaml", "--train", data, *images)
+        assert table(args, caplog) == {} and args.val_share is None
+        assert (args.train_json, args.train_images) == (str(data), str(data))
 
 
 def test_parts_that_are_there_and_a_lazy_configuration(data, caplog):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 
 import numpy as np
@@ -99,6 +101,20 @@ def test_labelme(tmp_path):
     assert len(content["annotations"][1]["segmentation"]) == 2
     assert content["annotations"][2]["bbox"] == pytest.approx([5, 5, 10, 10])
     assert len(content["annotations"]) == 3
+
+
+def test_labelme_masks(tmp_path):
+    """A PNG of a part of the image, from the upper left corner of its box on."""
+    picture(tmp_path / "a.png")
+    png = io.BytesIO()
+    Image.fromarray(np.array([[0, 1], [1, 1]], bool)).save(png, "PNG")
+    shape = {"label": "a", "points": [[3, 2], [4, 3]], "shape_type": "mask"}
+    shape["mask"] = base64.b64encode(png.getvalue()).decode()
+    (tmp_path / "a.json").write_text(json.dumps({"imagePath": "a.png", "shapes": [shape]}))
+    (one,) = read_labels(tmp_path)["annotations"]
+    found = pycocotools.mask.decode(one["segmentation"])
+    assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]
+    assert found.sum() == 3 and one["bbox"] == [3, 2, 2, 2]
 
 
 def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):
