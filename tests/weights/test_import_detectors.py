@@ -13,6 +13,8 @@ import torch
 import torchvision
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import build_anchor_generator
 from detectron2.structures import Boxes
 from torch import Tensor, nn
 from torchvision.models import detection, resnet50
@@ -215,6 +217,12 @@ def test_an_rcnn_is_theirs_at_every_stage(recipe, tmp_path, in_float64):
     _compare_detections(s, theirs(s.pictures), ours)
 
 
+def _by_size(tensor: Tensor) -> Tensor:
+    """Anchors [..., A, C] of all places, 3 ratios of 3 sizes there, in our order."""
+    order = [3 * ratio + size for size in range(3) for ratio in range(3)]
+    return tensor.unflatten(-2, (-1, 9))[..., order, :].flatten(-3, -2)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_retinanet_is_theirs_at_every_stage(tmp_path, in_float64, monkeypatch):
@@ -225,15 +233,10 @@ def test_a_retinanet_is_theirs_at_every_stage(tmp_path, in_float64, monkeypatch)
     maps, features = list(s.maps.values()), list(s.features.values())
     expected = theirs.head(maps)
     scores, deltas = ours._transpose_dense_predictions(ours.head(features), [80, 4])
-    order = [3 * ratio + size for size in range(3) for ratio in range(3)]  # of the anchors there
-
-    def in_order(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(-2, (-1, 9))[..., order, :].flatten(-3, -2)
-
-    close(torch.cat(scores, 1), in_order(expected["cls_logits"])[..., OBJECTS])
-    close(torch.cat(deltas, 1), in_order(expected["bbox_regression"]))
+    close(torch.cat(scores, 1), _by_size(expected["cls_logits"])[..., OBJECTS])
+    close(torch.cat(deltas, 1), _by_size(expected["bbox_regression"]))
     anchors = Boxes.cat(ours.anchor_generator(features)).tensor
-    close(anchors, in_order(theirs.anchor_generator(s.images, maps)[0]))
+    close(anchors, _by_size(theirs.anchor_generator(s.images, maps)[0]))
     # Detectron2 clips boxes to the image after the suppression
     with monkeypatch.context() as context:
         context.setattr(box_ops, "clip_boxes_to_image", lambda boxes, size: boxes)
@@ -322,6 +325,18 @@ def test_another_structure_is_refused_by_its_key(theirs, ours, pairs, key):
     message = str(caught.value)
     assert key in message and "w.pth" in message and "torchvision" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("recipe", CLASSES_OF)
+def test_anchors_are_theirs_on_maps_of_odd_sides(recipe):
+    library = detection.retinanet if "retinanet" in recipe else detection.faster_rcnn
+    strides = [2**level for level in (range(3, 8) if "retinanet" in recipe else range(2, 7))]
+    maps = [torch.zeros(1, 1, -(-96 // stride), -(-160 // stride)) for stride in strides]
+    pictures = SimpleNamespace(tensors=torch.zeros(1, 3, 96, 160), image_sizes=[(96, 160)])
+    (theirs,) = library._default_anchorgen()(pictures, maps)
+    shapes = [ShapeSpec(stride=stride) for stride in strides]
+    ours = Boxes.cat(build_anchor_generator(read(recipe), shapes)(maps)).tensor
+    assert torch.equal(ours, _by_size(theirs) if "retinanet" in recipe else theirs)
 
 
 def test_masks_may_start_afresh_or_be_left_out():
