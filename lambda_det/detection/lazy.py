@@ -217,7 +217,9 @@ def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
     can_be_added = part in _PARTS or part in there
     section = select(lazy, ".".join(names[:-1])) if len(names) > 1 else None
     # OmegaConf looks at an index of a list, and what a node makes at its arguments
-    is_checked = isinstance(section, ListConfig) or "_target_" in (section or ())
+    is_checked = isinstance(section, ListConfig) or (
+        isinstance(section, DictConfig) and "_target_" in section
+    )
     if key in there or is_checked or (added and can_be_added):
         return
     how = f"+{key}=... adds it" if can_be_added else "and nothing would read it"

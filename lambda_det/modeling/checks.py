@@ -55,7 +55,11 @@ def check_dilation(
     dilation = dict(dilation or {})
     result = {name: dilation.get(name, 1) for name in STAGES}
     numbers = list(result.values())
-    if not set(dilation) <= {*STAGES[1:]} or numbers != sorted(numbers) or numbers[0] != 1:
+    whole = all(type(number) is int for number in numbers)
+    if (
+        not (whole and set(dilation) <= {*STAGES[1:]} and numbers == sorted(numbers))
+        or numbers[0] != 1
+    ):
         raise ConfigError(
             f"The dilation of the stages is {dilation}; {', '.join(STAGES[1:])} can have whole "
             "numbers from 1, each at least that of the stage before."

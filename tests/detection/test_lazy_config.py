@@ -292,6 +292,7 @@ def test_the_objects_of_a_saved_file(tmp_path):
     [
         ("train.max_iter=1.5", "must be of type int"),
         ("train.max_iter=null", "no train.max_iter"),
+        ("train.max_iter.steps=1", "train.max_iter.steps"),
         ("~train.max_iter", "remove"),
         ("train.test_precision=float8", "train.test_precision is 'float8'"),
         ("model.pixel_mean=3", "must be of type list"),

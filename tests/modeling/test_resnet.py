@@ -79,6 +79,8 @@ def test_lambda_layers_and_squeeze_and_excitation_are_where_the_paper_has_them()
         ("lambda_resnet26_slim", {"dropout": 1.5}, "DROPOUT"),
         ("lambda_resnet26_slim", {"dilation": {"res4": 2}}, "res5"),
         ("lambda_resnet26_slim", {"dilation": {"res5": 0}}, "res5"),
+        ("lambda_resnet26_slim", {"dilation": {"res5": 1.5}}, "res5"),
+        ("lambda_resnet26_slim", {"dilation": {"res5": "2"}}, "res5"),
         ("lambda_resnet26_slim", {"dilation": {"res2": 2}}, "res2"),
         ("mobilenet_v2", {"dropout": 1.5}, "DROPOUT"),
         ("mobilenet_v2", {"scope": 7}, "scope"),

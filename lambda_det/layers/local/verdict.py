@@ -8,6 +8,7 @@ of the kernels that it was made with, and for nothing else. Where there is none,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -58,7 +59,7 @@ def key_of(device: torch.device) -> dict[str, str]:
     except ImportError:
         triton = "none"
     driver = str(getattr(torch._C, "_cuda_getDriverVersion", int)())  # of CUDA, in every system
-    if _DRIVER.is_file():
+    with contextlib.suppress(OSError):  # not there, or not to be read
         found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _DRIVER.read_text(errors="replace"))
         driver = f"{found[1]}, {driver}" if found else driver
     sources = [(Path(__file__).parents[1] / name).read_bytes() for name in _SOURCES]
