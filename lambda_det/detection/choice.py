@@ -36,7 +36,7 @@ VAL_SHARE = 0.1
 # RECIPE.MEMORY. Those for a CPU have none; the last one starts from random weights.
 RECIPES = {
     "cuda": ("mask_rcnn_resnetrs101_se", "mask_rcnn_resnetrs50_se", "mask_rcnn_lambda_resnet26t"),
-    "cpu": ("light_lambda_resnet26t", "light_lambdaresnet26"),
+    "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),
 }
 LEAST_IMAGES = 4
 LARGEST_SCALE = 2  # of an image: more pixels than that show nothing new, and take time

@@ -52,11 +52,11 @@ def table(args, caplog):
     ("memory", "connected", "recipe"),
     [
         (None, False, "light_lambdaresnet26"),
-        (None, True, "light_lambda_resnet26t"),
+        (None, True, "light_mobilenet_v2"),
         (80, True, "mask_rcnn_resnetrs101_se"),
         (6, True, "mask_rcnn_resnetrs50_se"),
         (4.5, True, "mask_rcnn_lambda_resnet26t"),
-        (2, True, "light_lambda_resnet26t"),
+        (2, True, "light_mobilenet_v2"),
         (80, False, "light_lambdaresnet26"),
     ],
 )
@@ -77,10 +77,10 @@ def test_the_recipe_follows_from_machine_and_connection(
 
 
 def test_weights_that_are_kept_need_no_connection(data, caplog):
-    kept = data.parent / "cache" / "lambda_det" / "timm_lambda_resnet26t.c1_in1k_0.1.0.pth"
+    kept = data.parent / "cache" / "lambda_det" / "timm_mobilenetv2_100.ra_in1k_0.1.0.pth"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    assert "26t" in table(arguments("--data", data), caplog)["start"][0]
+    assert "mobilenetv2" in table(arguments("--data", data), caplog)["start"][0]
 
 
 def test_a_connection_is_tried_once_and_briefly(monkeypatch):
