@@ -161,6 +161,8 @@ def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:
     device = torch.device(task.settings.device)
     model = task.build_model().train()
     optimizer = task.build_optimizer(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # random weights behind frozen norms would diverge on noise
     precision = Precision.of(task.settings)
 
     def timed(work: Callable[[], object]) -> float:

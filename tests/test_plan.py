@@ -92,7 +92,8 @@ def test_a_lazy_config_is_planned_as_the_yaml_file():
 @pytest.mark.parametrize(
     ("file", "opts", "sizes", "others"),
     [
-        (SHAPES, SMALL, [(1, 128), (1, 256)], [(2, 256), (1, 384)]),
+        # At that rate a training would diverge at once
+        (SHAPES, [*SMALL, "SOLVER.BASE_LR", "1e6"], [(1, 128), (1, 256)], [(2, 256), (1, 384)]),
         (RECIPE, SMALL_RECIPE, [(2, 64), (6, 64)], [(16, 64), (4, 128)]),
     ],
     ids=["detector", "classifier"],
