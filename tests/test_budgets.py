@@ -35,8 +35,8 @@ BUDGETS = {
     ("training",): (4_010, 3_600),
     # torch's elastic launcher breaks three promises on signals and causes, see spawn.py
     ("distributed",): (825, 400),
-    # Labels of five tools are read and written in 840 lines, and a recipe chosen in 160; classes are
-    # kept with a run; a LazyConfig has other keys than YAML, and its types are checked (840)
+    # Labels of five tools are read and written in 840 lines, and a recipe is chosen in 160; classes
+    # are kept with a run; a LazyConfig has other keys than YAML, and its types are checked (840)
     ("detection",): (8_330, 5_600),
     ("classification",): (2_450, 2_400),
     # Whole detectors as ONNX, proved by AP (320); the command lines that stood in tools/
