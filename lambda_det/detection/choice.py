@@ -25,6 +25,7 @@ from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.recipe import USABLE
+from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError
 
 __all__ = ["RECIPES", "complete"]
@@ -107,7 +108,7 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         )
     device = typed.get("MODEL.DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
     names, memory, reasons = RECIPES["cpu"], 0.0, ["no GPU is used"]
-    if torch.device(device).type == "cuda":
+    if check_device(device, 1).type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory / 2**30
         names, reasons = RECIPES["cuda"] + names, [f"the GPU has {memory:.0f} GiB"]
     for name in names:

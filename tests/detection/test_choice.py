@@ -64,6 +64,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     data, monkeypatch, caplog, memory, connected, recipe
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: memory is not None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     properties = SimpleNamespace(total_memory=(memory or 0) * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(choice, "_is_connected", lambda: connected)
@@ -143,6 +144,8 @@ REFUSED = {
     "two data sets": (["--data", "DATA", "--train-json", "a.json"], "--train-json"),
     "no data": (["--resume"], "--config FILE"),
     "an evaluation": (["--eval-only", "--data", "DATA"], "--config FILE"),
+    "no such GPU": (["--data", "DATA", "MODEL.DEVICE", "cuda"], "sees 0"),
+    "no such device": (["--data", "DATA", "MODEL.DEVICE", "cudda"], "no device"),
     "two machines": (["--num-machines", "2", "--data", "DATA"], "--config"),
 }
 

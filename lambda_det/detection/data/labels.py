@@ -28,6 +28,7 @@ import yaml
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import keep_json, read_json
+from lambda_det.detection.data.records import LYING, exif_turn
 from lambda_det.errors import DataError, listed, printable, reason
 
 __all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise"]
@@ -142,9 +143,9 @@ def _text(file: Path) -> str:
 
 
 def _size(picture: Path) -> tuple[int, int]:
-    """Width and height of a picture."""
+    """Width and height of a picture, upright as training and annotation tools show it."""
     with _reading(picture, "remove or mend it"), Image.open(picture) as image:
-        return image.size
+        return image.size[::-1] if exif_turn(image) in LYING else image.size
 
 
 def _around(points: np.ndarray) -> tuple[float, float, float, float]:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from lambda_det.detection.data.command_line import convert_main
 from lambda_det.detection.data.labels import read_labels
+from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 
 VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
@@ -122,6 +123,18 @@ def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):
     (tmp_path / "images" / "data.yaml").write_text("names: [x]\n")
     (tmp_path / "images" / "a.txt").write_text("0 .5 .5 1 1\n")
     assert len(read_labels(tmp_path / "images")["annotations"]) == 1
+
+
+def test_a_picture_that_lies_is_turned_as_in_training(tmp_path):
+    lying = Image.Exif()
+    lying[274] = 6  # EXIF's orientation
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=lying)
+    (tmp_path / "data.yaml").write_text("names: [x]\n")
+    (tmp_path / "a.txt").write_text("0 .5 .5 .5 1\n")
+    content = read_labels(tmp_path)
+    (image,), (one,) = content["images"], content["annotations"]
+    assert read_image({**image, "file_name": str(tmp_path / "a.jpg")}).shape == (40, 30, 3)
+    assert one["bbox"] == [7.5, 0, 15, 40]
 
 
 @settings(max_examples=30, deadline=None)
