@@ -377,12 +377,24 @@ def _no_key(data: _Data) -> str | None:
     )
 
 
+def _no_boxes(data: _Data) -> str | None:
+    found = data.instances()
+    if found is None or found.objects or data.report:
+        return None
+    given = DatasetCatalog[data.name].__wrapped__()  # before truth.sanitise left some out
+    number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
+    return number and (
+        f"{data.name}: none of {number} annotations has a box to train on; each needs a "
+        '"bbox" of four numbers in pixels and a "bbox_mode", such as BoxMode.XYWH_ABS.'
+    )
+
+
 def _no_objects(data: _Data) -> str | None:
     found = data.instances()
     return found is not None and not found.objects and (
-        f"{found.source} holds no annotations{' but crowds' if found.annotations else ''}, so that "
-        f"nothing can be evaluated on {data.name}; add some, or name another data set in "
-        f"{data.detector.keys['test']}."
+        f"{found.source} holds no annotations to measure by (crowds and unusable boxes do not "
+        f"count), so that nothing can be evaluated on {data.name}; add some, or name another data "
+        f"set in {data.detector.keys['test']}."
     )  # fmt: skip
 
 
@@ -420,6 +432,7 @@ _RULES = (
     _Rule(_TEST, "keypoints", ConfigError, _other_sigmas),
     _Rule(_BOTH, "", ConfigError, _another("num_classes", "categories", "thing_classes")),
     _Rule(_TRAIN, "instances", DataError, _no_key),
+    _Rule(_TRAIN, "instances", DataError, _no_boxes),
     _Rule(_TEST, "instances", DataError, _no_objects),
     _Rule(_BOTH, "instances", ConfigError, _no_masks),
     _Rule(_BOTH, "instances", ConfigError, _other_ids),

@@ -24,7 +24,7 @@ from lambda_det.detection.data.transforming import (
     draws_by_size,
     transform_polygons,
 )
-from lambda_det.detection.data.truth import corners, rectangle
+from lambda_det.detection.data.truth import corners, rectangle, sanitised
 from lambda_det.errors import DataError
 
 
@@ -37,8 +37,7 @@ class TolerantMapper(DatasetMapper):
     - An annotation without a mask gets its box as mask.
     - A ``DataError`` names an image that cannot be read or has another size than its annotations
       say, and a semantic mask with labels that the model has no class for.
-
-    Annotations are repaired before, by :func:`lambda_det.detection.data.truth.sanitise`.
+    - Annotations that :func:`lambda_det.detection.data.truth.sanitise` has not repaired are here.
 
     With a config, the augmentations are those of
     :func:`lambda_det.detection.data.build_augmentation`.
@@ -156,7 +155,11 @@ class TolerantMapper(DatasetMapper):
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
     ) -> None:
-        annotations = [a for a in dataset_dict.pop("annotations") if not a.get("iscrowd", 0)]
+        flips = self.keypoint_hflip_indices
+        keypoints = None if flips is None else len(flips)
+        (sound,) = sanitised([dataset_dict], "TolerantMapper", keypoints=keypoints)
+        annotations = [a for a in sound["annotations"] if not a.get("iscrowd", 0)]
+        del dataset_dict["annotations"]
         transformed = self._transformed(
             annotations, (dataset_dict["height"], dataset_dict["width"]), transforms, image_shape
         )

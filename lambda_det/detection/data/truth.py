@@ -1,8 +1,9 @@
 """Ground truth as training and evaluation use it: all repairs of what the rules let pass.
 
 ``annotations.py`` has the rules. Records are repaired once, where a registered data set gives them
-(:func:`sanitise`); what reads them later repairs nothing. A pass over a made-up file of the size of
-COCO train2017 takes a third of the time in which Detectron2 reads it (12 and 32 s of one core).
+(:func:`sanitise`); the mapper repairs those that come another way. A pass over a made-up
+file of the size of COCO train2017 takes a third of the time in which Detectron2 reads it (12 and
+32 s of one core).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Sequence
 from operator import mul
 from typing import Any
 
@@ -19,8 +21,9 @@ import shapely
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
 from PIL import Image
+from torch.utils.data import Dataset
 
-from lambda_det.errors import DataError, printable
+from lambda_det.errors import printable
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +31,16 @@ FAR = 1e6  # pixels: no image is so large, and pycocotools runs out of memory at
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)  # of an image: Pillow reads none with more
 
 
+class Sound(list):
+    """Annotations in which nothing is left to repair."""
+
+
 def sanitise(name: str, *, checked: bool) -> None:
     """Let a registered data set give :func:`sanitised` records from now on.
 
     Args:
         name: of the data set. A second call changes nothing.
-        checked: whether ``check_coco`` has unpacked its run-length masks.
+        checked: whether ``check_coco`` and Detectron2 have unpacked its run-length masks.
     """
     load = DatasetCatalog[name]
     if getattr(load, "is_sanitised", False):
@@ -42,62 +49,58 @@ def sanitise(name: str, *, checked: bool) -> None:
     @functools.wraps(load)
     def load_sanitised() -> Any:
         records = load()
-        if not isinstance(records, list):  # a data set of PyTorch's
-            return records
-        return sanitised(records, name, checked=checked)
+        if isinstance(records, Dataset) or not isinstance(records, Sequence):
+            return records  # the mapper repairs them
+        names = MetadataCatalog.get(name).get("keypoint_names")
+        keypoints = None if names is None else len(names)
+        return sanitised(records, name, keypoints=keypoints, checked=checked)
 
     load_sanitised.is_sanitised = True
     DatasetCatalog[name] = load_sanitised
 
 
 def sanitised(
-    records: list[dict[str, Any]], name: str, *, checked: bool = False
+    records: Sequence[dict[str, Any]],
+    name: str,
+    *,
+    keypoints: int | None = None,
+    checked: bool = False,
 ) -> list[dict[str, Any]]:
     """Records in which nothing is left to repair, with a warning for each kind of repair.
 
-    An annotation without a usable box is left out. A mask that cannot be used and keypoints of
-    another number are taken from theirs, as if they had none. Crowds stay as they are.
+    An annotation without a usable box is left out. An annotation loses a mask that cannot be used,
+    and keypoints of another number. Crowds stay as they are, and masks of an image of unknown size.
 
     Args:
         records: in Detectron2's dataset format; they are not changed.
-        name: of the data set; its metadata say how many keypoints an object has.
+        name: of the data set, for the warnings, of which a process gives each once.
+        keypoints: how many an object has; None: any number.
         checked: whether run-length masks are known to be sound.
-
-    Raises:
-        DataError: there are annotations, and none has a usable box.
     """
-    names = MetadataCatalog.get(name).get("keypoint_names")
-    keypoints = None if names is None else len(names)
     faults: dict[str, list[str]] = {}
-    result, usable = [], False
+    result = []
     for record in records:
-        kept, changed = [], False
-        for annotation in record.get("annotations") or ():
-            found, fault = annotation, None
-            if not annotation.get("iscrowd", 0):
-                found, fault = _repaired(annotation, record, keypoints, checked)
-                usable = usable or found is not None
-            if found is not None:
-                kept.append(found)
-            changed |= found is not annotation
-            if fault:
-                faults.setdefault(fault, []).append(record.get("file_name", ""))
-        result.append({**record, "annotations": kept} if changed else record)
-    if not usable and (files := faults.get(_NO_BOX)):
-        raise DataError(
-            f"{name}: none of {len(files)} annotations has a box to train on; each needs a "
-            '"bbox" of four numbers in pixels and a "bbox_mode", such as BoxMode.XYWH_ABS.'
-        )
+        given = record.get("annotations")
+        if given and not isinstance(given, Sound):
+            kept = Sound() if "height" in record and "width" in record else []
+            for annotation in given:
+                found, fault = annotation, None
+                if not annotation.get("iscrowd", 0):
+                    found, fault = _repaired(annotation, record, keypoints, checked)
+                if found is not None:
+                    kept.append(found)
+                if fault:
+                    faults.setdefault(fault, []).append(record.get("file_name", ""))
+            record = {**record, "annotations": kept}
+        result.append(record)
     for fault, files in faults.items():
-        _warn_once(f"{name}: {len(files)} x {fault}; the first in {printable(files[0])}.")
+        if (name, fault) not in _warned:
+            _warned.add((name, fault))
+            logger.warning(f"{name}: {len(files)} x {fault}; the first in {printable(files[0])}.")
     return result
 
 
-@functools.cache
-def _warn_once(message: str) -> None:
-    logger.warning(message)
-
-
+_warned: set[tuple[str, str]] = set()
 _NO_BOX = "annotation without a usable box, which is left out"
 _NO_MASK = "annotation with a broken mask, whose box stands for it"
 _NO_KEYPOINTS = "annotation with another number of keypoints, which do not count"
@@ -111,7 +114,7 @@ def _repaired(
         return None, _NO_BOX
     fault = None
     mask = annotation.get("segmentation")
-    if mask is not None and "height" in record:
+    if mask is not None and "height" in record and "width" in record:
         usable = usable_mask(mask, record["height"], record["width"], checked=checked)
         is_empty = isinstance(mask, (list, dict)) and not mask
         if usable is not mask:
@@ -188,9 +191,9 @@ def corners(annotation: dict[str, Any]) -> list[float]:
 def has_box(annotation: dict[str, Any]) -> bool:
     """Whether there is a box of finite numbers with an area, in a mode of absolute pixels."""
     try:
-        x0, y0, x1, y1 = annotation["bbox"]
         if annotation["bbox_mode"] == BoxMode.XYWH_ABS:
-            x1, y1 = x0 + x1, y0 + y1  # sound ones in a tenth of the time
+            x0, y0, width, height = annotation["bbox"]
+            x1, y1 = x0 + width, y0 + height  # sound ones in a tenth of the time
         else:
             x0, y0, x1, y1 = corners(annotation)
         return bool(-FAR < x0 < x1 < FAR and -FAR < y0 < y1 < FAR)

@@ -88,4 +88,4 @@ def cfg() -> CfgNode:
 @pytest.fixture(autouse=True)
 def _not_yet_warned() -> None:
     """Forget the warnings that were given once."""
-    truth._warn_once.cache_clear()
+    truth._warned.clear()

@@ -463,7 +463,7 @@ def _check_split(cfg, split):
 
 
 UNUSABLE = {
-    "no mode": (_of_each(lambda a: a.pop("bbox_mode")), DataError, "bbox_mode"),
+    "no mode": (_of_each(lambda a: a.pop("bbox_mode")), DataError, "of 8 annotations.*bbox_mode"),
     "another key": (lambda r: r.update(annos=r.pop("annotations")), DataError, '"annotations"'),
     "crowds": (_of_each(lambda a: a.update(iscrowd=1)), DataError, "no annotation to train on"),
     "nothing": (lambda r: r["annotations"].clear(), DataError, "no annotation to train on"),
@@ -489,11 +489,18 @@ def test_dicts_that_the_mapper_would_drop_or_take_for_something_else(own, split,
         _check_split(own(change, split), split)
 
 
-@pytest.mark.parametrize("fault", ["another key", "nothing", "crowds"])
+@pytest.mark.parametrize("fault", UNUSABLE)
 def test_a_test_set_of_dicts_without_annotations(own, fault):
     change = UNUSABLE[fault][0]
-    with pytest.raises(DataError, match="own holds no annotations"):
+    with pytest.raises(DataError, match=r"own holds no annotations .*crowds and unusable boxes"):
         _check_split(own(change, "TEST"), "TEST")
+
+
+def test_semantic_masks_are_learnt_beside_annotations_without_a_box(own):
+    cfg = own(UNUSABLE["no mode"][0])
+    cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
+    _check_split(cfg, "TRAIN")
+    assert not any(record["annotations"] for record in DatasetCatalog.get("own"))
 
 
 def _without(key):
@@ -557,6 +564,18 @@ def test_the_panoptic_form_of_coco_has_no_instances_to_learn(own, write, content
         _check_split(cfg, "TEST")  # its file is the ground truth
     cfg.MODEL.META_ARCHITECTURE = "SemanticSegmentor"
     _check_split(cfg, "TRAIN")
+
+
+def test_records_of_a_function_are_not_those_of_the_file_that_it_names(own, write, content):
+    json_file, root = write(content, "own")
+    runs = {"size": [48, 64], "counts": [72, 3000]}
+    change = _of_each(lambda a: a.update(segmentation=runs))
+    cfg = own(change, evaluator_type="coco", json_file=json_file, image_root=root)
+    _check_split(cfg, "TRAIN")
+    found = [
+        a["segmentation"]["counts"] for r in DatasetCatalog.get("own") for a in r["annotations"]
+    ]
+    assert {type(counts) for counts in found} == {bytes}
 
 
 def test_data_that_cannot_be_read_are_named(cfg, tmp_path):

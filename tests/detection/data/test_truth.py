@@ -7,11 +7,10 @@ import copy
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import DatasetCatalog, DatasetFromList, MetadataCatalog
 from detectron2.structures import BoxMode
 
 from lambda_det.detection.data import truth
-from lambda_det.errors import DataError
 
 SOUND = {
     "bbox": [8, 6, 30, 20],
@@ -38,10 +37,10 @@ BROKEN_MASKS = (
 def load():
     """Register annotations of one image, sanitise, and give what is loaded of them."""
 
-    def load_annotations(*annotations, checked=False, **metadata):
+    def load_annotations(*annotations, checked=False, of=list, **metadata):
         record = {"file_name": "a.png", "height": 48, "width": 64, "annotations": [*annotations]}
         before = copy.deepcopy(record)
-        DatasetCatalog.register("own", lambda: [record])
+        DatasetCatalog.register("own", lambda: of([record]))
         MetadataCatalog.get("own").set(**metadata)
         for _ in range(2):  # the second changes nothing
             truth.sanitise("own", checked=checked)
@@ -63,8 +62,7 @@ def test_an_annotation_without_a_usable_box_is_left_out(load, caplog, number):
 
 @pytest.mark.parametrize("mode", [None, BoxMode.XYXY_REL])
 def test_none_has_a_usable_box(load, mode):
-    with pytest.raises(DataError, match=r"own: none of 1 annotations .*bbox_mode"):
-        load({**SOUND, "bbox_mode": mode})
+    assert load({**SOUND, "bbox_mode": mode}) == []
 
 
 @pytest.mark.parametrize("number", range(len(BROKEN_MASKS)))
@@ -79,16 +77,28 @@ def test_a_broken_mask_is_taken_away(load, caplog, number):
     [
         {},
         {"bbox": [8, 6, 38, 26], "bbox_mode": BoxMode.XYXY_ABS},
+        {"bbox": [20, 20, 30, 10, 45], "bbox_mode": BoxMode.XYWHA_ABS},
         {"segmentation": RUNS},
         {"iscrowd": 1, "bbox": None},  # nothing reads it
         {"keypoints": [1, 2, 2] * 2},
     ],
-    ids=["polygon", "corners", "runs", "crowd", "keypoints"],
+    ids=["polygon", "corners", "rotated", "runs", "crowd", "keypoints"],
 )
 def test_what_is_sound_is_the_same_object(load, caplog, changes):
     annotation = {**SOUND, **changes}
     assert load(annotation, keypoint_names=["a", "b"])[0] is annotation
     assert not caplog.records
+
+
+def test_a_tuple_is_repaired_and_a_data_set_of_pytorch_is_left_to_the_mapper(load):
+    assert load(SOUND, {**SOUND, "bbox": None}, of=tuple) == [SOUND]
+    DatasetCatalog.remove("own")
+    assert len(load(SOUND, {**SOUND, "bbox": None}, of=DatasetFromList)) == 2
+
+
+def test_nothing_is_repaired_twice(load):
+    record = {"annotations": load(SOUND)}
+    assert truth.sanitised([record], "own")[0] is record
 
 
 def test_an_empty_list_is_no_mask(load, caplog):
