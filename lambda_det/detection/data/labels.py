@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import re
+from codecs import BOM_UTF8
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -139,7 +140,7 @@ _ERRORS = (
 
 def _text(file: Path) -> str:
     with _reading(file):
-        return file.read_text("utf-8")
+        return file.read_text("utf-8-sig")
 
 
 def _size(picture: Path) -> tuple[int, int]:
@@ -289,7 +290,7 @@ def _read_yolo(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     names, has_points = _yolo_names(file), "kpt_shape" in yolo_content(file)
     for picture in pictures.paths:
         name = picture.relative_to(pictures.folder)
-        labels = _yolo_file(picture, file.parent / name)
+        labels = yolo_file(picture, file.parent / name)
         lines = _text(labels).splitlines() if labels.is_file() else []
         size = np.array(_size(picture))
         things = []
@@ -318,10 +319,12 @@ def _yolo_names(file: Path) -> dict[int, str]:
     names = yolo_content(file).get("names")
     if not names or not isinstance(names, (list, dict)):
         raise DataError(f"{file} has no list of names, as YOLO's data.yaml has; add it.")
-    return dict(enumerate(names) if isinstance(names, list) else names.items())
+    with _reading(f"{file}: names"):
+        pairs = enumerate(names) if isinstance(names, list) else names.items()
+        return {int(key): name for key, name in pairs}
 
 
-def _yolo_file(picture: Path, beside_names: Path) -> Path:
+def yolo_file(picture: Path, beside_names: Path) -> Path:
     """In labels/ where the path of a picture has images/, beside it, or beside the names."""
     parts = list(picture.absolute().parts)
     if "images" in parts:
@@ -354,7 +357,9 @@ def _yolo_line(words: list[str], size: np.ndarray, names: dict[int, str], where:
 def _begins(file: Path, pattern: str) -> bool:
     """Whether a pattern is in the first part of a file, which may be large or broken."""
     with _reading(file, "make it readable"), file.open("rb") as opened:
-        return bool(re.search(pattern.encode(), opened.read(_HEAD), re.MULTILINE))
+        return bool(
+            re.search(pattern.encode(), opened.read(_HEAD).removeprefix(BOM_UTF8), re.MULTILINE)
+        )
 
 
 _HEAD = 2**16  # bytes
@@ -374,8 +379,10 @@ class Format(NamedTuple):
     read: Callable[[Path, _Pictures], Iterator[Labelled]] | None
 
 
+# Names, or as the older ones their number with a part: train alone is in files of other programs
+_YOLO = r"^[\"']?names[\"']?\s*:|\A(?=[^\0]*^nc\s*:)[^\0]*^train\s*:"
 FORMATS = {
-    "YOLO": Format(("*.yaml", "*.yml"), r"^[\"']?(names|nc|train)[\"']?\s*:", _read_yolo),
+    "YOLO": Format(("*.yaml", "*.yml"), _YOLO, _read_yolo),
     COCO: Format(("*.json",), r'\A\s*{[^\0]*"(images|annotations)"\s*:', None),
     "CVAT": Format(("*.xml",), r"<annotations\b", _read_cvat),
     "Pascal VOC": Format(("*.xml",), r"<annotation\b", _read_voc),
@@ -394,10 +401,12 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         raise DataError(f"There is no file or folder of labels {place}.")
     there = sorted(filter(Path.is_file, place.rglob("*"))) if place.is_dir() else [place]
     for name, row in FORMATS.items():
-        files = [path for path in there if any(map(path.match, row.patterns))]
+        # A file that is named counts by its content, whatever its ending is
+        by_content = place.is_file() and row.sign
+        files = [path for path in there if by_content or any(map(path.match, row.patterns))]
         if files := [path for path in files if _begins(path, row.sign)]:
-            return name, files
-    if place.suffix == ".json" and place.is_file():
+            return name, [path for path in files if path.name == "data.yaml"] or files
+    if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
         return COCO, [place]  # whose own reader says what is wrong with it
     raise DataError(f"{place} holds no labels of a known format: {', '.join(FORMATS)}.")
 

@@ -16,7 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from lambda_det.detection.data.labels import COCO, PICTURES, only, recognise, yolo_content
+from lambda_det.detection.data.labels import (
+    COCO,
+    PICTURES,
+    only,
+    recognise,
+    yolo_content,
+    yolo_file,
+)
 from lambda_det.errors import DataError
 
 __all__ = ["Part", "find_images", "find_parts"]
@@ -83,6 +90,16 @@ def _folders(paths: Iterable[Path], root: Path) -> dict[str, Path]:
     return {name: Path(os.path.commonpath(found)) for name, found in groups.items() if name}
 
 
+def _refuse_strays(root: Path, files: list[Path]) -> None:
+    """A folder of a class may be called train, and is not all of the data then."""
+    if strays := [file for file in files if not _part_of(file.parent, root)]:
+        raise DataError(
+            f"{root}: {len(strays)} of {len(files)} files that are labels or have them are in no "
+            f"folder called {', '.join(_WORDS)}, such as {strays[0]}; to use all, give --train "
+            f"{root} --images {root}."
+        )
+
+
 def _pictures(root: Path) -> dict[str, Path]:
     return _folders((p for p in root.rglob("*") if p.suffix.lower() in PICTURES), root)
 
@@ -97,8 +114,8 @@ def _images_of(file: Path, root: Path) -> Path:
     folders = [Path(folder) for folder, _, _ in os.walk(above) if Path(folder, name).is_file()]
     if not name or not folders:
         raise DataError(
-            f"{file}: its picture {name!r} is in no folder of {above}; name the folder of the "
-            "pictures with --images."
+            f"{file}: its picture {name!r} is in no folder of {above}; name the folder with "
+            f"--train {file} --images DIR."
         )
     wanted = _part_of(file.with_suffix(""), above)
     return min(folders, key=lambda path: (_part_of(path, above) != wanted, path != file.parent))
@@ -116,14 +133,16 @@ def _of_coco(root: Path, files: list[Path]) -> dict[str, Part]:
 
 
 def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
-    file, parts = files[0], {}
+    file, parts = Path(only(root, files)), {}
     content = yolo_content(file)
     homes = (file.parent / str(content.get("path") or ""), file.parent)
     for name in _WORDS:
         values = content.get(name) or []
         values = list(map(str, values if isinstance(values, list) else [values]))
         if len(values) > 1:
-            raise DataError(f"{file} names several folders, {values}; name one with --images.")
+            raise DataError(
+                f"{file} names several folders, {values}; give --train FILE --images DIR."
+            )
         for home, value in itertools.product(homes, values):
             for text in (value, value.replace("../", "")):  # Roboflow's are one level too high
                 path = Path(os.path.normpath(home / text))
@@ -131,7 +150,13 @@ def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
                     parts.setdefault(name, Part(file, path))
                 elif path.suffix == ".txt" and path.is_file():
                     parts.setdefault(name, Part(path, file.parent))
-    return parts or {name: Part(file, folder) for name, folder in _pictures(root).items()}
+    if parts:
+        return parts
+    found = _pictures(root)
+    if "train" in found:
+        paths = (path for path in root.rglob("*") if path.suffix.lower() in PICTURES)
+        _refuse_strays(root, [path for path in paths if yolo_file(path, path).is_file()])
+    return {name: Part(file, folder) for name, folder in found.items()}
 
 
 def _in_folders(root: Path, files: list[Path]) -> dict[str, Part]:
@@ -145,6 +170,8 @@ def _in_folders(root: Path, files: list[Path]) -> dict[str, Part]:
         return {name: Part(path, images) for name, path in ({"train": train} | found).items()}
     pictures = _pictures(root)
     labels = _folders(files, root)
+    if "train" in labels:
+        _refuse_strays(root, files)
     return {name: Part(path, pictures.get(name, root)) for name, path in labels.items()}
 
 

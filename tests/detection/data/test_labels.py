@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lambda_det.detection.data.command_line import convert_main
-from lambda_det.detection.data.labels import read_labels
+from lambda_det.detection.data.labels import read_labels, recognise
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
 
@@ -162,9 +162,10 @@ def test_yolo_boxes_come_back(tmp_path_factory, size, corners):
 
 def test_yolo_polygons(tmp_path):
     picture(tmp_path / "a.png")
-    (tmp_path / "data.yaml").write_text("names: [x]\n")
+    (tmp_path / "data.yaml").write_text("names: {'0': x}\n", "utf-8-sig")
+    (tmp_path / "b.yaml").write_text("names: [another]\n")
     (tmp_path / "a.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n\n")
-    (one,) = read_labels(tmp_path / "data.yaml")["annotations"]
+    (one,) = read_labels(tmp_path)["annotations"]
     assert one["segmentation"][0] == pytest.approx([4, 3, 20, 3, 20, 15])
 
 
@@ -181,10 +182,11 @@ REFUSED = {
         "a.txt, line 2: class 2",
     ),
     "three numbers": ({"data.yaml": "names: [x]", "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
-    "no names": ({"data.yaml": "train: images"}, "data.yaml"),
+    "no names": ({"data.yaml": "nc: 1\ntrain: images"}, "data.yaml"),
+    "a name of YOLO's without a number": ({"data.yaml": "names: {a: x}"}, "data.yaml: names"),
     "half a LabelMe": ({"a.json": '{"shapes": [{"points": [[1, 1]]}]}'}, "a.json: shape 0"),
     "not YAML": ({"data.yaml": "names: [x"}, "data.yaml"),
-    "two YOLO files": ({"data.yaml": "names: [x]", "b.yaml": "names: [x]"}, "b.yaml"),
+    "two YOLO files": ({"a.yaml": "names: [x]", "b.yaml": "names: [x]"}, "b.yaml"),
     "not a number": ({"data.yaml": "names: [x]", "a.txt": "0 nan .5 1 1"}, "a.txt, line 1"),
     "a picture that is none": ({"data.yaml": "names: [x]", "b.png": "text"}, "b.png"),
     "CVAT of a video": ({"a.xml": "<annotations><track/></annotations>"}, "for images"),
@@ -201,6 +203,14 @@ def test_mistakes_name_the_file_and_the_line(case, tmp_path):
     with pytest.raises(DataError) as found:
         read_labels(tmp_path)
     assert message in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["t.JSON", "t.coco", "t"])
+def test_a_file_of_coco_s_may_have_any_name(name, tmp_path):
+    (tmp_path / name).write_text('{"images": [], "annotations": [], "categories": []}')
+    assert recognise(tmp_path / name)[0] == "COCO"
+    (tmp_path / name).write_text("{}")  # which COCO's reader refuses
+    assert recognise(tmp_path / name)[0] == "COCO"
 
 
 def test_pictures_of_one_name_are_not_guessed(tmp_path):

@@ -135,7 +135,7 @@ LAYOUTS = {
         ("LabelMe", ".", ".", 2),
     ),
     "COCO in one file": (
-        {"labels.json": coco("a.png"), "pictures/a.png": ""},
+        {"config.yaml": "train:\n  a: 1\n", "labels.json": coco("a.png"), "pictures/a.png": ""},
         ("COCO", ".", "pictures", 1),
     ),
 }
@@ -154,7 +154,19 @@ def test_the_folders_of_usual_tools(case, tmp_path):
 
 REFUSED = {
     "two files of COCO's": ({"a.json": coco("a.png"), "b.json": coco("a.png")}, "a.json"),
-    "a picture of COCO's that is nowhere": ({"a.json": coco("b.png")}, "--images"),
+    "a picture of COCO's that is nowhere": ({"a.json": coco("b.png")}, "--train "),
+    "a class called train": (
+        {f"{name}/b.xml": VOC.format("b.png", "a") for name in ("bus", "train")},
+        "1 of 2 files",
+    ),
+    "a class of YOLO's called train": (
+        {
+            "data.yaml": YAML,
+            **dict.fromkeys(["bus/b.png", "train/c.png", "bus/b.txt", "train/c.txt"], ""),
+        },
+        "1 of 2 files",
+    ),
+    "two data.yaml": ({"x/data.yaml": YAML, "y/data.yaml": YAML}, "name one of them"),
     "several folders": ({"data.yaml": YAML + "train: [a, b]\n"}, "data.yaml"),
     "a list of what is not there": (
         {"data.yaml": YAML + "train: a.txt\n", "a.txt": "a.png\nb.png\n"},
