@@ -15,10 +15,10 @@ __all__ = ["COMMANDS", "main", "train"]
 # returns the exit status; and what the command does
 COMMANDS = {
     "train": ("cli:train", "train or evaluate a detector or a classifier"),
-    "check": ("detection.data.command_line:main", "check a COCO-format data set"),
+    "check": ("detection.data.command_line:main", "check labels and pictures before a run"),
     "convert": (
         "detection.data.command_line:convert_main",
-        "write YOLO, VOC, LabelMe or CVAT labels as COCO",
+        "write labels of one tool in the format of another",
     ),
     "predict": ("prediction.command_line:main", "draw predictions on images and videos"),
     "report": ("report.command_line:main", "write one HTML page on a run"),

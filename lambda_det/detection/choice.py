@@ -6,6 +6,7 @@ The log has one table of what was chosen and why. What is typed counts instead.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -22,11 +23,12 @@ from tabulate import tabulate
 from lambda_det.config import CONFIGS
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.held_out import hold_out
 from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.recipe import USABLE
 from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, DataError
 
 __all__ = ["RECIPES", "complete"]
 
@@ -83,10 +85,21 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
             setattr(args, f"{part}_images", str(find_images(labels)))
     holds_out = place or (args.config_file is None and args.train_json)
     if holds_out and not args.test_json and args.val_share is None:
-        args.val_share = VAL_SHARE
+        args.val_share = _share(args.train_json, args.train_images)
         why = "no part of the data is called val or test; --val-share changes it"
-        rows.append(("evaluation", f"{VAL_SHARE:g} of the images", why))
+        part = f"{args.val_share:g} of the images" if args.val_share else "none: too few images"
+        rows.append(("evaluation", part, why))
     return rows
+
+
+def _share(labels: str, images: str) -> float | None:
+    """The smallest share that holds out an image and leaves some of each class, or None."""
+    (json_file,) = as_coco((labels, images))
+    for share in (VAL_SHARE, 0.2, 0.3, 0.5):
+        with contextlib.suppress(DataError):
+            hold_out(json_file, images, share)
+            return share
+    return None
 
 
 def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:

@@ -14,6 +14,8 @@ from PIL import Image
 from lambda_det import cli
 from lambda_det.detection import choice
 from lambda_det.detection.command_line import lazy_parser, parser
+from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError
 
@@ -118,6 +120,16 @@ def test_what_is_typed_counts(data, caplog, monkeypatch):
     rows = table(args, caplog)
     assert Path(args.config_file).stem == "mask_rcnn_resnetrs50_se"
     assert args.opts == [] and args.val_share == choice.VAL_SHARE and "recipe" not in rows
+
+
+@pytest.mark.parametrize(("left", "some"), [(5, True), (1, False)])
+def test_of_few_images_more_or_none_are_held_out(data, caplog, left, some):
+    for number in range(left, 20):
+        (data / f"{number}.xml").unlink()
+    args = arguments("--data", data)
+    row = table(args, caplog)["evaluation"][0]
+    assert (args.val_share is not None) is some and ("none" in row) is not some
+    assert not some or hold_out(*as_coco((args.train_json, args.train_images)), "", args.val_share)
 
 
 def test_files_with_a_configuration_are_as_they_were(data, caplog):
