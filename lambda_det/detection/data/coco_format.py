@@ -14,7 +14,7 @@ from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import get_cache_dir
 
 from lambda_det.errors import DataError, printable
-from lambda_det.files import DRAFT
+from lambda_det.files import replace_text
 
 # The lists of a file, and of each the keys that every entry has, with the type of their values
 INSTANCES = {
@@ -72,11 +72,13 @@ def keep_json(content: Any, folder: str, name: str, *, whole: Any = None) -> str
     if not path.is_file():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Not of tempfile, whose files other users of the cache cannot read
-            draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
-            with draft.open("x") as file:
-                json.dump(content, file)
-            os.replace(draft, path)
+            # Another process may write the same: it has a name of its own until it is complete
+            own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+            try:
+                replace_text(own, json.dumps(content))
+                os.replace(own, path)
+            finally:
+                own.unlink(missing_ok=True)
         except OSError as error:
             raise DataError(
                 f"{path} cannot be written ({error.strerror}): FVCORE_CACHE names the folder of "

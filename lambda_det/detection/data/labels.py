@@ -451,8 +451,14 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     content: dict[str, Any] = {"info": {"labels": str(place)}, "images": [], "annotations": []}
     content["categories"] = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
     ids = {name: number for number, name in enumerate(names, 1)}
+    taken: dict[Path, Path] = {}
     for number, row in enumerate(rows, 1):
         path = pictures.find(str(row.source), row.source.parent, row.picture, row.source.stem)
+        other = taken.setdefault(path, row.source)
+        if other != row.source:
+            raise DataError(
+                f"{row.source} and {other} both name {path}; correct the name in one of them."
+            )
         width, height = _size(path)
         image = {"id": number, "file_name": path.relative_to(pictures.folder).as_posix()}
         content["images"].append({**image, "width": width, "height": height})

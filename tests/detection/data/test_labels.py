@@ -175,6 +175,10 @@ REFUSED = {
         {"a.xml": VOC.format(name="a.png", objects="<object><name>x</name></object>")},
         "a.xml, line 2",
     ),
+    "two files of one picture": (
+        {f"{name}.xml": VOC.format(name="a.png", objects="") for name in "xy"},
+        "y.xml and ",
+    ),
     "no picture": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its picture 'b.png'"),
     "a word": ({"data.yaml": "names: [x]", "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
     "an unknown class": (
