@@ -114,7 +114,7 @@ def test_each_form_of_a_detector_s_run(checkpoint, config, tmp_path, capsys, for
     out = capsys.readouterr().out
     for words in (
         str(run / "model_3.pth"),
-        "lambda_resnet26_slim (norm SyncBN, mask_padding True, scope 3)",
+        "lambda_resnet26_slim (norm SyncBN, scope 3, mask_padding True)",
         "INPUT.FORMAT BGR, MODEL.PIXEL_MEAN [103.53, 116.28, 123.675]",
         ": 203 tensors",
     ):

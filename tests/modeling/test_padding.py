@@ -11,7 +11,7 @@ from torch import nn
 
 import lambda_det
 from lambda_det.modeling.padding import image_area
-from tests.export.toy import scramble
+from tests.export.tiny import scramble
 
 
 def _network(name="lambda_resnet26_slim", **options):
@@ -56,6 +56,7 @@ def _reach(alone, inside, stride, height=97, width=75):
     """How many positions from the padding's border the features still differ by over 1e-4."""
     rows, columns = -(-height // stride), -(-width // stride)
     alone, inside = alone[0, :, :rows, :columns], inside[0, :, :rows, :columns]
+    assert alone.isfinite().all()
     different = (inside - alone).abs().amax(0) > 1e-4 * alone.abs().max()
     y, x = different.nonzero(as_tuple=True)
     return int(torch.minimum(rows - y, columns - x).max()) if len(y) else 0
