@@ -82,10 +82,10 @@ def folder(tmp_path_factory):
         shutil.copy(run / "model_final.pth", folder / name)
     state = scramble(create_backbone("lambda_resnet26_slim")).state_dict()
     torch.save({"model": state}, folder / "backbone.pth")
-    (folder / "folder").mkdir()
-    (folder / "holiday").mkdir()
+    for name in ("folder", "holiday", "new"):
+        (folder / name).mkdir()
     noise = np.random.default_rng(0).integers(0, 255, (60, 200, 3), dtype=np.uint8)
-    for name in ("photo.jpg", "street.jpg", "holiday/a.jpg", "folder/a.jpg"):
+    for name in ("photo.jpg", "street.jpg", "holiday/a.jpg", "folder/a.jpg", "new/a.jpg"):
         cv2.imwrite(str(folder / name), noise)
     write_video(folder / "film.mp4")
     words = ["detector.ts", "--config", "output/run/config.yaml", "--sizes", "64x96"]
