@@ -122,9 +122,9 @@ def test_what_is_typed_counts(data, caplog, monkeypatch):
     assert args.opts == [] and args.val_share == choice.VAL_SHARE and "recipe" not in rows
 
 
-@pytest.mark.parametrize(("left", "some"), [(5, True), (1, False)])
-def test_of_few_images_more_or_none_are_held_out(data, caplog, left, some):
-    for number in range(left, 20):
+@pytest.mark.parametrize(("kept", "some"), [(range(1, 6), True), (range(1), False)])
+def test_of_few_images_more_or_none_are_held_out(data, caplog, kept, some):
+    for number in set(range(20)).difference(kept):
         (data / f"{number}.xml").unlink()
     args = arguments("--data", data)
     row = table(args, caplog)["evaluation"][0]

@@ -165,7 +165,9 @@ def test_yolo_polygons(tmp_path):
     (tmp_path / "data.yaml").write_text("names: {'0': x}\n", "utf-8-sig")
     (tmp_path / "b.yaml").write_text("names: [another]\n")
     (tmp_path / "a.txt").write_text("0 0.1 0.1 0.5 0.1 0.5 0.5\n\n")
-    (one,) = read_labels(tmp_path)["annotations"]
+    content = read_labels(tmp_path)
+    (one,), (category,) = content["annotations"], content["categories"]
+    assert category["name"] == "x"
     assert one["segmentation"][0] == pytest.approx([4, 3, 20, 3, 20, 15])
 
 

@@ -166,7 +166,10 @@ REFUSED = {
         },
         "1 of 2 files",
     ),
-    "two data.yaml": ({"x/data.yaml": YAML, "y/data.yaml": YAML}, "name one of them"),
+    "two data.yaml": (
+        {"x/data.yaml": YAML + "train: .\n", "y/data.yaml": YAML + "train: .\n"},
+        "name one of them",
+    ),
     "several folders": ({"data.yaml": YAML + "train: [a, b]\n"}, "data.yaml"),
     "a list of what is not there": (
         {"data.yaml": YAML + "train: a.txt\n", "a.txt": "a.png\nb.png\n"},
