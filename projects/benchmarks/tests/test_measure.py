@@ -178,7 +178,8 @@ def test_memory_limit():
     before = resource.getrlimit(resource.RLIMIT_DATA)
     measure.limit_memory(0.1)
     try:
-        group = group_of({"base": lambda x: x, "large": lambda x: torch.empty(50 * MB).fill_(1)})
+        # More than earlier tests may have left in the heap, which a process can be told to keep
+        group = group_of({"base": lambda x: x, "large": lambda x: torch.empty(1000 * MB).fill_(1)})
         base, large = figures_of(group, 1)["cases"].values()
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
