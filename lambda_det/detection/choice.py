@@ -131,12 +131,14 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         if fixed and fixed + LEAST_IMAGES * each > USABLE * memory:
             reasons.append(f"{name} takes more")
         elif weights and not typed.get("MODEL.WEIGHTS", _can_be_had(weights)):
-            reasons.append(f"{weights} cannot be had, or is not wanted")
+            why = "MODEL.WEIGHTS is typed as empty" if "MODEL.WEIGHTS" in typed else "no connection"
+            reasons.append(f"{name} needs {weights} ({why})")
         else:
             break
     weights = typed.get("MODEL.WEIGHTS", weights)
     args.config_file = str(CONFIGS / "finetune" / f"{name}.yaml")
-    keys = {"MODEL.DEVICE": (device, "the machine has it, or it is typed")}
+    found = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
+    keys = {"MODEL.DEVICE": (device, found)}
     (json_file,) = as_coco((args.train_json, args.train_images))
     report = check_coco(json_file, args.train_images, files="none")
     short = statistics.median(min(file["width"], file["height"]) for file in report.files)
@@ -149,7 +151,7 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     args.opts[:0] = [str(word) for key, (value, _) in keys.items() for word in (key, value)]
     alone = "" if weights else f"all is learnt from {report.images} images"
     return [
-        ("images", str(report.images), f"the shorter side of half of them is up to {short:g}"),
+        ("images", str(report.images), f"the median of their shorter sides is {short:g} pixels"),
         ("recipe", args.config_file, "; ".join(reasons)),
         ("start", weights or "random weights", alone),
         *((key, str(value), why) for key, (value, why) in keys.items()),

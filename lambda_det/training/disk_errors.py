@@ -46,7 +46,7 @@ def writing(path: str, size: int) -> Iterator[None]:
 
     Args:
         path: the file, in the folder of the run.
-        size: of the file in bytes, or of a second name 0.
+        size: of the file in bytes; 0 for a link, which needs no space.
 
     Raises:
         DiskError: names the file, the cause and the last good checkpoint.
@@ -58,7 +58,8 @@ def writing(path: str, size: int) -> Iterator[None]:
         folder, needs = str(Path(path).parent), ""
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(folder).free
-            needs = f"; it needs {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
+            if size:
+                needs = f"; it needs {size / 1e6:.1f} MB, and {free / 1e6:.1f} MB are free"
         raise _disk_error(path, error, folder, needs) from error
 
 

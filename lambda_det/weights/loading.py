@@ -154,7 +154,7 @@ def load_initial_weights(
 
     Raises:
         WeightsError: the backbone is not complete, or a tensor has another shape.
-        ConfigError: the weights are for images of another mean.
+        ConfigError: the weights are for other pixel settings, which cannot be folded in.
     """
     check_provenance(content, path)
     weights, which = initial_weights(content)

@@ -103,7 +103,9 @@ def sanitised(
 _warned: set[tuple[str, str]] = set()
 _NO_BOX = "annotation without a usable box, which is left out"
 _NO_MASK = "annotation with a broken mask, whose box stands for it"
-_NO_KEYPOINTS = "annotation with another number of keypoints, which do not count"
+_NO_KEYPOINTS = (
+    "annotation whose keypoints are left out, since their number is not that of the category"
+)
 
 
 def _repaired(
