@@ -166,12 +166,12 @@ def _specs() -> dict[str, ResNetSpec | MobileNetSpec]:
         base = ResNetSpec(blocks, se_stages=("res2", "res3"))
         specs[f"lambda_resnet{depth}"] = replace(base, lambda_blocks={"res4": in_c4, "res5": ALL})
         specs[f"lambda_resnet{depth}_c4"] = replace(base, lambda_blocks={"res4": ALL, "res5": ALL})
-    specs["lambda_resnet26_slim"] = replace(specs["lambda_resnet26"], width=16)
-    # ResNet-RS has these depths, too (Bello et al. 2021, Revisiting ResNets)
-    for depth in (50, 101, 152, 200, 270, 350, 420):
-        plain = ResNetSpec(_LAMBDA_RESNETS[depth][0])
+        # ResNet-RS has these depths, too (Bello et al. 2021, Revisiting ResNets), except for 26
+        plain = ResNetSpec(blocks)
         specs[f"resnet_rs{depth}"] = plain
         specs[f"resnet_rs{depth}_se"] = replace(plain, se_stages=STAGES)
+    for name in ("lambda_resnet26", "resnet_rs26", "resnet_rs26_se"):
+        specs[f"{name}_slim"] = replace(specs[name], width=16)
     specs["lambda_resnet270_c4_7x7"] = replace(specs["lambda_resnet270_c4"], layer={"scope": 7})
     for name, (image_size, paper) in _PAPER_RS.items():
         specs[name] = replace(specs[name], image_size=image_size, paper=paper)
