@@ -32,7 +32,7 @@ BUDGETS = {
     # Names and order of classes of torchvision's detectors that were trained on COCO
     ("weights",): (1_770, 1_700),
     # A loader process that ended names its image, and NaN its module: promises of reliability.md
-    ("training",): (4_010, 3_600),
+    ("training",): (4_040, 3_600),
     # torch's elastic launcher breaks three promises on signals and causes, see spawn.py
     ("distributed",): (825, 400),
     # Labels of five tools are read and written in 840 lines, and a recipe is chosen in 160; classes
@@ -41,14 +41,15 @@ BUDGETS = {
     ("classification",): (2_450, 2_400),
     # Whole detectors as ONNX, proved by AP (320); the command lines that stood in tools/
     ("export", "prediction"): (3_500, 2_600),
-    ("report",): (1_105, 1_100),
+    # What would bring most, by the kinds of errors of TIDE (300)
+    ("report",): (1_440, 1_100),
     ("doctor",): (760, 700),
     # foundation.py has what networks need where Detectron2 is not installed
     TOP: (1_220, 800),
 }
-PACKAGE = (29_750, 24_000)
+PACKAGE = (30_100, 24_000)
 # Folders beside the package. The tests of a project count as tests.
-TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (32_400, 24_000)
+TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (32_600, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

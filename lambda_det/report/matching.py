@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as mask_util
 
-__all__ = ["FALSE", "IGNORED", "assign", "overlaps"]
+__all__ = ["FALSE", "IGNORED", "LEAST_IOU", "assign", "overlaps"]
 
-_LEAST = 0.5  # IoU of a match
+LEAST_IOU = 0.5  # IoU of a match
 FALSE, IGNORED = -1, -2
 
 
@@ -46,9 +46,9 @@ def assign(
     chosen = []
     for row in overlaps:
         best = max(free, key=row.__getitem__, default=None)
-        if best is not None and row[best] >= _LEAST:
+        if best is not None and row[best] >= LEAST_IOU:
             free.remove(best)
             chosen.append(best)
         else:
-            chosen.append(IGNORED if (row[crowds] >= _LEAST).any() else FALSE)
+            chosen.append(IGNORED if (row[crowds] >= LEAST_IOU).any() else FALSE)
     return chosen

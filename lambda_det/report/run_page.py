@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import yaml
 from detectron2.config import CfgNode
 from matplotlib.axes import Axes
+from pycocotools.coco import COCO
 
 from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
@@ -31,6 +33,7 @@ from lambda_det.detection.lazy import is_lazy
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, UserError, listed
 from lambda_det.files import replace_text
+from lambda_det.report.advice import advise
 from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
 from lambda_det.report.results import belonging, draw_worst, read_results
@@ -47,6 +50,7 @@ _POINTS = 600  # of a curve; more would only make the page larger
 _CLASSES_DRAWN = 12  # in one figure of curves
 _CLASSES_CONFUSED = 20  # in the confusion matrix
 _SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # ends of the metrics that are drawn
+_CHANGES, _LEAST_GAIN = 3, 0.2  # to name at most, and by how much AP50 must rise at least
 _FINAL = "model_final.pth"
 _RESULTS = "coco_instances_results.json"
 # Where an evaluation leaves its results; those of averaged weights first, as model_best.pth counts
@@ -81,7 +85,7 @@ def read_metrics(run: str | Path) -> list[dict[str, float]]:
 # Which metrics are drawn together, by the title
 PANELS: dict[str, Callable[[str], bool]] = {
     "losses": is_loss,
-    "learning rate": lambda name: name == "lr",
+    "learning rate": lambda name: name.partition("/")[0] == "lr",
     "AP or accuracy, percent": lambda name: name.endswith(_SCORES),
 }
 
@@ -237,7 +241,7 @@ def build_report(
         page.section("Curves", "The run has logged no step yet.")
     if "DATA" not in config:  # that of a classifier
         try:
-            _add_detections(page, run, dataset, score, pictures)
+            _add_detections(page, run, records, dataset, score, pictures)
         except UserError as error:
             if dataset:
                 raise
@@ -331,7 +335,14 @@ def _label(metric: str) -> str:
     return metric
 
 
-def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures: int) -> None:
+def _add_detections(
+    page: Page,
+    run: Path,
+    records: list[dict[str, float]],
+    dataset: str,
+    score: float,
+    pictures: int,
+) -> None:
     """What a detector of instances does on its test set.
 
     Raises:
@@ -374,6 +385,7 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     lost = len(entries) - len(kept)
     note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
     which = f"The {weights} on {dataset}, at the last evaluation.{note if lost else ''}"
+    _add_advice(page, task, ground_truth, kept, kinds[-1], records)
     _add_classes(page, evaluated, which)
     shown = ""
     if (classes := len(evaluated[0].classes)) > _CLASSES_CONFUSED:
@@ -391,6 +403,42 @@ def _add_detections(page: Page, run: Path, dataset: str, score: float, pictures:
     )
     for name, picture in draw_worst(kept, dataset, score=score, limit=pictures):
         page.picture(picture, name)
+
+
+def _add_advice(
+    page: Page,
+    task: DetectionTask,
+    ground_truth: COCO,
+    entries: list[dict[str, Any]],
+    kind: str,
+    records: list[dict[str, float]],
+) -> None:
+    """The changes that would bring most, and what shows it."""
+    trained: Counter[str] = Counter()
+    for name in task.parts.train_names or ():
+        with contextlib.suppress(OSError):  # the training's files may be gone
+            content = json.loads(Path(registered_files(name)[0]).read_text("utf-8"))
+            classes = {category["id"]: category["name"] for category in content["categories"]}
+            trained.update(classes[entry["category_id"]] for entry in content["annotations"])
+    sizes = getattr(task.config, "INPUT", None)  # a LazyConfig has none: sizes are the images' then
+    scales = [
+        min(sizes.MIN_SIZE_TEST / min(sides), sizes.MAX_SIZE_TEST / max(sides))
+        for image in ground_truth.imgs.values()
+        if sizes and (sides := (image["height"], image["width"]))
+    ]
+    scale = statistics.median(scales) if scales else 1.0
+    changes = advise(ground_truth, entries, kind, records, trained, scale)
+    rows = [row for row in changes if row.gain >= _LEAST_GAIN][:_CHANGES]
+    page.section(
+        "What would bring most",
+        "AP50 would rise by this number if all errors of that kind were gone, of which a change "
+        "takes a part."
+        if rows
+        else "No kind of error stands out.",
+    )
+    if rows:
+        head = ("change", f"AP50 of {'boxes' if kind == 'bbox' else 'masks'}", "what shows it")
+        page.table(head, ((c, f"+{gain:.1f}", why) for c, gain, why in rows), text=True)
 
 
 def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None:

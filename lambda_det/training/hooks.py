@@ -6,10 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from posixpath import commonpath
 from typing import Any
 
 import torch
-from detectron2.engine import HookBase
+from detectron2.engine import HookBase, hooks
 from detectron2.engine.hooks import PeriodicWriter
 from detectron2.utils import comm
 from detectron2.utils.events import (
@@ -30,6 +31,7 @@ except ImportError:  # Windows
 __all__ = [
     "Checkpoints",
     "Histories",
+    "LRScheduler",
     "Machine",
     "RunWriter",
     "peak_memory",
@@ -44,6 +46,36 @@ class Checkpoints(HookBase):
         is_due = (trainer.iter + 1) % trainer.settings.checkpoint_period == 0
         if is_due and not trainer.evaluation.is_due():
             trainer.save_checkpoint()
+
+
+class LRScheduler(hooks.LRScheduler):
+    """Logs "lr", and each rate that differs from it as "lr/" and whose it is.
+
+    Detectron2's, under whose name checkpoints keep its state, logs that of most parameters, which
+    is the backbone's tenth where a recipe has one. Here "lr" is that which the optimiser was made
+    with, if a group has it.
+    """
+
+    def before_train(self) -> None:
+        super().before_train()
+        groups = self.trainer.optimizer.param_groups
+        first = self._best_param_group_id
+        made_with = self.trainer.optimizer.defaults.get("lr")
+        rates = {group["initial_lr"]: number for number, group in reversed([*enumerate(groups)])}
+        self._groups = {"lr": rates.pop(made_with, first)}
+        rates.pop(groups[self._groups["lr"]]["initial_lr"], None)
+        network = self.trainer.task.network(self.trainer.model)
+        names = {id(p): name for name, p in network.named_parameters()}
+        for rate, number in rates.items():
+            own = [names[id(p)] for g in groups if g["initial_lr"] == rate for p in g["params"]]
+            whose = commonpath(name.replace(".", "/") for name in own).replace("/", ".")
+            self._groups[f"lr/{whose or f'{rate:g} at first'}"] = number
+
+    def after_step(self) -> None:
+        for name, number in self._groups.items():
+            rate = self.trainer.optimizer.param_groups[number]["lr"]
+            self.trainer.storage.put_scalar(name, rate, smoothing_hint=False)
+        self.scheduler.step()
 
 
 class Machine(HookBase):

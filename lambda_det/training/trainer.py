@@ -22,7 +22,7 @@ from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
-from lambda_det.training.hooks import Checkpoints, Histories, Machine, RunWriter
+from lambda_det.training.hooks import Checkpoints, Histories, LRScheduler, Machine, RunWriter
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
 from lambda_det.training.step import TrainStep, batches_ahead
@@ -128,7 +128,7 @@ class Trainer(TrainerBase):
         return [
             hooks.IterationTimer(),
             Machine(),
-            hooks.LRScheduler(),
+            LRScheduler(),
             Histories(),
             self.evaluation,
             Checkpoints(),

@@ -373,6 +373,37 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
     assert 0.05 < storage.latest()["peak_memory"][0] <= peak_memory("cpu") < 1000
 
 
+@pytest.mark.parametrize(
+    ("groups", "rates"),
+    [
+        ({"layers": 0.1}, {"lr": 0.1}),
+        # The rate of most parameters would be that of layers 2 and 4
+        (
+            {"layers.0": 0.05, "layers.1": 0.05, "layers.2": 0.01, "layers.4": 0.01},
+            {"lr": 0.05, "lr/layers": 0.01},
+        ),
+        ({"layers.1": 0.5, "layers.2": 0.05, "layers.4": 0.05}, {"lr": 0.05, "lr/layers.1": 0.5}),
+    ],
+)
+def test_each_learning_rate_is_recorded_under_its_name(folder, groups, rates):
+    class Grouped(ToyTask):
+        def build_optimizer(self, model):
+            return torch.optim.SGD(
+                [
+                    {"params": [*model.get_submodule(name).parameters()], "lr": rate}
+                    for name, rate in groups.items()
+                    if [*model.get_submodule(name).parameters()]
+                ],
+                lr=0.05,
+            )
+
+    Trainer(Grouped(folder, max_iter=3)).train()
+    (record, *_) = metrics(folder).values()
+    found = {name: value for name, value in record.items() if name.startswith("lr")}
+    step = min(metrics(folder))
+    assert found == {name: pytest.approx(rate * 0.9**step) for name, rate in rates.items()}
+
+
 @pytest.mark.parametrize("common", [{"float16 contiguous"}, set()])
 def test_all_processes_take_the_same_kernels(common, monkeypatch):
     """The CPU stands in for a GPU; the kernels are recorded, and continued with if still proved."""

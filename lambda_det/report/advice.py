@@ -1,0 +1,288 @@
+"""What would bring most: what AP50 would be without each kind of error, and what to change.
+
+The kinds of errors, and the repair of one kind at a time, are those of TIDE (Bolya et al., ECCV
+2020, sections 2.2 and 2.3). The package tidecv is not used: it knows no sizes and no images.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, NamedTuple
+
+import numpy as np
+from pycocotools.coco import COCO
+
+from lambda_det.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
+
+__all__ = ["Change", "advise", "ap50", "sort_errors"]
+
+SMALL = 32  # side in pixels of the network's input, of objects that a larger input would help
+CONFIDENT = 0.8  # score of predictions that an annotation may lack for
+_CLASSES = 5  # that are looked at, those of which most are missed
+_NEAR = 0.1  # IoU from which a prediction means an object
+
+
+class Change(NamedTuple):
+    """What to change, by how much AP50 would rise at most, and what shows it."""
+
+    change: str
+    gain: float
+    evidence: str
+
+
+class Prediction(NamedTuple):
+    """A prediction, and what is wrong with it.
+
+    Attributes:
+        image, category: ids; of the category, that which it was given.
+        score: of the prediction.
+        kind: "right"; "class": a good box of another class; "place": the box lies badly;
+            "twice": the object was found already; "nothing": no object is near; "both": class and
+            place are wrong.
+        meant: id of the annotation that it means, None for "nothing".
+    """
+
+    image: Any
+    category: int
+    score: float
+    kind: str
+    meant: int | None
+
+
+def sort_errors(
+    ground_truth: COCO, entries: Sequence[Mapping[str, Any]], kind: str
+) -> tuple[list[Prediction], set[int]]:
+    """The kind of each prediction, but for those in crowds, and the objects that none means.
+
+    Args:
+        ground_truth: with ``iscrowd`` in every annotation.
+        entries: predictions in COCO's format.
+        kind: "bbox" or "segm".
+    """
+    key = {"bbox": "bbox", "segm": "segmentation"}[kind]
+    of_image = defaultdict(list)
+    for entry in entries:
+        of_image[entry["image_id"]].append(entry)
+    predictions, missed = [], set()
+    for image in ground_truth.getImgIds():
+        objects = ground_truth.loadAnns(ground_truth.getAnnIds(imgIds=[image]))
+        found = sorted(of_image[image], key=lambda entry: -entry["score"])
+        shapes = [o["bbox"] if kind == "bbox" else ground_truth.annToRLE(o) for o in objects]
+        crowds = np.array([bool(o["iscrowd"]) for o in objects], bool)
+        iou = overlaps([entry[key] for entry in found], shapes, crowds.tolist())
+        classes = np.array([o["category_id"] for o in objects], int)
+        same = np.array([e["category_id"] for e in found], int)[:, None] == classes[None]
+        chosen = assign(iou, crowds.tolist(), same)
+        iou = np.where(crowds[None], 0.0, iou)
+        meant = set()
+        for row, (entry, index) in enumerate(zip(found, chosen, strict=True)):
+            if index == IGNORED:
+                continue
+            kind_of, index = ("right", index) if index != FALSE else _wrong(iou[row], same[row])
+            if kind_of in ("right", "class", "place"):
+                meant.add(index)
+            annotation = None if index is None else objects[index]["id"]
+            predictions.append(
+                Prediction(image, entry["category_id"], entry["score"], kind_of, annotation)
+            )
+        missed |= {o["id"] for i, o in enumerate(objects) if not crowds[i] and i not in meant}
+    return predictions, missed
+
+
+def _wrong(iou: np.ndarray, same: np.ndarray) -> tuple[str, int | None]:
+    """The kind of a false prediction, and the index of the object that it means."""
+    own, other = np.where(same, iou, 0.0), np.where(same, 0.0, iou)
+    if max(iou, default=0.0) < _NEAR:
+        return "nothing", None
+    if own.max() >= LEAST_IOU:
+        return "twice", int(own.argmax())
+    if other.max() >= LEAST_IOU:
+        return "class", int(other.argmax())
+    if own.max() >= _NEAR:
+        return "place", int(own.argmax())
+    return "both", int(other.argmax())
+
+
+def ap50(predictions: Sequence[Prediction], objects: Mapping[int, int]) -> float:
+    """Mean AP at an IoU of 0.5 in percent, as COCO's evaluation computes it.
+
+    Args:
+        predictions: of :func:`sort_errors`.
+        objects: how many objects each category has, without crowds.
+    """
+    category = np.array([p.category for p in predictions], int)
+    order = np.lexsort(([-p.score for p in predictions], category))
+    category = category[order]
+    right = np.array([p.kind == "right" for p in predictions], bool)[order]
+    values = []
+    for own, number in objects.items():
+        hits = np.cumsum(right[slice(*np.searchsorted(category, (own, own + 1)))])
+        precision = hits / np.arange(1, len(hits) + 1)
+        precision = np.maximum.accumulate(precision[::-1])[::-1]
+        place = np.searchsorted(hits / number, np.linspace(0, 1, 101), side="left")
+        values.append(np.append(precision, 0.0)[np.minimum(place, len(hits))].mean())
+    return 100 * float(np.mean(values)) if values else float("nan")
+
+
+def repaired(
+    predictions: Sequence[Prediction], wrong: Set[int], classes: Mapping[int, int]
+) -> list[Prediction]:
+    """The predictions after the repair of some, by their places in the list.
+
+    A prediction that means an object of its own becomes right; one whose object is found by
+    another, or that means none, is left out.
+
+    Args:
+        predictions: of :func:`sort_errors`.
+        wrong: places of those to repair.
+        classes: category by the id of the annotation.
+    """
+    taken = {p.meant for p in predictions if p.kind == "right"}
+    result = [p for place, p in enumerate(predictions) if place not in wrong]
+    for prediction in sorted((predictions[place] for place in wrong), key=lambda p: -p.score):
+        meant = prediction.meant
+        if prediction.kind in ("class", "place") and meant not in taken:
+            taken.add(meant)
+            result.append(prediction._replace(kind="right", category=classes[meant]))
+    return result
+
+
+def advise(
+    ground_truth: COCO,
+    entries: Sequence[Mapping[str, Any]],
+    kind: str,
+    records: Sequence[Mapping[str, float]],
+    trained: Mapping[str, int],
+    scale: float = 1.0,
+) -> list[Change]:
+    """What could be changed, that which would bring most first.
+
+    The gains are bounds: what AP50 would be if all errors of a kind were gone. They overlap.
+
+    Args:
+        ground_truth, entries, kind: as for :func:`sort_errors`.
+        records: of the run's metrics.json, for its curves.
+        trained: how many objects each class has in training, by its name; empty if unknown.
+        scale: sides of the network's input as a share of those of the images.
+    """
+    predictions, missed = sort_errors(ground_truth, entries, kind)
+    annotations = ground_truth.anns
+    classes = {i: a["category_id"] for i, a in annotations.items()}
+    objects = Counter(a["category_id"] for a in annotations.values() if not a["iscrowd"])
+    names = {i: category["name"] for i, category in ground_truth.cats.items()}
+    small = {i for i, a in annotations.items() if scale * a["area"] ** 0.5 < SMALL}
+    now = ap50(predictions, objects)
+
+    def gain(wrong: Set[int], unseen: Set[int] = frozenset()) -> float:
+        left = objects - Counter(classes[i] for i in unseen)
+        return ap50(repaired(predictions, wrong, classes), left) - now
+
+    def places(kind: str, of: Callable[[Prediction], bool] = lambda p: True) -> set[int]:
+        return {i for i, p in enumerate(predictions) if p.kind == kind and of(p)}
+
+    def training(*categories: int) -> str:
+        counts = (f"{trained.get(names[c], 0):,} {names[c]}" for c in sorted(categories))
+        return f"; training has {' and '.join(counts)}." if trained else "."
+
+    changes = [*_longer(records, kind)]
+    if sure := places("nothing", lambda p: p.score >= CONFIDENT):
+        images = Counter(predictions[i].image for i in sure).most_common(3)
+        files = [ground_truth.imgs[image].get("file_name", str(image)) for image, _ in images]
+        changes += [
+            Change(
+                f"Look at the annotations, first of {', '.join(files)}; those of the training "
+                "images may lack the same.",
+                gain(sure),
+                f"Predictions of a score of {CONFIDENT} or more where nothing is annotated: "
+                f"{len(sure)}.",
+            )
+        ]
+    if unsure := places("nothing") - sure:
+        changes += [
+            Change(
+                "Add images of what is mistaken for an object; without objects they need no "
+                "annotations.",
+                gain(unsure),
+                f"Predictions of lower scores where nothing is annotated: {len(unsure)}.",
+            )
+        ]
+    mixed = places("class")
+    pair_of = {
+        i: frozenset((predictions[i].category, classes[predictions[i].meant])) for i in mixed
+    }
+    for pair, number in Counter(pair_of.values()).most_common(1):
+        one, other = (names[category] for category in sorted(pair))
+        changes += [
+            Change(
+                f"Add examples of {one} and {other}, or make one class of both.",
+                gain({i for i in mixed if pair_of[i] == pair}),
+                f"Boxes of one with the name of the other: {number}{training(*pair)}",
+            )
+        ]
+    bad = missed | {predictions[i].meant for i in places("place")}
+    shares = [100 * len(bad & part) / max(len(part), 1) for part in (small, set(classes) - small)]
+    if shares[0] > shares[1]:
+        of_small = places("place", lambda p: p.meant in small)
+        changes += [
+            Change(
+                "Train and predict at a larger size (INPUT.MIN_SIZE_TRAIN, MIN_SIZE_TEST and their "
+                "MAX_SIZE), or on parts of the images.",
+                gain(of_small, missed & small),
+                f"Of {len(small)} objects smaller than {SMALL} pixels in the network's input "
+                f"{shares[0]:.0f} % are missed or boxed badly, of larger ones {shares[1]:.0f} %.",
+            )
+        ]
+    large = places("place", lambda p: p.meant not in small)
+    if large:
+        changes += [
+            Change(
+                "Look at how tightly the annotations fit; a Cascade R-CNN places boxes better.",
+                gain(large),
+                f"Predictions with an IoU of {_NEAR} to {LEAST_IOU} with an object of {SMALL} "
+                f"pixels or more: {len(large)}.",
+            )
+        ]
+    if again := places("twice"):
+        changes += [
+            Change(
+                "Lower the IoU from which of two predictions one is dropped (NMS_THRESH_TEST).",
+                gain(again),
+                f"Predictions of an object that another one has found: {len(again)}.",
+            )
+        ]
+    unseen = {c: {i for i in missed if classes[i] == c} for c in objects}
+    few = np.median([trained.get(names[c], 0) for c in objects] or [0])
+    rare = (c for c in objects if unseen[c] and trained and trained.get(names[c], 0) <= few)
+    for category in sorted(rare, key=lambda c: -len(unseen[c]) / objects[c])[:_CLASSES]:
+        changes += [
+            Change(
+                f"Add examples of {names[category]}.",
+                gain(set(), unseen[category]),
+                f"Missed of the class: {len(unseen[category])} of {objects[category]}"
+                f"{training(category)}",
+            )
+        ]
+    return sorted(changes, key=lambda change: -change.gain)
+
+
+def _longer(records: Sequence[Mapping[str, float]], kind: str) -> list[Change]:
+    """Whether AP50 was still rising at the end, and the loss of the test set was not."""
+    names = (f"{kind}_EMA/AP50", f"{kind}/AP50")
+    name = next((n for n in names if any(n in record for record in records)), "")
+    points = [(record["iteration"], record[name]) for record in records if name in record]
+    losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]
+    if len(points) < 4 or (losses and min(losses) < 0.98 * losses[-1]):
+        return []
+    last, value = points[-1]
+    before = max(ap for step, ap in points if step <= last * 2 / 3)
+    if value < max(ap for _, ap in points):
+        return []
+    return [
+        Change(
+            "Train longer, such as twice as many --epochs.",
+            value - before,
+            f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
+            f"to {value:.1f}.",
+        )
+    ]

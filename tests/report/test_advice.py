@@ -1,0 +1,174 @@
+"""What is wrong with predictions, and what AP50 would be without it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections import Counter
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from lambda_det.report.advice import advise, ap50, repaired, sort_errors
+from tests.report.test_run_page import make_ground_truth, noisy_results
+
+
+def made_of(boxes, sizes=((200, 200),)) -> COCO:
+    """Ground truth of (image, category, x, y, width, height)."""
+    truth = COCO()
+    truth.dataset = {
+        "images": [
+            {"id": i, "width": w, "height": h, "file_name": f"{i}.jpg"}
+            for i, (w, h) in enumerate(sizes)
+        ],
+        "categories": [{"id": 1, "name": "bolt"}, {"id": 2, "name": "nut"}],
+        "annotations": [
+            {
+                "id": number,
+                "image_id": image,
+                "category_id": category,
+                "bbox": list(box),
+                "area": box[2] * box[3],
+                "iscrowd": 0,
+            }
+            for number, (image, category, *box) in enumerate(boxes, start=1)
+        ],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+    return truth
+
+
+def predicted(category, box, score=0.9, image=0):
+    return {"image_id": image, "category_id": category, "bbox": list(box), "score": score}
+
+
+OBJECTS = [(0, 1, 10, 10, 40, 40), (0, 2, 100, 10, 40, 40), (0, 2, 100, 100, 40, 40)]
+
+
+def by_category(truth: COCO) -> Counter:
+    return Counter(a["category_id"] for a in truth.anns.values() if not a["iscrowd"])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ap50_is_coco_s(seed):
+    truth = make_ground_truth(6, seed)
+    crowd = truth.anns[1]
+    crowd["iscrowd"] = int(seed % 2)
+    entries = noisy_results(truth, seed)
+    evaluation = COCOeval(truth, truth.loadRes(entries), "bbox")
+    evaluation.params.iouThrs = np.array([0.5])
+    evaluation.evaluate()
+    evaluation.accumulate()
+    precision = evaluation.eval["precision"][0, :, :, 0, -1]
+    expected = 100 * precision[precision > -1].mean()
+    predictions, _ = sort_errors(truth, entries, "bbox")
+    assert ap50(predictions, by_category(truth)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("category", "box", "kind", "meant"),
+    [
+        (1, (12, 10, 40, 40), "right", 1),
+        (1, (100, 12, 40, 40), "class", 2),
+        (1, (30, 10, 40, 40), "place", 1),
+        (1, (80, 10, 40, 40), "both", 2),
+        (1, (10, 150, 20, 20), "nothing", None),
+    ],
+)
+def test_each_kind_of_error_is_told(category, box, kind, meant):
+    (found,), missed = sort_errors(made_of(OBJECTS), [predicted(category, box)], "bbox")
+    assert (found.kind, found.meant) == (kind, meant)
+    # One that is meant is not missed, though the prediction is wrong
+    expected = {1, 2, 3} - ({meant} if kind in ("right", "class", "place") else set())
+    assert missed == expected
+
+
+def test_the_second_prediction_of_an_object_is_one_too_many():
+    entries = [predicted(1, (10, 10, 40, 40), 0.4), predicted(1, (12, 10, 40, 40), 0.7)]
+    predictions, _ = sort_errors(made_of(OBJECTS), entries, "bbox")
+    assert [(p.kind, p.score) for p in predictions] == [("right", 0.7), ("twice", 0.4)]
+
+
+def test_masks_are_compared_as_masks():
+    truth = make_ground_truth(2)
+    polygons = [
+        {**predicted(a["category_id"], a["bbox"], image=a["image_id"])}
+        | {"segmentation": truth.annToRLE(a)}
+        for a in truth.anns.values()
+    ]
+    predictions, missed = sort_errors(truth, polygons, "segm")
+    assert {p.kind for p in predictions} == {"right"} and not missed
+
+
+def test_a_repair_finds_an_object_once():
+    truth = made_of(OBJECTS)
+    entries = [
+        predicted(1, (100, 12, 40, 40), 0.9),  # a nut taken for a bolt, twice
+        predicted(1, (100, 10, 40, 40), 0.8),
+        predicted(2, (120, 100, 40, 40), 0.7),  # a nut whose box lies badly
+        predicted(2, (10, 150, 20, 20), 0.6),  # nothing is there
+    ]
+    predictions, missed = sort_errors(truth, entries, "bbox")
+    classes = {i: a["category_id"] for i, a in truth.anns.items()}
+    after = repaired(predictions, {0, 1, 2, 3}, classes)
+    assert [(p.category, p.meant, p.kind) for p in after] == [(2, 2, "right"), (2, 3, "right")]
+    assert missed == {1}
+    assert ap50(after, {2: 2}) == 100
+
+
+def changes(boxes, entries, records=(), trained=None, **options):
+    trained = trained or {"bolt": 100, "nut": 100}
+    found = advise(made_of(boxes), entries, "bbox", list(records), trained, **options)
+    assert found == sorted(found, key=lambda change: -change.gain)
+    return found
+
+
+PERFECT = [predicted(category, box) for _, category, *box in OBJECTS]
+
+
+def test_nothing_is_advised_where_all_is_right():
+    assert changes(OBJECTS, PERFECT) == []
+
+
+def test_the_largest_loss_is_named_first_with_what_shows_it():
+    lacking = [predicted(1, (10, 150, 30, 30), 0.95)]  # surer than all that is annotated
+    first = changes(OBJECTS, PERFECT + lacking)[0]
+    assert "0.jpg" in first.change and first.gain == pytest.approx(25)
+    unsure = [predicted(1, (10, 150, 30, 30), 0.3)]
+    assert all("0.jpg" not in change.change for change in changes(OBJECTS, PERFECT + unsure))
+
+
+def test_small_objects_want_a_larger_input():
+    objects = [*OBJECTS, (0, 2, 10, 90, 80, 80)]
+    entries = [*PERFECT[1:], predicted(2, (10, 90, 80, 80))]
+    assert not any("larger size" in c.change for c in changes(objects, entries))
+    (larger,) = [c for c in changes(objects, entries, scale=0.5) if "larger size" in c.change]
+    assert "33 %" in larger.evidence and "0 %" in larger.evidence  # 3 of 20 pixels, 1 of 40
+
+
+def test_the_class_with_few_examples_is_named():
+    found = changes(OBJECTS, PERFECT[1:], trained={"bolt": 3, "nut": 100})
+    assert [c.change for c in found] == ["Add examples of bolt."]
+    assert "training has 3 bolt" in found[0].evidence
+    assert changes(OBJECTS, PERFECT[1:], trained={"bolt": 300, "nut": 100}) == []
+
+
+@pytest.mark.parametrize(
+    ("ap", "loss", "gain"),
+    [
+        ((10, 20, 30, 40, 50, 60), (), 20),  # 40 at two thirds of the steps
+        ((10, 20, 60, 50, 50, 50), (), None),  # it was better before
+        ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), None),  # it forgets the test set
+        ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1, 1), 20),
+        ((10, 60), (), None),  # too few evaluations
+    ],
+)
+def test_a_run_that_was_still_rising_is_to_go_on(ap, loss, gain):
+    records = [{"iteration": 100 * (i + 1), "bbox_EMA/AP50": value} for i, value in enumerate(ap)]
+    for record, value in zip(records, loss, strict=False):
+        record["validation/total_loss"] = value
+    gains = [c.gain for c in changes(OBJECTS, PERFECT, records)]
+    assert gains == ([] if gain is None else [gain])
