@@ -78,12 +78,6 @@ def _evaluate(tmp_path, predictions):
     return evaluator.evaluate()
 
 
-def test_bare_annotations_are_evaluated(bare_data, tmp_path):
-    results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: [[4, 4, 10, 10]]})
-    assert results["bbox"]["AP"] == pytest.approx(100)
-    assert results["segm"]["AP"] == pytest.approx(100)
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -90,11 +90,6 @@ def _network(model: nn.Module) -> dict[str, Any]:
     return {name: _settings(module, set()) for name, module in model.named_modules()}
 
 
-def test_every_lazyconfig_has_its_yaml_file():
-    assert set(PAPER) < set(PAIRS)
-    assert all((CONFIGS / f"{name}.yaml").exists() for name in PAIRS)
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_network_is_the_same(name):
     models = [on_meta(yaml_task(name).config), on_meta(lazy_task(name).config)]

@@ -213,15 +213,6 @@ def _assert_the_same(found: Instances, expected: Instances) -> None:
     assert (found.pred_masks != expected.pred_masks).float().mean() < 1e-4
 
 
-@pytest.mark.slow
-def test_batches_of_one_size_find_the_same():
-    model, images = for_inference(_lambda_detector()), _images(3)
-    with torch.no_grad():
-        together = model(images)
-        for image, found in zip(images, together, strict=True):
-            _assert_the_same(found["instances"], model([image])[0]["instances"])
-
-
 @pytest.mark.parametrize(("key", "value"), [("PRECISION", "float8"), ("IMS_PER_BATCH", 0)])
 def test_inference_that_cannot_be_is_refused_before_a_training(key, value):
     cfg = tiny_config()

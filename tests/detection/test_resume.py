@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import time
-from collections import Counter
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,7 +21,6 @@ from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsE
 from lambda_det.training import run_folder, start
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.trainer import Trainer
-from lambda_det.weights import formats
 from tests import forked
 from tests.detection.tiny import TINY
 from tests.reliability.ends import Killed, end_here
@@ -265,25 +263,6 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(train, whole, tmp_path):
         train(folder, resume=True)
     (folder / "run.lock").unlink(missing_ok=True)  # not of each version of filelock
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_a_resume_reads_its_checkpoint_once(train, whole, tmp_path, monkeypatch):
-    folder = tmp_path / "run"
-    shutil.copytree(whole("plain"), folder)
-    reads: Counter[str] = Counter()
-    original = formats._read_torch
-
-    def read(path, *, mmap):
-        # Those that are mapped verify what was just written, at its draft's name
-        reads[Path(path).name] += 1
-        return original(path, mmap=mmap)
-
-    monkeypatch.setattr(formats, "_read_torch", read)
-    train(folder, resume=True)
-    assert reads == {"model_final.pth": 1}
-    reads.clear()
-    train(folder, "SOLVER.MAX_ITER", "7", "SOLVER.STEPS", "(2, 4)", resume=True)
-    assert reads == {"model_final.pth": 1, "model_final.pth.tmp": 2}
 
 
 def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):

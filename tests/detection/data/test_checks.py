@@ -267,10 +267,6 @@ def registered(cfg, content, write):
     return register
 
 
-def test_sound_data_sets_pass(registered, content):
-    check_datasets(registered(content, content), train=True, test=True)
-
-
 def test_no_image_is_opened(registered, content, tmp_path):
     cfg = registered(content)
     for path in (tmp_path / "checks_train").iterdir():

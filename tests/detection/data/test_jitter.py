@@ -20,13 +20,6 @@ def _seed():
     np.random.seed(0)  # Detectron2's augmentations draw from numpy's global state
 
 
-@pytest.mark.parametrize("shape", [(48, 64), (300, 20), (64, 64)])
-def test_output_is_the_square(shape):
-    for _ in range(20):
-        image, _ = augment(large_scale_jitter(0.1, 2.0, 64), np.zeros((*shape, 3), np.uint8))
-        assert image.shape == (64, 64, 3)
-
-
 def test_scale_fits_the_longer_side_to_the_drawn_share_of_the_square():
     heights = []
     for _ in range(300):
@@ -77,19 +70,6 @@ def test_without_padding_no_pixel_is_invented():
     image, _ = augment(large_scale_jitter(0.3, 0.3, 100, pad=False), np.ones((50, 80, 3), np.uint8))
     assert image.shape == (19, 30, 3)
     assert (image == 1).all()
-
-
-def test_boxes_and_pixels_move_together():
-    """A white rectangle stays where its box says, through resizing, cropping and flipping."""
-    image = np.zeros((80, 120, 3), np.uint8)
-    image[20:60, 40:100] = 255
-    for _ in range(30):
-        augmentations = [*large_scale_jitter(0.4, 1.8, 100), T.RandomFlip()]
-        changed, transforms = augment(augmentations, image)
-        x0, y0, x1, y1 = transforms.apply_box(np.array([[40.0, 20, 100, 60]]))[0].clip(0, 100)
-        ys, xs = np.nonzero(changed[..., 0] > 200)
-        assert abs(xs.min() - x0) <= 1.5 and abs(xs.max() + 1 - x1) <= 1.5
-        assert abs(ys.min() - y0) <= 1.5 and abs(ys.max() + 1 - y1) <= 1.5
 
 
 @pytest.mark.parametrize(

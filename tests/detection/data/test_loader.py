@@ -23,7 +23,6 @@ from lambda_det.detection.data import (
     tolerant_test_loader,
     tolerant_train_loader,
 )
-from lambda_det.detection.data.loader import TrainImages
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
 from tests.detection.data.conftest import annotation
@@ -55,12 +54,6 @@ def eleven(cfg, write):
     cfg.INPUT.LSJ.SIZE = 32
     cfg.INPUT.MIN_SIZE_TRAIN = (24, 28, 32)
     return cfg
-
-
-def as_process(monkeypatch, rank, world_size):
-    monkeypatch.setattr("detectron2.utils.comm.get_rank", lambda: rank)
-    monkeypatch.setattr("detectron2.utils.comm.get_world_size", lambda: world_size)
-    monkeypatch.setattr("detectron2.utils.comm.shared_random_seed", lambda: 99)
 
 
 def plain(image):
@@ -117,28 +110,6 @@ def test_workers_and_the_place_change_nothing(eleven, workers, jitter):
     assert len({image[2] for batch in expected for image in batch}) > 25  # of 32 of 11 images
 
 
-@pytest.mark.parametrize("jitter", [True, False])
-def test_a_step_is_the_same_with_any_number_of_processes(eleven, monkeypatch, jitter):
-    """Steps of 8 images: by one process in 4 batches, two in 2, four in 1."""
-    eleven.INPUT.LSJ.ENABLED = jitter
-    steps = {}
-    for world_size, accumulate in ((1, 4), (2, 2), (4, 1)):
-        found = []
-        for rank in range(world_size):
-            as_process(monkeypatch, rank, world_size)
-            loader = build_train_loader(eleven, 8 // accumulate)
-            found.append(batches(loader, 3 * accumulate))
-        steps[world_size] = [
-            [
-                found[rank][step * accumulate + i]
-                for i in range(accumulate)
-                for rank in range(world_size)
-            ]
-            for step in range(3)
-        ]
-    assert steps[1] == steps[2] == steps[4]
-
-
 @pytest.mark.parametrize(("jitter", "workers"), [(True, 0), (False, 0), (True, 1)])
 def test_no_global_random_numbers_are_drawn(eleven, jitter, workers):
     eleven.INPUT.LSJ.ENABLED = jitter
@@ -148,13 +119,6 @@ def test_no_global_random_numbers_are_drawn(eleven, jitter, workers):
     batches(loader, 4)
     after = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
     assert before == after
-
-
-def test_what_was_drawn_before_changes_nothing(eleven):
-    expected = batches(build_train_loader(eleven, 2), 4)
-    for generator in (random.seed, np.random.seed, torch.manual_seed):
-        generator(77)
-    assert batches(build_train_loader(eleven, 2), 4) == expected
 
 
 def test_two_iterators_and_a_new_beginning(eleven):
@@ -206,29 +170,6 @@ def test_images_without_annotations_are_left_out_as_the_config_says(four, conten
         assert set(ids(loader, 3)) == expected
 
 
-class Draws(TrainImages):
-    """Images of which each is what a mapper would draw for its scale and its flip."""
-
-    def __init__(self):
-        super().__init__(range(10), lambda _: (np.random.rand(), random.random()), 0)
-
-
-def test_augmentations_of_neighbours_are_independent_and_uniform():
-    """All limits are four standard deviations."""
-    draws = np.array([Draws()[0, position, 0] for position in range(1600)])
-    assert np.abs(np.histogram(draws[:, 0], bins=10, range=(0, 1))[0] - 160).max() < 48
-    assert abs((draws[:, 0] < 0.5).mean() - 0.5) < 0.05
-    for lag in (1, 2, 8):
-        assert abs(np.corrcoef(draws[:-lag, 0], draws[lag:, 0])[0, 1]) < 0.1
-    assert abs(np.corrcoef(draws.T)[0, 1]) < 0.1  # numpy's and Python's
-    assert len(np.unique(draws)) == draws.size
-
-
-def test_places_beyond_32_bits_have_draws_of_their_own():
-    places = [0, 1, 2**32, 2**32 + 1, 2**33, 2**40]
-    assert len({Draws()[0, place, 0] for place in places}) == len(places)
-
-
 # ------------------------------------------------------------------------------ unreadable images
 
 
@@ -278,12 +219,6 @@ def test_an_image_in_place_of_another_is_the_same_whoever_met_the_broken_one(ele
 
 
 # ------------------------------------------------------------------------------- state and options
-
-
-def test_the_state_is_of_plain_values(eleven):
-    eleven.INPUT.LSJ.ENABLED = False
-    state = build_train_loader(eleven, 4).state_dict()
-    assert state == {"records": 11, "group_size": 4}
 
 
 def test_other_data_on_a_resume_are_said(eleven, caplog):

@@ -110,12 +110,6 @@ def test_class_names_of_nothing_known(cfg):
     assert describe(names)["thing_classes"] == ["circle", "rectangle", "triangle"]
 
 
-@pytest.mark.parametrize("_", range(2))
-def test_the_data_sets_of_a_test_are_forgotten_after_it(_):
-    """So says tests/conftest.py; the second time the name would be taken."""
-    DatasetCatalog.register("for_one_test", lambda: [])
-
-
 # --------------------------------------------------------------------------------- held-out images
 
 
