@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -12,36 +11,22 @@ from lambda_det.errors import Preempted
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
 from lambda_det.weights.formats import read_checkpoint
-from tests.classification.tiny import kill_before
-from tests.reliability.ends import Killed, end_here
-from tests.reliability.runs import content, differences, metrics
+from tests.reliability.ends import Killed, kill_before, signal_in, stop_evaluation
+from tests.reliability.runs import assert_same_run, content, table
 
 pytestmark = pytest.mark.slow  # trains
-
-
-def _assert_same_run(one, other):
-    for name in ("model_final.pth", "model_best.pth"):
-        assert differences(content(one / name), content(other / name)) == []
-    assert differences(metrics(one), metrics(other)) == []
 
 
 @pytest.mark.parametrize("step", [0, 2])  # that of step 2 is evaluated
 def test_a_signal_saves_after_the_step(arguments, tmp_path, monkeypatch, step):
     words = ("DATALOADER.NUM_WORKERS", 2 if step == 0 else 0, "SOLVER.ACCUMULATE_GRADIENTS", 2)
     run(arguments(*words, "OUTPUT_DIR", tmp_path / "whole"))
-    original = Trainer.run_step
-
-    def run_step(self):
-        if self.iter == step:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        original(self)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "run_step", run_step)
+        signal_in(patch, step, signal.SIGUSR1)
         with pytest.raises(Preempted, match=f"SIGUSR1 after step {step + 1}; .*model_000000{step}"):
             run(arguments(*words))
     run(arguments("--resume", *words))
-    _assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
 def test_the_best_checkpoint_that_had_no_second_name_yet(arguments, tmp_path, monkeypatch):
@@ -60,19 +45,6 @@ def test_the_best_checkpoint_that_had_no_second_name_yet(arguments, tmp_path, mo
     assert content(best)["iteration"] == 2
 
 
-def _stop_in(evaluation, how, monkeypatch):
-    """Have the n-th evaluation of a run come to no end."""
-    original, calls = ClassificationTask.evaluate, []
-
-    def evaluate(self, models, *, final):
-        calls.append(1)
-        if len(calls) == evaluation:
-            end_here(how)
-        return original(self, models, final=final)
-
-    monkeypatch.setattr(ClassificationTask, "evaluate", evaluate)
-
-
 def _kill_after(evaluation, monkeypatch):
     """Before a checkpoint knows the results, which are in summary.csv already."""
     original = Trainer.save_checkpoint
@@ -83,12 +55,6 @@ def _kill_after(evaluation, monkeypatch):
         original(self)
 
     monkeypatch.setattr(Trainer, "save_checkpoint", save_checkpoint)
-
-
-def _table(folder):
-    rows = [line.split(",") for line in (folder / "summary.csv").read_text().splitlines()]
-    speed = rows[0].index("images_per_second")
-    return [row[:speed] + row[speed + 1 :] for row in rows]
 
 
 # Evaluations after 3 and 6 steps, checkpoints after 2, 3, 4 and 6: killed within an epoch with and
@@ -105,8 +71,8 @@ def test_killed_and_resumed_is_the_run_that_was_not(whole, arguments, tmp_path, 
         between = read_checkpoint(folder / "model_0000003.pth")
         assert (between["results"], between["statistics"]) == ({}, "running")
     run(arguments("--resume"))
-    _assert_same_run(whole, folder)
-    assert _table(whole) == _table(folder)
+    assert_same_run(whole, folder)
+    assert table(whole) == table(folder)
 
 
 # After step 3, and the last one
@@ -122,7 +88,7 @@ def test_an_evaluation_that_did_not_end_comes_first(
         if how == "recorded":
             _kill_after(evaluation, patch)
         else:
-            _stop_in(evaluation, how, patch)
+            stop_evaluation(patch, ClassificationTask, evaluation, how)
         with pytest.raises((Killed, Preempted)) as caught:
             run(arguments())
     last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
@@ -133,8 +99,8 @@ def test_an_evaluation_that_did_not_end_comes_first(
     caplog.set_level("INFO")
     run(arguments("--resume"))
     assert f"The evaluation after step {3 * evaluation} is still to come" in caplog.text
-    _assert_same_run(whole, folder)
-    assert _table(whole) == _table(folder)
+    assert_same_run(whole, folder)
+    assert table(whole) == table(folder)
     assert sorted(p.name for p in whole.glob("*.pth")) == sorted(
         p.name for p in folder.glob("*.pth")
     )

@@ -13,8 +13,8 @@ from lambda_det.classification.data import build, loader
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.training import trainer
-from tests.classification.tiny import kill_before, train
-from tests.reliability.ends import Killed
+from tests.classification.tiny import train
+from tests.reliability.ends import Killed, kill_before
 from tests.reliability.runs import content, differences
 
 

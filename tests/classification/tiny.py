@@ -6,8 +6,6 @@ import cv2
 import numpy as np
 
 from lambda_det.classification import parser, run
-from lambda_det.training.trainer import Trainer
-from tests.reliability.ends import Killed
 
 COLOURS = {"blue": (220, 60, 40), "green": (40, 210, 60), "red": (50, 40, 220)}  # in BGR
 RECIPE = """
@@ -42,15 +40,3 @@ def train(root: Path, pictures: Path, *pairs: object) -> Path:
     words = ["--config-file", root / "recipe.yaml", *where, *pairs]
     run(parser().parse_args(list(map(str, words))))
     return root
-
-
-def kill_before(monkeypatch, step: int) -> None:
-    """Have a run end without further ado before it takes a step, counted from 0."""
-    original = Trainer.run_step
-
-    def run_step(self):
-        if self.iter == step:
-            raise Killed
-        original(self)
-
-    monkeypatch.setattr(Trainer, "run_step", run_step)

@@ -32,7 +32,7 @@ from lambda_det.detection.lazy import (
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.run_folder import changed_keys
 from lambda_det.weights.provenance import PixelSettings
-from tests.shapes import make_shapes
+from tests.shapes import shapes_by_flag
 
 CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
 
@@ -96,12 +96,8 @@ def test_a_saved_configuration_is_compared_without_running_it(tmp_path):
 @pytest.fixture
 def files(tmp_path) -> dict[str, str]:
     """The flags that name a data set to train on."""
-    make_shapes(tmp_path, num_train=4, num_val=1, size=64)
-    folder = tmp_path / "shapes"
-    return {
-        "train_json": str(folder / "annotations" / "instances_train.json"),
-        "train_images": str(folder / "train"),
-    }
+    flags = shapes_by_flag(tmp_path, num_train=4, num_val=1, size=64)
+    return {name: path for name, path in flags.items() if name.startswith("train")}
 
 
 @pytest.fixture

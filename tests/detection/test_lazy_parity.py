@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from lambda_det.detection import (
 )
 from lambda_det.detection.schedule import scale_settings
 from tests.detection.tiny import TINY, on_meta
-from tests.shapes import make_shapes
+from tests.reliability.runs import table
+from tests.shapes import shapes_by_flag
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # Each file has its twin
@@ -45,14 +45,7 @@ def _arguments(file: str, options: str, flags: dict[str, str]) -> argparse.Names
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> dict[str, str]:
-    """The flags that name a small data set of shapes."""
-    folder = tmp_path_factory.mktemp("data")
-    make_shapes(folder, num_train=8, num_val=2, size=64)
-    flags = {}
-    for part, split in (("train", "train"), ("test", "val")):
-        flags[f"{part}_json"] = str(folder / "shapes" / "annotations" / f"instances_{split}.json")
-        flags[f"{part}_images"] = str(folder / "shapes" / split)
-    return flags
+    return shapes_by_flag(tmp_path_factory.mktemp("data"), num_train=8, num_val=2, size=64)
 
 
 def _settings(value: Any, seen: set[int]) -> Any:
@@ -175,9 +168,7 @@ def test_both_train_the_same_weights_and_find_the_same(shapes, tmp_path):
         words = f"{TINY[kind]} {_AROUND[kind]} {output}".split()
         run(parse().parse_args([*file, *flags, *words]))
         contents.append(torch.load(folder / "model_final.pth", weights_only=False))
-        with (folder / "summary.csv").open() as table:
-            rows = list(csv.DictReader(table))
-        tables.append([{k: v for k, v in row.items() if k != "images_per_second"} for row in rows])
+        tables.append(table(folder))
         files = [folder / f"inference{w}/coco_instances_results.json" for w in ("", "_EMA", "_TTA")]
         assert len({file.read_text() for file in files}) == 3
     yaml, lazy = contents

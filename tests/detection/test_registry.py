@@ -23,7 +23,7 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.networks import DetectorGraph
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.loading import CLASS_LAYERS
-from tests.shapes import make_shapes
+from tests.shapes import shapes_by_flag
 from tests.training.tiny_detector import CONFIG
 
 
@@ -71,16 +71,11 @@ def counting(monkeypatch, tmp_path):
             not_exported=(("CountingROIHeads",), "CountingROIHeads counts"),
         ),
     )
-    make_shapes(tmp_path, num_train=1, num_val=1, size=64)
-    shapes = tmp_path / "shapes"
+    shapes = shapes_by_flag(tmp_path, num_train=1, num_val=1, size=64)
+    data = {name: shapes[name] for name in ("train_json", "train_images")}
     file = tmp_path / "counting.yaml"
     file.write_text(CONFIG.replace("NAME: StandardROIHeads", "NAME: CountingROIHeads"))
-    return argparse.Namespace(
-        config_file=str(file),
-        opts=[],
-        train_json=str(shapes / "annotations" / "instances_train.json"),
-        train_images=str(shapes / "train"),
-    )
+    return argparse.Namespace(config_file=str(file), opts=[], **data)
 
 
 def test_a_head_of_another_project(counting):

@@ -20,11 +20,11 @@ from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
 from lambda_det.training import run_folder, start
 from lambda_det.training import trainer as trainer_module
-from lambda_det.training.trainer import Trainer
 from tests import forked
 from tests.detection.tiny import TINY
-from tests.reliability.ends import Killed, end_here
-from tests.reliability.runs import DETECTOR, content, data_flags, differences, metrics
+from tests.reliability.ends import Killed, end_here, kill_before, signal_in, stop_evaluation
+from tests.reliability.runs import DETECTOR, assert_same_run, content, differences, metrics
+from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -69,7 +69,7 @@ def flags(tmp_path_factory) -> list[str]:
     root = tmp_path_factory.mktemp("data")
     (root / "config.yaml").write_text(CONFIG)
     config = ["--config-file", str(root / "config.yaml")]
-    return config + data_flags(root, num_train=7, num_val=2, size=48)
+    return config + data_words(root, num_train=7, num_val=2, size=48)
 
 
 @pytest.fixture
@@ -83,21 +83,8 @@ def train(flags):
     return call
 
 
-def _kill_before(monkeypatch, step: int) -> None:
-    original = Trainer.run_step
-
-    def run_step(self) -> None:
-        if self.iter == step:
-            raise Killed
-        original(self)
-
-    monkeypatch.setattr(Trainer, "run_step", run_step)
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    for name in ("model_final.pth", "model_best.pth"):
-        assert differences(content(one / name), content(other / name)) == []
-    assert differences(metrics(one), metrics(other)) == []
+def assert_same(one: Path, other: Path) -> None:
+    assert_same_run(one, other)
     assert sorted(p.name for p in one.glob("*.pth")) == sorted(p.name for p in other.glob("*.pth"))
 
 
@@ -125,7 +112,7 @@ def whole(flags, tmp_path_factory):
 def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, step):
     folder, words = tmp_path / "run", VARIANTS[variant].split()
     with monkeypatch.context() as patch:
-        _kill_before(patch, step)
+        kill_before(patch, step)
         with pytest.raises(Killed):
             train(folder, *words)
     assert not (folder / "model_final.pth").exists()
@@ -136,7 +123,7 @@ def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, st
         assert content(whole(variant) / "model_final.pth")["trainer"]["seed"] != seed
         return
     train(folder, *words, resume=True)
-    assert_same_run(whole(variant), folder)
+    assert_same(whole(variant), folder)
     # Loader workers alone change nothing at all
     others = differences(*(content(f / "model_final.pth") for f in (whole("plain"), folder)))
     assert bool(others) == (variant not in ("plain", "workers"))
@@ -148,16 +135,8 @@ def test_an_evaluation_that_did_not_end_comes_first(
     train, whole, tmp_path, monkeypatch, caplog, evaluation, how
 ):
     folder = tmp_path / "run"
-    original, calls = DetectionTask.evaluate, []
-
-    def evaluate(self, models, *, final):
-        calls.append(1)
-        if len(calls) == evaluation:
-            end_here(how)
-        return original(self, models, final=final)
-
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTask, "evaluate", evaluate)
+        stop_evaluation(patch, DetectionTask, evaluation, how)
         with pytest.raises((Killed, Preempted)) as caught:
             train(folder)
     if how == "told":
@@ -165,7 +144,7 @@ def test_an_evaluation_that_did_not_end_comes_first(
         assert f"SIGTERM after step {3 * evaluation}; {last} holds" in str(caught.value)
     train(folder, resume=True)
     assert f"The evaluation after step {3 * evaluation} is still to come" in caplog.text
-    assert_same_run(whole("plain"), folder)
+    assert_same(whole("plain"), folder)
 
 
 @pytest.mark.parametrize("evaluation", [1, 2])
@@ -178,10 +157,7 @@ def test_statistics_that_did_not_end_come_before_it(
     def estimate_statistics(*args):
         calls.append(1)
         if len(calls) == evaluation:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            for _ in range(100):  # a handler runs between two operations of Python
-                pass
-            pytest.fail("the signal was not heeded at once")
+            end_here("told")
         original(*args)
 
     last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
@@ -191,7 +167,7 @@ def test_statistics_that_did_not_end_come_before_it(
             train(folder, *words)
     running = content(last)
     train(folder, *words, resume=True)
-    assert_same_run(whole("precise statistics"), folder)
+    assert_same(whole("precise statistics"), folder)
     # The checkpoint has the statistics now that it was evaluated with
     precise = content(whole("precise statistics") / last.name)
     assert precise["trainer"]["hooks"]["Evaluation"]["last_step"] == 3 * evaluation
@@ -203,16 +179,9 @@ def test_statistics_that_did_not_end_come_before_it(
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, number):
     folder = tmp_path / "run"
-    original = Trainer.run_step
     handlers = [signal.getsignal(number) for number in SIGNALS]
-
-    def run_step(self):
-        if self.iter == 4:
-            os.kill(os.getpid(), number)
-        original(self)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "run_step", run_step)
+        signal_in(patch, 4, number)
         with pytest.raises(Preempted) as caught:
             train(folder)
     last = folder / "model_0000004.pth"
@@ -224,7 +193,7 @@ def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, numb
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
     train(folder, resume=True)
     last.unlink()  # the run that was not stopped has none of this step
-    assert_same_run(whole("plain"), folder)
+    assert_same(whole("plain"), folder)
 
 
 def test_a_finished_run_stays_as_it_is(train, whole, tmp_path, monkeypatch, caplog):
@@ -235,7 +204,7 @@ def test_a_finished_run_stays_as_it_is(train, whole, tmp_path, monkeypatch, capl
     train(folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.glob("*.pth")} == before
     assert "has all of its 6 steps already" in caplog.text
-    assert_same_run(whole("plain"), folder)
+    assert_same(whole("plain"), folder)
 
 
 def test_a_finished_run_is_made_longer(train, whole, tmp_path):
@@ -291,10 +260,10 @@ def test_a_lazyconfig_is_resumed_alike(flags, tmp_path, monkeypatch):
         return tmp_path / folder
 
     with monkeypatch.context() as patch:
-        _kill_before(patch, 3)
+        kill_before(patch, 3)
         with pytest.raises(Killed):
             train("run")
-    assert_same_run(train("whole"), train("run"))
+    assert_same(train("whole"), train("run"))
     with pytest.raises(ConfigError, match=r"train\.seed"):
         train("run", "train.seed=6")
 
@@ -348,4 +317,4 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(detection_reader, "LOG_PERIOD", 20)
         train(tmp_path / "whole", *words)
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same(tmp_path / "whole", tmp_path / "run")

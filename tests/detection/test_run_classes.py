@@ -18,7 +18,8 @@ from lambda_det.report.run_page import build_report
 from lambda_det.training import start
 from lambda_det.weights.formats import read_checkpoint, write_torch
 from tests.detection.test_resume import CONFIG
-from tests.reliability.runs import content, data_flags, differences
+from tests.reliability.runs import content, differences
+from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -37,7 +38,7 @@ def trained(tmp_path_factory) -> tuple[list[str], Path]:
     root = tmp_path_factory.mktemp("classes")
     (root / "config.yaml").write_text(CONFIG)
     flags = ["--config-file", str(root / "config.yaml")]
-    flags += data_flags(root, num_train=4, num_val=2, size=48)
+    flags += data_words(root, num_train=4, num_val=2, size=48)
     run(parser().parse_args([*flags, "OUTPUT_DIR", str(root / "run"), *words(2)]))
     return flags, root / "run"
 

@@ -7,9 +7,48 @@ import signal
 
 import pytest
 
+from lambda_det.training.trainer import Trainer
+
 
 class Killed(BaseException):
     """Stands for SIGKILL: no code of the package catches it and cleans up."""
+
+
+def kill_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Have a run end without further ado before it takes a step, counted from 0."""
+    original = Trainer.run_step
+
+    def run_step(self) -> None:
+        if self.iter == step:
+            raise Killed
+        original(self)
+
+    monkeypatch.setattr(Trainer, "run_step", run_step)
+
+
+def signal_in(monkeypatch: pytest.MonkeyPatch, step: int, number: int) -> None:
+    """Send this process a signal in a step, counted from 0."""
+    original = Trainer.run_step
+
+    def run_step(self) -> None:
+        if self.iter == step:
+            os.kill(os.getpid(), number)
+        original(self)
+
+    monkeypatch.setattr(Trainer, "run_step", run_step)
+
+
+def stop_evaluation(monkeypatch: pytest.MonkeyPatch, task: type, number: int, how: str) -> None:
+    """Have the n-th evaluation of a task of this kind come to no end."""
+    original, calls = task.evaluate, []
+
+    def evaluate(self, models, *, final):
+        calls.append(1)
+        if len(calls) == number:
+            end_here(how)
+        return original(self, models, final=final)
+
+    monkeypatch.setattr(task, "evaluate", evaluate)
 
 
 def end_here(how: str) -> None:

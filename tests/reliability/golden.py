@@ -28,7 +28,7 @@ from lambda_det.training.trainer import Trainer
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.detection.tiny import TINY
 from tests.reliability.runs import DETECTOR
-from tests.shapes import make_shapes
+from tests.shapes import shapes_by_flag
 
 STEPS = 30
 FILE = Path(__file__).with_name("golden.json")
@@ -67,12 +67,7 @@ class Losses(HookBase):
 
 
 def _data(root: Path) -> dict[str, str]:
-    make_shapes(root, num_train=10, num_val=2, size=64)
-    flags = {}
-    for part, split in (("train", "train"), ("test", "val")):
-        flags[f"{part}_json"] = str(root / f"shapes/annotations/instances_{split}.json")
-        flags[f"{part}_images"] = str(root / "shapes" / split)
-    return flags
+    return shapes_by_flag(root, num_train=10, num_val=2, size=64)
 
 
 def _yaml(root: Path, options: str = "") -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from lambda_det.training.logged import is_of_machine
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
-from tests.shapes import make_shapes
+from tests.shapes import data_words
 
 # A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs
 DETECTOR = """
@@ -46,21 +47,11 @@ SEED: 1
 )
 
 
-def data_flags(root: Path, *, num_train: int, num_val: int, size: int) -> list[str]:
-    """Make shapes below ``root``; the flags that name them."""
-    make_shapes(root, num_train=num_train, num_val=num_val, size=size)
-    flags = []
-    for part, split in (("train", "train"), ("test", "val")):
-        flags += [f"--{part}-json", str(root / f"shapes/annotations/instances_{split}.json")]
-        flags += [f"--{part}-images", str(root / "shapes" / split)]
-    return flags
-
-
 def detection_words(root: Path) -> list[str]:
     """Make data and a configuration below ``root``; the arguments of a run of 60 steps on them."""
     (root / "detection.yaml").write_text(_DETECTION)
     words = ["--config-file", str(root / "detection.yaml"), "--resume"]
-    return words + data_flags(root, num_train=10, num_val=4, size=64)
+    return words + data_words(root, num_train=10, num_val=4, size=64)
 
 
 def classification_words(root: Path) -> list[str]:
@@ -89,6 +80,20 @@ def metrics(folder: Path) -> dict[int, dict[str, float]]:
 
 def _without_times(line: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in line.items() if not is_of_machine(key)}
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of summary.csv without the speed, which differs between runs."""
+    with (folder / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k != "images_per_second"} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Equal checkpoints and metrics, to the bit."""
+    for name in ("model_final.pth", "model_best.pth"):
+        assert differences(content(one / name), content(other / name)) == [], other
+    assert differences(metrics(one), metrics(other)) == [], other
 
 
 def differences(first: Any, second: Any, where: str = "") -> list[str]:

@@ -14,11 +14,10 @@ import pytest
 
 from tests.reliability.killing import Kill, train
 from tests.reliability.runs import (
+    assert_same_run,
     classification_words,
-    content,
     detection_words,
-    differences,
-    metrics,
+    table,
 )
 
 pytestmark = pytest.mark.slow  # trains
@@ -68,10 +67,10 @@ def test_kills_change_nothing(uninterrupted, seed, tmp_path):
 
     assert statuses.count(-9) >= 3 * KILLS // 4
     assert not list(killed.glob("*.tmp"))
-    _assert_same(whole, killed)
+    assert_same_run(whole, killed)
     assert _checkpoints(whole) == _checkpoints(killed)
     if tool == "classification":
-        assert _table(whole) == _table(killed)
+        assert table(whole) == table(killed)
 
 
 @pytest.mark.parametrize("uninterrupted", ["detection"], indirect=True)
@@ -81,7 +80,7 @@ def test_a_disk_that_stalls_changes_nothing(uninterrupted, tmp_path):
     words = [*words, "OUTPUT_DIR", str(folder)]
     assert train(tool, words, log, folder=folder, kill=Kill("stall", STALL)) == 0, log.read_text()
     assert "stalls" in log.read_text() and "goes on" in log.read_text()
-    _assert_same(whole, folder)
+    assert_same_run(whole, folder)
     assert _checkpoints(whole) == _checkpoints(folder)
 
 
@@ -100,20 +99,8 @@ def test_killed_before_each_of_the_last_operations_on_files(tmp_path):
         again = [*words, "OUTPUT_DIR", str(killed)]
         assert train(tool, again, log, folder=killed, kill=Kill("operation", number)) == -9
         assert train(tool, again, log, folder=killed) == 0, log.read_text()
-        _assert_same(whole, killed)
-
-
-def _assert_same(one: Path, other: Path) -> None:
-    for name in ("model_final.pth", "model_best.pth"):
-        assert differences(content(one / name), content(other / name)) == [], other
-    assert differences(metrics(one), metrics(other)) == [], other
+        assert_same_run(whole, killed)
 
 
 def _checkpoints(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.pth*")}
-
-
-def _table(folder: Path) -> list[list[str]]:
-    rows = [line.split(",") for line in (folder / "summary.csv").read_text().splitlines()]
-    speed = rows[0].index("images_per_second")
-    return [row[:speed] + row[speed + 1 :] for row in rows]

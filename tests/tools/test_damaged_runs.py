@@ -11,7 +11,7 @@ import torch
 from lambda_det import cli
 from lambda_det.training.checkpoint_files import read_newest
 from tests.detection.tiny import TINY
-from tests.shapes import make_shapes
+from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -22,11 +22,8 @@ def train(*words):
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory) -> list[str]:
-    folder = tmp_path_factory.mktemp("shapes")
-    make_shapes(folder, num_train=4, num_val=1, size=64)
-    data = ["--train-json", str(folder / "shapes/annotations/instances_train.json")]
-    data += ["--train-images", str(folder / "shapes/train")]
-    return ["--config", "mask_rcnn_lambdaresnet50.yaml", *data]
+    data = data_words(tmp_path_factory.mktemp("shapes"), num_train=4, num_val=1, size=64)
+    return ["--config", "mask_rcnn_lambdaresnet50.yaml", *data[:4]]  # nothing to evaluate on
 
 
 @pytest.fixture(scope="module")

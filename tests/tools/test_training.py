@@ -16,7 +16,7 @@ from detectron2.config import LazyConfig
 from lambda_det import cli
 from tests import forked
 from tests.detection.tiny import TINY
-from tests.shapes import make_shapes
+from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -75,13 +75,7 @@ class Kind(NamedTuple):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> list[str]:
     """The flags that name a small data set of shapes."""
-    folder = tmp_path_factory.mktemp("shapes")
-    make_shapes(folder, num_train=8, num_val=2, size=64)
-    result = []
-    for part, split in (("train", "train"), ("test", "val")):
-        result += [f"--{part}-json", str(folder / f"shapes/annotations/instances_{split}.json")]
-        result += [f"--{part}-images", str(folder / "shapes" / split)]
-    return result
+    return data_words(tmp_path_factory.mktemp("shapes"), num_train=8, num_val=2, size=64)
 
 
 @pytest.fixture(scope="module", params=["yaml", "py"])

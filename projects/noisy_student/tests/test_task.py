@@ -13,11 +13,10 @@ from lambda_det.classification import load_recipe, parser, run
 from lambda_det.classification.config import get_classification_config
 from lambda_det.config import leaves
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.training.trainer import Trainer
 from noisy_student.pseudo_labels import write_pseudo_labels
 from noisy_student.task import Student, StudentTask, get_student_config
 from tests.classification.tiny import COLOURS, RECIPE, make_pictures
-from tests.reliability.ends import Killed
+from tests.reliability.ends import Killed, kill_before
 
 PROJECT = Path(__file__).parents[1]
 CLASSES = sorted(COLOURS)
@@ -157,15 +156,8 @@ def test_batches_can_be_begun_anywhere(task):
 def test_killed_and_resumed_is_the_run_that_was_not(arguments, pictures, tmp_path, monkeypatch):
     """Of 24 labelled images, 8 a step in 2 epochs: the steps are those of the labelled ones."""
     run(arguments(OUTPUT_DIR=tmp_path / "whole"), StudentTask)
-    original = Trainer.run_step
-
-    def run_step(self):
-        if self.iter == 5:
-            raise Killed
-        original(self)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "run_step", run_step)
+        kill_before(patch, 5)
         with pytest.raises(Killed):
             run(arguments(), StudentTask)
     write_labels(tmp_path / "labels.tsv", pictures, first=1)
