@@ -68,22 +68,14 @@ def test_a_file_that_does_not_fit_the_detector(checkpoint, config, tmp_path, cap
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_nothing_is_overwritten(checkpoint, tmp_path, capsys):
-    path = tmp_path / "b.pth"
-    path.write_text("old")
-    assert tool.main([checkpoint, str(path)]) == 2
-    assert path.read_text() == "old" and "--overwrite" in capsys.readouterr().err
-    assert tool.main([checkpoint, str(path), "--overwrite"]) == 0
-    assert tool.main([checkpoint, checkpoint, "--overwrite"]) == 2
-    assert checkpoint in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["{run}", "b.txt"], ".pth, .pkl, .safetensors"),
         (["{run}", "b.pth", "--verify-config", "no.py"], "no.py"),
         (["empty", "b.pth"], "last_checkpoint"),
+        (["{run}", "old.pth"], "--overwrite"),
+        (["{run}", "{run}", "--overwrite"], "model_best.pth"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(
@@ -91,12 +83,13 @@ def test_what_cannot_be_done_is_one_sentence(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "old.pth").write_text("old")
     arguments = [a.format(run=checkpoint) for a in arguments]
     assert tool.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and words in captured.err
     assert captured.err.count("\n") == 1 and captured.out == ""
-    assert not (tmp_path / "b.pth").exists()
+    assert not (tmp_path / "b.pth").exists() and (tmp_path / "old.pth").read_text() == "old"
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from lambda_det.export.sources import KnownNetwork
 from lambda_det.export.verify import build_target, verify_backbone
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_det.weights.provenance import checksum
-from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble
+from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn
 
 CONFIG = """
 MODEL:
@@ -251,20 +251,6 @@ def test_targets_that_cannot_be_used(tmp_path, name, text, words):
         build_target(tmp_path / name)
 
 
-@pytest.mark.slow
-def test_a_deep_network_is_as_near(tmp_path):
-    """Rounding of the folded convolution would grow with the depth, if it were not for the stem."""
-    deep = classifier_checkpoint("lambda_resnet101", ema=False, scope=3)
-    model = scramble(lambda_det.create_classifier("lambda_resnet101", 3, scope=3))
-    for norm in model.modules():
-        if hasattr(norm, "running_mean"):
-            norm.momentum = 1.0
-    model(torch.randn(4, 3, 64, 64))  # statistics that keep the features of a deep network small
-    deep["model"] = model.state_dict()
-    save_backbone(extract_backbone(deep), tmp_path / "b.safetensors")
-    assert_as_near(verify_backbone(tmp_path / "b.safetensors", deep))
-
-
 @pytest.mark.parametrize("option", [{"key_norm": "l2"}, {"query_softmax": True}])
 def test_a_network_that_computes_something_else(checkpoint, tmp_path, option):
     """The tensors are equal, so only the features differ."""
@@ -274,17 +260,3 @@ def test_a_network_that_computes_something_else(checkpoint, tmp_path, option):
     save_backbone(content, tmp_path / "b.pth")
     report = verify_backbone(tmp_path / "b.pth", checkpoint)
     assert [text.split()[1] for text in report.offenders] == ["res4", "res5"]
-
-
-def test_a_stage_that_is_spoilt_on_the_way(checkpoint, file, monkeypatch):
-    """Later features are compared from the same stem, and still differ."""
-    features = verify._features
-
-    def spoil(backbone, image, pixels, *stem):
-        if not stem:  # the network of the file
-            backbone.res3[0].conv1.weight.mul_(1 + 1e-3)
-        return features(backbone, image, pixels, *stem)
-
-    monkeypatch.setattr(verify, "_features", spoil)
-    report = verify_backbone(file, checkpoint)
-    assert [text.split()[1] for text in report.offenders] == ["res3", "res4", "res5"]

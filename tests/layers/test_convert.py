@@ -11,6 +11,7 @@ from torch import nn
 import lambda_det
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.convert import convert_lambda_layers
+from tests.export.toy import scramble
 
 
 class WithThreeProjections(nn.Module):
@@ -82,21 +83,10 @@ LAYERS = {
 }
 
 
-@torch.no_grad()
-def scrambled(module):
-    torch.manual_seed(0)
-    for name, tensor in module.state_dict().items():
-        if name.endswith("running_var"):
-            tensor.uniform_(0.5, 2)
-        elif tensor.ndim == 1:
-            tensor.uniform_(-1, 1)
-    return module.eval()
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS.keys())
 def test_the_output_is_the_same(make, training):
-    model = nn.Sequential(nn.Conv2d(3, 16, 1), scrambled(make())).train(training)
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), scramble(make()).eval()).train(training)
     images = torch.randn(2, 3, 8, 8)
     # Statistics move in training, so each works on its own state
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -112,7 +102,7 @@ def test_the_output_is_the_same(make, training):
 
 
 def test_a_layer_that_is_used_twice_stays_shared_and_a_layer_alone_is_returned():
-    layer = scrambled(TimmLayer(16, r=3))
+    layer = scramble(TimmLayer(16, r=3)).eval()
     image = torch.randn(1, 16, 6, 7)
     with torch.no_grad():
         expected = layer(image)

@@ -38,12 +38,6 @@ def test_config_adds_keys_and_changes_none():
     assert before.items() <= after.items() and len(after) > len(before)
 
 
-def test_plain_backbone():
-    backbone = build_backbone(_cfg())
-    assert list(backbone.output_shape()) == ["res2", "res3", "res4", "res5"]
-    assert backbone.size_divisibility == 0  # any size goes through
-
-
 def test_fpn():
     backbone = build_backbone(_cfg(FPN))
     features = backbone.eval()(torch.randn(1, 3, 64, 96))

@@ -16,6 +16,7 @@ import lambda_det
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.fold import fold_norms
 from lambda_det.modeling.norm import SyncBatchNorm2d, convert_sync_norms
+from tests.export.tiny import scramble
 from tests.forked import START_METHOD
 
 CHANNELS = 5
@@ -183,19 +184,6 @@ def test_freezing_and_precise_batch_norm_reach_it():
     torch.testing.assert_close(frozen(x), norm.eval()(x))
 
 
-def _with_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Norms that are far from the identity."""
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        if getattr(module, "running_mean", None) is not None:
-            draw = torch.rand(4, len(module.running_mean), generator=generator)
-            module.running_mean.copy_(draw[0] - 0.5)
-            module.running_var.copy_(draw[1] + 0.3)
-            module.weight.data.copy_(draw[2] + 0.5)
-            module.bias.data.copy_(draw[3] - 0.5)
-    return model
-
-
 @pytest.mark.parametrize(
     ("name", "options", "left"),
     [
@@ -211,7 +199,7 @@ def _with_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
 )
 def test_a_folded_network_computes_the_same(name, options, left):
     torch.manual_seed(0)
-    network = _with_statistics(lambda_det.create_backbone(name, **options)).double().train()
+    network = scramble(lambda_det.create_backbone(name, **options)).double().train()
     before = {key: value.clone() for key, value in network.state_dict().items()}
     folded = fold_norms(network)
     x = torch.randn(2, 3, 64, 96, dtype=torch.float64)
@@ -230,7 +218,7 @@ def test_a_folded_network_computes_the_same(name, options, left):
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [{"stride": 2}, {}])
 def test_a_folded_lambda_layer_takes_another_context(sizes):
-    layer = _with_statistics(LambdaLayer(8, query_depth=3, heads=2, scope=5, **sizes)).double()
+    layer = scramble(LambdaLayer(8, query_depth=3, heads=2, scope=5, **sizes)).double()
     x, context = (torch.randn(2, 8, *size, dtype=torch.float64) for size in ((4, 5), (6, 3)))
     expected = layer.eval()(x, context=context)
     torch.testing.assert_close(fold_norms(layer)(x, context=context), expected)
@@ -255,6 +243,6 @@ class _ActiveNorm(nn.BatchNorm2d):
     ids=["norm before norm", "activation before norm", "active norm", "active norm within"],
 )
 def test_a_norm_that_does_not_follow_its_convolution_stays(parts):
-    network = _with_statistics(nn.Sequential(*parts())).double().eval()
+    network = scramble(nn.Sequential(*parts())).double().eval()
     x = _images(0, 2, dtype=torch.float64)
     torch.testing.assert_close(fold_norms(network)(x), network(x))

@@ -10,12 +10,6 @@ import torch
 from lambda_det.detection.data.labels import read_labels
 from lambda_det.prediction import command_line as tool
 from tests import forked
-from tests.training.tiny_detector import save_run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return save_run(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture

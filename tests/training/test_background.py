@@ -16,7 +16,6 @@ from torch import nn
 
 from lambda_det import files
 from lambda_det.errors import DiskError
-from lambda_det.training import checkpoint_files
 from lambda_det.training import checkpointer as checkpointer_module
 from lambda_det.training.background import host_copy, tensor_bytes
 from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
@@ -78,20 +77,6 @@ def test_one_is_written_at_a_time(tmp_path, slow):
     checkpointer.wait()
     names = ["last_checkpoint", "model_0000001.pth", "model_0000002.pth"]
     assert sorted(os.listdir(tmp_path)) == names
-
-
-def test_those_of_an_earlier_process_are_removed_as_well(tmp_path):
-    for start in (0, 4):
-        checkpointer = SafeCheckpointer(_model(1.0), str(tmp_path), keep=2)
-        for step in range(start, start + 4):
-            checkpointer.save(f"model_{step:07d}", iteration=step)
-        checkpointer.wait()
-    checkpointer.save("model_final", iteration=7)
-    checkpointer.wait()
-    assert [path.name for path in checkpoint_files.numbered(tmp_path)] == [
-        "model_0000006.pth",
-        "model_0000007.pth",
-    ]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="tells folders by /proc")

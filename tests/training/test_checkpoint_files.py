@@ -141,13 +141,6 @@ def test_the_final_one_without_a_pointer(folder):
     assert _taken(folder) == "model_0000005.pth"
 
 
-def test_the_one_before_a_damaged_final_one(folder):
-    _save(folder, "model_final.pth")
-    point_to(str(folder), "model_final.pth")
-    _damage(folder / "model_final.pth", "altered")
-    assert _taken(folder) == "model_0000005.pth"
-
-
 def test_old_ones_are_removed(folder):
     remove_old(str(folder), 4, last=10**9)  # more than there are
     assert len(numbered(folder)) == 3

@@ -14,12 +14,6 @@ def _precision(device, dtype):
     return Precision.of(settings(device=device, amp_dtype=dtype))
 
 
-def test_of_settings():
-    assert _precision("cuda:0", "float16") == Precision("cuda", torch.float16)
-    assert _precision("cpu", "bfloat16") == Precision("cpu", torch.bfloat16)
-    assert _precision("cpu", None) == Precision("cpu", None)
-
-
 @pytest.mark.parametrize(
     ("capability", "instructions", "onednn", "supported"),
     [

@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.weights.public import fetch, is_public, read_public
-from tests.weights.public_networks import make
 
 TIMM, TORCHVISION = "timm://mobilenetv2_100.ra_in1k", "torchvision://MobileNet_V2_Weights."
 RETINANET = "torchvision://RetinaNet_ResNet50_FPN_"
@@ -92,16 +91,6 @@ def test_a_detector_has_other_figures():
     public = fetch(f"{RETINANET}V2_Weights.COCO_V1")
     assert (public.model, public.top1, public.image_size) == ("resnet50", None, None)
     assert "box_map 41.5 on COCO" in public.describe()
-
-
-def test_a_file_that_was_put_there_is_read():
-    network = make("timm", "mobilenetv2_100")
-    public = fetch(TIMM)
-    public.place.parent.mkdir(parents=True)
-    save_file(network.state_dict(), public.place)
-    content, _ = read_public(TIMM)
-    assert torch.equal(content["model"]["backbone.linear.bias"], network.classifier.bias)
-    assert content["meta"]["source"] == TIMM and content["meta"]["license"] == "apache-2.0"
 
 
 def test_a_file_of_something_else_in_its_place():
