@@ -20,11 +20,9 @@ from detectron2.data.datasets import register_coco_instances
 
 from lambda_det.config import leaves
 from lambda_det.detection import DetectionTask, load_config
-from lambda_det.detection.data import register_shapes
 from lambda_det.errors import ConfigError
 from tests.detection.heads.tiny import HEADS
 from tests.detection.tiny import on_meta
-from tests.shapes import make_panoptic_shapes, make_shapes
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = """
@@ -114,26 +112,17 @@ def _write_proposals(dataset: str) -> None:
     Path(f"{dataset}.pkl").write_bytes(pickle.dumps(content))
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    make_shapes(root, num_train=6, num_val=3, size=64)
-    make_panoptic_shapes(root, num_train=4, num_val=3, size=64)
-    # One image without an object, one that is higher than wide
-    content = json.loads((root / "shapes/annotations/instances_train.json").read_text())
-    first, second = (image["id"] for image in content["images"][:2])
-    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != first]
-    next(i for i in content["images"] if i["id"] == second)["width"] = 32
-    (root / "gaps.json").write_text(json.dumps(content))
-    return root
-
-
 @pytest.fixture
-def groups(root, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
+def groups(shapes, tmp_path, monkeypatch) -> Callable[..., CfgNode]:
     """Make the configuration of a group, with one key set to a value."""
     monkeypatch.chdir(tmp_path)
-    register_shapes(root)
-    register_coco_instances("gaps", {}, str(root / "gaps.json"), str(root / "shapes/train"))
+    # One image without an object, one that is higher than wide
+    content = json.loads((shapes / "shapes/annotations/instances_train.json").read_text())
+    first, second = content["images"][:2]
+    content["annotations"] = [a for a in content["annotations"] if a["image_id"] != first["id"]]
+    second["width"] = 32
+    Path("gaps.json").write_text(json.dumps(content))
+    register_coco_instances("gaps", {}, "gaps.json", str(shapes / "shapes/train"))
     MetadataCatalog.get("gaps").class_image_count = [
         {"id": 1 + i, "image_count": 1 + 3 * i} for i in range(3)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 
 import pytest
@@ -12,6 +11,7 @@ from lambda_det.export import backbone_command as export_backbone
 from lambda_det.export import command_line as export_model
 from lambda_det.prediction import command_line as predict
 from tests.classification.tiny import RECIPE, make_pictures
+from tests.malicious import write_malicious
 from tests.tool import load_tool
 from tests.training.tiny_detector import CONFIG, save_run
 
@@ -20,37 +20,10 @@ train_imagenet = load_tool("train_imagenet")
 train_net = load_tool("train_net")
 
 
-class _Program:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, mark):
-        self._mark = str(mark)
-
-    def __reduce__(self):
-        return os.mkdir, (self._mark,)
-
-
 @pytest.fixture
 def mark(tmp_path):
     """What a program in a file would leave; each test must see that it is not there."""
     return tmp_path / "the-program-ran"
-
-
-def _write(path, mark, protocol=2):
-    """A file of weights as its ending says, whose reading by pickle runs a program."""
-    program = _Program(mark)
-    content = {
-        "model": {"w": torch.ones(1)},
-        "model_state": {"w": program},
-        "trainer": program,
-        "__author__": "Detectron2 Model Zoo",
-        "iteration": 5,
-    }
-    if path.suffix == ".pkl":
-        path.write_bytes(pickle.dumps({**content, "model": {}}, protocol=protocol))
-    else:
-        torch.save(content, path, pickle_protocol=protocol)
-    return path
 
 
 def _refused(main, words, capsys, mark, *expected):
@@ -67,7 +40,7 @@ ENDINGS = pytest.mark.parametrize("ending", [".pth", ".pkl", ".pyth"])
 
 def test_the_files_would_run_the_program(tmp_path, mark):
     for ending in (".pth", ".pkl"):
-        path = _write(tmp_path / f"evil{ending}", mark)
+        path = write_malicious(tmp_path / f"evil{ending}", mark)
         with open(path, "rb") as file:
             torch.load(file, weights_only=False) if ending == ".pth" else pickle.load(file)
         assert mark.exists()
@@ -78,7 +51,7 @@ def test_the_files_would_run_the_program(tmp_path, mark):
 @pytest.mark.parametrize("flags", [[], ["--eval-only"]], ids=["train", "evaluate"])
 def test_weights_of_a_detector(tmp_path, capsys, mark, ending, flags):
     (tmp_path / "c.yaml").write_text(CONFIG)
-    evil = _write(tmp_path / f"evil{ending}", mark)
+    evil = write_malicious(tmp_path / f"evil{ending}", mark)
     words = ["--config-file", tmp_path / "c.yaml", *flags, "MODEL.WEIGHTS", evil]
     words += ["OUTPUT_DIR", tmp_path / "run"]
     _refused(train_net.main, words, capsys, mark, str(evil), "refused")
@@ -92,7 +65,7 @@ def test_weights_of_a_detector(tmp_path, capsys, mark, ending, flags):
 def test_a_checkpoint_to_resume(tmp_path, capsys, mark, main, flags):
     run = tmp_path / "run"
     run.mkdir()
-    evil = _write(run / "model_0000005.pth", mark)
+    evil = write_malicious(run / "model_0000005.pth", mark)
     (run / "last_checkpoint").write_text(evil.name)
     if main is train_net.main:
         (tmp_path / "c.yaml").write_text(CONFIG)
@@ -111,7 +84,7 @@ def test_a_pointer_to_another_file(tmp_path, capsys, mark, name):
     run.mkdir()
     (tmp_path / "c.yaml").write_text(CONFIG)
     for path in (tmp_path / "evil.pth", run / "evil.pkl", run / "evil.pth"):
-        _write(path, mark)
+        write_malicious(path, mark)
     (run / "last_checkpoint").write_text(name.format(folder=tmp_path))
     words = ["--config-file", tmp_path / "c.yaml", "--resume", "OUTPUT_DIR", run]
     _refused(train_net.main, words, capsys, mark, "last_checkpoint")
@@ -140,16 +113,16 @@ def test_a_configuration(tmp_path, capsys, mark, place):
 @ENDINGS
 def test_weights_to_predict_with(tmp_path, capsys, mark, ending):
     config, _ = save_run(tmp_path / "run")
-    evil = _write(tmp_path / f"evil{ending}", mark)
+    evil = write_malicious(tmp_path / f"evil{ending}", mark)
     words = ["--config-file", config, "--input", config, "--output", tmp_path / "out"]
     _refused(predict.main, [*words, "--weights", evil], capsys, mark, str(evil), "refused")
-    _write(tmp_path / "run" / "model_final.pth", mark)
+    write_malicious(tmp_path / "run" / "model_final.pth", mark)
     _refused(predict.main, words, capsys, mark, "model_final.pth", "refused")
 
 
 @ENDINGS
 def test_a_checkpoint_to_export(tmp_path, capsys, mark, ending):
-    evil = _write(tmp_path / f"evil{ending}", mark)
+    evil = write_malicious(tmp_path / f"evil{ending}", mark)
     words = [evil, tmp_path / "backbone.pth"]
     _refused(export_backbone.main, words, capsys, mark, str(evil), "refused")
     words = [tmp_path / "model.ts", "--model", "lambda_resnet26_slim", "--weights", evil]

@@ -31,6 +31,7 @@ from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load_backbone_weights
 from lambda_det.weights.provenance import PixelSettings, checksum
 from tests.export.toy import Detector, classifier_checkpoint, scramble
+from tests.malicious import Program
 
 OPTIONS = {"scope": 3}
 
@@ -211,25 +212,15 @@ def test_a_file_that_was_not_written_to_the_end(written, backbone, tmp_path, for
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-class _Program:
-    """Runs when it is unpickled."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __reduce__(self):
-        return os.mkdir, (self.mark,)
-
-
 @pytest.mark.parametrize("form", [".pth", ".pkl"])
 @pytest.mark.parametrize("place", ["__author__", "model", "meta"])
 def test_a_program_in_a_file_is_not_run(checkpoint, backbone, tmp_path, form, place):
     mark, path = str(tmp_path / "it-ran"), tmp_path / f"b{form}"
     content = extract_backbone(checkpoint)
     if place == "__author__":
-        content = {**content, "__author__": _Program(mark)}
+        content = {**content, "__author__": Program(mark)}
     else:
-        content[place]["stem.x"] = _Program(mark)
+        content[place]["stem.x"] = Program(mark)
     with open(path, "wb") as file:
         torch.save(content, file) if form == ".pth" else pickle.dump(content, file)
     for load in (
@@ -252,7 +243,7 @@ def test_arrays_and_numbers_of_numpy_in_a_checkpoint_of_others(tmp_path):
     torch.save({"model": OrderedDict(source), "scheduler": metrics}, tmp_path / "m.pth")
     read = read_checkpoint(tmp_path / "m.pth")
     assert read["scheduler"]["bbox/AP"] == 3.5 and read["scheduler"]["lrs"].sum() == 3
-    torch.save({"model": source, "f": np.array([_Program("x")], object)}, tmp_path / "o.pth")
+    torch.save({"model": source, "f": np.array([Program("x")], object)}, tmp_path / "o.pth")
     with pytest.raises(WeightsError, match=r"o\.pth"):
         read_checkpoint(tmp_path / "o.pth")
 

@@ -3,8 +3,8 @@ import timm
 import torch
 
 from tests.classification.tiny import make_pictures
+from tests.malicious import write_malicious
 from tests.tool import load_tool
-from tests.tools.test_malicious_files import _write as write_malicious
 
 tool = load_tool("pseudo_label", "projects/noisy_student")
 

@@ -19,8 +19,8 @@ from lambda_det.weights.backbone_file import save_backbone
 from lambda_paper import figures
 from tests.export.test_verify import C4
 from tests.export.toy import classifier_checkpoint
+from tests.malicious import write_malicious
 from tests.tool import load_tool
-from tests.tools.test_malicious_files import _write as write_malicious
 from tests.training.tiny_detector import CONFIG
 
 pytestmark = pytest.mark.slow  # trains

@@ -8,22 +8,8 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from lambda_det.detection.data import check_datasets, register_json_datasets, register_shapes
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
-from tests.shapes import make_panoptic_shapes, make_shapes
 
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    make_shapes(root, num_train=2, num_val=1, size=64)
-    make_panoptic_shapes(root, num_train=2, num_val=1, size=64)
-    return root
-
-
-@pytest.fixture(autouse=True)
-def _registered(root, monkeypatch):
-    register_shapes(root)
-    yield
-    register_shapes("datasets")
+pytestmark = pytest.mark.usefixtures("shapes")
 
 
 def _configure(cfg, architecture, train, test):
@@ -141,7 +127,7 @@ def test_masks_that_are_missing_are_named_with_what_to_do(cfg, tmp_path):
         _check(cfg)
 
 
-def test_the_mapper_completes_keypoints_and_flips_them(cfg, root):
+def test_the_mapper_completes_keypoints_and_flips_them(cfg):
     _configure(cfg, "GeneralizedRCNN", "shapes_keypoints_train", "shapes_keypoints_val")
     cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON, cfg.INPUT.LSJ.ENABLED = False, True, False
     cfg.INPUT.MIN_SIZE_TRAIN, cfg.INPUT.RANDOM_FLIP = (64,), "none"
@@ -158,7 +144,7 @@ def test_the_mapper_completes_keypoints_and_flips_them(cfg, root):
     assert all(x[0] < x[2] for x in drawn)  # and left is left of right in all
 
 
-def test_a_broken_semantic_mask_is_a_fault_of_the_file(cfg, root, tmp_path):
+def test_a_broken_semantic_mask_is_a_fault_of_the_file(cfg, tmp_path):
     _configure(cfg, "SemanticSegmentor", "shapes_stuff_train", "shapes_stuff_val")
     cfg.MODEL.MASK_ON = False
     record = DatasetCatalog.get("shapes_stuff_train")[0]
@@ -168,8 +154,8 @@ def test_a_broken_semantic_mask_is_a_fault_of_the_file(cfg, root, tmp_path):
         TolerantMapper(cfg)({**record, "sem_seg_file_name": str(tmp_path / "nowhere.png")})
 
 
-def test_keypoints_of_a_file_are_named_by_its_categories(cfg, root):
-    folder = root / "shapes_panoptic"
+def test_keypoints_of_a_file_are_named_by_its_categories(cfg, shapes):
+    folder = shapes / "shapes_panoptic"
     _configure(cfg, "GeneralizedRCNN", "", "")
     cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON = False, True
     cfg.DATASETS.TRAIN_JSON = str(folder / "annotations/keypoints_train.json")
