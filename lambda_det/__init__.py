@@ -6,7 +6,9 @@ the networks work without Detectron2, too.
 """
 
 import contextlib
+import importlib
 import warnings
+from typing import TYPE_CHECKING
 
 from lambda_det.errors import reason
 from lambda_det.threads import settle_threads
@@ -16,6 +18,7 @@ __all__ = [
     "LambdaLayer",
     "LambdaResNet",
     "Predictor",
+    "Run",
     "__version__",
     "accelerate",
     "add_lambda_config",
@@ -25,7 +28,11 @@ __all__ = [
     "detectron2_config",
     "get_config",
     "list_models",
+    "train",
 ]
+
+if TYPE_CHECKING:
+    from lambda_det.from_python import Run, train
 
 settle_threads()
 try:
@@ -52,16 +59,20 @@ try:
     register_public_weights()
 except Exception as error:  # a broken PyTorch or Detectron2 raises any
     _error = error
+else:
+    _error = None
 
 
 def __getattr__(name: str) -> object:
-    """The names that could not be imported say why when they are asked for.
+    """What few need is imported at its first use; what could not be imported says why.
 
     The import itself must not fail: without Detectron2 there are networks, and the doctor, which
     has to run where nothing else does, is a part of this package.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _error is None:
+        return getattr(importlib.import_module("lambda_det.from_python"), name)
     raise ImportError(
         f"lambda_det.{name} cannot be imported here: {reason(_error)}. `python -m "
         "lambda_det.doctor` lists what is missing and how to install it. Detectron2 is not on "

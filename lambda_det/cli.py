@@ -8,7 +8,7 @@ import sys
 
 from lambda_det.errors import suggest
 
-__all__ = ["COMMANDS", "main", "train"]
+__all__ = ["COMMANDS", "main", "train", "training_parser"]
 
 
 # By the name of a command the module and its function, which takes the words after the name and
@@ -73,12 +73,19 @@ def usage() -> str:
 
 def train(argv: list[str]) -> int:
     """Train what a file describes: a detector of YAML or a LazyConfig, or a classifier."""
+    from lambda_det.training.command_line import main
+
+    return main(training_parser(argv), argv)
+
+
+def training_parser(argv: list[str]) -> argparse.ArgumentParser:
+    """The flags of ``lambda-det train``, which depend on the file that a command line names."""
     from lambda_det.classification.command_line import parser as classifier_parser
     from lambda_det.classification.config import is_recipe
     from lambda_det.detection.command_line import lazy_parser
     from lambda_det.detection.command_line import parser as detector_parser
     from lambda_det.detection.lazy import is_lazy_file
-    from lambda_det.training.command_line import add_config_flag, main
+    from lambda_det.training.command_line import add_config_flag
 
     only_file = argparse.ArgumentParser(add_help=False)
     add_config_flag(only_file)
@@ -97,4 +104,4 @@ def train(argv: list[str]) -> int:
             "flags of a detector; --config FILE --help shows the file's."
         )
         parser.set_defaults(config_file=None)  # it follows from machine and data
-    return main(parser, argv)
+    return parser

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
         lambda_det.create_backbone(name, out_features=["res4", "res5"], weights=weights)
         lambda_det.create_backbone(3)  # type: ignore[arg-type]
 
+    def runs(data: Path) -> None:
+        run = lambda_det.train(data, output="output/mine", epochs=3, batch=8)
+        assert_type(run, lambda_det.Run)
+        assert_type(run.metrics, list[dict[str, float]])
+        assert_type(run.report(), Path)
+        lambda_det.train(data)  # type: ignore[call-arg]
+
     def configurations() -> None:
         lambda_det.get_config("mask_rcnn_lambdaresnet50.yaml")
         lambda_det.detectron2_config("common/optim.py")

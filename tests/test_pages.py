@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -46,6 +47,13 @@ _SHORTER = {
         "TEST.DETECTIONS_PER_IMAGE 4",
         "--format yolo\n": "--format yolo --score-threshold 0\n",
         "score_threshold=0.5": "score_threshold=0.0",
+    },
+    "own_data.ipynb": {
+        "batch=8": "batch=2",
+        '"INPUT.MIN_SIZE_TEST": 128': '"INPUT.MIN_SIZE_TEST": 128, "SOLVER.MAX_ITER": 2, '
+        '"TEST.EVAL_PERIOD": 2, "TEST.DETECTIONS_PER_IMAGE": 4',
+        "score_threshold=0.5": "score_threshold=0.0",
+        "overwrite=True": "proof=1",
     },
 }
 
@@ -135,6 +143,23 @@ def test_from_pictures_to_a_report(own_data: Path):
     (script,) = [text for kind, text in _blocks("own_data") if kind == "python"]
     (own_data / "use.py").write_text(script, "utf-8")
     assert "%" in _run("python use.py", own_data)
+
+
+def test_the_notebook(own_data: Path):
+    """Its cells as a script. It has no outputs."""
+    notebook = json.loads((ROOT / "docs" / "own_data.ipynb").read_text("utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in cells)
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    for long, short in _SHORTER["own_data.ipynb"].items():
+        assert long in text
+        text = text.replace(long, short)
+    (own_data / "notebook.py").write_text(text, "utf-8")
+    printed = _run("python notebook.py", own_data)
+    assert "What was chosen" in printed and "Evaluation: step 2" in printed
+    assert "Environment" not in printed and "Average Precision" not in printed.split("\n1 ")[0]
+    assert "2/2" in printed and "% at [" in printed and "verified: " in printed
+    assert (own_data / "output/notebook/report.html").is_file()
 
 
 INTEGRATIONS = {

@@ -22,9 +22,10 @@ FLOORS = (
     ("detection", "classification"),
     ("export", "report", "doctor"),
     ("prediction",),
-    ("run", "plan", "__init__"),
+    ("run", "plan"),
     ("cli",),
-    ("__main__",),
+    ("from_python",),
+    ("__init__", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -9,7 +9,7 @@ import re
 from lambda_det.config import find_config_file
 from lambda_det.errors import exit_status
 
-__all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "run", "run_parser"]
+__all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "quoted", "run", "run_parser"]
 
 _YAML_NAMES = {
     "config": "YAML file of configuration keys, read over the defaults",
@@ -93,6 +93,11 @@ def run_parser(
         help="stop at the first layer whose output or gradient is NaN or infinite, and name it; "
         "training is slower",
     )
+    result.add_argument(
+        "--progress",
+        action="store_true",
+        help="show a bar, and of the log only tables, evaluations and warnings; log.txt has all",
+    )
     result.add_argument("opts", nargs=argparse.REMAINDER, help=names["opts"])
     result.set_defaults(task=task, keys={"output": names["folder"], "device": names["device"]})
     return result
@@ -116,7 +121,7 @@ def main(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> int:
     return exit_status(lambda: run(args), "stopped; --resume continues from the last checkpoint")
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     """A value of a LazyConfig's key that may hold spaces and commas."""
     return value if re.fullmatch(r"[\w./:-]+", value) else repr(value)
 
@@ -135,6 +140,6 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
 
     for flag, key in args.keys.items():
         if value := getattr(args, flag):
-            args.opts += [key, value] if key.isupper() else [f"{key}={_quoted(value)}"]
+            args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
     module, _, name = args.task.rpartition(".")
     start.run(args, task or getattr(importlib.import_module(module), name))

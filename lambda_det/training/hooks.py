@@ -18,6 +18,7 @@ from detectron2.utils.events import (
     JSONWriter,
     get_event_storage,
 )
+from tqdm.auto import tqdm
 
 from lambda_det.training.logged import is_of_machine
 from lambda_det.training.run_folder import cut_metrics
@@ -33,6 +34,7 @@ __all__ = [
     "Histories",
     "LRScheduler",
     "Machine",
+    "Progress",
     "RunWriter",
     "peak_memory",
 ]
@@ -94,6 +96,25 @@ class Machine(HookBase):
         if settings.images_per_step:
             storage.put_scalar("images_per_second", settings.images_per_step / seconds)
         storage.put_scalar("peak_memory", peak_memory(settings.device), smoothing_hint=False)
+
+
+class Progress(HookBase):
+    """A bar over the steps on the screen, in a notebook too, with the loss of the last one."""
+
+    def before_train(self) -> None:
+        trainer = self.trainer
+        hidden = not comm.is_main_process()
+        steps = {"total": trainer.max_iter, "initial": trainer.start_iter}
+        self._bar = tqdm(unit="step", disable=hidden, dynamic_ncols=True, **steps)
+
+    def after_step(self) -> None:
+        self._bar.set_postfix(
+            loss=f"{self.trainer.storage.latest()['total_loss'][0]:.3g}", refresh=False
+        )
+        self._bar.update()
+
+    def after_train(self) -> None:
+        self._bar.close()
 
 
 def peak_memory(device: str) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import logging
 import logging.handlers
@@ -35,16 +37,24 @@ __all__ = [
 Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
+# Tables and evaluations: what is shown beside a bar of the progress
+_SHOWN = tuple(f"lambda_det.{name}" for name in ("detection.choice", "detection.schedule"))
+_SHOWN += ("lambda_det.training.evaluation",)
 
 
 class BufferedLog(logging.handlers.MemoryHandler):
     """The log of a process, in memory until the folder of the run is there.
 
-    A context; if the log is not opened in it, warnings are shown at its end.
+    A context; if the log is not opened in it, warnings are shown at its end. A second run of the
+    process has a log of its own.
+
+    Args:
+        quiet: show only tables, evaluations and warnings on the screen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
+        self._quiet, self._opened = quiet, []
 
     def __enter__(self) -> BufferedLog:
         for name in _LOGGERS:
@@ -54,18 +64,36 @@ class BufferedLog(logging.handlers.MemoryHandler):
 
     def open(self, folder: str) -> None:
         """Write what was logged so far, and from now on everything, to the screen and log.txt."""
+        rank = comm.get_rank()
+        path = Path(folder, f"log.txt.rank{rank}" if rank else "log.txt")
+        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(
+            logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S")
+        )
         for name in _LOGGERS:
-            logging.getLogger(name).removeHandler(self)
-            setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
+            logger = logging.getLogger(name)
+            logger.removeHandler(self)
+            before = list(logger.handlers)
+            # Without its cache, by which a second run would go on in the log of the first
+            inspect.unwrap(setup_logger)(distributed_rank=rank, name=name)
+            for screen in (h for h in logger.handlers if h not in before):
+                screen.addFilter(self._is_shown)
+            logger.addHandler(file)
+            self._opened += [(logger, h) for h in logger.handlers if h not in before]
         logging.raiseExceptions = False  # a full disk would print a stack trace for each record
         for record in self.buffer:
             for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
                 handler.handle(record)
         self.buffer.clear()
 
+    def _is_shown(self, record: logging.LogRecord) -> bool:
+        return not self._quiet or record.levelno >= logging.WARNING or record.name in _SHOWN
+
     def __exit__(self, *_: object) -> None:
-        for name in _LOGGERS:
-            logging.getLogger(name).removeHandler(self)
+        for logger, handler in (*self._opened, *((logging.getLogger(n), self) for n in _LOGGERS)):
+            logger.removeHandler(handler)
+            with contextlib.suppress(OSError):  # of a full disk
+                handler.close()
         for record in self.buffer:
             if record.levelno >= logging.WARNING and comm.is_main_process():
                 logging.lastResort.handle(record)

@@ -8,6 +8,7 @@ Then the folder of the run is made, log and configuration are written to it, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import functools
 import logging
@@ -25,6 +26,7 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.disk_errors import explain_disk_errors
+from lambda_det.training.hooks import Progress
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import (
     BufferedLog,
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace, task: type[Task]) -> None:
 
 
 def _work(args: argparse.Namespace, kind: type[Task]) -> None:
-    with BufferedLog() as log:
+    with BufferedLog(quiet=args.progress) as log:
         task = kind.for_run(kind.read(args), train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)
@@ -93,6 +95,7 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
                     resume=args.resume,
                     config_file=args.config_file,
                     debug_numerics=args.debug_numerics,
+                    progress=args.progress,
                 )
         logger.info(describe_run(settings.output_dir))
 
@@ -104,6 +107,7 @@ def train(
     resume: bool,
     config_file: str | None = None,
     debug_numerics: bool = False,
+    progress: bool = False,
 ) -> Results:
     """Train and evaluate; with ``resume`` from the last checkpoint, if there is one.
 
@@ -115,6 +119,7 @@ def train(
         resume: continue the run in the folder.
         config_file: that the configuration was read from, for the run's config.yaml.
         debug_numerics: stop at the first layer whose output or gradient is not finite.
+        progress: show a bar over the steps.
 
     Raises:
         UserError: what cannot work, before anything is written; or as :meth:`Trainer.train` does.
@@ -130,13 +135,19 @@ def train(
         if checkpoint is None:
             _check_weights_exist(task)
         trainer = Trainer(task, checkpoint, debug_numerics=debug_numerics)
+        if progress:
+            trainer.register_hooks([Progress()])
 
         _open_folder(task, log, lock)
         _log_changes(task, changes, resumed=checkpoint is not None)
         if comm.is_main_process():
             save_config(task, config_file)
         del checkpoint  # its tensors need not stay in memory
-        return trainer.train()
+        if not progress:
+            return trainer.train()
+        # The tables of pycocotools are printed, and not logged
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            return trainer.train()
 
 
 def evaluate(

@@ -285,6 +285,7 @@ class _Kind:
 
 def _flags(**changes):
     usual = {"eval_only": False, "resume": True, "debug_numerics": False, "config_file": ""}
+    usual["progress"] = False
     return argparse.Namespace(**{**usual, **changes})
 
 

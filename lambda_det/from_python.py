@@ -1,0 +1,173 @@
+"""Train from Python, and use what a run left: the functions of the commands, without a shell."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from lambda_det.cli import training_parser
+from lambda_det.detection.task import load_any_config
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.export.command_line import describe
+from lambda_det.export.session import export_network
+from lambda_det.export.sources import network_to_export, read_images
+from lambda_det.prediction import Predictor
+from lambda_det.prediction.predictor import find_config
+from lambda_det.report.run_page import read_metrics, write_report
+from lambda_det.training.checkpoint_files import choose_checkpoint
+from lambda_det.training.command_line import quoted, run
+
+__all__ = ["Run", "train"]
+
+
+class Run:
+    """A run in its folder, which may still go on: it is read anew whenever it is asked.
+
+        run = lambda_det.Run("output/mine")
+        pandas.DataFrame(run.metrics).plot("iteration", "total_loss")
+        found = run.predictor()("photo.jpg")
+
+    Attributes:
+        folder: of the run.
+        config: the file of its configuration.
+    """
+
+    def __init__(self, folder: str | os.PathLike) -> None:
+        """
+        Raises:
+            DataError: it is not the folder of a run.
+        """
+        self.folder = Path(folder)
+        self.config = find_config(self.folder)
+
+    def __repr__(self) -> str:
+        with contextlib.suppress(WeightsError):
+            return f"Run({str(self.folder)!r}), best checkpoint {Path(self.best).name}"
+        return f"Run({str(self.folder)!r}), without a checkpoint"
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """What was logged, a row for each logged step; ``pandas.DataFrame`` takes it as it is.
+
+        Raises:
+            DataError: metrics.json is damaged.
+        """
+        return read_metrics(self.folder)
+
+    @property
+    def best(self) -> str:
+        """The file of the best checkpoint at the evaluations; the last one where there was none.
+
+        Raises:
+            WeightsError: there is no checkpoint yet.
+        """
+        if not (found := choose_checkpoint(str(self.folder))):
+            raise WeightsError(f"{self.folder} has no checkpoint yet.")
+        return found
+
+    def predictor(self, **options: Any) -> Predictor:
+        """The detector with the best weights; ``options`` are those of :class:`Predictor`."""
+        return Predictor(self.folder, **options)
+
+    def report(self, output: str | os.PathLike | None = None, **options: Any) -> Path:
+        """Write the page of the run, as ``lambda-det report``, and return its file.
+
+        Args:
+            output: an .html file; None for report.html in the folder.
+            options: ``dataset``, ``score`` and ``pictures``, see
+                :func:`lambda_det.report.run_page.build_report`.
+        """
+        return write_report(self.folder, output, **options)
+
+    def export(
+        self,
+        path: str | os.PathLike,
+        *,
+        overwrite: bool = False,
+        sizes: list[tuple[int, int]] | None = None,
+        images: list[str] | tuple[str, ...] = (),
+        proof: int = 100,
+        **options: Any,
+    ) -> Path:
+        """Write the detector as ``lambda-det export`` does, and print what was compared.
+
+        Args:
+            path: its ending says the format: .ts, .pt2 or .onnx.
+            overwrite, sizes, images: see :func:`lambda_det.export.session.export_network`; images
+                are files.
+            proof: number of validation images to compare the AP on.
+            options: ``checkpoint``, ``raw`` and ``backbone_only``, see
+                :func:`lambda_det.export.sources.network_to_export`.
+
+        Raises:
+            ConfigError: the file is there, cannot be made, or does not compute what the model does.
+        """
+        cfg = load_any_config(argparse.Namespace(config_file=self.config, opts=[]))
+        network = network_to_export(cfg, self.config, proof=proof, **options)
+        pictures = read_images(images)
+        report = export_network(network, path, sizes=sizes, images=pictures, overwrite=overwrite)
+        print(describe(report))
+        if not report.passed:
+            raise ConfigError(f"{path} would not compute what the model does; see above.")
+        return report.path
+
+
+def train(
+    data: str | os.PathLike | None = None,
+    recipe: str | os.PathLike | None = None,
+    *,
+    output: str | os.PathLike,
+    epochs: float | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **keys: Any,
+) -> Run:
+    """Train as ``lambda-det train`` does, in this process, and return the run.
+
+        run = lambda_det.train("my/", output="output/mine", epochs=20, batch=8)
+        run = lambda_det.train("my/", output="output/mine", resume=True, **{"SEED": 1})
+
+    An interrupt (Ctrl-C, a notebook's stop) leaves the checkpoints that were saved; the same call
+    with ``resume`` continues from the last one.
+
+    Args:
+        data: the folder of a data set. ``train``, ``images`` and ``test`` name its parts instead.
+        recipe: a configuration file, or the name of one that lambda_det brings; None for one that
+            follows from the data and the machine.
+        output: the folder of the run.
+        epochs: passes over the images; None for the recipe's.
+        resume: continue the run in the folder; start it if there is none.
+        progress: show a bar and of the log only tables, evaluations and warnings.
+        keys: other flags of the command, such as ``batch``, ``val_share`` and ``num_gpus``, and
+            keys of the configuration with their values.
+
+    Raises:
+        UserError: one sentence on what cannot be.
+        KeyboardInterrupt: after an interrupt.
+    """
+    flags = {"data": data, "config": recipe, "output": output, "epochs": epochs}
+    flags |= {"resume": resume, "progress": progress}
+    named = {name: value for name, value in keys.items() if "." not in name and name.islower()}
+    words = _words({**flags, **named})
+    parser = training_parser(words)
+    is_lazy = not parser.get_default("keys")["output"].isupper()
+    for key, value in keys.items():
+        if key not in named:
+            text = quoted(value) if is_lazy and isinstance(value, str) else str(value)
+            words += [f"{key}={text}"] if is_lazy else [key, text]
+    parser.error = _refuse  # a command line would end the process
+    run(parser.parse_args(words))
+    return Run(output)
+
+
+def _words(flags: dict[str, Any]) -> list[str]:
+    """Flags as a command line has them; those that are None or False are left out."""
+    given = {f"--{k.replace('_', '-')}": v for k, v in flags.items() if v not in (None, False)}
+    return [flag if value is True else f"{flag}={value}" for flag, value in given.items()]
+
+
+def _refuse(message: str) -> None:
+    raise ConfigError(f"{message}; flags and keys are those of lambda-det train.")

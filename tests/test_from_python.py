@@ -1,0 +1,90 @@
+"""Training and runs from Python: what goes to the commands' functions, and what comes back."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import lambda_det
+from lambda_det.errors import ConfigError, DataError, WeightsError
+from lambda_det.training.run_folder import BufferedLog
+from tests.training.tiny_detector import save_run
+
+LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "dataloader.train_json"
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """What would be trained, in a folder where a run has begun."""
+    runs = []
+    monkeypatch.setattr("lambda_det.training.start.run", lambda args, task: runs.append(args))
+    (tmp_path / "config.yaml").touch()
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys", "opts"),
+    [
+        (None, {"INPUT.MIN_SIZE_TRAIN": (48,), "SEED": 1}, "INPUT.MIN_SIZE_TRAIN|(48,)|SEED|1"),
+        (
+            LAZY,
+            {KEY: "a b", "a.b": [1, 2]},
+            "dataloader.train_json='a b'|a.b=[1, 2]",
+        ),
+    ],
+)
+def test_flags_and_keys_are_those_of_the_command(recipe, keys, opts, started, tmp_path):
+    run = lambda_det.train(
+        tmp_path, recipe, output=tmp_path, epochs=2, batch=4, resume=True, test=None, **keys
+    )
+    (args,) = started
+    assert (args.data, args.epochs, args.batch) == (str(tmp_path), 2, 4)
+    assert args.resume and args.progress and not args.eval_only and args.test_json is None
+    assert "|".join(args.opts).startswith(opts) and args.opts[-1].endswith(str(tmp_path))
+    assert run.folder == tmp_path
+
+
+@pytest.mark.parametrize("keys", [{"bach": 4}, {"batch": "many"}])
+def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
+    with pytest.raises(ConfigError, match=next(iter(keys))):
+        lambda_det.train("my", output=tmp_path, **keys)
+    assert not started
+
+
+def test_the_folder_of_a_run(tmp_path):
+    with pytest.raises(DataError, match="folder of a run"):
+        lambda_det.Run(tmp_path)
+    config, weights = save_run(tmp_path)
+    run = lambda_det.Run(tmp_path)
+    assert run.metrics == [] and run.predictor().weights == run.best == str(weights)
+    assert run.config == str(config) and "model_final.pth" in repr(run)
+    assert run.report(pictures=1).is_file()
+    weights.unlink()
+    (tmp_path / "last_checkpoint").unlink()
+    with pytest.raises(WeightsError, match="no checkpoint"):
+        print(run.best)
+    assert "without" in repr(run)
+
+
+def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
+    shown, hidden = (
+        logging.getLogger("lambda_det.detection.choice"),
+        logging.getLogger("detectron2"),
+    )
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        with BufferedLog(quiet=name == "b") as log:
+            shown.info(f"before {name}")
+            log.open(str(tmp_path / name))
+            hidden.info(f"in {name}")
+        text = (tmp_path / name / "log.txt").read_text("utf-8")
+        assert text.count(f"before {name}") == text.count(f"in {name}") == 1
+    printed = capsys.readouterr().out
+    assert [printed.count(words) for words in ("before a", "in a", "before b", "in b")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert "in b" not in (tmp_path / "a" / "log.txt").read_text("utf-8")
