@@ -14,16 +14,18 @@ import statistics
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from iopath.common.file_io import get_cache_dir
 from tabulate import tabulate
 
-from lambda_det.config import CONFIGS
+from lambda_det.config import CONFIGS, leaves, read_plain
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.data.held_out import Split, hold_out
 from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.recipe import USABLE
@@ -76,7 +78,7 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         rows.append(("labels", kind, f"of what lies in {place}"))
         args.train_json = str(train.labels)
         args.train_images = args.train_images or str(train.images)
-        if tests and not args.test_json and args.val_share is None:
+        if tests and not (args.test_json or args.fold) and args.val_share is None:
             args.test_json, args.test_images = map(str, tests[0])
             rows.append(("evaluation", args.test_json, f"with the images in {args.test_images}"))
     for part in ("train", "test"):
@@ -84,20 +86,37 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         if labels and not getattr(args, f"{part}_images") and Path(labels).exists():
             setattr(args, f"{part}_images", str(find_images(labels)))
     holds_out = place or (args.config_file is None and args.train_json)
-    if holds_out and not args.test_json and args.val_share is None:
-        args.val_share = _share(args.train_json, args.train_images)
-        why = "no part of the data is called val or test; --val-share changes it"
+    if holds_out and not (args.test_json or args.fold) and args.val_share is None:
+        saved = _saved(args)
+        args.val_share = saved.get("DATASETS.VAL_SHARE", saved.get("dataloader.val_share"))
+        why = "--resume goes on as the run was started"
+        if not saved:
+            args.val_share = _share(args.train_json, args.train_images, args.group_by or "")
+            why = "no part of the data is called val or test; --val-share changes it"
         part = f"{args.val_share:g} of the images" if args.val_share else "none: too few images"
         rows.append(("evaluation", part, why))
     return rows
 
 
-def _share(labels: str, images: str) -> float | None:
+def _saved(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of the run that ``--resume`` continues; none where there is no such run."""
+    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    typed |= dict(word.partition("=")[::2] for word in args.opts)
+    folder = typed.get("OUTPUT_DIR", typed.get("train.output_dir", "output/finetune"))
+    file = Path(args.output or folder.strip("'"), "config.yaml")
+    if not args.resume or not file.is_file():
+        return {}
+    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, AttributeError):
+        return {"file": str(file), **dict(leaves(read_plain(file.read_text("utf-8"))))}
+    raise ConfigError(f"{file} is not a saved configuration; mend or remove it.")
+
+
+def _share(labels: str, images: str, group_by: str) -> float | None:
     """The smallest share that holds out an image and leaves some of each class, or None."""
     (json_file,) = as_coco((labels, images))
     for share in (VAL_SHARE, 0.2, 0.3, 0.5):
         with contextlib.suppress(DataError):
-            hold_out(json_file, images, share)
+            hold_out(json_file, images, Split(share, group_by=group_by))
             return share
     return None
 
@@ -105,9 +124,8 @@ def _share(labels: str, images: str) -> float | None:
 def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Set the configuration, with the keys that belong to it before those that are typed."""
     typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    saved = Path(typed.get("OUTPUT_DIR", "output/finetune"), "config.yaml")
-    if args.resume and saved.is_file():
-        args.config_file = str(saved)
+    if saved := _saved(args):
+        args.config_file = saved["file"]
         return [("recipe", args.config_file, "--resume goes on as the run was started")]
     if args.eval_only or not args.train_json:
         raise ConfigError(

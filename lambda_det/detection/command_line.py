@@ -110,6 +110,19 @@ def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: st
         help="share of the training images to evaluate on, by their names, without a --test-json; "
         "0.1 with --data or without --config",
     )
+    data.add_argument(
+        "--stratify", action="store_const", const=True, help="each class has its share, too"
+    )
+    data.add_argument(
+        "--fold",
+        metavar="K/N",
+        help="evaluate on part K of N, stratified; lambda-det report FOLDERS has the mean",
+    )
+    data.add_argument(
+        "--group-by",
+        metavar="REGEX",
+        help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
+    )
     schedule = result.add_argument_group(f"a schedule for your data ({recipe})")
     schedule.add_argument(
         "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"

@@ -353,10 +353,11 @@ def _known(cfg: CfgNode) -> list[Derived]:
         reason = "the categories of --train-json"
         key = Detector.from_config(cfg).keys["num_classes"]
         known.append(Derived(key or "classes", classes, reason))
-    if cfg.DATASETS.VAL_SHARE:
+    if cfg.DATASETS.VAL_SHARE or cfg.DATASETS.FOLD:
         (name,) = cfg.DATASETS.TEST
         count, share = len(DatasetCatalog.get(name)), cfg.DATASETS.VAL_SHARE
-        reason = f"--val-share {share:g}: {count} images are held out by the hash of their names"
+        option = f"--fold {cfg.DATASETS.FOLD}" if cfg.DATASETS.FOLD else f"--val-share {share:g}"
+        reason = f"{option}: {count} images are held out"
         known.append(Derived("DATASETS.TEST", name, reason))
     return known
 

@@ -11,7 +11,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import yaml
 from detectron2.config import CfgNode
 from matplotlib.axes import Axes
 from pycocotools.coco import COCO
+from tabulate import tabulate
 
 from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
@@ -42,7 +43,7 @@ from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
 from lambda_det.weights.formats import read_checkpoint
 
-__all__ = ["build_report", "draw_panel", "read_metrics", "write_report"]
+__all__ = ["build_report", "draw_panel", "read_metrics", "write_comparison", "write_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -120,12 +121,12 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, list[dict[str, float]]
     return is_drawn
 
 
-def draw_curves(records: list[dict[str, float]]) -> list[str]:
-    """Losses, learning rate and, where the run was evaluated, AP or accuracy over the steps."""
+def draw_curves(runs: Mapping[str, list[dict[str, float]]]) -> list[str]:
+    """Losses, learning rate and, where a run was evaluated, AP or accuracy over the steps."""
     figures = []
     for title in PANELS:
         figure, axes = new_axes(5.2, 3.4)
-        if draw_panel(axes, title, {"": records}):
+        if draw_panel(axes, title, runs):
             figures.append(to_svg(figure, f"{title} over the steps"))
     return figures
 
@@ -196,7 +197,10 @@ def write_report(run: str | Path, output: str | Path | None = None, **options: A
     path = Path(output) if output else Path(run, "report.html")
     if path.suffix != ".html":
         raise ConfigError(f"The page {path} needs a name that ends in .html.")
-    text = build_report(run, **options)
+    return _write(build_report(run, **options), path)
+
+
+def _write(text: str, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, text)
@@ -236,7 +240,7 @@ def build_report(
     if records:
         page.numbers(_summary(records, steps, best))
         page.section("Curves")
-        page.figures(*draw_curves(records))
+        page.figures(*draw_curves({"": records}))
     else:
         page.section("Curves", "The run has logged no step yet.")
     if "DATA" not in config:  # that of a classifier
@@ -249,6 +253,42 @@ def build_report(
             page.section("What is missing", str(error))
     _add_configuration(page, run, config)
     return page.text()
+
+
+def write_comparison(runs: Sequence[str | Path], output: str | Path) -> tuple[Path, str]:
+    """Write one page on several runs, folds for example: results of each, mean and deviation.
+
+    Args:
+        runs: their folders.
+        output: an .html file, replaced if it is there.
+
+    Returns:
+        The file, and its table as text.
+
+    Raises:
+        ConfigError: the file cannot be written.
+        DataError: a folder is not that of a run, or no result is in all of them.
+    """
+    results, curves = {}, {}
+    for run in map(Path, runs):
+        records = read_metrics(run)
+        _, best = _state(run, _read_config(run), 0)
+        results[str(run)], _ = _results(records, best)
+        curves[f"{run.resolve().name}: "] = records
+    names = [
+        n for n in next(iter(results.values())) if all(n in found for found in results.values())
+    ]
+    if not names:
+        raise DataError(f"{listed(results)}: there is no result that all of them have.")
+    columns = {name: [found[name] for found in results.values()] for name in names}
+    rows = [[run, *(f"{found[name]:.2f}" for name in names)] for run, found in results.items()]
+    for what, of in (("mean", statistics.fmean), ("standard deviation", statistics.stdev)):
+        rows.append([what, *(f"{of(values):.2f}" for values in columns.values())])
+    head = ["best checkpoint of", *map(_label, names)]
+    page = Page(f"{len(results)} runs", "Results of the best checkpoints, and curves.")
+    page.table(head, rows)
+    page.figures(*draw_curves(curves))
+    return _write(page.text(), Path(output)), tabulate(rows, head, disable_numparse=True)
 
 
 def _read_config(run: Path) -> dict[str, Any]:
@@ -297,17 +337,8 @@ def _summary(
     records: list[dict[str, float]], steps: int, best: int | None = None
 ) -> dict[str, str]:
     """What a reader looks for first: results of the best checkpoint, steps, speed, memory."""
-    last: dict[str, float] = {}
-    results: dict[str, float] = {}
-    for record in records:
-        last.update(record)
-        if best is None or record["iteration"] < best:
-            results.update(record)
-    numbers = {
-        _label(key): f"{value:.1f}"
-        for key, value in results.items()
-        if key.endswith(("/AP", "_top1", "/mIoU", "/PQ"))
-    }
+    results, last = _results(records, best)
+    numbers = {_label(key): f"{value:.1f}" for key, value in results.items()}
     numbers["steps"] = f"{steps:,}"
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
@@ -326,6 +357,20 @@ def _summary(
         most = max(record.get("peak_memory", 0.0) for record in records)
         numbers["GB of memory at most, first process"] = f"{most:.1f}"
     return numbers
+
+
+def _results(
+    records: list[dict[str, float]], best: int | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The results after step ``best``, the last ones for None; and the last value of everything."""
+    last: dict[str, float] = {}
+    results: dict[str, float] = {}
+    for record in records:
+        last.update(record)
+        if best is None or record["iteration"] < best:
+            results.update(record)
+    ends = ("/AP", "_top1", "/mIoU", "/PQ")
+    return {key: value for key, value in results.items() if key.endswith(ends)}, last
 
 
 def _label(metric: str) -> str:

@@ -14,7 +14,7 @@ from PIL import Image
 from lambda_det import cli
 from lambda_det.detection import choice
 from lambda_det.detection.command_line import lazy_parser, parser
-from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.data.held_out import Split, hold_out
 from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError
@@ -129,7 +129,25 @@ def test_of_few_images_more_or_none_are_held_out(data, caplog, kept, some):
     args = arguments("--data", data)
     row = table(args, caplog)["evaluation"][0]
     assert (args.val_share is not None) is some and ("none" in row) is not some
-    assert not some or hold_out(*as_coco((args.train_json, args.train_images)), "", args.val_share)
+    assert not some or hold_out(
+        *as_coco((args.train_json, args.train_images)), "", Split(args.val_share)
+    )
+
+
+@pytest.mark.parametrize(("file", "of"), [("yaml", parser), ("py", lazy_parser)])
+def test_a_share_that_nobody_typed_stays_over_a_resume(data, caplog, file, of):
+    """Of few images a larger one was taken, and there are more now."""
+    words = ["--config", f"mask_rcnn_lambdaresnet50.{file}", "--data", data, "--resume"]
+    words += ["--output", data.parent] if file == "yaml" else [f"train.output_dir='{data.parent}'"]
+    key = "DATASETS: {VAL_SHARE: 0.3}" if file == "yaml" else "dataloader: {val_share: 0.3}"
+    assert table(args := arguments(*words, of=of), caplog) and args.val_share == choice.VAL_SHARE
+    (data.parent / "config.yaml").write_text(key)
+    assert table(args := arguments(*words, of=of), caplog) and args.val_share == 0.3
+    assert table(args := arguments(*words[:4], "--fold", "1/3", of=of), caplog).keys() == {"labels"}
+    assert args.val_share is None and load_any_config(args) is not None
+    (data.parent / "config.yaml").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        choice.complete(arguments(*words, of=of))
 
 
 def test_files_with_a_configuration_are_as_they_were(data, caplog):

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import cv2
@@ -232,7 +233,7 @@ def test_curves_of_a_run(tmp_path):
     text = "\n".join(map(json.dumps, records)) + '\n{"iteration": 20'  # cut short by a kill
     (tmp_path / "metrics.json").write_text(text)
     assert read_metrics(tmp_path) == records
-    assert [figure.count("<svg") for figure in run_page.draw_curves(records)] == [1, 1, 1]
+    assert [figure.count("<svg") for figure in run_page.draw_curves({"": records})] == [1, 1, 1]
     assert run_page._summary(records, 2000)["box AP"] == "40.0"
     stopped = [{"iteration": 113}, {"iteration": 107, "bbox/AP": 40.0}]
     assert run_page._steps(tmp_path, stopped) == 114
@@ -311,6 +312,29 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     text = _page(run)
     assert "model_best.pth (after 50 steps, raw weights)" in text and "<b>61.2</b>" in text
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
+
+
+def test_folds_have_one_table(run, tmp_path, capsys):
+    """Of each run its best checkpoint's results; those that one run lacks are left out."""
+    shutil.copytree(run, tmp_path / "other")
+    torch.save({"model": {}, "iteration": 49}, run / "model_best.pth")
+    for folder, aps in ((run, (60, 10)), (tmp_path / "other", (0, 50))):
+        rows = [{"iteration": i, "bbox/AP": ap} for i, ap in zip((49, 99), aps, strict=True)]
+        rows[0] |= {"segm/AP": 7.0} if folder == run else {}
+        (folder / "metrics.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [str(run), str(tmp_path / "other")]
+    assert main([*words, "--output", str(tmp_path / "folds.html")]) == 0
+    printed = capsys.readouterr().out
+    values = [line.split()[-1] for line in printed.splitlines()[2:6]]
+    assert values == ["60.00", "50.00", "55.00", "7.07"]
+    page = (tmp_path / "folds.html").read_text("utf-8")
+    assert "box AP" in page and "mask AP" not in page and "<td>55.00</td>" in page
+    (run / "metrics.json").unlink()
+    assert main([*words, "--output", str(tmp_path / "folds.html")]) == 2
+    assert "no result" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "--output" in capsys.readouterr().err
 
 
 def _entries(change):

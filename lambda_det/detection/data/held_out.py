@@ -1,20 +1,64 @@
-"""A share of a training file's images held out to evaluate on, chosen by their names."""
+"""Images of a training file held out to evaluate on: a share, or one of several folds."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.errors import ConfigError, DataError, listed, printable
 
-__all__ = ["hold_out", "is_held_out"]
+__all__ = ["Split", "hold_out", "is_held_out"]
 
 logger = logging.getLogger(__name__)
+
+
+class Split(NamedTuple):
+    """Which images are held out, as the keys of DATASETS say.
+
+    Attributes:
+        share: of the images, above 0 and below 1, by the hash of their names.
+        fold: "2/5" in place of a share: the second of five parts, which are stratified.
+        group_by: a regular expression. Images whose names match the same (of an expression with
+            groups, the first one) stay on one side; another image is alone.
+        stratify: each class has its share, as far as groups allow, and not only the images.
+    """
+
+    share: float
+    fold: str = ""
+    group_by: str = ""
+    stratify: bool = False
+
+    def __str__(self) -> str:
+        fold, share = f"--fold {self.fold} (DATASETS.FOLD)", f"--val-share {self.share:g}"
+        return fold if self.fold else f"{share} (DATASETS.VAL_SHARE)"
+
+    def check(self) -> None:
+        """
+        Raises:
+            ConfigError: a value cannot be, or two exclude each other.
+        """
+        if self.fold:
+            number, _, folds = self.fold.partition("/")
+            if not (number + folds).isdecimal() or not 1 <= int(number) <= int(folds) > 1:
+                raise ConfigError(f"{self}: give a fold of several, such as 2/5.")
+            if self.share:
+                raise ConfigError(f"{self} is a share already; leave --val-share out.")
+        elif not 0 < self.share < 1:
+            raise ConfigError(f"{self}: give a share between 0 and 1, such as 0.1.")
+        try:
+            re.compile(self.group_by)
+        except re.error as error:
+            raise ConfigError(
+                f"--group-by {self.group_by!r} (DATASETS.GROUP_BY) is no regular expression: "
+                f"{error}."
+            ) from error
 
 
 def is_held_out(file_name: str, share: float) -> bool:
@@ -22,36 +66,35 @@ def is_held_out(file_name: str, share: float) -> bool:
 
     Only the name decides, so images that are added later do not move others.
     """
-    digest = hashlib.sha256(file_name.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    return int.from_bytes(_digest(file_name)[:8], "big") < share * 2**64
 
 
-def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]:
+def _digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+
+
+def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]:
     """Split an annotation file in two, which are kept in the cache of Detectron2's files.
 
     Args:
         json_file: annotations in COCO's format.
         image_folder: of its images.
-        share: of the images that are held out, above 0 and below 1.
+        split: which images are held out.
 
     Returns:
-        The files to train on and to evaluate on. The same content and share give the same files.
+        The files to train on and to evaluate on. The same content and split give the same files.
 
     Raises:
-        ConfigError: the share is not between 0 and 1.
+        ConfigError: the split cannot be.
         DataError: the file is not in COCO's format; or no image would be held out, none would
             remain, or none of a class would remain.
     """
-    if not 0 < share < 1:
-        raise ConfigError(
-            f"--val-share (DATASETS.VAL_SHARE) is {share:g}; give a share between 0 and 1, such as "
-            "0.1."
-        )
+    split.check()
     report = check_coco(json_file, image_folder, files="none")
     names, labels, content = report.categories, report.json_file, read_json(json_file)
     images = content["images"]
-    held_out = {i["id"] for i in images if is_held_out(str(i["file_name"]), share)}
-    option = f"--val-share {share:g} (DATASETS.VAL_SHARE) of {labels}"
+    held_out = _held_out(content, split)
+    option = f"{split} of {labels}"
     if len(held_out) in (0, len(images)):
         raise DataError(
             f"{option} would hold out {len(held_out)} of {len(images)} images; give another share, "
@@ -63,20 +106,78 @@ def hold_out(json_file: str, image_folder: str, share: float) -> tuple[str, str]
             f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "
             "share, or a file with --test-json."
         )
+    how = "stratified" if split.fold or split.stratify else "by the hash of their names"
+    how += f", in groups by {split.group_by}" if split.group_by else ""
     logger.info(
-        f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {labels}, by the "
-        "hash of their names"
+        f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {labels}, {how}"
     )
     if unseen := _classes(content) - _classes(val):
         logger.warning(
             f"{option} holds out no image of {_named(unseen, names)}, whose AP remains unknown; "
             "give a larger share, or a file with --test-json"
         )
-    stem = f"{Path(json_file).stem}_{share!r}"
+    stem = f"{Path(json_file).stem}_{split.share!r}"
+    if split != Split(split.share):  # of which the names of the files are as they always were
+        stem += f"_{_digest(repr(split)).hex()[:8]}"
     return (
         keep_json(train, "held_out", f"{stem}_train.json", whole=content),
         keep_json(val, "held_out", f"{stem}_val.json", whole=content),
     )
+
+
+def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
+    """The ids of the images.
+
+    Raises:
+        ConfigError: no name matches the groups' expression.
+    """
+    groups, matched = defaultdict(list), not split.group_by
+    for image in content["images"]:
+        name = str(image["file_name"])
+        found = re.search(split.group_by, name) if split.group_by else None
+        matched = matched or found
+        groups[found[min(found.re.groups, 1)] or "" if found else name].append(image["id"])
+    if not matched:
+        raise ConfigError(
+            f"--group-by {split.group_by!r} (DATASETS.GROUP_BY) is in no image's name, such as "
+            f"{next(iter(groups))}."
+        )
+    if not (split.fold or split.stratify):
+        return {id for name in groups if is_held_out(name, split.share) for id in groups[name]}
+    number, folds = map(int, split.fold.split("/")) if split.fold else (1, 0)
+    shares = [1 / folds] * folds if folds else [split.share, 1 - split.share]
+    classes = defaultdict(set)
+    for annotation in content["annotations"]:
+        classes[annotation["image_id"]].add(annotation["category_id"])
+    counts = {
+        name: Counter(kind for id in ids for kind in (None, *classes[id]))
+        for name, ids in groups.items()
+    }
+    parts = _stratified(counts, shares)
+    return {id for name in groups if parts[name] == number - 1 for id in groups[name]}
+
+
+def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[str, int]:
+    """The part of each group, so that each class has its shares: Sechidis et al., ECML 2011.
+
+    Args:
+        counts: by group the images of each class, and all of them as None.
+        shares: of the parts, which add up to 1.
+    """
+    left: Counter = sum(counts.values(), Counter())
+    wanted = [{kind: share * count for kind, count in left.items()} for share in shares]
+    waiting, parts = dict(sorted(counts.items(), key=lambda row: _digest(row[0]))), {}
+    while waiting:
+        # The rarest class first, at last images without one
+        rare = min(filter(left.get, left), key=lambda kind: (kind is None, left[kind], str(kind)))
+        chosen = [name for name in waiting if counts[name][rare]]
+        for name in sorted(chosen, key=lambda name: -counts[name][rare]):
+            part = max(range(len(shares)), key=lambda n: (wanted[n][rare], wanted[n][None]))
+            for kind, count in waiting.pop(name).items():
+                wanted[part][kind] -= count
+                left[kind] -= count
+            parts[name] = part
+    return parts
 
 
 def _part(content: Mapping[str, Any], held_out: set[Any], keep: bool) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.utils.file_io import PathManager
+from iopath.common.file_io import get_cache_dir
 
 from lambda_det.config import leaves
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
-from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.data.held_out import Split, hold_out
 from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.data.truth import sanitise
 from lambda_det.detection.registry import class_keys
@@ -124,8 +125,8 @@ def register_json_datasets(cfg: CfgNode) -> None:
     ``DATASETS.TRAIN`` and ``.TEST`` become the new names. The numbers of classes become the number
     of categories in the training file, or in the test file if no training file is given. A training
     file without a test file empties ``DATASETS.TEST``, which named other data, unless
-    ``DATASETS.VAL_SHARE`` holds out a part of it. Without a file nothing changes. It is safe to
-    call it again, in the same or another process.
+    ``DATASETS.VAL_SHARE`` or ``.FOLD`` holds out a part of it. Without a file nothing changes. It
+    is safe to call it again, in the same or another process.
 
     Raises:
         ConfigError: one of a pair is given without the other.
@@ -162,15 +163,20 @@ def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
     named = [split for split, pair in files.items() if all(pair)]
     found = as_coco(*(tuple(map(os.path.expanduser, files[split])) for split in named))
     files |= {split: (file, files[split][1]) for split, file in zip(named, found, strict=True)}
-    if not cfg.DATASETS.VAL_SHARE:
+    keys = cfg.DATASETS
+    split = Split(keys.VAL_SHARE, keys.FOLD, keys.GROUP_BY, keys.STRATIFY)
+    if not (split.share or split.fold):
+        if any(split):
+            raise ConfigError("--group-by and --stratify need a --val-share or a --fold.")
         return files
-    key = f"--val-share {cfg.DATASETS.VAL_SHARE:g} (DATASETS.VAL_SHARE)"
     if any(files["test"]):
-        raise ConfigError(f"{key} is for data without a --test-json; give only one of both.")
+        raise ConfigError(f"{split} is for data without a --test-json; give only one of both.")
     json_file, images = map(os.path.expanduser, files["train"])
     if not (json_file and images):
-        raise ConfigError(f"{key} needs --train-json and --train-images, to hold out some of them.")
-    train, val = hold_out(json_file, images, cfg.DATASETS.VAL_SHARE)
+        raise ConfigError(
+            f"{split} needs --train-json and --train-images, to hold out some of them."
+        )
+    train, val = hold_out(json_file, images, split)
     return {"train": (train, images), "test": (val, images)}
 
 
@@ -220,7 +226,9 @@ def register_coco_files(
     categories = list(report.categories.values())
     stem = os.path.splitext(os.path.basename(json_file))[0]
     # The categories are part of the name: a changed file is another data set for the catalogue.
-    identity = "\n".join([json_file, images, *categories])
+    # The place of the cache is not: it may be another one on the machine that resumes a run
+    place = json_file.removeprefix(os.path.abspath(os.path.join(get_cache_dir(), "lambda_det")))
+    identity = "\n".join([place, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
         register_coco_instances(name, {"thing_classes": categories}, json_file, images)

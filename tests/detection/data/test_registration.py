@@ -9,7 +9,8 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data import check_datasets, register_json_datasets
 from lambda_det.detection.data.classes import describe
-from lambda_det.detection.data.held_out import hold_out
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.held_out import Split, hold_out
 from lambda_det.errors import ConfigError, DataError
 
 
@@ -150,11 +151,71 @@ def test_a_share_of_the_images_is_held_out_by_their_names(cfg, many, content, wr
     assert share_out(cfg, many, 0.5)[1] > test
 
 
+def _named(split, files):
+    """The names of the images that a split trains and evaluates on."""
+    return [{i["file_name"] for i in read_json(file)["images"]} for file in hold_out(*files, split)]
+
+
+def test_folds_are_stratified_parts_of_all(many, content, write):
+    """Each image is held out once; each fold has its fifth of a class of 10 images and of 90."""
+    ids = [category["id"] for category in content["categories"]]
+    for number, annotation in enumerate(content["annotations"]):
+        annotation["category_id"] = ids[number % 10 > 0]
+    rare = {f"{number}.jpg" for number in range(0, 100, 10)}
+    files = write(content)
+    splits = [Split(0.0, fold=f"{n}/5") for n in range(1, 6)]
+    parts = [_named(split, files)[1] for split in splits]
+    everything = _named(splits[0], files)[0] | parts[0]
+    assert sum(map(len, parts)) == 100 and set.union(*parts) == everything
+    assert {(len(part), len(part & rare)) for part in parts} == {(20, 2)}
+    content["images"].reverse()  # the order in the file does not matter
+    assert _named(splits[2], write(content, "again"))[1] == parts[2]
+    _, part = _named(Split(0.3, stratify=True), files)
+    assert (len(part), len(part & rare)) == (30, 3)
+
+
+@pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True), Split(0.0, "1/3")])
+def test_a_group_stays_on_one_side(split, content, many, write):
+    """Frames of ten videos; images without a number are alone."""
+    for number, image in enumerate(content["images"][:90]):
+        image["file_name"] = f"film{number // 10}_{number % 10}.jpg"
+    files = write(content)
+    for pattern in ("^film\\d+", r"(film\d+)_\d"):
+        train, val = _named(split._replace(group_by=pattern), files)
+        films = [{name.partition("_")[0] for name in part if "_" in name} for part in (train, val)]
+        assert not films[0] & films[1] and 0 < len(films[1]) < 7
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        (Split(0.0, "6/5"), "--fold 6/5"),
+        (Split(0.0, "0/5"), "FOLD"),
+        (Split(0.0, "1/1"), "FOLD"),
+        (Split(0.0, "half"), "--fold half"),
+        (Split(0.2, "1/5"), "leave --val-share out"),
+        (Split(0.2, group_by="(film"), "GROUP_BY.*regular"),
+        (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
+    ],
+)
+def test_a_split_that_cannot_be(split, words, many):
+    with pytest.raises(ConfigError, match=words):
+        hold_out(*many, split)
+
+
+def test_a_data_set_has_its_name_wherever_the_cache_is(cfg, many, tmp_path, monkeypatch):
+    share_out(cfg, many, 0.2)
+    before = cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "elsewhere"))
+    share_out(cfg, many, 0.2)
+    assert before == (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
 def test_files_of_a_share_are_its_own_and_others_can_read_them(many):
     before = os.umask(0o022)
     try:
-        files = [file for share in (0.2, 0.20000001) for file in hold_out(*many, share)]
+        files = [file for share in (0.2, 0.20000001) for file in hold_out(*many, Split(share))]
     finally:
         os.umask(before)
     assert len(set(files)) == 4
@@ -190,6 +251,12 @@ def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
         if r.name.startswith("lambda_det.detection") and r.levelname == "WARNING"
     ]
     assert "VAL_SHARE" in warning and "quince" in warning
+
+
+def test_groups_without_a_share(cfg, many):
+    cfg.DATASETS.GROUP_BY = "^.*_"
+    with pytest.raises(ConfigError, match="--val-share or a --fold"):
+        share_out(cfg, many, 0.0)
 
 
 def test_a_share_and_test_data_or_no_training_data(cfg, many):
