@@ -28,6 +28,13 @@ LARGER = ("INPUT.SIZE", 64, "INPUT.PADDING", 8)
 
 # By study: by row the paper's top-1, None where it prints none, and what differs from the recipe
 Study = dict[str, tuple[float | None, tuple[object, ...]]]
+
+
+def by_name(**figures: float) -> Study:
+    """A row for each network."""
+    return {name: (top1, ("MODEL.NAME", name)) for name, top1 in figures.items()}
+
+
 PAIR: Study = {
     "ResNet-50": (84.6, ("MODEL.NAME", "resnet50")),
     "lambda": (
@@ -55,30 +62,21 @@ STUDIES: dict[str, Study] = {
         "no batch norm on queries and values": (76.2, (*ALL, f"{LAYER}.QV_NORM", False)),
     },
     # Table 12
-    "placement": {
-        name: (top1, ("MODEL.NAME", name))
-        for name, top1 in (
-            ("resnet50", 76.9),
-            ("resnet50_lambda_c2", 77.3),
-            ("resnet50_lambda_c23", 77.2),
-            ("resnet50_lambda_c234", 77.8),
-            ("resnet50_lambda_c2345", 78.4),
-            ("resnet50_lambda_c345", 78.3),
-            ("resnet50_lambda_c45", 78.3),
-            ("resnet50_lambda_c5", 77.3),
-        )
-    },
+    "placement": by_name(
+        resnet50=76.9,
+        resnet50_lambda_c2=77.3,
+        resnet50_lambda_c23=77.2,
+        resnet50_lambda_c234=77.8,
+        resnet50_lambda_c2345=78.4,
+        resnet50_lambda_c345=78.3,
+        resnet50_lambda_c45=78.3,
+        resnet50_lambda_c5=77.3,
+    ),
     # Table 13 has them with 101 and 152 layers, and the figures are those of 101. On small images
     # 50 will do.
-    "hybrid": {
-        name: (top1, ("MODEL.NAME", name))
-        for name, top1 in (
-            ("resnet_rs50", 81.3),
-            ("resnet_rs50_se", 81.8),
-            ("lambda_resnet50", 82.3),
-            ("lambda_resnet50_c4", 82.6),
-        )
-    },
+    "hybrid": by_name(
+        resnet_rs50=81.3, resnet_rs50_se=81.8, lambda_resnet50=82.3, lambda_resnet50_c4=82.6
+    ),
     # The CIFAR-10 reproduction
     "pair": PAIR,
     # Its Section 9.3: rates of the first epoch, a fifth of the peak
@@ -159,16 +157,6 @@ def read_results(path: Path) -> dict[str, float]:
         return {row["configuration"]: float(row["top1"]) for row in csv.DictReader(file)}
 
 
-def add_result(path: Path, row: dict[str, object]) -> None:
-    """Append a line, below a header if it is the first."""
-    is_first = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if is_first:
-            writer.writeheader()
-        writer.writerow(row)
-
-
 def table(study: Study, found: dict[str, list[float]]) -> str:
     """A row for each network, and how far the order is the paper's."""
     lines = ["| | top-1 here: mean | lowest to highest | paper |", "|---|---:|---:|---:|"]
@@ -211,7 +199,11 @@ def main(argv: list[str] | None = None) -> int:
                     run = f"{name.replace(' ', '_')}_{seed}"
                     top1 = ended[key] = train(words, folder / run)
                     row = {"row": name, "seed": seed, "top1": top1, "configuration": key}
-                    add_result(results, row)
+                    with results.open("a", encoding="utf-8", newline="") as file:
+                        writer = csv.DictWriter(file, list(row))
+                        if not file.tell():
+                            writer.writeheader()
+                        writer.writerow(row)
                 found.setdefault(name, []).append(ended[key])
     except subprocess.CalledProcessError as error:  # it has said why
         return error.returncode

@@ -33,83 +33,48 @@ _PIXEL_KEYS = {"INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    command = argparse.ArgumentParser(
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_argument("--output", metavar="DIR", required=True, help="folder of the pictures")
-    command.add_argument("--overwrite", action="store_true", help="replace existing pictures")
+    raw = argparse.RawDescriptionHelpFormatter
+    command = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=raw)
+    add = command.add_argument
+    add("--output", metavar="DIR", required=True, help="folder of the pictures")
+    add("--overwrite", action="store_true", help="replace existing pictures")
     network = command.add_mutually_exclusive_group(required=True)
-    network.add_argument(
-        "--config-file", metavar="FILE", help="of a detector: YAML, or a LazyConfig, which is run"
-    )
-    network.add_argument(
-        "--model",
-        metavar="NAME",
-        help="name of a backbone, which gets images of INPUT.MIN_SIZE_TEST "
-        f"{_MODEL_SIZES['MIN_SIZE_TEST']}",
-    )
+    text = "of a detector: YAML, or a LazyConfig, which is run"
+    network.add_argument("--config-file", metavar="FILE", help=text)
+    text = f"of a backbone, for images of INPUT.MIN_SIZE_TEST {_MODEL_SIZES['MIN_SIZE_TEST']}"
+    network.add_argument("--model", metavar="NAME", help=text)
     weights = command.add_mutually_exclusive_group()
-    weights.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="of the detector or the backbone; default: the best checkpoint in the folder of "
-        "--config-file, else MODEL.WEIGHTS. With --model, the pixel settings are those recorded in "
-        "the file",
-    )
-    weights.add_argument(
-        "--fresh",
-        action="store_true",
-        help="random weights, as at the start of a training, when the last norm of each block is 0 "
-        "and features depend on the shortcuts only",
-    )
-    command.add_argument("--image", metavar="FILE", required=True)
-    command.add_argument(
-        "--layer",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a lambda layer, or a pattern for several; may be repeated (default: the last of each "
-        "stage)",
-    )
-    command.add_argument(
-        "--position",
-        nargs=2,
-        type=float,
-        metavar=("Y", "X"),
-        help="row and column of a pixel of the image file (default: its centre)",
-    )
-    command.add_argument(
-        "--draws",
-        type=int,
-        default=8,
-        metavar="N",
-        help="random gradients for each receptive field (default: %(default)s)",
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="of random weights and gradients"
-    )
-    command.add_argument(
-        "opts",
-        nargs=argparse.REMAINDER,
-        help="configuration keys and values; for a LazyConfig key=value",
-    )
+    text = """of the detector or the backbone; default: the best checkpoint in the folder of
+        --config-file, else MODEL.WEIGHTS. With --model, the pixel settings are those recorded in
+        the file"""
+    weights.add_argument("--weights", metavar="FILE", help=text)
+    text = """random weights, as at the start of a training, when the last norm of each block is 0
+        and features depend on the shortcuts only"""
+    weights.add_argument("--fresh", action="store_true", help=text)
+    add("--image", metavar="FILE", required=True)
+    text = "a lambda layer, or a pattern; may be repeated (default: the last of each stage)"
+    add("--layer", action="append", default=[], metavar="NAME", help=text)
+    text = "row and column of a pixel of the image file (default: its centre)"
+    add("--position", nargs=2, type=float, metavar=("Y", "X"), help=text)
+    text = "random gradients for each receptive field (default: %(default)s)"
+    add("--draws", type=int, default=8, metavar="N", help=text)
+    add("--seed", type=int, default=0, metavar="S", help="of random weights and gradients")
+    text = "configuration keys and values; for a LazyConfig key=value"
+    add("opts", nargs=argparse.REMAINDER, help=text)
     return command.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> None:
-    from lambda_paper.album import Album
     from lambda_paper.layers import draw_layers
 
-    album = Album(args.output, overwrite=args.overwrite)
     cfg = _network_config(args)
     weights = None if args.fresh else args.weights or _own_weights(args, cfg)
     print(f"Weights: {weights or 'random'}")
-    layers = draw_layers(
+    layers, files = draw_layers(
         cfg,
         args.image,
-        album,
+        args.output,
+        overwrite=args.overwrite,
         weights=weights,
         # A backbone by name has no configuration: use the pixel settings of the file, unless
         # the command line sets them
@@ -123,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"Lambda layers: {', '.join(layers)}")
     else:
         print("The network has no lambda layers; only its receptive field is drawn.")
-    print(f"{len(album.written)} pictures in {args.output}")
+    print(f"{len(files)} pictures in {args.output}")
 
 
 def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:

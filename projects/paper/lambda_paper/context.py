@@ -13,13 +13,6 @@ from lambda_det.layers import LambdaLayer
 from lambda_det.layers.lambda_layer import normalize_keys
 from lambda_det.layers.tensors import crop_offsets, grid_size, spread
 
-__all__ = [
-    "Context",
-    "effective_positions",
-    "radius",
-    "receptive_field",
-]
-
 
 class Context:
     r"""The queries, keys and values that a lambda layer computes from one input, in float64.

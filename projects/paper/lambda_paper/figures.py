@@ -6,47 +6,33 @@ Each is an array [height, width, 3] uint8, RGB.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import compress
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import SubFigure
-from matplotlib.patches import Circle
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Circle, Rectangle
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from lambda_paper.context import effective_positions, radius
-from lambda_paper.plots import (
-    around_one,
-    centred,
-    draw_tiles,
-    logarithmic,
-    new_figure,
-    overlay,
-    to_picture,
-)
 
-__all__ = ["Field", "content_reach", "context", "embeddings", "receptive_fields"]
-
+_DPI = 100
+_BRIGHTNESS = 0.55  # of the image under a map
 _HEADS = 4  # largest number of heads that are drawn one by one
 _KEYS = 16  # largest number of keys that are drawn; a multi-head layer has |h||k||u|
 
 
-@dataclass(frozen=True)
-class Field:
-    """An effective receptive field.
+class Field(NamedTuple):
+    """An effective receptive field of ``position`` (y, x) on a feature map of ``size`` (H, W)."""
 
-    Attributes:
-        values: [height, width], one for each pixel of the input.
-        position: (y, x), the position on the feature map.
-        size: (H, W) of the feature map.
-    """
-
-    values: np.ndarray
+    values: np.ndarray  # [height, width], one for each pixel of the input
     position: tuple[int, int]
     size: tuple[int, int]
 
@@ -57,16 +43,12 @@ def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarr
     The norm of an offset is over all |k||u| (and heads).
     """
     *lead, r_y, r_x = embedding.shape
-    depth, intra = lead[-2:]
-    maps = embedding.reshape(-1, r_y, r_x)
-    columns = math.ceil(math.sqrt(depth))
-    names = [f"k {k}" for k in range(depth)]
-    rows: list[str] = []
-    if len(maps) > depth:  # a row for each u of each head, a column for each k
-        columns = depth
-        maps = np.moveaxis(embedding, -4, -3).reshape(-1, r_y, r_x)
-        letters = "u" if len(lead) == 2 else "hu"
-        rows = [_label(letters, index) for index in np.ndindex(*lead[:-2], intra)]
+    depth = lead[-2]
+    # A row for each u of each head, and in it each k
+    maps = np.moveaxis(embedding, -4, -3).reshape(-1, r_y, r_x)
+    columns = depth if len(maps) > depth else math.ceil(math.sqrt(depth))
+    heads = lead[0] if len(lead) == 3 else 1
+    names = _names({"h": heads, "u": lead[-1], "k": depth})
     side = 7.5 if columns <= 8 else 11
     height = side * math.ceil(len(maps) / columns) / columns * r_y / r_x
     figure = new_figure(
@@ -76,7 +58,7 @@ def embeddings(embedding: np.ndarray, title: str, dilation: int = 1) -> np.ndarr
         + (f", {dilation} positions apart" if dilation > 1 else ""),
     )
     left, right = figure.subplots(1, 2, width_ratios=(side, 4))
-    shown = draw_tiles(left, maps, names, rows, norm=centred(maps), columns=columns)
+    shown = draw_tiles(left, maps, names, columns, centred(maps))
     left.set_title("embedding by offset, the query at the centre of each tile", fontsize=9, pad=18)
     figure.colorbar(shown, ax=left, shrink=0.8, extend="both")
     norms = np.sqrt((maps**2).sum(0))
@@ -96,58 +78,33 @@ def content_reach(picture: np.ndarray, keys: Tensor, key_norm: str, title: str) 
     """Draw the normalised keys [g, k, u, H, W]: the positions that the content lambda reads.
 
     A softmax key is a distribution over the H * W positions. Red positions have more than the
-    uniform share 1 / (H * W), blue ones less. At the left is the mean over the keys.
+    uniform share 1 / (H * W), blue ones less. The first map is the mean over the keys.
     """
     groups, depth, intra, height, width = keys.shape
-    maps = keys.flatten(0, 2)
-    spread = effective_positions(maps)
     softmax = key_norm == "softmax"
-    cells = height * width
-    maps = maps * (cells if softmax else 1)
-    total = maps.mean(0)
-    scale = around_one if softmax else centred
-    label = "share of a position / uniform share" if softmax else f"key ({key_norm} norm)"
-    several = [groups > 1, True, intra > 1]
-    labels = [
-        _label("".join(compress("hku", several)), tuple(compress(index, several)))
-        for index in np.ndindex(groups, depth, intra)
-    ]
-    drawn = min(len(maps), _KEYS)
-    columns = math.ceil(math.sqrt(drawn))
-    rows = math.ceil(drawn / columns)
+    maps = keys.flatten(0, 2) * (height * width if softmax else 1)
+    names = _names({"h": groups, "k": depth, "u": intra})[:_KEYS]
+    shown = [maps.mean(0), *maps[:_KEYS]]
+    columns = math.ceil(math.sqrt(len(shown)))
+    rows = math.ceil(len(shown) / columns)
     aspect = picture.shape[0] / picture.shape[1]
+    text = f", the first {_KEYS} of {len(maps)} keys" if len(maps) > _KEYS else ""
     figure = new_figure(
-        13, max(4.0, 7.0 * aspect * rows / columns + 1.4), f"{title}: reach of the content lambda"
+        13,
+        max(4.0, 12.0 * aspect * rows / columns + 1.4),
+        f"{title}: reach of the content lambda{text}",
     )
-    left, right = figure.subfigures(1, 2, width_ratios=(5, 8))
-    axes = left.subplots()
-    bar = overlay(
-        axes,
-        picture,
-        total.numpy(),
-        norm=scale(total.numpy()),
-        cmap="bwr",
-        title=f"mean over the {len(maps)} keys: spread over {float(effective_positions(total)):.0f}"
-        f" of {cells} positions",
-    )
-    _bar(left, bar, axes, label, orientation="horizontal")
-    norm = scale(maps[:drawn].numpy())
-    grid = right.subplots(rows, columns, squeeze=False).ravel()
-    for index, small in enumerate(grid):
-        if index >= drawn:
-            small.set_axis_off()
-            continue
-        bar = overlay(
-            small,
-            picture,
-            maps[index].numpy(),
-            norm=norm,
-            cmap="bwr",
-            title=f"{labels[index]}: {float(spread[index]):.0f} positions",
-        )
-    _bar(right, bar, list(grid), label)
-    if drawn < len(maps):
-        right.suptitle(f"the first {drawn} of {len(maps)} keys", fontsize=9)
+    norm = (around_one if softmax else centred)(torch.stack(shown).numpy())
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[len(shown) :]:
+        axes.set_axis_off()
+    for axes, name, values in zip(
+        grid, [f"mean over {len(maps)} keys", *names], shown, strict=False
+    ):
+        text = f"{name}: {float(effective_positions(values)):.0f} positions"
+        bar = overlay(axes, picture, values.numpy(), norm=norm, cmap="bwr", title=text)
+    label = "share of a position / uniform share" if softmax else f"key ({key_norm} norm)"
+    _bar(figure, bar, list(grid), label)
     return to_picture(figure)
 
 
@@ -166,11 +123,11 @@ def context(
     heads, intra, height, width = next(iter(weights.values())).shape
     drawn = min(heads, _HEADS)
     aspect = picture.shape[0] / picture.shape[1]
+    text = f"at row {position[0]}, column {position[1]} of {height}x{width}"
     figure = new_figure(
         3.1 * (drawn + 1),
         len(weights) * (2.45 * aspect + 0.7) + 0.5,
-        f"{title}: weights of the values in the output at row {position[0]}, column {position[1]} "
-        f"of {height}x{width}",
+        f"{title}: weights of the values in the output {text}",
     )
     grid = figure.subplots(len(weights), drawn + 1, squeeze=False)
     for row, (part, values) in zip(grid, weights.items(), strict=True):
@@ -248,11 +205,11 @@ def receptive_fields(
     return to_picture(figure)
 
 
-def _bar(figure: SubFigure, shown: ScalarMappable, axes: Any, label: str, **more: str) -> None:
+def _bar(figure: Figure, shown: ScalarMappable, axes: list[Axes], label: str) -> None:
     """A colour bar with ticks at both ends and the centre, as short logarithmic bars have none."""
     norm = shown.norm
     ticks = [norm.vmin, 1 if isinstance(norm, LogNorm) else 0, norm.vmax]
-    bar = figure.colorbar(shown, ax=axes, shrink=0.7, extend="both", ticks=ticks, **more)
+    bar = figure.colorbar(shown, ax=axes, shrink=0.7, extend="both", ticks=ticks)
     bar.set_ticks(ticks, labels=[_ratio(tick) for tick in ticks])
     bar.minorticks_off()
     bar.set_label(label)
@@ -262,5 +219,107 @@ def _ratio(value: float) -> str:
     return f"1/{1 / value:.3g}" if 0 < value < 1 else f"{value:.3g}"
 
 
-def _label(letters: str, index: tuple[int, ...]) -> str:
-    return ", ".join(f"{letter} {i}" for letter, i in zip(letters, index, strict=True))
+def _names(sizes: Mapping[str, int]) -> list[str]:
+    """Of all indices, such as "h 1, k 0"; k, and what there are several of."""
+    named = [letter for letter, size in sizes.items() if size > 1 or letter == "k"]
+    indices = np.ndindex(*(sizes[letter] for letter in named))
+    return [", ".join(f"{n} {i}" for n, i in zip(named, index, strict=True)) for index in indices]
+
+
+def new_figure(width: float, height: float, title: str) -> Figure:
+    """A figure of ``width`` x ``height`` inches, without the global state of pyplot."""
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def to_picture(figure: Figure) -> np.ndarray:
+    """Render a figure to [height, width, 3] uint8, RGB."""
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def centred(values: np.ndarray) -> Normalize:
+    """A scale symmetric around 0 that covers 99.9 % of the values."""
+    limit = float(np.quantile(np.abs(values), 0.999)) or float(np.abs(values).max()) or 1.0
+    return Normalize(-limit, limit)
+
+
+def overlay(
+    axes: Axes,
+    picture: np.ndarray,
+    values: np.ndarray,
+    *,
+    norm: Normalize,
+    cmap: str,
+    title: str,
+    position: tuple[float, float] | None = None,
+    size: tuple[int, int] | None = None,
+) -> ScalarMappable:
+    """Draw a map over a grey version of its image. Larger magnitudes are more opaque.
+
+    Args:
+        axes: to draw on.
+        picture: [height, width, 3] uint8.
+        values: [H, W], of cells that cover the picture evenly.
+        norm: the scale. Its lower end is transparent; with ``cmap`` "bwr", its centre.
+        cmap: name of the colormap.
+        title: of the axes.
+        position: (y, x) in pixels, marked with a cross.
+        size: (H, W) of the map whose cell at ``position`` is framed.
+
+    Returns:
+        The mappable for a colour bar.
+    """
+    height, width = picture.shape[:2]
+    extent = (0, width, height, 0)
+    grey = picture.mean(2) * _BRIGHTNESS
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=extent)
+    strength = np.clip(np.ma.filled(norm(values), 0.0).astype(float), 0, 1)
+    if cmap == "bwr":
+        strength = np.abs(2 * strength - 1)
+    axes.imshow(
+        values, cmap=cmap, norm=norm, extent=extent, alpha=strength**0.5, interpolation="nearest"
+    )
+    if position is not None:
+        axes.plot(position[1], position[0], "+", color="lime", ms=7, mew=1)
+    if size is not None:
+        cell = (height / size[0], width / size[1])
+        corner = [p // side * side for p, side in zip(position, cell, strict=True)]
+        axes.add_patch(Rectangle(corner[::-1], *cell[::-1], fill=False, color="lime", lw=1))
+    axes.set_title(title, fontsize=9)
+    axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+    # A colour bar cannot be made of an image whose transparency differs by pixel
+    return ScalarMappable(norm, cmap)
+
+
+def draw_tiles(
+    axes: Axes, maps: np.ndarray, names: Sequence[str], columns: int, norm: Normalize
+) -> AxesImage:
+    """Draw maps [N, H, W] with their names as a grid of tiles, row by row, on one scale."""
+    height, width = maps.shape[1:]
+    gap = max(1, round(0.04 * max(height, width)))
+    grid = make_grid(torch.from_numpy(maps)[:, None], columns, gap, pad_value=math.nan)[0]
+    shown = axes.imshow(grid, cmap="RdBu_r", norm=norm, interpolation="nearest")
+    axes.set_axis_off()
+
+    box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 1}
+    for index, name in enumerate(names):
+        row, column = divmod(index, columns)
+        corner = (gap + column * (width + gap) - 0.5, gap + row * (height + gap) - 0.5)
+        offset = {"xytext": (2, -2), "textcoords": "offset points", "va": "top"}
+        axes.annotate(name, corner, fontsize=7, bbox=box, **offset)
+    return shown
+
+
+def logarithmic(values: np.ndarray) -> LogNorm:
+    """A logarithmic scale of three powers of ten below the largest value."""
+    top = float(values.max()) or 1.0
+    return LogNorm(top * 1e-3, top, clip=True)
+
+
+def around_one(values: np.ndarray) -> LogNorm:
+    """A logarithmic scale of ratios with 1 at its centre, which covers 99.9 % of the values."""
+    top = max(1.05, float(np.quantile(values, 0.999)))
+    return LogNorm(1 / top, top, clip=True)

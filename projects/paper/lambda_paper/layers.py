@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import cv2
 import numpy as np
 import torch
 from detectron2.config import CfgNode, get_cfg
@@ -22,47 +24,40 @@ from lambda_det.detection.data.records import read_image
 from lambda_det.detection.task import DetectionTask
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, listed
+from lambda_det.files import replace_file
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import convert_sync_norms
 from lambda_det.weights.loading import load_backbone_weights
 from lambda_det.weights.provenance import PixelSettings
 from lambda_paper import figures
-from lambda_paper.album import Album
 from lambda_paper.context import Context, receptive_field
 
-__all__ = [
-    "Input",
-    "Seen",
-    "choose_layers",
-    "draw_layers",
-    "draw_network",
-    "load_image",
-    "load_network",
-    "watch",
-]
-
+Pictures = dict[str, Callable[[], np.ndarray]]
+Seen = tuple[tuple[Tensor | None, ...], Tensor]  # the inputs and the output of a layer
 logger = logging.getLogger(__name__)
 
 
 def draw_layers(
     cfg: CfgNode | DictConfig,
     image: str | Path,
-    album: Album,
+    folder: str | Path,
     *,
+    overwrite: bool = False,
     weights: str | Path | None = None,
     file_pixels: bool = False,
     layers: Sequence[str] = (),
     position: tuple[float, float] | None = None,
     draws: int = 8,
     seed: int = 0,
-) -> list[str]:
+) -> tuple[list[str], list[Path]]:
     """Draw what the backbone of a configuration computes from an image.
 
     Args:
         cfg: of a detector, from YAML or a LazyConfig, or of a backbone alone.
         image: a file.
-        album: receives the picture receptive_field, and for each lambda layer LAYER.embeddings,
-            LAYER.reach and LAYER.context, as far as the layer has these parts.
+        folder, overwrite: see :func:`write_pictures`. It receives the picture receptive_field, and
+            for each lambda layer LAYER.embeddings, LAYER.reach and LAYER.context, as far as the
+            layer has these parts.
         weights, file_pixels: see :func:`load_network`.
         layers: see :func:`choose_layers`.
         position: (y, x), a pixel of the file. None: its centre.
@@ -70,7 +65,7 @@ def draw_layers(
         seed: of random weights and of the draws.
 
     Returns:
-        The names of the lambda layers that were drawn.
+        The names of the lambda layers that were drawn, and the files.
 
     Raises:
         UserError: the network, the weights or the image cannot be loaded, or a layer or position
@@ -79,8 +74,9 @@ def draw_layers(
     torch.manual_seed(seed)
     network, pixels = load_network(cfg, weights, file_pixels=file_pixels)
     chosen = choose_layers(network, layers)
-    album.check(picture_names(network, chosen))
-    given = load_image(image, cfg, pixels, _stride(network))
+    # Images are padded to multiples of the largest stride, so that cells cover them evenly
+    stride = max(spec.stride for spec in network.output_shape().values())
+    given = load_image(image, cfg, pixels, stride)
     height, width = (side / scale for side, scale in zip(given.size, given.scale, strict=True))
     if position is None:
         position = (height // 2, width // 2)
@@ -91,20 +87,47 @@ def draw_layers(
         )
     pixel = tuple((p + 0.5) * scale for p, scale in zip(position, given.scale, strict=True))
     state = f"weights of {Path(weights).name}" if weights else f"fresh weights, seed {seed}"
-    draw_network(network, given, pixel, album, chosen, state=state, draws=draws, seed=seed)
-    if _last_stage_in_heads(cfg):
+    drawn = pictures_of(network, given, pixel, chosen, state=state, draws=draws, seed=seed)
+    files = write_pictures(folder, drawn, overwrite=overwrite)
+    if isinstance(cfg, DictConfig):
+        in_heads = OmegaConf.select(cfg, "model.roi_heads.res5") is not None
+    else:
+        in_heads = cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads"
+    if in_heads:
         logger.warning(
             "The last stage of this detector, roi_heads.res5, works on regions of interest and not "
             "on the image: its layers are not drawn."
         )
-    return chosen
+    return chosen, files
 
 
-def _last_stage_in_heads(cfg: CfgNode | DictConfig) -> bool:
-    """Whether the detector has the C4 layout."""
-    if isinstance(cfg, DictConfig):
-        return OmegaConf.select(cfg, "model.roi_heads.res5") is not None
-    return cfg.MODEL.ROI_HEADS.NAME == "LambdaRes5ROIHeads"
+def write_pictures(folder: str | Path, drawn: Pictures, *, overwrite: bool = False) -> list[Path]:
+    """Draw pictures, each written to a PNG file once it is drawn: complete, or not there.
+
+    Args:
+        folder: is made.
+        drawn: by name what makes a picture [H, W, 3] of uint8, RGB.
+        overwrite: replace existing pictures.
+
+    Raises:
+        ConfigError: the folder cannot be written to, or a picture exists and must not be replaced;
+            nothing is drawn then.
+    """
+    files = {name: Path(folder) / f"{name}.png" for name in drawn}
+    there = [path for path in files.values() if path.exists()]
+    if there and not overwrite:
+        raise ConfigError(
+            f"{there[0]} exists already, as do {len(there)} of the pictures in all; add "
+            "--overwrite to replace them, or give another output folder."
+        )
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, path in tqdm(files.items(), unit="picture"):
+            content = cv2.imencode(".png", drawn[name]()[:, :, ::-1])[1].tobytes()
+            replace_file(path, lambda file, content=content: file.write(content))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written to: {error}.") from error
+    return list(files.values())
 
 
 def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:
@@ -127,37 +150,22 @@ def choose_layers(network: nn.Module, wanted: Sequence[str] = ()) -> list[str]:
     return list({name.split(".")[0]: name for name in names}.values())
 
 
-def picture_names(network: nn.Module, layers: Sequence[str]) -> list[str]:
-    """The names of the pictures that :func:`draw_network` makes."""
-    names = ["receptive_field"]
-    for name in layers:
-        layer = network.get_submodule(name)
-        if layer.position is not None:
-            names.append(f"{name}.embeddings")
-        if layer.content is not None:
-            names.append(f"{name}.reach")
-        names.append(f"{name}.context")
-    return names
-
-
-def draw_network(
+def pictures_of(
     network: nn.Module,
     given: Input,
     pixel: tuple[float, float],
-    album: Album,
     layers: Sequence[str],
     *,
     state: str,
     draws: int = 8,
     seed: int = 0,
-) -> None:
-    """Draw a network that returns features by name.
+) -> Pictures:
+    """Run a network that returns features by name; what makes a picture of each part, by name.
 
     Args:
         network: in evaluation mode.
         given: the image.
         pixel: (y, x) in ``given.tensor``.
-        album: for the pictures.
         layers: names of lambda layers.
         state: description of the weights, for the titles.
         draws: number of random gradients for the receptive fields.
@@ -166,51 +174,55 @@ def draw_network(
     image = given.tensor.clone().requires_grad_()
     with watch(network, list(layers)) as seen:
         features: dict[str, Tensor] = network(image)
-        maps = {n: f for n, f in features.items() if f.dim() == 4}
-        maps |= {name: seen[name].output for name in layers}
+    maps = {n: f for n, f in features.items() if f.dim() == 4}
+    maps |= {name: output for name, (_, output) in seen.items()}
+
+    def receptive_fields() -> np.ndarray:
         fields = {}
-        for name in tqdm(maps, desc="receptive fields", unit="map"):
-            place = _place(maps[name], pixel, given)
-            field = receptive_field(maps[name], image, place, draws=draws, seed=seed)
-            fields[name] = figures.Field(field.cpu().numpy(), place, tuple(maps[name].shape[-2:]))
-    album.add(
-        "receptive_field", figures.receptive_fields(given.picture, fields, pixel, title=state)
-    )
-    for name in tqdm(layers, unit="layer"):
-        _draw_layer(network.get_submodule(name), name, seen[name], given, pixel, album, state)
+        for name, output in tqdm(maps.items(), desc="receptive fields", unit="map"):
+            place = _place(output, pixel, given)
+            field = receptive_field(output, image, place, draws=draws, seed=seed)
+            fields[name] = figures.Field(field.cpu().numpy(), place, tuple(output.shape[-2:]))
+        return figures.receptive_fields(given.picture, fields, pixel, title=state)
+
+    drawn = {"receptive_field": receptive_fields}
+    for name in layers:
+        inputs, output = seen[name]
+        layer, place = network.get_submodule(name), _place(output, pixel, given)
+        parts = {"embeddings": layer.position, "reach": layer.content, "context": layer}
+        for part in (part for part, has in parts.items() if has is not None):
+            drawn[f"{name}.{part}"] = partial(
+                _draw_part, part, layer, inputs, given.picture, pixel, place, f"{name}, {state}"
+            )
+    return drawn
 
 
-def _draw_layer(
+def _draw_part(
+    part: str,
     layer: LambdaLayer,
-    name: str,
-    seen: Seen,
-    given: Input,
+    inputs: tuple[Tensor | None, ...],
+    picture: np.ndarray,
     pixel: tuple[float, float],
-    album: Album,
-    state: str,
-) -> None:
-    if layer.position is not None:
+    place: tuple[int, int],
+    title: str,
+) -> np.ndarray:
+    if part == "embeddings":
         embedding = layer.position.embedding.detach().cpu().double().numpy()
-        picture = figures.embeddings(embedding, f"{name}, {state}", layer.dilation)
-        album.add(f"{name}.embeddings", picture)
-    context = Context(layer, *seen.inputs)
-    y, x = _place(seen.output, pixel, given)
-    if context.keys is not None:
+        return figures.embeddings(embedding, title, layer.dilation)
+    context = Context(layer, *inputs)
+    if part == "reach":
         keys = context.keys[0].cpu()
-        album.add(
-            f"{name}.reach",
-            figures.content_reach(given.picture, keys, layer.content.key_norm, f"{name}, {state}"),
-        )
-    parts = {"content": context.content_weights(y, x), "position": context.position_weights(y, x)}
-    parts = {part: weights for part, weights in parts.items() if weights is not None}
-    if len(parts) == 2:
-        parts["sum"] = parts["content"] + parts["position"]
-    norms = {part: float(context.output(weights).norm()) for part, weights in parts.items()}
-    weights = {part: w[0].cpu().numpy() for part, w in parts.items()}
-    album.add(
-        f"{name}.context",
-        figures.context(given.picture, weights, norms, pixel, (y, x), f"{name}, {state}"),
-    )
+        return figures.content_reach(picture, keys, layer.content.key_norm, title)
+    weights = {
+        "content": context.content_weights(*place),
+        "position": context.position_weights(*place),
+    }
+    weights = {part: found for part, found in weights.items() if found is not None}
+    if len(weights) == 2:
+        weights["sum"] = weights["content"] + weights["position"]
+    norms = {part: float(context.output(found).norm()) for part, found in weights.items()}
+    weights = {part: found[0].cpu().numpy() for part, found in weights.items()}
+    return figures.context(picture, weights, norms, pixel, place, title)
 
 
 def _place(output: Tensor, pixel: tuple[float, float], given: Input) -> tuple[int, int]:
@@ -219,29 +231,18 @@ def _place(output: Tensor, pixel: tuple[float, float], given: Input) -> tuple[in
     return tuple(min(int(p * cells / side), cells - 1) for p, cells, side in sizes)
 
 
-def _stride(network: nn.Module) -> int:
-    """The largest stride. Images are padded to multiples of it, so that cells cover them evenly."""
-    return max(spec.stride for spec in network.output_shape().values())
-
-
 def load_network(
     cfg: CfgNode | DictConfig, weights: str | Path | None = None, *, file_pixels: bool = False
 ) -> tuple[nn.Module, PixelSettings]:
-    """Build the backbone of a configuration, without an FPN around it, in evaluation mode.
+    """The backbone of a configuration, without an FPN around it, in evaluation mode; its pixels.
 
     Args:
         cfg: of a detector, from YAML or a LazyConfig. MODEL.WEIGHTS is ignored.
-        weights: a checkpoint of the detector, of a classifier, or of the backbone. None: random
-            weights.
-        file_pixels: use the pixel settings recorded in ``weights``, if any, instead of those of
-            ``cfg``.
-
-    Returns:
-        The network and its pixel settings.
+        weights: of the detector, of a classifier, or of the backbone. None: random ones.
+        file_pixels: use the pixel settings in ``weights``, if any, instead of those of ``cfg``.
 
     Raises:
-        ConfigError: the device is missing, an option cannot work, or the weights need other pixel
-            settings.
+        ConfigError: the device is missing, an option cannot work, or the weights need other pixels.
         WeightsError: the weights cannot be read or do not fit.
     """
     task = DetectionTask(cfg)
@@ -308,14 +309,6 @@ def load_image(
     return Input(tensor.to(task.settings.device), picture, rgb.shape[:2], scale)
 
 
-@dataclass
-class Seen:
-    """The inputs and the output of a layer."""
-
-    inputs: tuple[Tensor | None, ...]
-    output: Tensor
-
-
 @contextmanager
 def watch(network: nn.Module, names: list[str]) -> Iterator[dict[str, Seen]]:
     """Record the inputs and the output of the first call of each named module."""
@@ -325,7 +318,7 @@ def watch(network: nn.Module, names: list[str]) -> Iterator[dict[str, Seen]]:
         def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor | None:
             if name in seen:
                 return None
-            seen[name] = Seen(tuple(i if i is None else i.detach() for i in inputs), output)
+            seen[name] = (tuple(i if i is None else i.detach() for i in inputs), output)
             return output.clone()  # the next operation may work in place
 
         return hook

@@ -8,20 +8,19 @@ from detectron2.config import CfgNode, get_cfg
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
-from lambda_det import LambdaLayer, add_lambda_config, create_backbone
+from lambda_det import add_lambda_config, create_backbone
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.weights.provenance import PixelSettings
 from lambda_paper import figures
-from lambda_paper.album import Album
 from lambda_paper.layers import (
     Input,
     choose_layers,
     draw_layers,
-    draw_network,
     load_image,
     load_network,
-    picture_names,
+    pictures_of,
     watch,
+    write_pictures,
 )
 
 
@@ -51,9 +50,9 @@ def image(tmp_path):
     return path
 
 
-def drawn(album):
+def drawn(files):
     """The pictures by name, each of which shows something."""
-    pictures = {path.stem: cv2.imread(str(path)) for path in album.written}
+    pictures = {path.stem: cv2.imread(str(path)) for path in files}
     assert all(picture.std() > 5 for picture in pictures.values())
     return pictures
 
@@ -91,10 +90,10 @@ def test_each_kind_of_layer_has_the_pictures_of_its_parts(
 ):
     if name != "lambda_resnet26_slim":
         request.getfixturevalue("unarranged")
-    album = Album(tmp_path / "out")
     layers = [n.rsplit(".", 1)[0] for n in expected[:1]] if "26" not in name else []
-    chosen = draw_layers(backbone_config(name, **options), image, album, layers=layers, draws=1)
-    assert list(drawn(album)) == ["receptive_field", *expected]
+    cfg = backbone_config(name, **options)
+    chosen, files = draw_layers(cfg, image, tmp_path / "out", layers=layers, draws=1)
+    assert list(drawn(files)) == ["receptive_field", *expected]
     assert chosen == list(dict.fromkeys(n.rsplit(".", 1)[0] for n in expected))
 
 
@@ -110,9 +109,8 @@ def test_each_kind_of_layer_has_the_pictures_of_its_parts(
 def test_global_positions_heads_of_their_own_and_dilation(options, tmp_path, unarranged):
     network = create_backbone("lambda_resnet26_slim", **options).eval()
     given = Input(torch.randn(1, 3, 64, 64), np.zeros((64, 64, 3), np.uint8), (64, 64), (1, 1))
-    album = Album(tmp_path)
-    draw_network(network, given, (20.0, 50.0), album, ["res5.1.conv2"], state="", draws=1)
-    assert len(drawn(album)) == 4
+    made = pictures_of(network, given, (20.0, 50.0), ["res5.1.conv2"], state="", draws=1)
+    assert len(drawn(write_pictures(tmp_path, made))) == 4
 
 
 def test_layers_are_chosen_by_name_and_pattern():
@@ -136,9 +134,9 @@ def test_what_is_watched_is_what_the_layer_is_given_and_gives():
     with watch(network, ["res5.0.conv2"]) as seen:
         found = network(image)
         network(2 * image)  # only the first call is kept
-    layer, record = network.get_submodule("res5.0.conv2"), seen["res5.0.conv2"]
-    torch.testing.assert_close(layer(*record.inputs), record.output)
-    assert record.output.shape == (1, 128, 4, 4)
+    layer, (inputs, output) = network.get_submodule("res5.0.conv2"), seen["res5.0.conv2"]
+    torch.testing.assert_close(layer(*inputs), output)
+    assert output.shape == (1, 128, 4, 4)
     for name in expected:
         torch.testing.assert_close(found[name], expected[name])
     assert not layer._forward_hooks
@@ -148,7 +146,7 @@ def test_what_was_given_is_kept_from_work_in_place_that_follows():
     network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(inplace=True))
     with watch(network, ["0"]) as seen:
         assert network(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
-    assert seen["0"].output.tolist() == [-1, 2]
+    assert seen["0"][1].tolist() == [-1, 2]
 
 
 def test_images_come_as_a_detector_gets_them(image):
@@ -206,7 +204,7 @@ def test_the_field_is_at_the_position_of_the_file(image, tmp_path, monkeypatch):
         ),
     )
     cfg = backbone_config("resnet50")
-    draw_layers(cfg, image, Album(tmp_path / "out"), position=(30, 4), draws=2)
+    draw_layers(cfg, image, tmp_path / "out", position=(30, 4), draws=2)
     assert fields["pixel"] == (61, 9)
     assert fields["res2"].position == (15, 2) and fields["res2"].size == (16, 24)
     assert fields["res5"].position == (1, 0)
@@ -217,31 +215,37 @@ def test_the_field_is_at_the_position_of_the_file(image, tmp_path, monkeypatch):
 def test_mistakes_end_before_anything_is_written(image, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="32 0"):
-        draw_layers(backbone_config("resnet50"), image, Album(out), position=(32, 0))
+        draw_layers(backbone_config("resnet50"), image, out, position=(32, 0))
     with pytest.raises(DataError, match=r"none\.png"):
-        draw_layers(backbone_config("resnet50"), tmp_path / "none.png", Album(out))
+        draw_layers(backbone_config("resnet50"), tmp_path / "none.png", out)
     deep = tmp_path / "deep.jpg"
     Image.fromarray(np.full((32, 40), 3000, np.uint16)).save(deep, "PNG")
     with pytest.raises(DataError, match=r"deep\.jpg .*8 bits"):
-        draw_layers(backbone_config("resnet50"), deep, Album(out))
+        draw_layers(backbone_config("resnet50"), deep, out)
     with pytest.raises(ConfigError, match=r"(?i)cuda"):
         cfg = backbone_config("resnet50")
         cfg.MODEL.DEVICE = "cuda:9"
-        draw_layers(cfg, image, Album(out))
+        draw_layers(cfg, image, out)
     assert not out.exists()
     out.mkdir()
     (out / "res5.1.conv2.context.png").write_text("kept")
     with pytest.raises(ConfigError, match=r"res5\.1\.conv2\.context\.png"):
-        draw_layers(backbone_config(), image, Album(out))
+        draw_layers(backbone_config(), image, out)
 
 
-def test_names_of_the_pictures_are_known_before():
-    network = torch.nn.ModuleDict({"a": LambdaLayer(4, scope=3), "b": LambdaLayer(4, scope=None)})
-    assert picture_names(network, ["a", "b"]) == [
-        "receptive_field",
-        "a.embeddings",
-        "a.reach",
-        "a.context",
-        "b.reach",
-        "b.context",
-    ]
+def test_pictures_keep_their_colours_and_are_not_replaced_without_leave(tmp_path):
+    picture = np.zeros((4, 6, 3), np.uint8)
+    picture[:, :3, 0] = picture[:, 3:, 2] = 255
+    folder = tmp_path / "new" / "folder"
+    assert write_pictures(folder, {"a": lambda: picture}) == [folder / "a.png"]
+    assert np.array_equal(cv2.imread(str(folder / "a.png"))[:, :, ::-1], picture)
+    assert [path.name for path in folder.iterdir()] == ["a.png"]
+    drawn = []
+    more = {"b": lambda: drawn.append("b") or picture, "a": lambda: 255 - picture}
+    with pytest.raises(ConfigError, match=r"a\.png.*--overwrite"):
+        write_pictures(folder, more)
+    assert not drawn
+    write_pictures(folder, more, overwrite=True)
+    assert np.array_equal(cv2.imread(str(folder / "a.png"))[:, :, ::-1], 255 - picture)
+    with pytest.raises(ConfigError, match=r"a\.png cannot"):
+        write_pictures(folder / "a.png", more)

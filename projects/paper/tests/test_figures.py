@@ -7,16 +7,16 @@ import pytest
 import torch
 from matplotlib.colors import Normalize
 
-from lambda_paper import figures, plots
+from lambda_paper import figures
 
 
 def render(draw):
     """What ``draw`` puts on axes that fill a picture of 200x400 pixels."""
-    figure = plots.new_figure(4, 2, "")
+    figure = figures.new_figure(4, 2, "")
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     draw(axes)
-    return plots.to_picture(figure).astype(int)
+    return figures.to_picture(figure).astype(int)
 
 
 def test_a_cell_of_a_map_lies_over_its_part_of_the_image():
@@ -24,7 +24,7 @@ def test_a_cell_of_a_map_lies_over_its_part_of_the_image():
     values = np.zeros((5, 10))
     values[0, 9] = 1
     drawn = render(
-        lambda axes: plots.overlay(
+        lambda axes: figures.overlay(
             axes, picture, values, norm=Normalize(0, 1), cmap="gray", title=""
         )
     )
@@ -38,7 +38,7 @@ def test_nothing_is_see_through_and_both_ends_are_not():
     picture = np.full((100, 200, 3), 100, np.uint8)
     values = np.array([[-1.0, 0.0, 1.0, 0.0]])
     drawn = render(
-        lambda axes: plots.overlay(
+        lambda axes: figures.overlay(
             axes, picture, values, norm=Normalize(-1, 1), cmap="bwr", title=""
         )
     )
@@ -50,7 +50,7 @@ def test_nothing_is_see_through_and_both_ends_are_not():
 def test_position_and_cell_are_marked():
     picture = np.zeros((100, 200, 3), np.uint8)
     drawn = render(
-        lambda axes: plots.overlay(
+        lambda axes: figures.overlay(
             axes,
             picture,
             np.zeros((5, 10)),
@@ -70,39 +70,46 @@ def test_position_and_cell_are_marked():
 
 def test_tiles_are_laid_out_row_by_row():
     maps = np.arange(5)[:, None, None] * np.ones((5, 3, 2))
-    grid = plots.tiles(maps, 2)
-    assert grid.values.shape == (3 * 4 - 1, 2 * 3 - 1)
-    for index, (x, y) in enumerate(grid.corners):
-        assert (grid.values[y : y + 3, x : x + 2] == index).all()
-    assert np.isnan(grid.values[3]).all() and np.isnan(grid.values[:, 2]).all()
-    assert np.isnan(grid.values[8:, 3:]).all()
+    shown, texts = [], []
+
+    def draw(axes):
+        names = [f"tile {k}" for k in range(5)]
+        shown.append(figures.draw_tiles(axes, maps, names, 2, Normalize(0, 4)))
+        texts.extend(axes.texts)
+
+    render(draw)
+    grid = np.ma.filled(shown[0].get_array(), np.nan)
+    for index, text in enumerate(texts):
+        x, y = (round(place + 0.5) for place in text.xy)
+        assert (grid[y : y + 3, x : x + 2] == index).all() and text.get_text() == f"tile {index}"
+        grid[y : y + 3, x : x + 2] = np.nan
+    assert len(texts) == 5 and np.isnan(grid).all()
 
 
 def test_scales():
-    norm = plots.centred(np.array([-3.0, 1.0]))
+    norm = figures.centred(np.array([-3.0, 1.0]))
     assert norm.vmin == -norm.vmax and 2.9 < norm.vmax <= 3
-    assert plots.centred(np.zeros(4)).vmax == 1
-    norm = plots.around_one(np.array([0.01, 4.0, 4.0]))
+    assert figures.centred(np.zeros(4)).vmax == 1
+    norm = figures.around_one(np.array([0.01, 4.0, 4.0]))
     assert float(norm(1.0)) == pytest.approx(0.5) and norm.vmax == pytest.approx(4)
-    assert plots.logarithmic(np.array([0.0, 20.0])).vmin == pytest.approx(0.02)
+    assert figures.logarithmic(np.array([0.0, 20.0])).vmin == pytest.approx(0.02)
 
 
 def test_embeddings_stand_in_the_row_of_their_depth(monkeypatch):
     kept = {}
     draw = figures.draw_tiles
 
-    def keep(axes, maps, names, rows, **options):
-        kept.update(maps=maps, names=names, rows=rows, **options)
-        return draw(axes, maps, names, rows, **options)
+    def keep(axes, maps, names, columns, norm):
+        kept.update(maps=maps, names=names, columns=columns)
+        return draw(axes, maps, names, columns, norm)
 
     monkeypatch.setattr(figures, "draw_tiles", keep)
     embedding = np.random.default_rng(0).normal(size=(2, 5, 3, 3, 3))  # [h, k, u, r, r]
     figures.embeddings(embedding, "")
-    assert kept["names"] == [f"k {k}" for k in range(5)] and kept["columns"] == 5
-    assert kept["rows"][:4] == ["h 0, u 0", "h 0, u 1", "h 0, u 2", "h 1, u 0"]
+    assert kept["columns"] == 5 and kept["names"][5 * 4 + 1] == "h 1, u 1, k 1"
     assert (kept["maps"][5 * 4 + 1] == embedding[1, 1, 1]).all()
     figures.embeddings(embedding[0, :, :1], "")
-    assert kept["rows"] == [] and kept["columns"] == 3
+    assert kept["names"] == [f"k {k}" for k in range(5)] and kept["columns"] == 3
     assert (kept["maps"][4] == embedding[0, 4, 0]).all()
 
 
