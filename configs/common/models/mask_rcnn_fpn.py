@@ -1,6 +1,7 @@
 """Mask R-CNN with FPN as the paper trains it: from scratch, with synchronised norms.
 
-Everything that is not set here is Detectron2's. configs/base_mask_rcnn_fpn.yaml is the same model.
+Everything that is not set here is Detectron2's. configs/base_mask_rcnn_fpn.yaml is the same model,
+and marks what the paper more plausibly ran.
 """
 
 from lambda_det import detectron2_config
