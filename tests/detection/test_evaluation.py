@@ -12,7 +12,7 @@ import torch
 from detectron2.config import get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog, detection_utils
 from detectron2.data.datasets import register_coco_instances, register_pascal_voc
-from detectron2.structures import Boxes, BoxMode, Instances
+from detectron2.structures import BoxMode
 from PIL import Image
 
 from lambda_det.detection import evaluation, registry
@@ -23,6 +23,7 @@ from lambda_det.detection.evaluation import (
     check_evaluators,
 )
 from lambda_det.errors import ConfigError, DataError
+from tests.coco import annotation, coco_content, found
 
 
 @pytest.fixture
@@ -31,25 +32,16 @@ def bare_data(tmp_path):
 
     Registered as "bare"; the image files are empty.
     """
-    annotations = [
-        {"id": 1, "image_id": 1, "category_id": 7, "bbox": [2, 3, 10, 8]},
-        {
-            "id": 2,
-            "image_id": 2,
-            "category_id": 7,
-            "bbox": [4, 4, 6, 6],
-            "area": None,
-            "segmentation": [[4, 4, 10, 4, 10, 10, 4, 10]],
-        },
-    ]
-    images = [{"id": i, "file_name": f"{i}.png", "height": 20, "width": 20} for i in (1, 2)]
-    for image in images:
+    one, two = annotation(1, 1, [2, 3, 10, 8]), annotation(2, 2, [4, 4, 6, 6])
+    del one["area"], one["iscrowd"], one["segmentation"], two["iscrowd"]
+    two["area"] = None
+    content = coco_content({1: "1.png", 2: "2.png"}, [one, two], {1: "a"}, size=(20, 20))
+    for image in content["images"]:
         (tmp_path / image["file_name"]).touch()
-    content = {"images": images, "annotations": annotations, "categories": [{"id": 7, "name": "a"}]}
     path = tmp_path / "bare.json"
     path.write_text(json.dumps(content))
     register_coco_instances("bare", {}, str(path), str(tmp_path))
-    yield annotations
+    yield content["annotations"]
     DatasetCatalog.remove("bare")
     MetadataCatalog.remove("bare")
 
@@ -66,14 +58,7 @@ def _evaluate(tmp_path, predictions):
     evaluator = build_evaluator(cfg, "bare")
     evaluator.reset()
     for image_id, boxes in predictions.items():
-        instances = Instances((20, 20))
-        instances.pred_boxes = Boxes(torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4))
-        instances.scores = torch.ones(len(boxes))
-        instances.pred_classes = torch.zeros(len(boxes), dtype=torch.int64)
-        masks = torch.zeros(len(boxes), 20, 20, dtype=torch.bool)
-        for mask, (x0, y0, x1, y1) in zip(masks, boxes, strict=True):
-            mask[y0:y1, x0:x1] = True
-        instances.pred_masks = masks
+        instances = found((20, 20), boxes, masks=True)
         evaluator.process([{"image_id": image_id}], [{"instances": instances}])
     return evaluator.evaluate()
 
@@ -125,8 +110,7 @@ def test_keypoints_of_another_number_do_not_count(bare_data, tmp_path):
     evaluator = TolerantCOCOEvaluator("bare", tasks=("keypoints",), kpt_oks_sigmas=[0.05] * 2)
     DatasetCatalog.get("bare")  # which fills in the metadata
     evaluator.reset()
-    instances = Instances((20, 20), scores=torch.ones(1), pred_classes=torch.zeros(1).long())
-    instances.pred_boxes = Boxes(torch.tensor([[2.0, 3, 12, 11]]))
+    instances = found((20, 20), [[2, 3, 12, 11]])
     # Half a pixel off: COCO counts keypoints from the corner of a pixel, Detectron2 from its middle
     instances.pred_keypoints = torch.tensor([[[3.5, 4.5, 1], [9.5, 9.5, 1]]])
     evaluator.process([{"image_id": 1}, {"image_id": 2}], [{"instances": instances}] * 2)
@@ -236,8 +220,7 @@ def test_pascal_voc(tmp_path):
     evaluator = build_evaluator(cfg, "voc")
     evaluator.reset()
     for name, shift in (("a", 0), ("b", 9)):
-        instances = Instances((20, 20), scores=torch.ones(1), pred_classes=torch.zeros(1).long())
-        instances.pred_boxes = Boxes(torch.tensor([[2.0 + shift, 3, 12 + shift, 11]]))
+        instances = found((20, 20), [[2 + shift, 3, 12 + shift, 11]])
         evaluator.process([{"image_id": name}], [{"instances": instances}])
     # The precision is 1 up to a recall of 1/2, and what is found of the rest is wrong
     assert evaluator.evaluate()["bbox"]["AP50"] == pytest.approx(50)

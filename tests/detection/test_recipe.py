@@ -35,6 +35,7 @@ from lambda_det.detection.recipe import (
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
+from tests.coco import annotation, coco_content
 from tests.detection.tiny import on_meta
 
 
@@ -270,16 +271,9 @@ def test_boxes_of_other_anchors_leave_them_as_they_are(cfg):
 @pytest.mark.parametrize(("keep", "images"), [(False, 100), (True, 1000)])
 def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, images):
     """900 pictures without an object count only where they are trained on, as background."""
-    content = {
-        "images": [
-            {"id": i, "file_name": "0.png", "width": 200, "height": 200} for i in range(1000)
-        ],
-        "annotations": [
-            {"id": i, "image_id": i, "category_id": int(i < 5), "bbox": [1, 1, 50, 50]}
-            for i in range(100)
-        ],
-        "categories": [{"id": 0, "name": "often"}, {"id": 1, "name": "seldom"}],
-    }
+    boxes = [annotation(i, i, [1, 1, 50, 50], category_id=int(i < 5)) for i in range(100)]
+    names = dict.fromkeys(range(1000), "0.png")
+    content = coco_content(names, boxes, {0: "often", 1: "seldom"}, size=(200, 200))
     Image.new("RGB", (200, 200)).save(tmp_path / "0.png")
     (tmp_path / "a.json").write_text(json.dumps(content))
     cfg.DATASETS.TRAIN = (register_coco_files(str(tmp_path / "a.json"), str(tmp_path), "train"),)
@@ -351,13 +345,10 @@ def test_the_recipes_files(file):
     ],
 )
 def test_masks_are_learnt_where_the_data_have_some(cfg, tmp_path, masks, enabled, typed, learnt):
-    box = {"bbox": [1, 1, 20, 20], "area": 400, "iscrowd": 0, "category_id": 1}
-    mask = {"segmentation": [[1, 1, 21, 1, 21, 21]]} if masks else {}
-    content = {
-        "images": [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 30} for i in (1, 2)],
-        "annotations": [{**box, "id": 1, "image_id": 1}, {**box, **mask, "id": 2, "image_id": 2}],
-        "categories": [{"id": 1, "name": "a"}],
-    }
+    mask = {"segmentation": [[1, 1, 21, 1, 21, 21]] if masks else None}
+    boxes = [annotation(1, 1, [1, 1, 20, 20], segmentation=None)]
+    boxes.append(annotation(2, 2, [1, 1, 20, 20], **mask))
+    content = coco_content({1: "1.png", 2: "2.png"}, boxes, {1: "a"}, size=(40, 30))
     (tmp_path / "train.json").write_text(json.dumps(content))
     cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = str(tmp_path / "train.json"), str(tmp_path)
     cfg.MODEL.MASK_ON, cfg.RECIPE.ENABLED, cfg.RECIPE.KEEP = True, enabled, typed

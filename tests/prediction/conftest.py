@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from detectron2.data.datasets import register_coco_instances
 
+from tests.coco import annotation, coco_content
 from tests.training.tiny_detector import save_run
 
 
@@ -38,24 +39,9 @@ def images(tmp_path, picture):
 @pytest.fixture
 def annotated(images):
     """The files of a small COCO-format data set of two images, registered as "tiny_annotated"."""
-    content = {
-        "images": [
-            {"id": i, "file_name": name, "width": 64, "height": 48}
-            for i, name in enumerate(("a.png", "b.jpg"), 1)
-        ],
-        "annotations": [
-            {
-                "id": 1,
-                "image_id": 1,
-                "category_id": 7,
-                "bbox": [10, 10, 30, 20],
-                "area": 600,
-                "iscrowd": 0,
-                "segmentation": [[10, 10, 40, 10, 40, 30, 10, 30]],
-            }
-        ],
-        "categories": [{"id": i, "name": f"class{i}"} for i in (2, 7, 9)],
-    }
+    names = {2: "class2", 7: "class7", 9: "class9"}
+    box = annotation(1, 1, [10, 10, 30, 20], category_id=7)
+    content = coco_content({1: "a.png", 2: "b.jpg"}, [box], names)
     json_file = images.parent / "annotations.json"
     json_file.write_text(json.dumps(content))
     register_coco_instances("tiny_annotated", {}, str(json_file), str(images))

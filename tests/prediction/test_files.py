@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from detectron2.structures import Boxes, BoxMode, Instances
+from detectron2.structures import BoxMode
 from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
@@ -28,6 +28,7 @@ from lambda_det.errors import ConfigError, DataError
 from lambda_det.prediction import Prediction, Predictor
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.files import plan_dataset, plan_files, predict
+from tests.coco import found
 from tests.training.tiny_detector import tiny_config
 
 
@@ -37,15 +38,8 @@ def predictor(run):
 
 
 def instances(boxes, masks=True, height=48, width=64):
-    result = Instances((height, width))
-    result.pred_boxes = Boxes(torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4))
-    result.pred_classes = torch.arange(len(boxes)) % 3
-    result.scores = torch.linspace(0.9, 0.6, len(boxes))
-    if masks:
-        result.pred_masks = torch.zeros(len(boxes), height, width, dtype=torch.bool)
-        for mask, (x0, y0, x1, y1) in zip(result.pred_masks, boxes, strict=True):
-            mask[y0:y1, x0:x1] = True
-    return result
+    scores = torch.linspace(0.9, 0.6, len(boxes))
+    return found((height, width), boxes, torch.arange(len(boxes)) % 3, scores, masks)
 
 
 # ---- drawing

@@ -12,6 +12,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.report.advice import advise, ap50, repaired, sort_errors
+from tests.coco import annotation
 from tests.report.test_run_page import make_ground_truth, noisy_results
 
 
@@ -25,14 +26,7 @@ def made_of(boxes, sizes=((200, 200),)) -> COCO:
         ],
         "categories": [{"id": 1, "name": "bolt"}, {"id": 2, "name": "nut"}],
         "annotations": [
-            {
-                "id": number,
-                "image_id": image,
-                "category_id": category,
-                "bbox": list(box),
-                "area": box[2] * box[3],
-                "iscrowd": 0,
-            }
+            annotation(number, image, box, category_id=category)
             for number, (image, category, *box) in enumerate(boxes, start=1)
         ],
     }

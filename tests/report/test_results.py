@@ -6,13 +6,13 @@ import cv2
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
-import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
-from detectron2.structures import Boxes, BoxMode, Instances
+from detectron2.structures import BoxMode
 
 from lambda_det.errors import DataError
 from lambda_det.report.results import Match, draw_worst, match, read_results
+from tests.coco import annotation, coco_content, found
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
 
@@ -22,17 +22,13 @@ def data(tmp_path):
     """Three registered grey images of 64x48 with one object each, of the categories 3 and 7."""
     folder = tmp_path / "images"
     folder.mkdir()
-    images, annotations = [], []
+    annotations = []
     for image, box in BOXES.items():
-        images.append({"id": image, "file_name": f"{image}.png", "width": 64, "height": 48})
         cv2.imwrite(str(folder / f"{image}.png"), np.full((48, 64, 3), 90, np.uint8))
         category = 7 if image == 20 else 3
-        annotations.append(
-            {"id": image, "image_id": image, "category_id": category, "bbox": box, "iscrowd": 0}
-            | {"area": box[2] * box[3], "segmentation": []}
-        )
-    categories = [{"id": 3, "name": "apple"}, {"id": 7, "name": "pear"}]
-    content = {"images": images, "annotations": annotations, "categories": categories}
+        annotations.append(annotation(image, image, box, category_id=category, segmentation=[]))
+    names = {image: f"{image}.png" for image in BOXES}
+    content = coco_content(names, annotations, {3: "apple", 7: "pear"})
     (tmp_path / "truth.json").write_text(json.dumps(content))
     register_coco_instances("fruit", {}, str(tmp_path / "truth.json"), str(folder))
     yield "fruit"
@@ -146,11 +142,8 @@ def test_missing_images_are_named(data, tmp_path):
 
 def predicted(*entries):
     """Entries are (score, class, box)."""
-    instances = Instances((100, 100))
-    instances.pred_boxes = Boxes(torch.tensor([e[2] for e in entries]).reshape(-1, 4).float())
-    instances.scores = torch.tensor([float(e[0]) for e in entries])
-    instances.pred_classes = torch.tensor([e[1] for e in entries], dtype=torch.int64)
-    return instances
+    scores, classes, boxes = zip(*entries, strict=True) if entries else ((), (), ())
+    return found((100, 100), boxes, classes, scores)
 
 
 def true(category, box, crowd=0):

@@ -25,6 +25,8 @@ from lambda_det.report.command_line import main
 from lambda_det.report.page import Page, new_axes, to_svg
 from lambda_det.report.run_page import read_metrics, write_report
 from lambda_det.training.run_folder import save_config
+from tests.coco import annotation as make_annotation
+from tests.coco import coco_content
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG, tiny_config
 
@@ -38,24 +40,13 @@ def make_ground_truth(images: int = 6, seed: int = 0) -> COCO:
     for image in range(images):
         for place in range(4):
             x, y, side = 20 + 100 * (place % 2), 20 + 100 * (place // 2), int(rng.integers(20, 60))
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": image,
-                    "category_id": 10 * (1 + int(rng.integers(3))),
-                    "bbox": [x, y, side, side],
-                    "segmentation": [[x, y, x + side, y, x + side, y + side, x, y + side]],
-                    "area": side * side,
-                    "iscrowd": 0,
-                }
-            )
+            category = 10 * (1 + int(rng.integers(3)))
+            number, box = len(annotations) + 1, [x, y, side, side]
+            annotations.append(make_annotation(number, image, box, category_id=category))
+    names = {i: f"{i}.png" for i in range(images)}
+    classes = {10 * number: name for number, name in enumerate(CLASSES, 1)}
     ground_truth = COCO()
-    ground_truth.dataset = {
-        "info": {},
-        "images": [{"id": i, "width": 220, "height": 220} for i in range(images)],
-        "annotations": annotations,
-        "categories": [{"id": 10 * (i + 1), "name": name} for i, name in enumerate(CLASSES)],
-    }
+    ground_truth.dataset = coco_content(names, annotations, classes, size=(220, 220))
     with contextlib.redirect_stdout(io.StringIO()):
         ground_truth.createIndex()
     return ground_truth

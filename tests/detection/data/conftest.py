@@ -14,44 +14,19 @@ from PIL import Image
 
 from lambda_det.config import add_lambda_config
 from lambda_det.detection.data import truth
-
-
-def polygon(x: float, y: float, w: float, h: float) -> list[float]:
-    return [x, y, x + w, y, x + w, y + h, x, y + h]
-
-
-def annotation(number: int, image: int, box: list[float], **changes: Any) -> dict[str, Any]:
-    """A sound annotation of category 1, with changes; a change to None takes the key away."""
-    entry = {
-        "id": number,
-        "image_id": image,
-        "category_id": 1,
-        "bbox": box,
-        "segmentation": [polygon(*box)],
-        "area": box[2] * box[3],
-        "iscrowd": 0,
-        **changes,
-    }
-    return {key: value for key, value in entry.items() if value is not None}
+from tests.coco import annotation, coco_content
 
 
 @pytest.fixture
 def content() -> dict[str, Any]:
     """Four images of 64x48 with two annotations each, of two categories."""
-    images = [
-        {"id": i, "file_name": f"{i}.png", "width": 64, "height": 48} for i in (10, 20, 30, 40)
-    ]
     annotations = []
-    for image in images:
+    for image in (10, 20, 30, 40):
         for box in ([4, 6, 20, 16], [30, 10, 24, 30]):
             number = len(annotations) + 1
-            category = 1 if number % 2 else 5
-            annotations.append(annotation(number, image["id"], box, category_id=category))
-    return {
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": 1, "name": "apple"}, {"id": 5, "name": "pear"}],
-    }
+            annotations.append(annotation(number, image, box, category_id=1 if number % 2 else 5))
+    names = {image: f"{image}.png" for image in (10, 20, 30, 40)}
+    return coco_content(names, annotations, {1: "apple", 5: "pear"})
 
 
 @pytest.fixture

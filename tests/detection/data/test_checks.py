@@ -16,8 +16,7 @@ from lambda_det.detection.data.annotations import ANNOTATION_RULES, IMAGE_RULES
 from lambda_det.detection.data.report import BAD_BOX, NOTED
 from lambda_det.detection.data.truth import usable_runs
 from lambda_det.errors import ConfigError, DataError
-
-from .conftest import annotation
+from tests.coco import annotation
 
 
 def test_a_sound_data_set(content, write):

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.structures import Boxes, BoxMode, Instances
+from detectron2.structures import BoxMode
 
 from lambda_det.detection.data import check_detector_data, classes, register_coco_files
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.errors import DataError
 from lambda_det.weights.formats import write_torch
+from tests.coco import found
 
 DETECTOR = Detector("GeneralizedRCNN", keys={"test": "DATASETS.TEST"})
 
@@ -54,12 +54,10 @@ def evaluate_truth(name: str, run: list[dict], folder) -> dict:
     evaluator = TolerantCOCOEvaluator(name, tasks=("bbox",), output_dir=str(folder))
     evaluator.reset()
     for record, truth in zip(DatasetCatalog.get(name), run, strict=True):
-        found = Instances((record["height"], record["width"]))
+        size = record["height"], record["width"]
         boxes = [BoxMode.convert(a["bbox"], a["bbox_mode"], 0) for a in truth["annotations"]]
-        found.pred_boxes = Boxes(torch.tensor(boxes))
-        found.scores = torch.ones(len(boxes))
-        found.pred_classes = torch.tensor([a["category_id"] for a in truth["annotations"]])
-        evaluator.process([record], [{"instances": found}])
+        instances = found(size, boxes, [a["category_id"] for a in truth["annotations"]])
+        evaluator.process([record], [{"instances": instances}])
     return evaluator.evaluate()["bbox"]
 
 

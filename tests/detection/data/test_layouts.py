@@ -20,6 +20,7 @@ from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.labels import as_coco, read_labels
 from lambda_det.detection.data.layouts import find_parts
 from lambda_det.errors import DataError
+from tests.coco import coco_content
 
 BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax>"
 VOC = "<annotation><filename>{}</filename>\n" + BOX + "</bndbox></object></annotation>"
@@ -34,9 +35,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 def coco(name: str) -> str:
-    image = {"id": 1, "file_name": name, "width": 40, "height": 30}
-    lists = {"annotations": [], "categories": [{"id": 1, "name": "cell"}]}
-    return json.dumps({"images": [image], **lists})
+    return json.dumps(coco_content({1: name}, [], {1: "cell"}, size=(40, 30)))
 
 
 def make(root: Path, files: dict[str, str]) -> Path:
@@ -280,15 +279,8 @@ def shapes(tmp_path):
     box = {"id": 1, "bbox": [1, 2, 10, 5], **annotation}
     parts = {"id": 2, "bbox": [3, 3, 21, 23], **annotation, "segmentation": POLYGONS}
     crowd = {"id": 3, "bbox": [0, 0, 9, 9], **annotation, "iscrowd": 1}
-    names = ["größe 1.png", "sub/empty.png"]
-    return {
-        "images": [
-            {"id": i, "file_name": name, "width": 40, "height": 30}
-            for i, name in enumerate(names, 1)
-        ],
-        "annotations": [box, parts, crowd],
-        "categories": [{"id": 7, "name": "красная клетка"}],
-    }
+    names = {1: "größe 1.png", 2: "sub/empty.png"}
+    return coco_content(names, [box, parts, crowd], {7: "красная клетка"}, size=(40, 30))
 
 
 @pytest.mark.parametrize("kind", ["yolo", "voc", "labelme"])
@@ -330,13 +322,9 @@ def test_boxes_come_back_from_each_format(kind, data, tmp_path_factory):
     folder = make(tmp_path_factory.mktemp("set"), {"a b.png": ""})
     boxes = [(name, [x, y, min(w, 40 - x), min(h, 30 - y)]) for name, (x, y, w, h) in data]
     ids = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in boxes))}
-    content = {
-        "images": [{"id": 5, "file_name": "a b.png", "width": 40, "height": 30}],
-        "annotations": [
-            {"image_id": 5, "category_id": ids[name], "bbox": box} for name, box in boxes
-        ],
-        "categories": [{"id": number, "name": name} for name, number in ids.items()],
-    }
+    entries = [{"image_id": 5, "category_id": ids[name], "bbox": box} for name, box in boxes]
+    classes = {number: name for name, number in ids.items()}
+    content = coco_content({5: "a b.png"}, entries, classes, size=(40, 30))
     write_labels(content, kind, folder / "labels", folder)
     if not boxes and kind == "yolo":
         return  # no class, which data.yaml has to name

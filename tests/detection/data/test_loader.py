@@ -25,7 +25,7 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.errors import ConfigError, DataError
-from tests.detection.data.conftest import annotation
+from tests.coco import annotation, coco_content
 
 
 @pytest.fixture
@@ -40,14 +40,11 @@ def four(cfg, content, write):
 @pytest.fixture
 def eleven(cfg, write):
     """A config over a registered data set of eleven small images, four of them upright."""
-    upright = (2, 3, 5, 9)
-    images = [
-        {"id": i, "file_name": f"{i}.png", "width": 36, "height": 48 if i in upright else 30}
-        for i in range(11)
-    ]
     boxes = [annotation(i + 1, i, [4, 5, 20, 12 + i]) for i in range(11)]
-    categories = [{"id": 1, "name": "apple"}, {"id": 5, "name": "pear"}]
-    content = {"images": images, "annotations": boxes, "categories": categories}
+    names = {i: f"{i}.png" for i in range(11)}
+    content = coco_content(names, boxes, {1: "apple", 5: "pear"}, size=(36, 30))
+    for upright in (2, 3, 5, 9):
+        content["images"][upright]["height"] = 48
     json_file, folder = write(content)
     register_coco_instances("stream_test", {}, json_file, folder)
     cfg.DATASETS.TRAIN = ("stream_test",)
