@@ -15,6 +15,8 @@ from PIL import Image
 from lambda_det.detection.data import TolerantMapper, build_augmentation
 from lambda_det.errors import DataError
 
+from .fuzz import STRANGE_FILES, limits
+
 WIDTH, HEIGHT = 64, 48
 
 
@@ -282,6 +284,14 @@ def test_without_jitter_the_crop_of_the_config_stays(cfg):
     cfg.INPUT.CROP.ENABLED = True
     made = [type(a) for a in TolerantMapper(cfg, is_train=True).augmentations.augs]
     assert made == [T.RandomCrop, *(type(a) for a in build_augmentation(cfg, True))]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])  # to open a pipe would wait for ever
+def test_what_is_no_file_is_not_opened(cfg, record, tmp_path, kind):
+    (tmp_path / "image.png").unlink()
+    STRANGE_FILES[kind](tmp_path / "image.png")
+    with pytest.raises(DataError, match="is not a file"), limits():
+        TolerantMapper(cfg, is_train=True)(record)
 
 
 def test_a_fault_of_the_program_is_not_blamed_on_the_file(cfg, record):
