@@ -1,0 +1,61 @@
+"""docs/paper.md has a row with the published figures for every experiment of the paper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[3] / "docs" / "paper.md"
+# What the paper (numbers of the conference version) and the article of the reproduction measured,
+# and figures of theirs
+EXPERIMENTS = {
+    "Table 3": "25.6 76.9 15.0 78.4 16.0 78.9 28.1 77.6 33.0 77.0 25.8 77.7 18.0 77.4 23.3 20.5",
+    "Table 4, accuracy": "78.4 77.9 78.0 78.1 77.5 77.4",
+    "Table 4, throughput and memory": "1160 1.9 1640 0.95 1210 0.63 1100 960 4.8 440 120",
+    "Table 5, throughput": "1620 170 180 6100 980 640 51 66 307",
+    "Table 5": "82.1 83.4 84.7 85.4 86.1 86.5 86.7",
+    "Tables 2, 6 and 7": "",
+    "Table 8": "14.7 16.0 77.2 78.9",
+    "Table 9": "68.8 78.1 78.4 14.9 12.0",
+    "Table 10": "77.6 78.2 78.5 78.3 78.4 5.7 6.1 7.8 10.0 12.4 19.4",
+    "Table 11": "78.4 78.1 78.0 70.0 76.2",
+    "Table 12": "77.3 77.2 77.8 78.4 78.3 7240 1880 1280 1160 2200 4980 7160",
+    "Table 13": "81.3 81.8 82.3 82.6 82.5 83.0 83.4 4600 4000 4040 2560 2780 2400 1480",
+    "Table 14": "",
+    "Table 15": "84.0 84.3",
+    "Table 16": "84.0",
+    "Table 17": "72.7 73.3",
+    "Table 18": "77.4 79.2 80.8 81.9 82.5 83.2 83.8 84.2 84.4 84.5 84.7 84.9",
+    "Figure 4": "84.0 84.25 0.058 2.25 3.2 4.4 1.6 2.3",
+    "Appendix E.2": "38.4 4.8 0.625",
+    "Appendix B": "",
+    # Table 14's rows, box and mask AP of all, small, medium and large objects
+    "ResNet-101": "48.2 29.9 50.9 64.9 42.6 24.2 45.6 60.0 49.4 31.7 52.2 65.6 43.5 25.9 46.5 60.8",
+    "ResNet-152": "48.9 29.9 51.8 66.0 43.2 24.2 46.1 61.2 50.0 31.8 53.4 67.0 43.9 25.5 47.3 62.0",
+    "with squeeze-and-excitation": "48.5 51.5 65.3 42.8 24.0 60.2 49.4 30.0 52.3 66.7 24.6 46.8",
+    "ResNet-50": "84.6 23.5",
+    "all 3x3 convolutions": "3.2 81.4 12.8",
+    "five learning rates": "0.0005",
+    "throughput of training": "981.93 1283.26 50.92 38.96",
+}
+ROWS = [row for row in PAGE.read_text("utf-8").splitlines() if row.startswith("| ")]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_it_has_its_row_with_the_published_figures(experiment):
+    number = re.escape(experiment.removeprefix("Table "))
+    named = (
+        rf"Tables?\b[^|]*\b{number}\b" if experiment.startswith("Table ") else re.escape(experiment)
+    )
+    rows = [row for row in ROWS if re.search(named, row)]
+    assert rows, experiment
+    figures = set(re.findall(r"(?<![\d.])\d+(?:\.\d+)?(?![\d.]*\d)", " ".join(rows)))
+    assert set(EXPERIMENTS[experiment].split()) <= figures
+
+
+def test_the_page_is_short_and_says_what_was_run():
+    assert len(PAGE.read_text("utf-8").splitlines()) < 200
+    headers = [row for row in ROWS if row.startswith("| experiment |")]
+    assert len(headers) == 4 and all(row.endswith("| here |") for row in headers)
