@@ -4,8 +4,6 @@ A process that imports them itself takes five seconds of a core to begin. Whatev
 importing is decided already here, so a test of that starts Python itself.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

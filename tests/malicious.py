@@ -1,7 +1,5 @@
 """Files whose reading by pickle runs a program."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Combinations for tests with several parameters, where a full product says no more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Which processes a test has started, directly or not, and whether they still live; Linux only."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command ``lambda-det``, and the files of ``tools/`` that answer as they did before it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The configurations: they load, hold the paper's figures, and describe detectors."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages name files, sections, modules and configuration keys that exist."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
 import re

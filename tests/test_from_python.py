@@ -1,7 +1,5 @@
 """Training and runs from Python: what goes to the commands' functions, and what comes back."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

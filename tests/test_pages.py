@@ -1,7 +1,5 @@
 """Pages with examples, executed: their files, and their commands in their order."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The plan of a training: its fit beside steps that are taken, its arithmetic, its refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """The folder of each project can be removed, and everything else still stands."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The house: imports run one way, and nothing relies on what the package does not bring."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

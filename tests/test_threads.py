@@ -1,7 +1,5 @@
 """What is decided on threads before PyTorch is loaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

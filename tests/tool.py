@@ -3,8 +3,6 @@
 Detectron2 installs a top-level package named ``tools`` as well, so that name may be theirs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """A classification run that a scheduler stops goes on as if nothing were."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipes hold the paper's figures, and describe trainings that can start; ranges of keys."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Optimisers, length and learning rate of the recipes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """ROIAlign: boxes are not rounded, and the kernel in C++ computes what torchvision's does."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Winograd's convolution against PyTorch's, in float64 and within the bound of float32."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The generated data sets, small, under the names that Detectron2 knows them by."""
 
-from __future__ import annotations
-
 import pytest
 
 from lambda_det.detection.data import register_shapes

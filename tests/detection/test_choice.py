@@ -1,7 +1,5 @@
 """What a command line leaves open: parts of the data, recipe, device, sizes of the input."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

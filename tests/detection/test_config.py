@@ -1,7 +1,5 @@
 """Reading the configuration: what is merged, and the word on each mistake."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

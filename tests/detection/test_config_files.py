@@ -1,7 +1,5 @@
 """lambda_det.get_config: the shipped configurations by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which evaluator data get; average precision where annotations lack what pycocotools asks for."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """LazyConfigs: reading, as settings of a run, and saving."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import re

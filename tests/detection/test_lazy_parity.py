@@ -1,7 +1,5 @@
 """The LazyConfigs against the YAML files: the same networks, schedules, samples and losses."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Detectors out of a configuration: unknown names, and models without values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

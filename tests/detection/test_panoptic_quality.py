@@ -1,7 +1,5 @@
 """Panoptic quality: against a slow count over pairs of masks, and the paper's rules one by one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

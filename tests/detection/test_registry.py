@@ -1,7 +1,5 @@
 """A stranger's head, evaluator and architecture: each one registration, and a configuration."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from types import ModuleType

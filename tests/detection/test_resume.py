@@ -1,7 +1,5 @@
 """A detection run that is stopped anywhere and resumed is, bit by bit, the run that was not."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

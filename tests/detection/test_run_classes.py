@@ -1,7 +1,5 @@
 """A run keeps its classes: data that come later are met by name, whatever ids they have."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """The schedule on any number of workers; DeepLab's polynomial, through a resume."""
 
-from __future__ import annotations
-
 import logging
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a detection task evaluates, and under which names the results are."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The losses on a test set: their means, and that nothing of the training is touched."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

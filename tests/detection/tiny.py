@@ -1,7 +1,5 @@
 """The same small changes to a YAML configuration and to a LazyConfig of configs/."""
 
-from __future__ import annotations
-
 import torch
 from detectron2.config import CfgNode
 from omegaconf import DictConfig

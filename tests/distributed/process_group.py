@@ -1,7 +1,5 @@
 """Some work done in 1, 2 and 4 connected processes at once, at the price of one import."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What test_processes.py has each process do: the same step, however it is shared out."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

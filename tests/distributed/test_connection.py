@@ -1,7 +1,5 @@
 """The connection between processes: one error when it breaks, addresses of each attempt its own."""
 
-from __future__ import annotations
-
 import os
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """How processes are started, and what is refused before any of them is."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

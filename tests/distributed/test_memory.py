@@ -1,7 +1,5 @@
 """Freed memory is kept where glibc allocates, and not where the switch is off."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """One process, two and four take the same steps, with synchronised norms and without."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Two real processes that are killed or get a signal: the run is continued to the same end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

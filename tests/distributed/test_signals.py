@@ -1,7 +1,5 @@
 """Signals of schedulers: noted, raised during interruptible work, deadly the second time."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Processes that end together: which error is raised, and that none of them is left."""
 
-from __future__ import annotations
-
 import functools
 import multiprocessing
 import os

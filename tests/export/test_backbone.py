@@ -1,7 +1,5 @@
 """A backbone in every format: right at sizes that it was not recorded on."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """``lambda-det backbone``: the files it writes, what it prints, its exit status."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

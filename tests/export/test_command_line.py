@@ -1,7 +1,5 @@
 """``lambda-det export``: one line from a checkpoint to a file that was compared."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

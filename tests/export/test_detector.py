@@ -1,7 +1,5 @@
 """Whole detectors: the same detections from the file, whatever the size and however many."""
 
-from __future__ import annotations
-
 import dataclasses
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Extracting backbones from checkpoints: tensors, metadata, refusals."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Whole detectors as ONNX: resizing in the graph, the proof on images, and who reads the file."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A network in plain operators computes what the network computes, whatever the size of the map."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Published weights in detectors: by Detectron2's own checkpointer, and as exported files."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from detectron2.checkpoint import DetectionCheckpointer

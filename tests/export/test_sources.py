@@ -1,7 +1,5 @@
 """The network that a configuration names, and the checkpoint of a run."""
 
-from __future__ import annotations
-
 import pytest
 from detectron2.config import LazyConfig
 

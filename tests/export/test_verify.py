@@ -1,7 +1,5 @@
 """Verifying backbone files: good files pass, and each kind of damage is found."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

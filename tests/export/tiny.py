@@ -1,7 +1,5 @@
 """Small networks of weights that make every part count, and that detect something."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A detector with FPN of a few tensors, and the checkpoint of a small classifier."""
 
-from __future__ import annotations
-
 import torch
 from detectron2.layers import Conv2d, ShapeSpec, get_norm
 from detectron2.modeling import FPN, Backbone

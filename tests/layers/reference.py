@@ -3,8 +3,6 @@
 And what all implementations of the local position output are compared with it by.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Lambda layers of other projects and ours with their weights give the same output."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

@@ -1,7 +1,5 @@
 """``lambda-det info``: a row for each network, and an error for an unknown name."""
 
-from __future__ import annotations
-
 import pytest
 
 import lambda_det

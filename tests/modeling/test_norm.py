@@ -1,7 +1,5 @@
 """SyncBatchNorm2d against nn.BatchNorm2d and float64, in one process and in two."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

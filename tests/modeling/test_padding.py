@@ -1,7 +1,5 @@
 """With masked padding an image has the features that it has alone."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -5,8 +5,6 @@ values raises an error in ``pretend_gpu``; the trace sees copies between host an
 and backbones of detectors meet one setting of dtype and layout in turn, layers all.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The examples of predict, export and report in the helps and on the pages, run as they are."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Ends of a run within the process of the test."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -6,8 +6,6 @@ sound files, changes one of them at a seed's choice, and reads them as a run doe
 success or one of the package's own errors is a failure.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import io

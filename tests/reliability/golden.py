@@ -5,8 +5,6 @@
 computes them anew, says what moved, and keeps them with the reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

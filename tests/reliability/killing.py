@@ -4,8 +4,6 @@ They are forked from a process that has imported everything, so that twenty star
 one. OMP_NUM_THREADS gives the number of threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing.util
 import os

@@ -8,8 +8,6 @@ same command was started again. Linux only, where a user may make namespaces (``
     python -m tests.reliability.machines cut signalled
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

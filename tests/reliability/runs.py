@@ -1,7 +1,5 @@
 """Two runs of seconds, and what they leave, to compare."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """The losses of small trainings are those that were kept; see tests/reliability/golden.py."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

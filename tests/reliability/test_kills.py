@@ -4,8 +4,6 @@ LAMBDA_DET_KILLS=100 kills five runs of each kind twenty times, and lets the dis
 Without OMP_NUM_THREADS the runs have as many threads as the machine has cores.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is killed by SIGKILL leaves no process and no shared memory behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run that goes on with other numbers of processes and loader workers takes the same steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

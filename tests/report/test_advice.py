@@ -1,7 +1,5 @@
 """What is wrong with predictions, and what AP50 would be without it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections import Counter

@@ -1,7 +1,5 @@
 """``lambda-det train`` where the disk fills up, and where it has spoiled what was on it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

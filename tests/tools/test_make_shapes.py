@@ -1,7 +1,5 @@
 """The generated data sets: reproducible, never overwritten, and as their annotations say."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

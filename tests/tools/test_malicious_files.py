@@ -1,7 +1,5 @@
 """Files of strangers, through every command that reads them: no program in them is run."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,8 +1,6 @@
 """``lambda-det train`` as a user would run it, of YAML and of a LazyConfig: train, be killed,
 resume, evaluate, and be refused."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Saving beside the training: what is written, in which order, and what a crash leaves."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import io

@@ -1,7 +1,5 @@
 """Which checkpoint of a run folder is taken, whatever has happened to the folder."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -4,8 +4,6 @@ Files with programs in them are in tests/tools/test_malicious_files.py, and what
 start from in tests/weights/test_loading.py.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

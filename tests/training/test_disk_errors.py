@@ -1,7 +1,5 @@
 """A disk that is full or broken, in words: by errors made, and on a small disk."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

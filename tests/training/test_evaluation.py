@@ -1,7 +1,5 @@
 """When it evaluates, which evaluation is the best, when it stops early, and summary.csv."""
 
-from __future__ import annotations
-
 import csv
 import signal
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Mixed precision: which device takes which dtype; skipped steps are counted over a resume."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What cannot be is refused before a run begins, by the user's key and value."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

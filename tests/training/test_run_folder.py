@@ -1,7 +1,5 @@
 """OUTPUT_DIR: an older run is not overwritten, and resumed only as what it was."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial

@@ -1,7 +1,5 @@
 """One training at a time writes to a folder, and a dead one does not keep it."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Batch norm's estimated statistics, and the moving average of weights."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The training step: accumulation, precision, clipping, and what stops it at numbers like NaN."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

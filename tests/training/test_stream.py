@@ -1,7 +1,5 @@
 """The order of images, against plain loops over Detectron2's samplers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The trainer on a toy task: how a run ends by the errors of others, and where it begins again."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

@@ -1,7 +1,5 @@
 """Images that cannot be read; loader processes that are signalled, die, hang or are left behind."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Event writers by their names: what is refused before a run, and what a resumed run continues."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """A Mask R-CNN of Detectron2's own parts, small enough to build and run in a moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

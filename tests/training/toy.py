@@ -1,7 +1,5 @@
 """A model small enough to train in a moment, for the tests of the training step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

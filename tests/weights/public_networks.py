@@ -1,7 +1,5 @@
 """Networks of timm and torchvision with random weights and the statistics of random images."""
 
-from __future__ import annotations
-
 import timm
 import torch
 import torchvision

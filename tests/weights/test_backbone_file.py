@@ -1,7 +1,5 @@
 """Backbone files: content, loading by Detectron2 and by us, folding, and refusals."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

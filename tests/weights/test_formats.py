@@ -1,7 +1,5 @@
 """Files of weights: damage is noticed, and what has no checksum is read nevertheless."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Detectors of torchvision against ours with their weights, in float64: every stage of both."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections.abc import Callable

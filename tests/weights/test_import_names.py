@@ -1,7 +1,5 @@
 """Networks of timm and torchvision against ours with their weights, in float64."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

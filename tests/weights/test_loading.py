@@ -1,7 +1,5 @@
 """Loading weights into a model: each way loads every tensor, or is an error."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """URLs of published weights: what they name, and what happens without a connection."""
 
-from __future__ import annotations
-
 import huggingface_hub
 import pytest
 import torch

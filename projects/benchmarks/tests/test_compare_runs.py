@@ -1,7 +1,5 @@
 """projects/benchmarks/compare_runs.py: the first step and tensor that differ between two runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """projects/benchmarks/long_run.py: what grows is found, and what does not grow passes."""
 
-from __future__ import annotations
-
 import csv
 import mmap
 

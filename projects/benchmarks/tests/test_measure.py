@@ -1,7 +1,5 @@
 """What the benchmarks' figures are: whose turn it was, which times, how much memory."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

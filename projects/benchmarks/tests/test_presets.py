@@ -1,7 +1,5 @@
 """benchmark.py: each preset runs in a tiny form, and wrong options are refused before."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The student: its loss against the formula, its batches, and a run that is killed and resumed."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

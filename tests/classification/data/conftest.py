@@ -1,7 +1,5 @@
 """Small sets of images, made on the spot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """RandAugment's operations beside Pillow's, and how they are drawn beside the reference's table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps

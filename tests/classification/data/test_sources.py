@@ -1,7 +1,5 @@
 """Sources of images, and decode_image beside Pillow's ``Image.open(file).convert("RGB")``."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import multiprocessing.reduction

@@ -1,7 +1,5 @@
 """Transforms as INPUT configures them; crops and resizing beside torchvision and Pillow."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

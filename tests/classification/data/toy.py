@@ -1,7 +1,5 @@
 """A source in memory, for the tests of what is built on sources."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small data sets in COCO's format, made on the spot."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

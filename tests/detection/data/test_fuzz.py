@@ -1,7 +1,5 @@
 """Broken data sets: each is used, or refused by an error that names what is wrong."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """The check that data sets have the keypoints and masks that a model learns and is measured by."""
 
-from __future__ import annotations
-
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 

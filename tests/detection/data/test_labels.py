@@ -1,7 +1,5 @@
 """Labels of other tools: each format against what it says in pixels, and its obvious mistakes."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Folders of usual tools, their parts, and one data set through every format that is written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

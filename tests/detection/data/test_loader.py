@@ -1,7 +1,5 @@
 """Batches of training, byte for byte, whatever loads them and wherever they begin; evaluation."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import pickle

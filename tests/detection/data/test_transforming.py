@@ -1,7 +1,5 @@
 """Images and objects that are transformed in less time, against Detectron2's way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Records of registered data sets are repaired once, where they are loaded."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

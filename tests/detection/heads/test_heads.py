@@ -1,7 +1,5 @@
 """Every shipped head trains a few steps and is evaluated, by the ordinary entry."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

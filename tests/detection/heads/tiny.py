@@ -1,7 +1,5 @@
 """The shipped heads made small: to learn generated shapes in minutes, or to run in seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

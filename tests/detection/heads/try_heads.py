@@ -6,8 +6,6 @@ A row for each head has its metrics on held-out images; one that stays below wha
 is a failure. The data go to $DETECTRON2_DATASETS, else datasets; shapes that exist are used.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
