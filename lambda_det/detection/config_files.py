@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import detectron2
 from detectron2.config import CfgNode, LazyConfig, get_cfg
 from omegaconf import DictConfig
 
 from lambda_det.config import CONFIGS, add_lambda_config, leaves
 from lambda_det.detection.config import add_projects
 from lambda_det.errors import ConfigError, suggest
+from lambda_det.training.config_file import ZOO
 
 
 def get_config(name: str) -> DictConfig | CfgNode:
@@ -40,7 +40,7 @@ def detectron2_config(name: str) -> DictConfig | CfgNode:
     Raises:
         ConfigError: there is no such file.
     """
-    return _load(Path(detectron2.__file__).parent / "model_zoo" / "configs", name)
+    return _load(ZOO, name)
 
 
 def _load(folder: Path, name: str) -> DictConfig | CfgNode:

@@ -97,6 +97,8 @@ def missing() -> str | None:
 
 def readable(*tensors: Tensor) -> bool:
     """Whether a kernel can be given their addresses; it would read anywhere for other tensors."""
+    if torch._C._are_functorch_transforms_active():  # by torch.func, whose tensors have none
+        return False
     return all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in tensors)
 
 

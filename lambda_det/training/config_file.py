@@ -8,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import detectron2
 import yaml
 from detectron2.config import CfgNode
 
@@ -15,7 +16,10 @@ from lambda_det.config import CONFIGS, leaves
 from lambda_det.errors import ConfigError, reason, suggest
 from lambda_det.training.settings import Clipping
 
-__all__ = ["KEYS", "common_settings", "read_config"]
+__all__ = ["KEYS", "ZOO", "common_settings", "read_config"]
+
+# The configurations that Detectron2 installs
+ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
 
 # The user's keys for settings, where they are the same for every task
 # fmt: off
@@ -60,7 +64,8 @@ def read_config(
 ) -> None:
     """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
 
-    The file is read as plain data. Detectron2 reads it so that a tag in it can run a program.
+    The file is read as plain data, unless Detectron2 has installed it: its RetinaNet computes its
+    anchors. Detectron2 reads any file so that a tag in it can run a program.
 
     Args:
         cfg: gets the values; not frozen.
@@ -88,7 +93,8 @@ def _load_yaml(file: str) -> dict[str, Any]:
         there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
         raise ConfigError(f"There is no config file {file}{suggest(file, sorted(there))}")
     try:
-        loaded = CfgNode.load_yaml_with_base(file, allow_unsafe=False)
+        trusted = Path(file).resolve().is_relative_to(ZOO)
+        loaded = CfgNode.load_yaml_with_base(file, allow_unsafe=trusted)
     except OSError as error:
         raise ConfigError(
             f"A _BASE_ of {file} cannot be read: {error.filename or error}."

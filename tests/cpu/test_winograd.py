@@ -7,6 +7,7 @@ import torch
 from detectron2.layers import Conv2d
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from lambda_det import native
@@ -228,6 +229,22 @@ def test_other_kinds_of_tensors_are_pytorchs(taken):
     assert model(_map()[0]).shape == (128, 48, 48)
     assert model.to("meta")(_map().to("meta")).is_meta
     assert not taken
+
+
+def test_transforms_of_torch_func_are_pytorchs(taken):
+    """The gradient for each image, of layers that are taken without the transform."""
+    plain = nn.Sequential(_conv(16, 16), nn.ReLU(), _conv(16, 16))
+    model, images = copy.deepcopy(plain), torch.randn(3, 1, 16, 16, 16)
+    use_winograd(model)
+    model(images[0])
+    assert len(taken) == 2
+
+    def gradients(net):
+        loss = lambda weights, x: functional_call(net, weights, x).square().mean()  # noqa: E731
+        return vmap(grad(loss), (None, 0))(dict(net.named_parameters()), images)
+
+    torch.testing.assert_close(gradients(model), gradients(plain))
+    assert len(taken) == 2
 
 
 OTHERS = {

@@ -7,6 +7,7 @@ from detectron2.config import get_cfg
 
 from lambda_det.detection import config, load_config, parser
 from lambda_det.errors import ConfigError
+from lambda_det.training.config_file import ZOO
 
 
 def _load(*argv: str):
@@ -50,6 +51,12 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path, text, words):
     with pytest.raises(ConfigError) as caught:
         _load("--config-file", file)
     assert str(file) in str(caught.value) and words in str(caught.value)
+
+
+def test_what_detectron2_installs_is_trusted():
+    """Its RetinaNet computes its anchors in the YAML file, by a tag that is refused elsewhere."""
+    cfg = _load("--config-file", ZOO / "COCO-Detection" / "retinanet_R_50_FPN_1x.yaml")
+    assert [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES] == [3] * 5
 
 
 def test_the_configuration_of_an_earlier_run_is_read(tmp_path):

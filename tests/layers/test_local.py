@@ -7,7 +7,9 @@ from functools import partial
 
 import pytest
 import torch
+from torch.func import grad, jvp, vmap
 
+from lambda_det.errors import ConfigError
 from lambda_det.layers.local import (
     IMPLEMENTATIONS,
     choose,
@@ -131,6 +133,24 @@ def test_errors_in_float32_are_at_most_twice_those_of_plain_pytorch(name):
     want = results(exactly(inputs), "dense", grad)
     own, plain = (errors(results(inputs, used, grad), want) for used in (name, "dense"))
     assert all(own[kind] <= 2 * plain[kind] for kind in own), (own, plain)
+
+
+@pytest.mark.parametrize("name", ["auto", *NAMES])
+def test_derivatives_of_torch_func(name):
+    """PyTorch's jvp takes the derivative of an operator for 0 and says nothing: those refuse."""
+    inputs = [x.detach() for x in _inputs((2, (5, 6), 2, 3, 4, 1, (3, 3)))]
+    sum_ = partial(local_position_output, implementation=name)
+    if name in OWN_BACKWARD:
+        with pytest.raises(ConfigError, match=r"torch\.func"):
+            jvp(sum_, (*inputs,), (*inputs,))
+        return
+    # The sum is linear in each of its inputs
+    value, tangent = jvp(sum_, (*inputs,), (*inputs,))
+    torch.testing.assert_close(tangent, 3 * value)
+    _, *want = with_gradients(sum_, [x.requires_grad_() for x in inputs], torch.ones_like(value))
+    got = vmap(grad(lambda *x: sum_(*x).sum(), (0, 1, 2)))(*(x.detach()[None] for x in inputs))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a[0], b)
 
 
 @pytest.mark.parametrize("name", OWN_BACKWARD)

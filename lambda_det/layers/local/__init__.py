@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as is_transformed
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError, reason
@@ -68,13 +69,13 @@ def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
         return "compiled"
     height, width = queries.shape[1:3]
     reaches_across = embedding.shape[-2] >= height and embedding.shape[-1] >= width
-    if height * width <= DENSE_POSITIONS and reaches_across:
-        return "dense"
-    return "query_first"
+    return "dense" if height * width <= DENSE_POSITIONS and reaches_across else "query_first"
 
 
 def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
     """Why an implementation cannot compute this here; None if it can."""
+    if is_transformed() and name in ("query_first", *_UNSUPPORTED):
+        return "torch.func does not know its derivatives"  # jvp would give wrong ones
     return _UNSUPPORTED[name](queries, values, embedding) if name in _UNSUPPORTED else None
 
 
@@ -117,7 +118,7 @@ def local_position_output(
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
         if implementation == "auto":
-            name = choose(queries, values, embedding)
+            name = "depthwise" if is_transformed() else choose(queries, values, embedding)
             is_proved = name == "fused" and queries.device.type in verdict.DEVICES
             chosen = _proved_fused if is_proved else IMPLEMENTATIONS[name]
             return chosen(queries, values, embedding)
