@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -194,6 +195,10 @@ class ClassificationTask(Task):
 
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
+
+    def divide(self, factor: int) -> None:
+        super().divide(factor)
+        self.plan = dataclasses.replace(self.plan, forward=self.plan.forward // factor)
 
     def build_train_loader(self, *, for_statistics: bool = False) -> TrainLoader:
         return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)

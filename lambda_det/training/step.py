@@ -27,12 +27,16 @@ from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.settings import Clipping
 from lambda_det.training.task import Task
 
-__all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients"]
+__all__ = ["BatchesAhead", "OutOfMemoryError", "TrainStep", "batches_ahead", "clip_gradients"]
 
 logger = logging.getLogger(__name__)
 
 _IMAGES_NAMED = 8
 _ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
+
+
+class OutOfMemoryError(ConfigError):
+    """The memory of the GPU is too small for the images that a step takes at once."""
 
 
 class BatchesAhead:
@@ -155,7 +159,7 @@ class TrainStep:
             iteration: counted from 0.
 
         Raises:
-            ConfigError: the memory of the GPU is too small.
+            OutOfMemoryError: the memory of the GPU is too small; the weights are as they were.
             NonFiniteLossError: on all processes, if a loss or gradient of any is NaN or infinite,
                 or loss scaling finds no scale for them; on only one, if Detectron2 stops at its
                 proposals in the forward pass, or :meth:`debug_numerics` finds the module.
@@ -272,7 +276,7 @@ class TrainStep:
         try:
             yield
         except torch.cuda.OutOfMemoryError as error:
-            raise ConfigError(
+            raise OutOfMemoryError(
                 "The memory of the GPU is too small for a step: raise "
                 f"{self._settings.key('accumulate')}, which divides the step into "
                 "smaller batches, or set checkpoint_activations of the model True."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -101,6 +102,11 @@ class Task(ABC):
 
     @abstractmethod
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler: ...
+
+    def divide(self, factor: int) -> None:
+        """Let the loader's batches hold that fraction of the images, and a step so many more."""
+        accumulate = self.settings.accumulate * factor
+        self.settings = dataclasses.replace(self.settings, accumulate=accumulate)
 
     @abstractmethod
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:

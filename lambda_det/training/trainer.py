@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from detectron2.engine import HookBase, TrainerBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
@@ -25,7 +26,7 @@ from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import Checkpoints, Histories, LRScheduler, Machine, RunWriter
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
-from lambda_det.training.step import TrainStep, batches_ahead
+from lambda_det.training.step import OutOfMemoryError, TrainStep, batches_ahead
 from lambda_det.training.task import EMA, RAW, Results, Task
 
 __all__ = ["STATISTICS_SEED", "Trainer"]
@@ -106,13 +107,17 @@ class Trainer(TrainerBase):
             **({"ema": self.average} if self.average else {}),
         )
         self.saved_as = ""
+        self._divided = 1
         self._loader_state: Mapping[str, Any] | None = None
         self._load(checkpoint)
         self._read_data(resumed=checkpoint is not None)
 
     def _read_data(self, *, resumed: bool) -> None:
+        on_main_process(lambda: self.task.check_data(train=True, resumed=resumed))
+        self._build_loaders()
+
+    def _build_loaders(self) -> None:
         task = self.task
-        on_main_process(lambda: task.check_data(train=True, resumed=resumed))
         self.loader = task.build_train_loader()
         if self._loader_state and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(self._loader_state)
@@ -188,6 +193,7 @@ class Trainer(TrainerBase):
         state = super().state_dict()  # the iteration, and the hooks
         state["seed"] = self.seed
         state["images_per_step"] = self.settings.images_per_step
+        state["divided"] = self._divided
         state["step"] = self.step.state_dict()
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
@@ -208,6 +214,8 @@ class Trainer(TrainerBase):
                 "count of steps means nothing then. Keep processes x "
                 f"{self.settings.key('accumulate')} as it was."
             )
+        if now and now // self.settings.accumulate % state.get("divided", 1) == 0:
+            self._divide(state.get("divided", 1))
         super().load_state_dict(state)
         self.step.load_state_dict(state["step"])
         self.seed = self.step.seed = state["seed"]
@@ -236,9 +244,7 @@ class Trainer(TrainerBase):
         logger.info(self.task.describe_schedule(self.start_iter))
         logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
         folder = self.settings.output_dir
-        self._begin(self.loader, self.seed, self.start_iter)
-        self._loading = iter(self.loader)
-        self._batches = batches_ahead(self._loading, self.settings.device)
+        self._open_loader(self.start_iter)
         with (
             catch_signals(),
             EventStorage(self.start_iter) as self.storage,
@@ -281,10 +287,53 @@ class Trainer(TrainerBase):
         return self.evaluation.results
 
     def run_step(self) -> None:
-        """Take one optimiser step, and the weights after it into the average."""
-        self.step.run(self._batches, self.iter)
-        if self.average:
-            self.average.update()
+        """Take one optimiser step, and the weights after it into the average.
+
+        Where the memory is too small for it, it is taken again with fewer images at once, and so
+        are those that follow: equal batches in more parts.
+        """
+        images = (self.settings.images_per_step or 0) // self.settings.accumulate
+        try:
+            self.step.run(self._batches, self.iter)
+        except OutOfMemoryError:
+            # Others of several processes wait for this one's gradients
+            if images < 2 or comm.get_world_size() > 1:
+                raise
+        else:
+            if self.average:
+                self.average.update()
+            return
+        # Behind the handler, which keeps the tensors of the step
+        factor = next(n for n in range(2, images + 1) if images % n == 0)
+        self._divide(factor)
+        logger.warning(
+            f"The memory is too small for {images} images at once in step {self.iter + 1}: from "
+            f"here on {images // factor} are taken at once, and the same batch in "
+            f"{self.settings.accumulate} parts, as with "
+            f"{self.settings.option('accumulate', self.settings.accumulate)}; --resume keeps it"
+        )
+        if hasattr(self.loader, "state_dict"):
+            self._loader_state = self.loader.state_dict()
+        if hasattr(self._loading, "close"):
+            self._loading.close()
+        self.optimizer.zero_grad()
+        if torch.device(self.settings.device).type == "cuda":
+            torch.cuda.empty_cache()
+        self._build_loaders()
+        self._open_loader(self.iter)
+        self.run_step()
+
+    def _divide(self, factor: int) -> None:
+        """Take the images of a batch in so many parts."""
+        self.task.divide(factor)
+        self.settings = self.task.settings
+        self.step.accumulate = self.settings.accumulate
+        self._divided *= factor
+
+    def _open_loader(self, step: int) -> None:
+        self._begin(self.loader, self.seed, step)
+        self._loading = iter(self.loader)
+        self._batches = batches_ahead(self._loading, self.settings.device)
 
     def evaluate(self) -> Results:
         """The results of the weights as they are, and of their average.

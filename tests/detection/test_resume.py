@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run
 from lambda_det.detection import parts as detection_reader
@@ -316,3 +317,28 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
         patch.setattr(detection_reader, "LOG_PERIOD", 20)
         train(tmp_path / "whole", *words)
     assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_batch_that_memory_does_not_hold_is_taken_in_parts(train, tmp_path, monkeypatch):
+    """To the bit as if it had been from the beginning, and again after a resume."""
+    words = ["SOLVER.REFERENCE_WORLD_SIZE", "0", "DATALOADER.ASPECT_RATIO_GROUPING", "False"]
+    train(tmp_path / "wanted", *words, "SOLVER.ACCUMULATE_GRADIENTS", "2")
+    original, failed = GeneralizedRCNN.forward, []
+
+    def forward(self, images):
+        if self.training and len(images) > 1:
+            failed.append(len(images))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self, images)
+
+    monkeypatch.setattr(GeneralizedRCNN, "forward", forward)
+    folder = tmp_path / "found"
+    train(folder, *words)
+    assert failed == [2] and "2 parts" in (folder / "log.txt").read_text("utf-8")
+    wanted = content(tmp_path / "wanted" / "model_final.pth")["model"]
+    assert differences(wanted, content(folder / "model_final.pth")["model"]) == []
+    (folder / "model_final.pth").unlink()
+    (folder / "last_checkpoint").write_text("model_0000003.pth")
+    train(folder, *words, resume=True)
+    assert failed == [2]
+    assert differences(wanted, content(folder / "model_final.pth")["model"]) == []

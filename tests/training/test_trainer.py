@@ -32,6 +32,7 @@ from lambda_det.training.hooks import Histories, Machine, peak_memory
 from lambda_det.training.run_folder import BufferedLog
 from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
+from lambda_det.training.step import OutOfMemoryError
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from lambda_det.weights.formats import write_torch
@@ -165,6 +166,40 @@ def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_pa
     assert saved["statistics"] == "precise" and saved["ema"]["updates"] == 6
     with (folder / "summary.csv").open() as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["3", "5", "6"]
+
+
+@pytest.mark.parametrize("images", [4, 3, 1])
+def test_where_memory_is_too_small_a_batch_is_taken_in_parts(folder, images, caplog):
+    """In the third step, which is taken again; a resume takes all in parts."""
+    sizes, limit = [], max(images // 2, 1)
+
+    def narrow(trainer):
+        original, begun = trainer.step.run, trainer.loader
+
+        def run(batches, iteration):
+            now = trainer.settings.images_per_step // trainer.settings.accumulate
+            if now > limit or images == 1:
+                assert begun.ended == 0
+                raise OutOfMemoryError("too small")
+            sizes.append((iteration, trainer.step.accumulate))
+            original(batches, iteration)
+
+        trainer.step.run = run
+
+    changes = {"images_per_step": images}
+    if images == 1:
+        with pytest.raises(OutOfMemoryError):
+            Trainer(ToyTask(folder, narrow, **changes)).train()
+        return
+    parts = 2 if images == 4 else 3
+    trainer = Trainer(ToyTask(folder, narrow, **changes))
+    first, seed = trainer.loader, trainer.seed
+    trainer.train()
+    assert sizes == [(step, parts) for step in range(2, 6)] and first.ended == 1
+    assert first.begun == [(seed, 0)] and trainer.loader.begun == [(seed, 2 * parts)]
+    assert f"{images // parts} are taken at once" in caplog.text
+    resumed = Trainer(ToyTask(folder, **changes, max_iter=8), read_newest(str(folder)))
+    assert resumed.settings.accumulate == resumed.step.accumulate == parts
 
 
 def test_statistics_depend_on_seed_and_iteration_alone(folder):
