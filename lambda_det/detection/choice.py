@@ -26,7 +26,7 @@ from lambda_det.config import CONFIGS, leaves, read_plain
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.held_out import Split, hold_out
-from lambda_det.detection.data.labels import as_coco
+from lambda_det.detection.data.labels import as_coco, refuse_address
 from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.recipe import USABLE
 from lambda_det.distributed.launch import check_device
@@ -73,6 +73,8 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     place, rows = getattr(args, "data", None), []
     if place and args.train_json:
         raise ConfigError("--data and --train-json both name data to train on; give one of them.")
+    for part in (place, args.train_json, args.train_images, args.test_json, args.test_images):
+        refuse_address(part or "")
     if place:
         kind, (train, *tests) = find_parts(place)
         rows.append(("labels", kind, f"of what lies in {place}"))

@@ -41,6 +41,7 @@ _OCTAVE_STEP = 2 ** (1 / 3)  # between anchors of one level at least, as RetinaN
 _LR_STEPS = (210 / 270, 250 / 270)
 _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours: a step of seconds
+_MOST_EPOCHS = 1_000_000
 USABLE = 0.9  # of a GPU's memory: the count is none of a real run
 
 
@@ -136,8 +137,10 @@ def _check(cfg: CfgNode) -> None:
             f"RECIPE.ENABLED (--epochs) has no rules for MODEL.META_ARCHITECTURE {architecture}, "
             f"only for {', '.join(known)}; set RECIPE.ENABLED False, and SOLVER.MAX_ITER."
         )
-    if not 0 <= recipe.EPOCHS < math.inf:
-        raise ConfigError(f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or more.")
+    if not 0 <= recipe.EPOCHS <= _MOST_EPOCHS:
+        raise ConfigError(
+            f"RECIPE.EPOCHS is {recipe.EPOCHS:g}; give 0 for the rule, or up to {_MOST_EPOCHS:,}."
+        )
     for key, value in (
         ("RECIPE.EVALUATIONS", recipe.EVALUATIONS),
         ("SOLVER.IMS_PER_BATCH", cfg.SOLVER.IMS_PER_BATCH),

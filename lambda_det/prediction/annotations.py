@@ -28,15 +28,18 @@ class Annotations:
     def __init__(self, class_names: list[str] | None) -> None:
         self._names = class_names
         self._images: list[str] = []
+        self._sources: dict[str, Path] = {}
         self._annotations: list[str] = []
         self._highest = 0  # category
 
-    def add(self, file_name: str, found: Prediction) -> None:
-        """Add the predictions of an image."""
+    def add(self, file_name: str, found: Prediction, source: Path | None = None) -> None:
+        """Add the predictions of an image, whose file is ``source``."""
         height, width = found.instances.image_size
         image_id = len(self._images) + 1
         image = {"id": image_id, "file_name": file_name, "width": width, "height": height}
         self._images.append(json.dumps(image))
+        if source:
+            self._sources[file_name] = source
         masks, keypoints = found.masks, found.keypoints
         for index, (x0, y0, x1, y1) in enumerate(found.boxes.tolist()):
             annotation = {
@@ -60,13 +63,12 @@ class Annotations:
             self._highest = max(self._highest, annotation["category_id"])
             self._annotations.append(json.dumps(annotation))
 
-    def save(self, path: Path, kind: str = "coco", images: Path = Path()) -> None:
+    def save(self, path: Path, kind: str = "coco") -> None:
         """Write the file, or a folder of another tool's labels.
 
         Args:
             path: of the file or folder.
             kind: the format, see :func:`lambda_det.detection.data.label_files.write_labels`.
-            images: the folder that the names are relative to.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -79,7 +81,7 @@ class Annotations:
         text = ", ".join(f'"{key}": [{", ".join(found)}]' for key, found in lists.items())
         text = f'{{"info": {{"description": "by lambda_det"}}, {text}}}'
         if kind != "coco":
-            write_labels(json.loads(text), kind, path, images)
+            write_labels(json.loads(text), kind, path, Path(), self._sources)
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from lambda_det.detection import load_config
-from lambda_det.detection.data.label_files import WRITTEN
+from lambda_det.detection.data.label_files import WRITTEN, place_labels
 from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
@@ -53,7 +53,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--input",
         nargs="+",
         metavar="PATH",
-        help="images, videos, and folders, which are searched recursively for images",
+        help="images, videos, folders, which are searched recursively for images, patterns, "
+        "addresses (http, https, s3, gs), or the number of a webcam, whose video Ctrl-C ends",
     )
     source.add_argument(
         "--dataset",
@@ -116,6 +117,8 @@ def run(args: argparse.Namespace) -> None:
         check_target(Path(args.json), args.overwrite)
     if args.format and labels.exists() and not args.overwrite:
         raise ConfigError(f"{labels} exists already; add --overwrite to write into it.")
+    if args.format and args.format != "coco":  # two names that clash are refused before the work
+        place_labels((p.name for p in pictures if not p.is_video), args.format, labels)
     weights = args.weights
     if not exported:
         weights = weights or typed_weights(args.opts)
@@ -136,8 +139,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         annotations.save(Path(args.json))
     if args.format:
-        folder = str(pictures[0].source).removesuffix(pictures[0].name)
-        annotations.save(labels, args.format, Path(folder))
+        annotations.save(labels, args.format)
     what = "1 picture" if len(result.written) == 1 else f"{len(result.written)} pictures"
     print(f"{result.instances} instances on {what} in {args.output}")
     if result.unreadable:

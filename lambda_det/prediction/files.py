@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import glob
 import logging
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +18,7 @@ import cv2
 import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.utils.file_io import PathManager
 from omegaconf import DictConfig
 from tqdm import tqdm
 
@@ -23,7 +26,7 @@ from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import ConfigError, DataError, listed, reason
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
 
@@ -47,6 +50,7 @@ class Picture:
         name: of the source, relative to the folder that was given, or to that of the data set.
         annotations: the ground truth, to draw beside the predictions; None without.
         true_class_names: names of the classes of ``annotations``.
+        camera: the number of a webcam, which is a video without a file; None of a file.
     """
 
     source: Path
@@ -54,42 +58,37 @@ class Picture:
     name: str
     annotations: list[dict] | None = None
     true_class_names: list[str] | None = None
+    camera: int | None = None
 
     @property
     def is_video(self) -> bool:
-        return self.source.suffix.lower() in VIDEO_SUFFIXES
+        return self.camera is not None or self.source.suffix.lower() in VIDEO_SUFFIXES
 
 
 def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool) -> list[Picture]:
     """List the images and videos to predict on and their targets. Writes nothing.
 
     Args:
-        inputs: images, videos, and folders, which are searched recursively for images.
+        inputs: images, videos, folders, which are searched recursively for images, patterns such
+            as ``day?/*.jpg``, addresses (http, https, and with fsspec s3, gs and others), and the
+            numbers of webcams.
         output: folder of the targets. Images of a folder keep their relative paths.
         overwrite: replace existing targets.
 
     Raises:
-        DataError: an input is missing, or a folder holds no image.
+        DataError: an input is missing or cannot be fetched, or a folder holds no image.
         ConfigError: two targets coincide, or a file would be overwritten.
     """
     output = Path(output)
     pictures = []
-    for path in map(Path, inputs):
-        if not path.exists():
-            hint = "correct the path"
-            if "." in path.name and path.name.isupper():
-                hint = "KEY VALUE pairs must follow another option, such as --output DIR"
-            raise DataError(f"There is no file or folder {path}; {hint}.")
-        folder, files = path.parent, [path]
-        if path.is_dir():
-            folder, files = path, list(_images_in(path, output))
-        if not files:
-            raise DataError(
-                f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
-                "another one."
-            )
+    for given in map(str, inputs):
+        if given.isdecimal() and not Path(given).exists():
+            name = f"webcam{given}.mp4"
+            pictures.append(Picture(Path(given), output / name, name, camera=int(given)))
+            continue
+        folder, files = _files_of(given, output)
         for file in files:
-            name = file.relative_to(folder)
+            name = file.relative_to(folder) if folder else Path(file.name)
             pictures.append(Picture(file, _target(output, name), name.as_posix()))
     _check_targets(pictures, overwrite)
     return pictures
@@ -141,6 +140,52 @@ def plan_dataset(
         pictures.append(Picture(file, target, relative.as_posix(), truth, true_names))
     _check_targets(pictures, overwrite, (Path(record["file_name"]) for record in records))
     return pictures
+
+
+def _files_of(given: str, output: Path) -> tuple[Path | None, list[Path]]:
+    """The files of an input, and the folder that their names are relative to; None: by themselves.
+
+    Raises:
+        DataError: there are none.
+    """
+    path = Path(given)
+    if "://" in given:
+        return None, _fetched(given)
+    if path.is_dir():
+        if files := list(_images_in(path, output)):
+            return path, files
+        raise DataError(
+            f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
+            "another one."
+        )
+    if path.exists():
+        return path.parent, [path]
+    found = map(Path, sorted(glob.glob(given, recursive=True)))
+    if files := list(filter(Path.is_file, found)):
+        return Path(f"{re.split('[*?[]', given)[0]}x").parent, files
+    hint = "correct the path"
+    if "." in path.name and path.name.isupper():
+        hint = "KEY VALUE pairs must follow another option, such as --output DIR"
+    raise DataError(f"There is no file or folder {path}; {hint}.")
+
+
+def _fetched(address: str) -> list[Path]:
+    """Local copies of the files of an address, which may be a pattern where fsspec reads it.
+
+    Raises:
+        DataError: they cannot be fetched.
+    """
+    try:
+        if address.startswith(("http://", "https://")):
+            return [Path(PathManager.get_local_path(address))]
+        import fsspec  # which PyTorch brings; s3 and gs need s3fs and gcsfs
+
+        found = fsspec.open_local(f"simplecache::{address}", simplecache={"same_names": True})
+        if files := list(map(Path, [found] if isinstance(found, str) else found)):
+            return files
+        raise FileNotFoundError("no file is there")
+    except Exception as error:  # each kind of address has errors of its own
+        raise DataError(f"{address} cannot be fetched ({reason(error)}); correct it.") from error
 
 
 def _images_in(folder: Path, output: Path) -> Iterator[Path]:
@@ -232,7 +277,7 @@ def predict(
                     found = _draw_image(predictor, picture)
                     result.instances += len(found)
                     if annotations is not None:
-                        annotations.add(picture.name, found)
+                        annotations.add(picture.name, found, picture.source)
                 result.written.append(picture.target)
             except DataError as error:
                 result.unreadable.append(picture.source)
@@ -266,10 +311,12 @@ def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
 
 def _draw_video(predictor: Predictor, picture: Picture) -> int:
     """Draw all frames in the size and rate of the video; returns the number of instances."""
-    capture = cv2.VideoCapture(str(picture.source))
+    is_camera = picture.camera is not None
+    capture = cv2.VideoCapture(picture.camera if is_camera else str(picture.source))
     first = capture.read()[1]
     if first is None:
-        raise DataError(f"The video {picture.source} cannot be read: it has no first frame.")
+        what = "webcam" if is_camera else "video"
+        raise DataError(f"The {what} {picture.source} cannot be read: it has no first frame.")
     announced, rate = (capture.get(name) for name in (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS))
     if not 0 < rate < 1000:
         logger.warning("%s records no frame rate; 25 is used.", picture.source)
@@ -280,22 +327,26 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
         try:
-            shown = {"desc": picture.source.name, "unit": "frame"}
-            for frame in tqdm(
-                _frames(first, capture), total=max(int(announced), 0) or None, **shown
-            ):
-                found = predictor(frame).instances
-                drawn += 1
-                instances += len(found)
-                # None before OpenCV 5
-                if not writer.isOpened() or writer.write(draw(frame, found)) is False:
-                    break
+            shown = {"desc": picture.name, "unit": "frame"}
+            # Ctrl-C is the end of a webcam's video
+            with contextlib.suppress(*[KeyboardInterrupt] * is_camera):
+                for frame in tqdm(
+                    _frames(first, capture), total=max(int(announced), 0) or None, **shown
+                ):
+                    found = predictor(frame).instances
+                    drawn += 1
+                    instances += len(found)
+                    # None before OpenCV 5
+                    if not writer.isOpened() or writer.write(draw(frame, found)) is False:
+                        break
         finally:
             writer.release()
         # The end of a file is written on release, which reports no full disk
-        if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
+        # Ctrl-C may come between the counter and the frame
+        if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn - is_camera:
             raise OSError("frames are missing in it; look whether the disk has free space")
-        _add_sound(draft, picture.source)
+        if not is_camera:
+            _add_sound(draft, picture.source)
     if drawn < announced:
         logger.warning("%s ends after %d of %d frames.", picture.source, drawn, announced)
     return instances

@@ -20,6 +20,7 @@ _CLIPPING = ("value", "norm", "full_model")
 # What a value must be: a check, and the words for it
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "accumulate": _POSITIVE,
+    "images_per_step": (lambda number: number is None or number >= 1, "1 or more"),
     "checkpoint_period": _POSITIVE,
     "log_period": _POSITIVE,
     "num_workers": (lambda number: number >= 0, "0 or more"),

@@ -15,7 +15,7 @@ from lambda_det.detection.command_line import lazy_parser, parser
 from lambda_det.detection.data.held_out import Split, hold_out
 from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.task import load_any_config
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, DataError
 
 VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
 <ymin>6</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object></annotation>"""
@@ -170,6 +170,8 @@ def test_parts_that_are_there_and_a_lazy_configuration(data, caplog):
 
 REFUSED = {
     "two data sets": (["--data", "DATA", "--train-json", "a.json"], "--train-json"),
+    "an address": (["--data", "s3://bucket/my"], "s3:.*is an address"),
+    "an address of images": (["--train", "DATA", "--images", "gs://bucket/my"], "is an address"),
     "no data": (["--resume"], "--config FILE"),
     "an evaluation": (["--eval-only", "--data", "DATA"], "--config FILE"),
     "no such GPU": (["--data", "DATA", "MODEL.DEVICE", "cuda"], "sees 0"),
@@ -181,7 +183,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_chosen_is_refused(case, data):
     words, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, DataError), match=message):
         choice.complete(arguments(*(data if word == "DATA" else word for word in words)))
 
 

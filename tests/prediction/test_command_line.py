@@ -1,11 +1,11 @@
 import json
+import shutil
 
 import cv2
 import numpy as np
 import pytest
 import torch
 
-from lambda_det.detection.data.labels import read_labels
 from lambda_det.prediction import command_line as tool
 from tests import forked
 
@@ -85,14 +85,25 @@ def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp
 
 
 def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys):
-    words = ["--model", run[0].parent, "--input", image, "--output", tmp_path / "out"]
-    words = [*map(str, words), "--score-threshold", "0", "--format", "labelme"]
-    assert tool.main(words) == 0
-    (tmp_path / "out" / "photo.png").unlink()
-    content = read_labels(tmp_path / "out" / "labels", image.parent)
-    assert content["images"][0]["file_name"] == "photo.png" and len(content["annotations"]) == 5
+    """Of two inputs, each label names its picture; names that clash are refused before the work."""
+    other, out = tmp_path / "other", tmp_path / "out"
+    other.mkdir()
+    shutil.copy(image, other / "two.png")
+    words = ["--model", run[0].parent, "--output", out, "--score-threshold", "0"]
+    words = [*map(str, words), "--format", "labelme", "--input", str(image)]
+    assert tool.main([*words, str(other)]) == 0
+    for name, picture in (("photo", image), ("two", other / "two.png")):
+        file = out / "labels" / f"{name}.json"
+        content = json.loads(file.read_text("utf-8"))
+        assert (file.parent / content["imagePath"]).resolve() == picture.resolve()
+        assert len(content["shapes"]) >= 5
+    (out / "photo.png").unlink()
     assert tool.main(words) == 2
-    assert str(tmp_path / "out" / "labels") in capsys.readouterr().err
+    assert str(out / "labels") in capsys.readouterr().err
+    shutil.copy(image, other / "photo.jpg")
+    shutil.rmtree(out)
+    assert tool.main([*words, str(other)]) == 2
+    assert "photo.jpg and photo.png" in capsys.readouterr().err and not out.exists()
 
 
 def test_keys_do_not_change_an_exported_detector(image, tmp_path, capsys):

@@ -1,13 +1,17 @@
 import contextlib
+import http.server
 import io
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
+from functools import partial
 
 import cv2
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -119,6 +123,30 @@ def test_folders_keep_their_order_and_foreign_formats_become_png(images, tmp_pat
     targets = [str(p.target.relative_to(output)) for p in pictures]
     assert targets == ["a.png", "b.jpg", "below/c.bmp.png"]
     assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
+
+
+def test_patterns_and_addresses_are_inputs(images, tmp_path, monkeypatch):
+    """fsspec's own memory in place of s3's; a page of this machine in place of another's."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    found = plan_files([f"{images}/**/*.[pb]*"], tmp_path / "out", overwrite=False)
+    assert [picture.name for picture in found] == ["a.png", "below/c.bmp"]
+    store = fsspec.filesystem("memory")
+    for name in ("x.png", "y.png"):
+        store.pipe(f"/bucket/{name}", (images / "a.png").read_bytes())
+    found = plan_files(["memory://bucket/x.png"], tmp_path / "out", overwrite=False)
+    found += plan_files(["memory://bucket/*.png"], tmp_path / "out", overwrite=False)
+    assert [picture.target.name for picture in found] == ["x.png", "x.png", "y.png"]
+    assert all(p.source.read_bytes() == (images / "a.png").read_bytes() for p in found)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=images)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        (picture,) = plan_files([f"{address}/below/c.bmp"], tmp_path / "out", overwrite=False)
+        assert picture.source.read_bytes() == (images / "below/c.bmp").read_bytes()
+        for wrong in (f"{address}/none.png", "memory://bucket/none.png", "nowhere://x/a.png"):
+            with pytest.raises(DataError, match="cannot be fetched"):
+                plan_files([wrong], tmp_path / "out", overwrite=False)
+        server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -266,6 +294,26 @@ def test_a_video_keeps_its_frames_rate_and_size(predictor, tmp_path):
     # Frames stay in their order: they were made brighter one after the other.
     brightness = [np.median(frame) for frame in frames]
     assert brightness == sorted(brightness) and brightness[-1] - brightness[0] > 100
+
+
+def test_a_webcam_is_a_video_until_it_is_interrupted(predictor, tmp_path, monkeypatch):
+    """A file stands for it. What was drawn stays."""
+    write_video(tmp_path / "film.mp4")
+    real, shown = cv2.VideoCapture, []
+    file = str(tmp_path / "film.mp4")
+    monkeypatch.setattr(cv2, "VideoCapture", lambda name: real(file if name == 3 else name))
+
+    def draw(self, frame, found):
+        shown.append(frame)
+        return frame if len(shown) < 3 else _interrupted()
+
+    monkeypatch.setattr(VideoDrawer, "__call__", draw)
+    result = predict(predictor, plan_files(["3"], tmp_path / "out", False))
+    (target,) = result.written
+    assert target.name == "webcam3.mp4" and real(str(target)).get(cv2.CAP_PROP_FRAME_COUNT) == 2
+    monkeypatch.setattr(cv2, "VideoCapture", lambda name: real("none"))
+    with pytest.raises(DataError, match="None of the 1"):
+        predict(predictor, plan_files(["7"], tmp_path / "out", False))
 
 
 class _FullDisk:

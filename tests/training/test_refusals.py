@@ -35,6 +35,7 @@ def _writer(name):
     ("make", "bad", "words"),
     [
         (_settings, {"accumulate": 0}, r"KEY\.ACCUMULATE is 0"),
+        (_settings, {"images_per_step": 0}, r"KEY\.IMAGES_PER_STEP is 0"),
         (_settings, {"checkpoint_period": -1}, r"KEY\.CHECKPOINT_PERIOD is -1"),
         (_settings, {"log_period": 0}, r"KEY\.LOG_PERIOD is 0"),
         (_settings, {"num_workers": -1}, r"KEY\.NUM_WORKERS is -1"),

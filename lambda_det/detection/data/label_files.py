@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
@@ -18,7 +18,7 @@ import yaml
 from lambda_det.errors import DataError, reason
 from lambda_det.files import replace_text
 
-__all__ = ["WRITTEN", "polygons", "write_labels"]
+__all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,11 @@ class _Object(NamedTuple):
 
 
 def write_labels(
-    content: Mapping[str, Any], kind: str, target: Path, images: str | os.PathLike
+    content: Mapping[str, Any],
+    kind: str,
+    target: Path,
+    images: str | os.PathLike,
+    sources: Mapping[str, Path] | None = None,
 ) -> None:
     """Write a data set as a file of COCO's format, or as a folder with a file for each picture.
 
@@ -57,6 +61,7 @@ def write_labels(
         kind: one of ``WRITTEN``.
         target: the file, or the folder; files that are there are replaced.
         images: the folder that the names of the pictures are relative to.
+        sources: the files of pictures that are elsewhere, by their names.
 
     Raises:
         DataError: two pictures have the same name but for its ending, or a file cannot be written.
@@ -69,12 +74,38 @@ def write_labels(
             target.parent.mkdir(parents=True, exist_ok=True)
             replace_text(target, json.dumps(kept))
         else:
-            _write_folder(content, kind, target, Path(images))
+            _write_folder(content, kind, target, Path(images), sources or {})
     except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
         raise DataError(f"{target} cannot be written ({reason(error)}).") from error
 
 
-def _write_folder(content: Mapping[str, Any], kind: str, target: Path, images: Path) -> None:
+def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Path]:
+    """The file of labels of each picture by its name.
+
+    Raises:
+        DataError: two pictures have the same name but for its ending.
+    """
+    taken: dict[Path, str] = {}
+    for given in names:
+        name = Path(given).with_suffix(_WRITERS[kind][0])
+        # A name may lead out of the folder of the pictures; the labels stay in theirs
+        file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
+        if file in taken:
+            raise DataError(
+                f"{given} and {taken[file]} would both have their labels in {file}; give the "
+                "pictures other names."
+            )
+        taken[file] = given
+    return {name: file for file, name in taken.items()}
+
+
+def _write_folder(
+    content: Mapping[str, Any],
+    kind: str,
+    target: Path,
+    images: Path,
+    sources: Mapping[str, Path],
+) -> None:
     names = {category["id"]: category["name"] for category in content["categories"]}
     objects: dict[int, list[_Object]] = {image["id"]: [] for image in content["images"]}
     things = [one for one in content["annotations"] if not one.get("iscrowd")]
@@ -86,21 +117,13 @@ def _write_folder(content: Mapping[str, Any], kind: str, target: Path, images: P
         index, name = list(names).index(one["category_id"]), names[one["category_id"]]
         box = (x, y, x + width, y + height)
         objects[one["image_id"]].append(_Object(index, name, box, outline, one.get("score")))
-    written: dict[Path, str] = {}
+    files = place_labels((image["file_name"] for image in content["images"]), kind, target)
     for image in content["images"]:
-        suffix, write = _WRITERS[kind]
-        name = Path(image["file_name"]).with_suffix(suffix)
-        # A name may lead out of the folder of the pictures; the labels stay in theirs
-        file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
-        if file in written:
-            raise DataError(
-                f"{image['file_name']} and {written[file]} would both have their labels in {file}; "
-                "give the pictures other names."
-            )
-        written[file] = image["file_name"]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        place = os.path.relpath(images / image["file_name"], file.parent)
-        file.write_text(write(image, objects[image["id"]], place), "utf-8")
+        name = image["file_name"]
+        files[name].parent.mkdir(parents=True, exist_ok=True)
+        place = os.path.relpath(sources.get(name, images / name), files[name].parent)
+        text = _WRITERS[kind][1](image, objects[image["id"]], place)
+        files[name].write_text(text, "utf-8")
     if kind == "yolo":
         text = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
         (target / "data.yaml").write_text(text, "utf-8")

@@ -32,7 +32,7 @@ from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.detection.data.records import LYING, exif_turn
 from lambda_det.errors import DataError, listed, printable, reason
 
-__all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise"]
+__all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise", "refuse_address"]
 
 logger = logging.getLogger(__name__)
 
@@ -397,6 +397,7 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     Raises:
         DataError: nothing there is of a known format.
     """
+    refuse_address(place)
     if not place.exists():
         raise DataError(f"There is no file or folder of labels {place}.")
     there = sorted(filter(Path.is_file, place.rglob("*"))) if place.is_dir() else [place]
@@ -409,6 +410,25 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
     if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
         return COCO, [place]  # whose own reader says what is wrong with it
     raise DataError(f"{place} holds no labels of a known format: {', '.join(FORMATS)}.")
+
+
+def refuse_address(place: str | Path) -> None:
+    """
+    Raises:
+        DataError: it is an address, and no file or folder.
+    """
+    if re.match(r"\w{2,}:/", str(place)):
+        raise DataError(
+            f"{place} is an address, and data to train or evaluate on have to be files here: copy "
+            "them, as aws s3 sync and gcloud storage rsync do, or mount them."
+        )
+
+
+def _is_list(place: Path) -> bool:
+    """Whether it is a list of pictures, and not names of classes, nor COCO's of another ending."""
+    names = FORMATS["YOLO with a list of names"].patterns
+    is_text = place.match("*.txt") and place.name not in names
+    return is_text and not (place.is_file() and _begins(place, FORMATS[COCO].sign))
 
 
 def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str, Any]:
@@ -429,7 +449,7 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
     """
     place = Path(place)
     list_file, home = None, place
-    if place.match("*.txt") and place.name not in FORMATS["YOLO with a list of names"].patterns:
+    if _is_list(place):
         list_file = place
         home = place.parents[2] if place.match("ImageSets/Main/*") else place.parent
     kind, files = recognise(home)
@@ -507,7 +527,7 @@ def as_coco(*places: tuple[str, str]) -> list[str]:
     files, contents = [place for place, _ in places], {}
     for index, (place, images) in enumerate(places):
         path = Path(place)
-        kind, found = recognise(path) if path.exists() and path.suffix != ".txt" else ("", [])
+        kind, found = recognise(path) if path.exists() and not _is_list(path) else ("", [])
         if kind == COCO:
             files[index] = only(path, found)
         elif path.exists():

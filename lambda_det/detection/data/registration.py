@@ -18,7 +18,7 @@ from lambda_det.config import leaves
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
 from lambda_det.detection.data.held_out import Split, hold_out
-from lambda_det.detection.data.labels import as_coco
+from lambda_det.detection.data.labels import as_coco, refuse_address
 from lambda_det.detection.data.truth import sanitise
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, suggest
@@ -160,6 +160,8 @@ def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
         split: (cfg.DATASETS[f"{split.upper()}_JSON"], cfg.DATASETS[f"{split.upper()}_IMAGES"])
         for split in ("train", "test")
     }
+    for place in (*files["train"], *files["test"]):
+        refuse_address(place)
     named = [split for split, pair in files.items() if all(pair)]
     found = as_coco(*(tuple(map(os.path.expanduser, files[split])) for split in named))
     files |= {split: (file, files[split][1]) for split, file in zip(named, found, strict=True)}

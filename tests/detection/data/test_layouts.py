@@ -254,6 +254,12 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
 
 
+def test_a_file_of_coco_s_format_may_have_the_ending_of_a_list(tmp_path):
+    file = tmp_path / "train.txt"
+    file.write_text('{"images": [], "annotations": [], "categories": []}')
+    assert as_coco((str(file), str(tmp_path))) == [str(file)]
+
+
 @pytest.mark.parametrize(("sound", "status"), [(200, 0), (2, 2)])
 def test_bad_boxes_are_named_by_line_as_they_are_converted(sound, status, tmp_path, caplog, capsys):
     """A few are left to the training, as those of COCO's own files; many are refused."""
