@@ -25,6 +25,7 @@ setup(
         "lambda_det": ["py.typed"],
         "lambda_det.configs": ["**/*.yaml", "**/*.py"],
         "lambda_det.native": ["*.cpp", "*.h"],
+        "lambda_det.weights": ["files/*.pth"],
     },
     # Detectron2 is not listed: it is not on PyPI, and a requirement with a git address would fail
     # wherever only a package registry can be reached. tools/install_detectron2.py brings it.

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 VAL_SHARE = 0.1
 # The best first: the first whose weights can be had, and of which a GPU holds LEAST_IMAGES by its
-# RECIPE.MEMORY. Those for a CPU have none; the last one starts from random weights.
+# RECIPE.MEMORY. Those for a CPU have none; the weights of the last one are in this package.
 RECIPES = {
     "cuda": ("mask_rcnn_resnetrs101_se", "mask_rcnn_resnetrs50_se", "mask_rcnn_lambda_resnet26t"),
     "cpu": ("light_mobilenet_v2", "light_lambdaresnet26"),
@@ -179,7 +179,9 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
 
 
 def _can_be_had(url: str) -> bool:
-    """Whether weights of timm are kept here, or there is a connection to them."""
+    """Whether weights come with this package, are kept here, or there is a connection to them."""
+    if url.startswith("lambda://"):
+        return True
     name, folder = url.removeprefix("timm://"), Path(get_cache_dir(), "lambda_det")
     kept = [*folder.glob(f"timm_{name}_*.pth"), *folder.glob(f"timm/{name}.safetensors")]
     return bool(kept) or _is_connected()

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.sources import KnownNetwork
+from lambda_det.layers.lambda_layer import RelativePosition
+from lambda_det.layers.tensors import crop_offsets, grid_size
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
@@ -25,7 +28,7 @@ from lambda_det.weights.provenance import (
     wanted_pixels,
 )
 
-__all__ = ["extract_backbone", "is_backbone_file", "names_network"]
+__all__ = ["extract_backbone", "in_half", "is_backbone_file", "names_network"]
 
 _RECIPE = ("model", "options", "input_format", "pixel_mean", "pixel_std")
 _RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", by kind of weights
@@ -92,6 +95,9 @@ def extract_backbone(
     if folded:
         state, pixels = fold_normalisation(backbone, state, network.pixels)
         network = replace(network, pixels=pixels)
+    side, unseen = _trained_at(recipe) if is_classifier else None, []
+    if side:
+        state, unseen = forget_unseen(state, backbone, side)
     _check_trained(state, source)
     iteration, kind = checkpoint.get("iteration"), _RESULTS[chosen]
     results = checkpoint.get("results", {})
@@ -105,6 +111,8 @@ def extract_backbone(
         "weights": chosen,
         "step": iteration + 1 if type(iteration) is int else None,
         "folded": folded,
+        "trained_at": side,  # pixels of an image's side; None where it is unknown
+        "unseen": unseen,  # embeddings whose offsets beyond that are 0
         "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         # "precise": recomputed for these weights; "running": the running averages of the training
         "statistics": checkpoint.get("statistics"),
@@ -115,6 +123,57 @@ def extract_backbone(
         meta |= {"source": recipe["source"], "license": recipe["license"]}
     meta["sha256"] = checksum(state, meta)
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
+
+
+def forget_unseen(
+    state: Mapping[str, Tensor], backbone: nn.Module, side: int
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Set the position embeddings of offsets that no map had in training to 0.
+
+    They are as they were drawn, from N(0, 1). Images of 224 pixels have c5 maps of 7x7 positions,
+    those of 1024 pixels 32x32, and a detector's features would hold more noise than what was learnt
+    (docs/results.md has the measurement).
+
+    Args:
+        state: the tensors of the backbone.
+        backbone: on the meta device.
+        side: of the images in training, in pixels.
+
+    Returns:
+        A new state dict, and the names of the embeddings that were changed.
+    """
+    state, changed = dict(state), []
+    sizes: dict[nn.Module, tuple[int, ...]] = {}
+
+    def note(module: nn.Module, args: tuple, kwargs: dict[str, Any], _: Tensor) -> None:
+        size = grid_size(args[1].shape[1:-2], kwargs.get("dilation", 1))
+        sizes[module] = tuple(map(max, size, sizes.get(module, size)))
+
+    layers = [m for m in backbone.modules() if isinstance(m, RelativePosition)]
+    handles = [m.register_forward_hook(note, with_kwargs=True) for m in layers]
+    with torch.no_grad():
+        backbone.eval()(torch.empty(1, 3, side, side, device="meta"))
+    for handle in handles:
+        handle.remove()
+    for name, module in backbone.named_modules(remove_duplicate=False):
+        if module in sizes:
+            name = f"{name}.embedding"
+            seen = torch.zeros_like(state[name])
+            crop_offsets(seen, *sizes[module]).copy_(crop_offsets(state[name], *sizes[module]))
+            changed += [name] if not torch.equal(seen, state[name]) else []
+            state[name] = seen
+    return state, changed
+
+
+def in_half(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with kernels and embeddings in float16, for a file of half the size.
+
+    Norms and biases stay: a folded stem's statistics may exceed float16. Models that load the file
+    are in float32 all the same.
+    """
+    model = {name: t.half() if t.ndim > 1 else t for name, t in content["model"].items()}
+    meta = {**content["meta"], "half": True}
+    return {**content, "model": model, "meta": {**meta, "sha256": checksum(model, meta)}}
 
 
 def names_network(checkpoint: Mapping[str, Any]) -> bool:
@@ -166,6 +225,12 @@ def _weights_of(
         raise WeightsError(f"{source} has no {chosen!r} weights; it has {listed(held)}.")
     # Keep the names that a classifier or detector gives its backbone: _backbone_part needs them
     return chosen, named_as_in({}, None, tensors_only(holder["model"], source), source)
+
+
+def _trained_at(recipe: Mapping[str, Any]) -> int | None:
+    """The side in pixels of the images that a classifier was trained on, as its recipe says."""
+    sizes = (read_plain(str(recipe.get("config", ""))) or {}).get("INPUT", {})
+    return sizes.get("SIZE")
 
 
 def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> KnownNetwork:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lambda_det.config import find_config_file
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.backbone import extract_backbone, names_network
+from lambda_det.export.backbone import extract_backbone, in_half, names_network
 from lambda_det.export.public import read_source
 from lambda_det.export.sources import KnownNetwork, configured_network, find_checkpoint
 from lambda_det.export.verify import build_target, export_backbone
@@ -54,8 +54,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         help="of a classifier or a detector, with FPN or without; the folder of a run, for its "
-        "best checkpoint; a file of timm or torchvision; or published weights: timm://NAME, "
-        "torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
+        "best checkpoint; a file of timm or torchvision; or published weights: "
+        "lambda://NAME, timm://NAME, torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
     )
     parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
     parser.add_argument(
@@ -79,6 +79,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--no-fold",
         action="store_true",
         help="do not fold the input normalisation of a classifier into its first convolution",
+    )
+    parser.add_argument(
+        "--half",
+        action="store_true",
+        help="kernels and embeddings in float16; models that load them are in float32",
     )
     parser.add_argument(
         "--config",
@@ -118,6 +123,7 @@ def export(args: argparse.Namespace) -> int:
         network=None if names_network(checkpoint) else _network(args, path),
         source=path,
     )
+    content = in_half(content) if args.half else content
     report = export_backbone(content, args.output, checkpoint, target, overwrite=args.overwrite)
     print(f"checkpoint: {path}\n{describe(content, args.output)}")
     where = args.verify_config or "the backbone alone"
@@ -149,6 +155,7 @@ def describe(content: Mapping[str, Any], path: str) -> str:
         pixels = f"{settings}{' (input normalisation folded)' * meta['folded']}"
     step = f", after {meta['step']:,} steps" if meta.get("step") else ""
     network = f"{meta['model']}{format_options(meta['options'])}"
+    positions = f"those that images of {meta.get('trained_at')} pixels lack are 0"
     rows = {
         "file": path,
         "model": f"{network}, by its {meta['known_from']}",
@@ -158,6 +165,7 @@ def describe(content: Mapping[str, Any], path: str) -> str:
         "accuracy": "; ".join(accuracy) or "not recorded in the checkpoint",
         "statistics": meta["statistics"] or "not recorded in the checkpoint",
         "tensors": f"{len(tensors)} of {sum(t.numel() for t in tensors) / 1e6:.2f} M values",
+        "offsets": positions if meta.get("unseen") else "as they are in the checkpoint",
         "sha256": meta["sha256"],
         "pixels": pixels,
     }

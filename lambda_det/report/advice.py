@@ -182,7 +182,9 @@ def advise(
         return {i for i, p in enumerate(predictions) if p.kind == kind and of(p)}
 
     def training(*categories: int) -> str:
-        counts = (f"{trained.get(names[c], 0):,} {names[c]}" for c in sorted(categories))
+        counts = (
+            f"{trained.get(names[c], 0):,} {names[c]}" for c in sorted(categories, key=names.get)
+        )
         return f"; training has {' and '.join(counts)}." if trained else "."
 
     changes = [*_longer(records, kind)]
@@ -212,7 +214,7 @@ def advise(
         i: frozenset((predictions[i].category, classes[predictions[i].meant])) for i in mixed
     }
     for pair, number in Counter(pair_of.values()).most_common(1):
-        one, other = (names[category] for category in sorted(pair))
+        one, other = sorted(names[category] for category in pair)
         changes += [
             Change(
                 f"Add examples of {one} and {other}, or make one class of both.",

@@ -36,7 +36,7 @@ from lambda_det.weights.provenance import (
     named_network,
     wanted_pixels,
 )
-from lambda_det.weights.public import is_public, read_public
+from lambda_det.weights.public import fetch, is_public, read_public
 
 # Detectron2 is imported in the functions that need it: backbones are loaded without it, too
 
@@ -198,7 +198,9 @@ def load_backbone_weights(
             shape.
     """
     file = path
-    if is_public(path):
+    if str(path).startswith("lambda://"):  # in this package, and so without Detectron2, too
+        file = fetch(str(path)).local_path()
+    elif is_public(path):
         from detectron2.utils.file_io import PathManager  # which has a handler of ours for them
 
         file = PathManager.get_local_path(str(path))

@@ -1,4 +1,4 @@
-"""Weights that timm, torchvision and the Hugging Face Hub publish: names, licences, downloads."""
+"""Published weights, ours in this package among them: names, licences, downloads."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _TORCHVISION = {
     "RetinaNet_ResNet50_FPN_V2_Weights": "resnet50",
 }
 
+# Ours, of files/: top-1 accuracy in percent on Tiny ImageNet. docs/results.md has their card.
+OWN = {"lambda_resnet26_slim": 41.4}
 # Top-1 accuracy in percent and side of the images: timm's results/results-imagenet.csv (August
 # 2026), at the size where it is best
 _TIMM_TOP1 = {
@@ -83,7 +85,7 @@ class PublicFile:
         top1: published top-1 accuracy on ImageNet in percent, None if there is none.
         image_size: side of the images that ``top1`` is for.
         pixels: None if only the tensors show them.
-        coco: published figures of a detector, in words.
+        figures: other published ones, in words.
     """
 
     url: str
@@ -95,7 +97,7 @@ class PublicFile:
     top1: float | None = None
     image_size: int | None = None
     pixels: PixelSettings | None = None
-    coco: str = ""
+    figures: str = ""
 
     def local_path(self) -> str:
         """The path of the file on this machine.
@@ -110,14 +112,15 @@ class PublicFile:
         except Exception as error:  # each library and its HTTP client have errors of their own
             raise WeightsError(
                 f"{self.url} cannot be downloaded ({type(error).__name__}): download {self.origin} "
-                f"on another machine and put it at {self.place}."
+                f"on another machine and put it at {self.place}. lambda://{next(iter(OWN))} "
+                "comes with this package."
             ) from error
 
     def describe(self) -> str:
         """Source, licence and accuracy in one line."""
         top1 = f", top-1 {self.top1:.1f} % at {self.image_size} pixels" if self.top1 else ""
-        figures = top1 + self.coco
-        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{figures}"
+        words = f"{top1}{', ' * bool(self.figures)}{self.figures}"
+        return f"{self.url} from {self.origin}, licence {self.license or 'not stated'}{words}"
 
 
 def is_public(path: str | Path) -> bool:
@@ -129,7 +132,7 @@ def fetch(url: str) -> PublicFile:
     """Look up a URL of published weights. Nothing is downloaded yet.
 
     Args:
-        url: "timm://NAME" or "timm://NAME.TAG", "torchvision://ENUM.MEMBER" or
+        url: "lambda://NAME", "timm://NAME" or "timm://NAME.TAG", "torchvision://ENUM.MEMBER" or
             "hf://OWNER/REPOSITORY/FILE".
 
     Raises:
@@ -144,7 +147,7 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
 
     Returns:
         The content, see :func:`lambda_det.weights.import_names.import_weights`, and its origin. A
-        file of lambda_det on the Hub is returned as it is.
+        file of lambda_det, in this package or on the Hub, is returned as it is.
 
     Raises:
         ConfigError: there are no such weights.
@@ -161,6 +164,19 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
     if imported:
         content["meta"] |= {"license": public.license, "source": url}
     return content, public
+
+
+def _own(url: str, name: str) -> PublicFile:
+    if name not in OWN:
+        raise _no_such(url, name, OWN)
+    return PublicFile(
+        url,
+        "this package",
+        Path(__file__).with_name("files") / f"{name}.pth",
+        lambda: "",
+        license="Apache-2.0; its photographs, Tiny ImageNet's, are for research",
+        figures=f"top-1 {OWN[name]} % on Tiny ImageNet",
+    )
 
 
 def _timm(url: str, name: str) -> PublicFile:
@@ -213,7 +229,7 @@ def _torchvision(url: str, name: str) -> PublicFile:
         top1=top1,
         image_size=weights.transforms().crop_size[0] if top1 else None,
         pixels=IMAGENET_PIXELS,
-        coco="".join(f", {key} {value} on COCO" for key, value in figures.items() if not top1),
+        figures=", ".join(f"{key} {n} on COCO" for key, n in figures.items() if not top1),
     )
 
 
@@ -253,6 +269,7 @@ def _no_such(url: str, name: str, known: Sequence[str]) -> ConfigError:
 
 
 SCHEMES: Mapping[str, Callable[[str, str], PublicFile]] = {
+    "lambda://": _own,
     "timm://": _timm,
     "torchvision://": _torchvision,
     "hf://": _hub,

@@ -73,7 +73,7 @@ def test_the_recipe_follows_from_machine_and_connection(
     assert Path(args.config_file).stem == recipe and rows["recipe"][0] == args.config_file
     assert args.opts[:2] == ["MODEL.DEVICE", "cpu" if memory is None else "cuda"]
     assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
-    assert ("random" in rows["start"][0]) is not connected
+    assert rows["start"][0].startswith("lambda://") is not connected
     assert all(text in caplog.text for text in (recipe, rows["recipe"][1], "What was chosen"))
 
 

@@ -51,6 +51,20 @@ def test_raw_weights_that_are_not_folded(checkpoint, tmp_path, capsys):
     assert read_backbone(path)["meta"]["folded"] is False
 
 
+def test_a_file_in_half_precision(checkpoint, tmp_path, capsys):
+    """Kernels are rounded, norms are not, and what loads it is in float32."""
+    whole, half = tmp_path / "whole.pth", tmp_path / "half.pth"
+    assert tool.main([checkpoint, str(whole)]) == 0
+    assert tool.main([checkpoint, str(half), "--half"]) == 0
+    assert half.stat().st_size < 0.65 * whole.stat().st_size
+    exact, rounded = read_backbone(whole)["model"], read_backbone(half)["model"]
+    for name, tensor in exact.items():
+        dtype = torch.float16 if tensor.ndim > 1 else torch.float32
+        assert torch.equal(rounded[name], tensor.to(dtype))
+    backbone = lambda_det.create_backbone("lambda_resnet26_slim", weights=half, scope=3)
+    assert {p.dtype for p in backbone.parameters()} == {torch.float32}
+
+
 @pytest.mark.slow
 def test_a_file_that_does_not_fit_the_detector(checkpoint, config, tmp_path, capsys):
     path = tmp_path / "b.pth"

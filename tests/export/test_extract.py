@@ -52,6 +52,43 @@ def test_meta_says_what_a_user_must_know(checkpoint):
     assert meta["pixel_mean"] == MEAN and meta["pixel_std"] == STD
 
 
+@torch.no_grad()
+def test_offsets_that_no_image_of_the_training_had_are_0():
+    """Of 64 pixels c4 has maps of 4x4, the first block of c5 too, and the last ones 2x2."""
+    checkpoint = classifier_checkpoint()
+    checkpoint["recipe"]["config"] = "INPUT: {SIZE: 64}"
+    content = extract_backbone(checkpoint, fold_input=False)
+    given = _wanted(checkpoint["ema"]["model"])
+    reach = {"res4.1": 3, "res5.0": 3, "res5.1": 1}
+    embeddings = {f"{block}.conv2.position.embedding": n for block, n in reach.items()}
+    assert set(content["meta"]["unseen"]) == set(embeddings)
+    assert content["meta"]["trained_at"] == 64
+    for name, tensor in given.items():
+        expected = tensor
+        if name in embeddings:
+            offset = (torch.arange(23) - 11).abs() <= embeddings[name]
+            expected = tensor * (offset[:, None] & offset)
+            assert not torch.equal(expected, tensor)
+        assert torch.equal(content["model"][name], expected)
+    before, after = (lambda_det.create_backbone("lambda_resnet26_slim").eval() for _ in range(2))
+    before.load_state_dict(given, strict=False)
+    after.load_state_dict(content["model"], strict=False)
+    for side, same in ((64, True), (128, False)):
+        image = torch.randn(1, 3, side, side)
+        pairs = zip(before(image).values(), after(image).values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs) is same
+
+
+@pytest.mark.parametrize("config", ["", "INPUT: {SIZE: 512}", "SEED: 3"])
+def test_offsets_stay_where_all_were_seen_or_nothing_says_so(config):
+    checkpoint = classifier_checkpoint(**OPTIONS)
+    checkpoint["recipe"]["config"] = config
+    content = extract_backbone(checkpoint, fold_input=False)
+    assert content["meta"]["unseen"] == []
+    expected = _wanted(checkpoint["ema"]["model"])
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
+
+
 def test_the_raw_weights_where_there_is_no_average():
     checkpoint = classifier_checkpoint(ema=False, **OPTIONS)
     assert extract_backbone(checkpoint)["meta"]["weights"] == "model"

@@ -13,7 +13,7 @@ from lambda_det.export.backbone import extract_backbone
 from lambda_det.export.backbone_command import main
 from lambda_det.export.public import read_source
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
-from lambda_det.weights.public import fetch
+from lambda_det.weights.public import OWN, fetch
 from tests.weights.public_networks import make
 
 URL = "timm://mobilenetv2_100.ra_in1k"
@@ -103,6 +103,23 @@ def test_weights_without_a_classifier(network, tmp_path):
     torch.save(state, tmp_path / "features.pth")
     with pytest.raises(WeightsError, match=r"features\.pth"):
         read_source(str(tmp_path / "features.pth"))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_weights_of_this_package_need_no_connection(name, monkeypatch, caplog):
+    monkeypatch.setattr("socket.socket.connect", None)
+    url = f"lambda://{name}"
+    content = read_backbone(fetch(url).place)
+    assert content["meta"]["half"] and fetch(url).place.stat().st_size < 5e6
+    backbone = lambda_det.create_backbone(name, weights=url)
+    other = lambda_det.create_backbone(name)
+    DetectionCheckpointer(nn.ModuleDict({"backbone": other})).load(url)
+    state = backbone.state_dict()
+    for part, tensor in content["model"].items():
+        assert state[part].dtype == torch.float32 and torch.equal(state[part], tensor.float())
+        assert torch.equal(other.state_dict()[part], state[part])
+    assert fetch(url).figures in fetch(url).describe()
+    assert PathManager.isfile(url)
 
 
 def test_a_file_of_ours_on_the_hub_stays_as_it_is(placed):

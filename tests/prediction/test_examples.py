@@ -1,5 +1,6 @@
 """The examples of predict, export and report in the helps and on the pages, run as they are."""
 
+import glob
 import json
 import re
 import shlex
@@ -63,7 +64,7 @@ def folder(tmp_path_factory):
     (run / "config.yaml").write_text(cfg.dump())
     records = [{"iteration": step, "total_loss": 1.0, "bbox/AP": 5.0} for step in (49, 99)]
     (run / "metrics.json").write_text("".join(json.dumps(record) + "\n" for record in records))
-    for name in ("mine", "other", "twenty"):
+    for name in ("mine", "other", "twenty", "fold1", "fold2", "fold3"):
         shutil.copytree(run, folder / "output" / name)
     # Detectron2 has registered these places below the working directory
     (folder / "datasets/coco/annotations").mkdir(parents=True)
@@ -98,6 +99,7 @@ def test_the_example_works(command, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     shown = re.sub(NETWORKS, "lambda_resnet26_slim", command)
     name, *words = shlex.split(re.sub(r"\d{3,4}x\d{3,4}", "64x96", shown))
+    words = [found for word in words for found in sorted(glob.glob(word)) or [word]]  # the shell's
     flags = ["--overwrite"] if name != "report" else []
     assert cli.main([name, *flags, *words]) == 0
     printed = capsys.readouterr().out
