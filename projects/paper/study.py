@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -80,12 +79,6 @@ STUDIES: dict[str, Study] = {
     ),
     # The CIFAR-10 reproduction
     "pair": PAIR,
-    # With the layer of its article, and with their code's norm of the values
-    "article": PAIR
-    | {
-        "lambda with pairs": (None, ("MODEL.NAME", "resnet50_lambda_pairs")),
-        "and values over positions": (None, ("MODEL.NAME", "resnet50_lambda_pairs_positions")),
-    },
     # Its Section 9.3: rates of the first epoch, a fifth of the peak
     "learning_rate": {
         f"{kind} at {rate:g}": (None, (*pairs, "SOLVER.BASE_LR", 5 * rate))
@@ -134,10 +127,7 @@ def words_of(args: argparse.Namespace, pairs: tuple[object, ...], seed: int) -> 
 def train(words: list[str], folder: Path) -> float:
     """Train a network, or finish its training, and return its last top-1 in percent."""
     command = [sys.executable, str(ROOT / "tools/train_imagenet.py"), "--resume", *words]
-    # The article's networks are in the package beside this file
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    own = {"PYTHONPATH": path, "DETECTRON2_ENV_MODULE": "lambda_paper.attention"}
-    subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True, env=os.environ | own)
+    subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True)
     with (folder / "summary.csv").open(encoding="utf-8") as file:
         return float(list(csv.DictReader(file))[-1][METRIC])
 
@@ -157,6 +147,14 @@ def check_size(args: argparse.Namespace, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(size, encoding="utf-8")
     return ""
+
+
+def read_results(path: Path) -> dict[str, float]:
+    """By configuration the top-1 of the trainings that have ended."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["configuration"]: float(row["top1"]) for row in csv.DictReader(file)}
 
 
 def table(study: Study, found: dict[str, list[float]]) -> str:
@@ -190,10 +188,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 2
     results = folder / "results.csv"
-    ended: dict[str, float] = {}
-    if results.exists():
-        with results.open(encoding="utf-8", newline="") as file:
-            ended = {row["configuration"]: float(row["top1"]) for row in csv.DictReader(file)}
+    ended = read_results(results)
     found: dict[str, list[float]] = {}
     try:
         for seed in range(args.seeds):

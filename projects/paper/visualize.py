@@ -84,8 +84,10 @@ def run(args: argparse.Namespace) -> None:
         draws=args.draws,
         seed=args.seed,
     )
-    none = "The network has no lambda layers; only its receptive field is drawn."
-    print(f"Lambda layers: {', '.join(layers)}" if layers else none)
+    if layers:
+        print(f"Lambda layers: {', '.join(layers)}")
+    else:
+        print("The network has no lambda layers; only its receptive field is drawn.")
     print(f"{len(files)} pictures in {args.output}")
 
 

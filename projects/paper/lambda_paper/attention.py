@@ -1,7 +1,5 @@
 """The paper's baselines: self-attention with relative positions (Tables 3 and 4), and linear.
 
-Also the layer of the CIFAR-10 reproduction.
-
 To import this module adds the networks that have them, ``resnet50_local_attention`` and so on, to
 those of :func:`lambda_det.list_models`. With ``DETECTRON2_ENV_MODULE=lambda_paper.attention`` in
 the environment, and this folder's parent in ``PYTHONPATH``, Detectron2 imports it in every process.
@@ -13,6 +11,7 @@ of a head, y and x the query's place, Y and X the context's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.replacements import KINDS, Kind, MakeNorm
+from lambda_det.modeling.replacements import KINDS, Kind
 from lambda_det.modeling.specs import ALL, SPECS, STAGES, PaperFigures
 
 HEADS = 8  # with which the paper's figures come out
@@ -57,11 +55,12 @@ class SelfAttention(nn.Module):
         queries, keys, values = (part.unflatten(1, (self.heads, -1)) for part in parts)
         return queries * self.depth**-0.5, keys, values
 
-    def multiply_adds(self, height: int, width: int) -> int:
-        """Of logits and sums over the context, without projections and positions' terms.
+    def pairs(self, height: int, width: int) -> int:
+        """How many pairs of a query and a position of its context a map has."""
+        raise NotImplementedError
 
-        ``pairs`` is how many pairs of a query and a position of its context a map has.
-        """
+    def multiply_adds(self, height: int, width: int) -> int:
+        """Of logits and sums over the context, without projections and positions' terms."""
         return self.pairs(height, width) * self.heads * (self.depth + self.value_depth)
 
 
@@ -71,14 +70,22 @@ class GlobalAttention(SelfAttention):
     The logit of a pair is q.k + q.r_y[Y - y] + q.r_x[X - x], with embeddings that heads share.
 
     Args:
-        dim: channels in, and out unless values have another number.
+        dim: channels in, and out unless ``value_dim`` is another number.
         heads: that divide them.
         map_size: (H, W) of the largest map.
-        channels: of all keys and of all values, see :class:`SelfAttention`.
+        key_dim: see :class:`SelfAttention`.
+        value_dim: likewise.
     """
 
-    def __init__(self, dim: int, heads: int, map_size: tuple[int, int], *channels: int) -> None:
-        super().__init__(dim, heads, *channels)
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        map_size: tuple[int, int],
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+    ) -> None:
+        super().__init__(dim, heads, key_dim, value_dim)
         self.map_size = map_size
         self.y_offsets = _offsets(map_size[0], self.depth)
         self.x_offsets = _offsets(map_size[1], self.depth)
@@ -111,7 +118,9 @@ class AxialAttention(nn.Module):
         norm: makes the norms within, of a number of channels.
     """
 
-    def __init__(self, dim: int, heads: int, map_size: tuple[int, int], norm: MakeNorm) -> None:
+    def __init__(
+        self, dim: int, heads: int, map_size: tuple[int, int], norm: Callable[[int], nn.Module]
+    ) -> None:
         super().__init__()
         try:
             self.along_column = RowAttention(dim, heads, map_size[0], norm)
@@ -140,7 +149,7 @@ class RowAttention(SelfAttention):
         norm: makes a norm of so many channels.
     """
 
-    def __init__(self, dim: int, heads: int, width: int, norm: MakeNorm) -> None:
+    def __init__(self, dim: int, heads: int, width: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__(dim, heads, key_dim=dim // 2)
         self.map_size = (width,)
         nn.init.normal_(self.projection.weight, std=dim**-0.5)
@@ -254,7 +263,7 @@ class DoubleAttention(nn.Module):
         norm: makes the last norm.
     """
 
-    def __init__(self, dim: int, norm: MakeNorm) -> None:
+    def __init__(self, dim: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.projection = nn.Conv2d(dim, 3 * (dim // 2), 1, bias=False)  # rows: gather, give, V
         self.output = nn.Conv2d(dim // 2, dim, 1, bias=False)
@@ -272,53 +281,6 @@ class DoubleAttention(nn.Module):
     def multiply_adds(self, height: int, width: int) -> int:
         """Of the two products."""
         return 2 * height * width * self.output.in_channels**2
-
-
-class PairsLambda(LambdaLayer):
-    """The lambda layer of the CIFAR-10 reproduction: an embedding for each pair of positions.
-
-    Args:
-        dim: channels in and out.
-        map_size: (H, W) of its maps.
-        norm: makes the norms.
-        values: "channels", or "positions", over which their code normalises the values.
-    """
-
-    def __init__(self, dim: int, map_size: tuple[int, int], norm: MakeNorm, values: str) -> None:
-        super().__init__(dim, scope=None, norm=norm)
-        self.map_size, number = map_size, map_size[0] * map_size[1]
-        self.pairs = nn.Parameter(torch.randn(number, number, self.query_depth, 1))
-        if values == "positions":
-            self.value_norm = _OverPositions(norm(number))
-
-    def forward(self, x: Tensor, mask: None = None) -> Tensor:
-        return super().forward(x, embeddings=self.pairs)
-
-
-class _OverPositions(nn.Module):
-    """A norm with statistics for each position of [B, v, H, W], over examples and channels."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.flatten(2).mT[..., None])[..., 0].mT.unflatten(2, x.shape[2:])
-
-
-def _sharing(values: str) -> Kind:
-    """Layers that share their embeddings with the one before, if its maps have the same size."""
-    last: list[PairsLambda] = []
-
-    def make(dim: int, size: tuple[int, int], norm: MakeNorm) -> PairsLambda:
-        layer = PairsLambda(dim, size, norm, values)
-        # The last layer of a network before has the smallest map, and the first the largest
-        if last and last[0].map_size == size:
-            layer.pairs = last[0].pairs
-        last[:] = [layer]
-        return layer
-
-    return Kind(make)
 
 
 def _laid_out_as(x: Tensor, output: Tensor) -> Tensor:
@@ -350,14 +312,7 @@ KINDS |= {
     "local": Kind(lambda dim, size, norm: LocalAttention(dim, HEADS, 7)),
     "augmented": Kind(lambda dim, size, norm: AugmentedConvolution(dim, HEADS, size)),
     "double": Kind(lambda dim, size, norm: DoubleAttention(dim, norm), follows=True),
-    "pairs": _sharing("channels"),
-    "pairs_positions": _sharing("positions"),
 }
-for _name in ("resnet50", "resnet14_slim"):
-    for _kind in ("pairs", "pairs_positions"):
-        SPECS[f"{_name}_lambda_{_kind}"] = replace(
-            SPECS[f"{_name}_lambda_c2345"], kind=_kind, global_context=32, paper=PaperFigures()
-        )
 
 # By kind: the blocks of the vanilla ResNet-50 that have the layer, the side of the largest image,
 # and what the paper prints

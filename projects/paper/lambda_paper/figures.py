@@ -193,7 +193,7 @@ def receptive_fields(
             axes,
             picture,
             values,
-            norm=LogNorm(1e-3, 1, clip=True),
+            norm=logarithmic(values),
             cmap="inferno",
             title=f"{name} ({field.size[0]}x{field.size[1]})\nhalf within {half:.0f} pixels, 95 % "
             f"within {most:.0f}\n{above:.2g} % of the pixels above 1 % of the largest",
@@ -207,9 +207,16 @@ def receptive_fields(
 
 def _bar(figure: Figure, shown: ScalarMappable, axes: list[Axes], label: str) -> None:
     """A colour bar with ticks at both ends and the centre, as short logarithmic bars have none."""
-    ticks = [shown.norm.vmin, 1 if isinstance(shown.norm, LogNorm) else 0, shown.norm.vmax]
-    bar = figure.colorbar(shown, ax=axes, shrink=0.7, extend="both", ticks=ticks, format="%.3g")
+    norm = shown.norm
+    ticks = [norm.vmin, 1 if isinstance(norm, LogNorm) else 0, norm.vmax]
+    bar = figure.colorbar(shown, ax=axes, shrink=0.7, extend="both", ticks=ticks)
+    bar.set_ticks(ticks, labels=[_ratio(tick) for tick in ticks])
+    bar.minorticks_off()
     bar.set_label(label)
+
+
+def _ratio(value: float) -> str:
+    return f"1/{1 / value:.3g}" if 0 < value < 1 else f"{value:.3g}"
 
 
 def _names(sizes: Mapping[str, int]) -> list[str]:
@@ -253,9 +260,12 @@ def overlay(
     """Draw a map over a grey version of its image. Larger magnitudes are more opaque.
 
     Args:
+        axes: to draw on.
         picture: [height, width, 3] uint8.
         values: [H, W], of cells that cover the picture evenly.
         norm: the scale. Its lower end is transparent; with ``cmap`` "bwr", its centre.
+        cmap: name of the colormap.
+        title: of the axes.
         position: (y, x) in pixels, marked with a cross.
         size: (H, W) of the map whose cell at ``position`` is framed.
 
@@ -301,6 +311,12 @@ def draw_tiles(
         offset = {"xytext": (2, -2), "textcoords": "offset points", "va": "top"}
         axes.annotate(name, corner, fontsize=7, bbox=box, **offset)
     return shown
+
+
+def logarithmic(values: np.ndarray) -> LogNorm:
+    """A logarithmic scale of three powers of ten below the largest value."""
+    top = float(values.max()) or 1.0
+    return LogNorm(top * 1e-3, top, clip=True)
 
 
 def around_one(values: np.ndarray) -> LogNorm:

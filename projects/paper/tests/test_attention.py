@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 import lambda_det
 from lambda_det import LambdaLayer
@@ -25,7 +24,6 @@ from lambda_paper.attention import (
     DoubleAttention,
     GlobalAttention,
     LocalAttention,
-    PairsLambda,
 )
 
 HEADS = 2
@@ -308,38 +306,3 @@ def test_detectron2_adds_the_networks_in_every_process(tmp_path):
     words = [sys.executable, "-c", "import lambda_det; print(lambda_det.list_models())"]
     found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     assert "resnet50_axial_attention" in found.stdout
-
-
-@pytest.mark.parametrize("values", ["channels", "positions"])
-def test_pairs_are_the_article_s_formula(values):
-    layer = PairsLambda(8, (2, 3), nn.BatchNorm2d, values).double()
-    x = torch.randn(4, 8, 2, 3, dtype=torch.float64)
-    q, k, v = F.conv2d(x, layer.qkv.weight).flatten(2).split(layer.rows, dim=1)
-    axes = (0, 2) if values == "channels" else (0, 1)
-    var, mean = torch.var_mean(v, axes, correction=0, keepdim=True)
-    v = (v - mean) / (var + 1e-5).sqrt()
-    var, mean = torch.var_mean(q, (0, 2), correction=0, keepdim=True)
-    q = ((q - mean) / (var + 1e-5).sqrt()).unflatten(1, (4, 16))  # [b, h, k, n]
-    wanted = torch.zeros(4, 4, 2, 6, dtype=torch.float64)  # [b, h, v, n]
-    for n in range(6):
-        lambdas = k.softmax(dim=2) @ v.mT  # [b, k, v]
-        for m in range(6):
-            lambdas = lambdas + layer.pairs[n, m] * v[:, None, :, m]
-        wanted[..., n] = torch.einsum("bhk,bkv->bhv", q[..., n], lambdas)
-    torch.testing.assert_close(layer(x), wanted.reshape(x.shape))
-
-
-def test_layers_of_one_input_size_share_their_pairs():
-    made = [lambda_det.create_classifier("resnet14_slim_lambda_pairs", 10) for _ in range(2)]
-    for model in made:
-        layers = [m for m in model.modules() if isinstance(m, PairsLambda)]
-        sizes = [layer.map_size for layer in layers]
-        assert len({id(layer.pairs) for layer in layers}) == len(set(sizes))
-        assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-    one, other = ({id(p) for p in model.parameters()} for model in made)
-    assert not one & other
-    with torch.device("meta"):  # the article's 12.8 M
-        whole = lambda_det.create_classifier("resnet50_lambda_pairs", 10)
-    assert sum(p.numel() for p in whole.parameters()) / 1e6 == pytest.approx(12.9, abs=0.05)
-    with pytest.raises(ConfigError):
-        made[0](torch.randn(2, 3, 64, 64))

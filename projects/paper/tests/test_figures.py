@@ -92,6 +92,7 @@ def test_scales():
     assert figures.centred(np.zeros(4)).vmax == 1
     norm = figures.around_one(np.array([0.01, 4.0, 4.0]))
     assert float(norm(1.0)) == pytest.approx(0.5) and norm.vmax == pytest.approx(4)
+    assert figures.logarithmic(np.array([0.0, 20.0])).vmin == pytest.approx(0.02)
 
 
 def test_embeddings_stand_in_the_row_of_their_depth(monkeypatch):

@@ -10,7 +10,6 @@ from PIL import Image
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.model import build_classifier
-from lambda_paper import attention  # noqa: F401  (its networks)
 from tests.tool import load_tool
 
 tool = load_tool("study", "projects/paper")
