@@ -65,7 +65,7 @@ def imports(file: Path) -> set[str]:
 
 def test_wheel_holds_every_module_and_config_and_nothing_else(wheel):
     modules = (ROOT / "lambda_det").rglob("*")
-    suffixes = (".py", ".cpp", ".h", ".typed")
+    suffixes = (".py", ".cpp", ".h", ".typed", ".pth")
     expected = {str(p.relative_to(ROOT)) for p in modules if p.suffix in suffixes}
     for suffix in ("yaml", "py"):
         expected |= {
@@ -115,8 +115,8 @@ def test_the_installed_wheel_trains_its_configurations(wheel, tmp_path):
 
 def test_everything_imported_is_required(metadata):
     required = {canonicalize_name(Requirement(r).name) for r in metadata.get_all("Requires-Dist")}
-    # PyTorch brings Triton where it works; lambda_networks and wandb serve where somebody has them
-    ours = {"lambda_det", "tools", "detectron2", "triton", "lambda_networks", "wandb"}
+    # PyTorch brings Triton where it works; the last ones serve where somebody has them
+    ours = {"lambda_det", "tools", "detectron2", "triton", "lambda_networks", "wandb", "fsspec"}
     for file in [*ROOT.glob("lambda_det/**/*.py"), *ROOT.glob("tools/**/*.py")]:
         names = {name.split(".")[0] for name in imports(file)} - ours - sys.stdlib_module_names
         missing = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names} - required

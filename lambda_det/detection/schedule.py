@@ -111,7 +111,7 @@ def _scaled(settings: DetectionSettings, shares: int) -> DetectionSettings:
     # Rounding must not turn "now and then" into "never", nor into a division by zero
     return replace(
         settings,
-        images_per_step=None if images is None else round(images * scale),
+        images_per_step=None if images is None else max(round(images * scale), 1),
         base_lr=None if settings.base_lr is None else settings.base_lr * scale,
         max_iter=max(round(settings.max_iter / scale), 1),
         eval_period=max(round(settings.eval_period / scale), 1) if settings.eval_period else 0,

@@ -111,7 +111,7 @@ def extract_backbone(
         "weights": chosen,
         "step": iteration + 1 if type(iteration) is int else None,
         "folded": folded,
-        "trained_at": side,  # pixels of an image's side; None where it is unknown
+        "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
         "unseen": unseen,  # embeddings whose offsets beyond that are 0
         "accuracy": {part: dict(by[kind]) for part, by in results.items() if kind in by},
         # "precise": recomputed for these weights; "running": the running averages of the training

@@ -157,7 +157,7 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
     path = public.local_path()
     content = import_weights(read_checkpoint(path), path)
     imported = "imported" in content.get("meta", {})
-    if public.model is not None:
+    if public.pixels is not None:
         if not imported:
             raise WeightsError(f"{path} does not hold the tensors of {url}; download it again.")
         content["meta"] |= {**public.pixels.as_meta(), "model": public.model}
@@ -174,6 +174,7 @@ def _own(url: str, name: str) -> PublicFile:
         "this package",
         Path(__file__).with_name("files") / f"{name}.pth",
         lambda: "",
+        model=name,
         license="Apache-2.0; its photographs, Tiny ImageNet's, are for research",
         figures=f"top-1 {OWN[name]} % on Tiny ImageNet",
     )
