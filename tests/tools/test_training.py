@@ -223,7 +223,7 @@ OTHER = {"weights": "{other}"}
         ([], {"device": "gpu"}, "'gpu' is no device"),
         ([], {"weights": "timm://resnetrs10l"}, "timm://resnetrs101"),
         (["--num-gpus", "0"], {}, "--num-gpus is 0"),
-        (["--batch", "0"], {}, "{images} 0"),
+        (["--batch", "0"], {}, "{images} is 0"),
         (["--epochs", "nan"], {}, "{epochs} is nan"),
         (["--num-machines", "2"], {}, "--dist-url"),
         (["--train-json", "nowhere.json"], {}, "nowhere.json"),
