@@ -130,6 +130,14 @@ def add_lambda_config(cfg: CN) -> None:
     # Training images have the pixels of Detectron2's own mapper, which takes twice the time.
     # Without it some differ by a level of 255; docs/performance.md has the table.
     _C.INPUT.EXACT_PIXELS = False
+    # These follow resizing, crop and flip, in this order. Probability of a mosaic of four images
+    _C.INPUT.MOSAIC = 0.0
+    # Probability that objects of another image are put on the image; it needs masks
+    _C.INPUT.COPY_PASTE = 0.0
+    # Brightness, contrast and saturation change by up to this part, hue by a fourth of it
+    _C.INPUT.COLOR = 0.0
+    # A pipeline of Albumentations: a .yaml or .json file that albumentations.save wrote
+    _C.INPUT.ALBUMENTATIONS = ""
 
     # ---------------------------------------------------------------------------------------------
     # COCO-format data without writing code; where set, these replace DATASETS.TRAIN and .TEST

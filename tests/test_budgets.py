@@ -38,8 +38,9 @@ BUDGETS = {
     ("distributed",): (825, 400),
     # Labels of five tools are read and written in 840 lines, and a recipe is chosen in 160; classes
     # are kept with a run; a LazyConfig has other keys than YAML, and its types are checked (840);
-    # images are held out by group, by class, and as folds (190)
-    ("detection",): (8_520, 5_600),
+    # images are held out by group, by class, and as folds (190); mosaic, copy-paste, colour and
+    # Albumentations with exact ground truth (350)
+    ("detection",): (8_875, 5_600),
     ("classification",): (2_455, 2_400),
     # Whole detectors as ONNX, proved by AP (320); the command lines that stood in tools/; pictures
     # at addresses and of webcams, and offsets that a classifier did not see (130)
@@ -49,11 +50,11 @@ BUDGETS = {
     ("doctor",): (760, 700),
     # foundation.py has what networks need where Detectron2 is not installed, and from_python.py the
     # same as the command for notebooks (170)
-    TOP: (1_420, 800),
+    TOP: (1_430, 800),
 }
-PACKAGE = (30_830, 24_000)
+PACKAGE = (31_190, 24_000)
 # Folders beside the package. The tests of a project count as tests.
-TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (32_660, 24_000)
+TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (32_900, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

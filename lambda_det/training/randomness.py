@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     SAMPLERS = 5
     GROUPS = 6
     VALIDATION = 8
+    MIXING = 9
 
 
 def generator(purpose: Purpose, seed: int, *where: int) -> np.random.Generator:

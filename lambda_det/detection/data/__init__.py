@@ -14,11 +14,13 @@ from lambda_det.detection.data.loader import (
     tolerant_train_loader,
 )
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import register_coco_files, register_json_datasets
 from lambda_det.detection.data.report import Problem, Report
 from lambda_det.detection.data.shapes import register_shapes
 
 __all__ = [
+    "Mixing",
     "Problem",
     "Report",
     "TolerantMapper",

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
+import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import (
     DatasetFromList,
@@ -23,6 +24,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.mapper import TolerantMapper
+from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.randomness import Purpose, seeded
@@ -84,6 +86,7 @@ class TrainImages(EvalImages):
         max_unreadable: how many different images may be unreadable, over all loader workers of one
             training process. N processes may meet more in all.
         key: how messages name ``max_unreadable``.
+        mixing: changes a mapped image, and is given a function that maps a random other one.
     """
 
     def __init__(
@@ -92,9 +95,11 @@ class TrainImages(EvalImages):
         mapper: Mapper,
         max_unreadable: int,
         key: str = KEYS["max_unreadable"],
+        mixing: Mixing | None = None,
     ) -> None:
         super().__init__(records, mapper)
         self._unreadable = UnreadableImages(len(records), max_unreadable, key)
+        self._mixing = mixing
 
     def __getitem__(self, key: Key) -> Record:
         """The mapped image of a key's index, or the next one that can be read.
@@ -105,15 +110,24 @@ class TrainImages(EvalImages):
             DataError: more images than allowed could not be read.
         """
         seed, position, index = key
+        place = position & 0xFFFFFFFF, position >> 32
 
         def read(candidate: int) -> Record:
-            with (
-                seeded(Purpose.SAMPLE, seed, position & 0xFFFFFFFF, position >> 32),
-                reading(f"image number {candidate} of the training data"),
-            ):
+            with reading(f"image number {candidate} of the training data"):
                 return super(TrainImages, self).__getitem__(candidate)
 
-        return self._unreadable.next_readable(index, read)
+        def read_first(candidate: int) -> Record:
+            with seeded(Purpose.SAMPLE, seed, *place):
+                return read(candidate)
+
+        sample = self._unreadable.next_readable(index, read_first)
+        if self._mixing is None:
+            return sample
+        with seeded(Purpose.MIXING, seed, *place):
+            return self._mixing(
+                sample,
+                lambda: self._unreadable.next_readable(np.random.randint(len(self)), read),
+            )
 
 
 class TrainLoader(WatchedLoader):
@@ -246,7 +260,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     _check_batch(images_per_batch)
     _check_sampler(cfg)
     _check_proposals(cfg, "TRAIN")
-    mapper = TolerantMapper(cfg, is_train=True)
+    mapper, mixing = TolerantMapper(cfg, is_train=True), Mixing.from_config(cfg)
     # Detectron2 reads the sampler from the config.
     arguments = build_detection_train_loader.from_config(
         cfg, mapper=mapper, dataset=training_records(cfg)
@@ -259,6 +273,7 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         **arguments,
         own_seeds=False,
         max_unreadable=cfg.DATALOADER.MAX_UNREADABLE_IMAGES,
+        mixing=mixing,
         timeout=cfg.DATALOADER.TIMEOUT,
         keys=KEYS,
     )
@@ -273,6 +288,7 @@ def tolerant_train_loader(
     own_seeds: bool = True,
     aspect_ratio_grouping: bool = True,
     max_unreadable: int = 20,
+    mixing: Mixing | Mapping[str, Any] | None = None,
     keys: Mapping[str, str] = _ARGUMENTS,
     **options: Any,
 ) -> TrainLoader:
@@ -287,6 +303,7 @@ def tolerant_train_loader(
         own_seeds: whether ``sampler`` keeps its seeds; otherwise it gets those of the run.
         aspect_ratio_grouping: whether the images of a batch are all upright or all wide.
         max_unreadable: how many different images may be unreadable.
+        mixing: colour, copy-paste, mosaic and Albumentations, or the arguments of ``Mixing``.
         keys: how messages name ``max_unreadable``, ``timeout`` and ``num_workers``.
         options: ``num_workers`` (0), ``collate_fn``, ``timeout`` (600 seconds to wait for a batch),
             and those of torch's DataLoader.
@@ -305,8 +322,10 @@ def tolerant_train_loader(
         wide = (
             orientations(dataset).__getitem__ if is_list else cache(lambda i: is_wide(dataset[i]))
         )
+    if isinstance(mixing, Mapping):
+        mixing = Mixing(**{"image_format": getattr(mapper, "image_format", "BGR"), **mixing})
     return TrainLoader(
-        TrainImages(records, mapper, max_unreadable, keys["max_unreadable"]),
+        TrainImages(records, mapper, max_unreadable, keys["max_unreadable"], mixing),
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
         keys=keys,
         **options,

@@ -1,0 +1,328 @@
+"""Augmentation of mapped training images: mosaic, copy-paste, colour, Albumentations.
+
+They follow resizing, crop and flip, and see an image with its ground truth. What they draw follows
+from the seed and the place of the image, as that of the mapper does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from detectron2.data.detection_utils import filter_empty_instances
+from detectron2.structures import BitMasks, Boxes, Instances, PolygonMasks, polygons_to_bitmask
+from PIL import Image
+from torchvision.transforms import v2
+
+from lambda_det.detection.data.predictions import predictions
+from lambda_det.errors import ConfigError, reason
+
+Sample = dict[str, Any]  # what a mapper returns
+_GREY = 128  # where a mosaic has no image, as beside the images of large-scale jitter
+
+
+class Mixing:
+    """Changes a mapped image together with its objects.
+
+    In this order:
+
+    - a mosaic: four images meet at a point, and are made smaller by up to a half (YOLOv4);
+    - copy-paste: some objects of another image are put on this one, and cover what is below them
+      (Ghiasi et al., 2021: https://arxiv.org/abs/2012.07177);
+    - colour: torchvision's ``v2.ColorJitter``;
+    - a pipeline of Albumentations.
+
+    The first two make bitmaps of masks. An object of which a part is left has the box of that part
+    of its mask, or, without masks, that part of its box. One of which nothing is left is dropped.
+    """
+
+    def __init__(
+        self,
+        color: float = 0.0,
+        copy_paste: float = 0.0,
+        mosaic: float = 0.0,
+        albumentations: str = "",
+        image_format: str = "BGR",
+    ) -> None:
+        """
+        Args:
+            color: brightness, contrast and saturation change by up to this part, and hue by up to
+                a fourth of it, in turns; SimCLR has 0.8 with these proportions.
+            copy_paste: probability that objects are put on an image; it needs masks.
+            mosaic: probability of a mosaic.
+            albumentations: a file that ``albumentations.save`` wrote, .yaml or .json; "" for none.
+            image_format: of the mapped images, "BGR" or "RGB".
+
+        Raises:
+            ConfigError: a number or the file cannot be, or the package is missing.
+        """
+        for key, value in {"COLOR": color, "COPY_PASTE": copy_paste, "MOSAIC": mosaic}.items():
+            if not 0 <= value <= 1:
+                raise ConfigError(f"INPUT.{key} is {value}; it must be from 0 to 1.")
+        if image_format not in ("BGR", "RGB"):
+            raise ConfigError(
+                f"INPUT.COLOR, COPY_PASTE, MOSAIC and ALBUMENTATIONS need images in BGR or RGB; "
+                f"INPUT.FORMAT is {image_format}."
+            )
+        self.color, self.copy_paste, self.mosaic = color, copy_paste, mosaic
+        self.albumentations = albumentations
+        self._is_bgr = image_format == "BGR"
+        self._jitter = v2.ColorJitter(color, color, color, color / 4)
+        self._pipeline, self._moves = _load(albumentations) if albumentations else (None, False)
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> Mixing | None:
+        """That of ``INPUT``, or None if all of it is off.
+
+        Raises:
+            ConfigError: a value is invalid, or the model learns what cannot be mixed.
+        """
+        given = cfg.INPUT
+        if not (given.COLOR or given.COPY_PASTE or given.MOSAIC or given.ALBUMENTATIONS):
+            return None
+        made = cls(given.COLOR, given.COPY_PASTE, given.MOSAIC, given.ALBUMENTATIONS, given.FORMAT)
+        learnt = {
+            "keypoints (MODEL.KEYPOINT_ON)": cfg.MODEL.KEYPOINT_ON,
+            "semantic masks": "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE),
+            "from proposals (MODEL.LOAD_PROPOSALS)": cfg.MODEL.LOAD_PROPOSALS,
+        }
+        made._refuse([name for name, learns in learnt.items() if learns], cfg.MODEL.MASK_ON)
+        return made
+
+    def _refuse(self, learnt: Sequence[str], has_masks: bool) -> None:
+        """Refuse what would silently give wrong ground truth."""
+        moving = {
+            "INPUT.MOSAIC": self.mosaic > 0,
+            "INPUT.COPY_PASTE": self.copy_paste > 0,
+            "INPUT.ALBUMENTATIONS with a transform that moves pixels": self._moves,
+        }
+        named = ", ".join(key for key, on in moving.items() if on)
+        if named and learnt:
+            raise ConfigError(
+                f"The model learns {' and '.join(learnt)}, which {named} cannot move; switch that "
+                "off. INPUT.COLOR works."
+            )
+        if self.copy_paste and not has_masks:
+            raise ConfigError(
+                "INPUT.COPY_PASTE needs masks, and the model learns none (MODEL.MASK_ON); set it "
+                "to 0, or train a model with masks on data with masks."
+            )
+
+    def __call__(self, sample: Sample, another: Callable[[], Sample]) -> Sample:
+        """
+        Args:
+            sample: a mapped image with "image", uint8 [3, H, W], and "instances".
+            another: maps a random image of the training data.
+
+        Returns:
+            A sample with another image and other instances. Only Albumentations changes the size.
+        """
+        instances = sample["instances"]
+        others = {"sem_seg": "semantic masks", "proposals": "from proposals"}
+        learnt = [name for key, name in others.items() if key in sample]
+        learnt += ["keypoints"] * instances.has("gt_keypoints")
+        self._refuse(learnt, instances.has("gt_masks"))
+        sample = {**sample}
+        if np.random.rand() < self.mosaic:
+            _mosaic(sample, [another() for _ in range(3)])
+        if np.random.rand() < self.copy_paste:
+            _paste(sample, another())
+        if self.color:
+            image = self._jitter(self._turned(sample["image"]))
+            sample["image"] = self._turned(image).contiguous()
+        if self._pipeline is not None:
+            self._albumented(sample)
+        return sample
+
+    def _turned(self, image: torch.Tensor) -> torch.Tensor:
+        """From the order of channels of the model to RGB, or back: [3, H, W]."""
+        return image.flip(0) if self._is_bgr else image
+
+    def _albumented(self, sample: Sample) -> None:
+        instances = sample["instances"]
+        has_masks = instances.has("gt_masks")
+        pixels = self._turned(sample["image"]).permute(1, 2, 0).numpy()
+        given: dict[str, Any] = {"image": np.ascontiguousarray(pixels)}
+        if self._moves:
+            given["bboxes"] = instances.gt_boxes.tensor.numpy()
+            given["number"] = np.arange(len(instances))
+            if has_masks and len(instances):
+                given["masks"] = list(_bitmaps(instances).numpy().astype(np.uint8))
+        seed = int(np.random.randint(2**31))
+        if hasattr(self._pipeline, "set_random_seed"):  # since 1.4.19; before, the global ones
+            self._pipeline.set_random_seed(seed)
+        try:
+            found = self._pipeline(**given)
+        except Exception as error:  # whatever a transform raises for an image of this size
+            raise ConfigError(
+                f"INPUT.ALBUMENTATIONS {self.albumentations} fails on {sample.get('file_name')} of "
+                f"{pixels.shape[1]}x{pixels.shape[0]} pixels: {reason(error)}."
+            ) from error
+        image = torch.from_numpy(np.ascontiguousarray(found["image"])).permute(2, 0, 1)
+        if image.dtype != torch.uint8 or len(image) != 3:
+            raise ConfigError(
+                f"INPUT.ALBUMENTATIONS {self.albumentations} gives {len(image)} channels of "
+                f"{image.dtype}; leave out Normalize, ToFloat and the like, which the model does."
+            )
+        sample["image"] = self._turned(image).contiguous()
+        if not self._moves:
+            return
+        size = tuple(image.shape[1:])
+        if has_masks:
+            masks = np.array(found.get("masks", []), dtype=bool).reshape(-1, *size)
+            masks = BitMasks(torch.from_numpy(masks))
+            boxes = masks.get_bounding_boxes().tensor
+            sample["instances"] = _instances(size, boxes, instances.gt_classes, masks)
+        else:
+            kept = torch.from_numpy(np.array(found["number"], dtype=np.int64))
+            boxes = np.array(found["bboxes"], dtype=np.float32).reshape(-1, 4)
+            sample["instances"] = _instances(
+                size, torch.from_numpy(boxes), instances.gt_classes[kept]
+            )
+
+
+# ------------------------------------------------------------------------------ of several images
+
+
+def _mosaic(sample: Sample, others: Sequence[Sample]) -> None:
+    """Four images around a point of the middle half, each reaching there with a corner."""
+    size = tuple(sample["image"].shape[1:])
+    canvas = torch.full((3, *size), _GREY, dtype=torch.uint8)
+    scale = np.random.uniform(0.5, 1)
+    point = [round(np.random.uniform(0.25, 0.75) * side) for side in size]
+    parts = []
+    for place, tile in enumerate((sample, *others)):
+        new = [max(round(side * scale), 1) for side in tile["image"].shape[1:]]
+        is_after = divmod(place, 2)  # the point, along each axis
+        start = [p if after else p - n for p, n, after in zip(point, new, is_after, strict=True)]
+        parts.append(_put(canvas, tile, new, start))
+    sample["image"], sample["instances"] = canvas, Instances.cat(parts)
+
+
+def _paste(sample: Sample, other: Sample) -> None:
+    """Half of the objects of another image, at random, over this one, in their size."""
+    image, below = sample["image"], sample["instances"]
+    chosen = torch.from_numpy(np.random.rand(len(other["instances"])) < 0.5)
+    ends = [a - b for a, b in zip(image.shape[1:], other["image"].shape[1:], strict=True)]
+    start = [int(np.random.randint(min(end, 0), max(end, 0) + 1)) for end in ends]
+    pixels = torch.zeros_like(image)
+    above = {**other, "instances": other["instances"][chosen]}
+    pasted = _put(pixels, above, other["image"].shape[1:], start)
+    hidden = pasted.gt_masks.tensor.any(0)
+    sample["image"] = torch.where(hidden, pixels, image)
+    masks = _bitmaps(below)
+    left = BitMasks(masks & ~hidden)
+    is_cut = (masks & hidden).flatten(1).any(1)
+    boxes = torch.where(is_cut[:, None], left.get_bounding_boxes().tensor, below.gt_boxes.tensor)
+    below = _instances(tuple(image.shape[1:]), boxes, below.gt_classes, left)
+    sample["instances"] = Instances.cat([below, pasted])
+
+
+def _put(canvas: torch.Tensor, tile: Sample, new: Sequence[int], start: Sequence[int]) -> Instances:
+    """Draw an image on a canvas [3, H, W], which may not hold all of it.
+
+    Args:
+        canvas: is changed.
+        tile: a mapped image with its objects.
+        new: height and width in which it is drawn.
+        start: row and column of the canvas where it begins, also below 0.
+
+    Returns:
+        What is seen of the objects, in the pixels of the canvas.
+    """
+    size, old = tuple(canvas.shape[1:]), tile["image"].shape[1:]
+    there = [slice(max(s, 0), max(s + n, 0)) for s, n in zip(start, new, strict=True)]
+    part = [slice(max(-s, 0), max(side - s, 0)) for s, side in zip(start, size, strict=True)]
+    pixels = tile["image"].permute(1, 2, 0).numpy()
+    pixels = np.asarray(Image.fromarray(pixels).resize((new[1], new[0]), Image.BILINEAR))
+    canvas[:, there[0], there[1]] = torch.tensor(pixels[part[0], part[1]]).permute(2, 0, 1)
+
+    objects = tile["instances"]
+    zoom = np.array([new[1] / old[1], new[0] / old[0]])  # of x and y
+    shift = np.array(start[::-1])
+    first = np.array([there[1].start, there[0].start])
+    last = np.array([min(there[1].stop, size[1]), min(there[0].stop, size[0])])
+    moved = objects.gt_boxes.tensor.numpy().reshape(-1, 2, 2) * zoom + shift
+    boxes = torch.from_numpy(moved.clip(first, last).reshape(-1, 4)).float()
+    if not objects.has("gt_masks"):
+        return _instances(size, boxes, objects.gt_classes)
+    masks = torch.zeros(len(objects), *size, dtype=torch.bool)
+    for mask, drawn in zip(objects.gt_masks, masks, strict=True):
+        if isinstance(objects.gt_masks, PolygonMasks):
+            polygons = [((p.reshape(-1, 2) * zoom) + shift).reshape(-1) for p in mask]
+            whole = torch.from_numpy(polygons_to_bitmask(polygons, *size))
+            drawn[there[0], there[1]] = whole[there[0], there[1]]
+        else:
+            whole = Image.fromarray(mask.numpy()).resize((new[1], new[0]), Image.NEAREST)
+            drawn[there[0], there[1]] = torch.tensor(np.asarray(whole)[part[0], part[1]])
+    is_cut = torch.from_numpy(((moved < first) | (moved > last)).any((1, 2)))
+    masks = BitMasks(masks)
+    boxes = torch.where(is_cut[:, None], masks.get_bounding_boxes().tensor, boxes)
+    return _instances(size, boxes, objects.gt_classes, masks)
+
+
+def _instances(
+    size: tuple[int, int], boxes: Any, classes: torch.Tensor, masks: BitMasks | None = None
+) -> Instances:
+    """Those of which something is left."""
+    result = Instances(size, gt_boxes=Boxes(boxes), gt_classes=classes)
+    if masks is not None:
+        result.gt_masks = masks
+    return filter_empty_instances(result)
+
+
+def _bitmaps(instances: Instances) -> torch.Tensor:
+    """The masks, bool [objects, H, W]."""
+    size, masks = instances.image_size, instances.gt_masks
+    if isinstance(masks, BitMasks):
+        return masks.tensor
+    drawn = [polygons_to_bitmask(polygons, *size) for polygons in masks]
+    return torch.from_numpy(np.array(drawn, dtype=bool).reshape(-1, *size))
+
+
+# ----------------------------------------------------------------------------------- Albumentations
+
+
+def _load(file: str) -> tuple[Any, bool]:
+    """A pipeline from its file, and whether it moves pixels.
+
+    The file holds names and numbers; nothing of it is run as a program.
+
+    Raises:
+        ConfigError: the package or the file is missing, or the file holds something else.
+    """
+    key = f"INPUT.ALBUMENTATIONS {file}"
+    form = os.path.splitext(file)[1]
+    if form not in (".yaml", ".yml", ".json") or not os.path.isfile(file):
+        raise ConfigError(
+            f"{key} is no file of a pipeline; write one by "
+            'albumentations.save(pipeline, "FILE.yaml", data_format="yaml"), or as json.'
+        )
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks PyPI at its import
+    try:
+        import albumentations
+    except ImportError as error:
+        raise ConfigError(
+            f"{key} needs a package ({reason(error)}): pip install albumentations."
+        ) from error
+    Compose = albumentations.Compose
+    still = albumentations.ImageOnlyTransform
+
+    def moves(step: Any) -> bool:
+        inner = getattr(step, "transforms", None)
+        return not isinstance(step, still) if inner is None else any(map(moves, inner))
+
+    try:
+        loaded = albumentations.load(file, data_format="json" if form == ".json" else "yaml")
+        whole = loaded if isinstance(loaded, Compose) else Compose([loaded])
+        steps, p = list(whole.transforms), whole.p  # without its own treatment of boxes
+        if not moves(loaded):
+            return Compose(steps, p=p), False
+        boxes = albumentations.BboxParams("pascal_voc", label_fields=["number"])
+        return Compose(steps, p=p, bbox_params=boxes), True
+    except Exception as error:  # whatever its parsers and classes raise
+        raise ConfigError(f"{key} holds no pipeline of albumentations: {reason(error)}.") from error
