@@ -24,7 +24,6 @@ from detectron2.structures import BitMasks, Boxes, Instances, Keypoints
 from detectron2.utils.events import EventStorage
 from tabulate import tabulate
 from torch import Tensor
-from torch.autograd.profiler import profile
 
 from lambda_det.classification.config import check_ranges, is_recipe, load_recipe
 from lambda_det.classification.data import Sources, build_sources
@@ -34,16 +33,15 @@ from lambda_det.detection.lazy import is_lazy_file
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, exit_status
 from lambda_det.training.command_line import add_config_flag
+from lambda_det.training.memory import FRAGMENTS, GIB, peak_memory, tensor_bytes
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.task import Task
 
 __all__ = ["Fit", "Step", "main", "make_plan", "measure", "peak_memory", "tensor_bytes"]
 
-GIB = 2**30
 OBJECTS = 20  # of an image of a detector; COCO has 7 on average
 CONTEXT = GIB  # of CUDA, cuDNN and cuBLAS on a GPU
-FRAGMENTS = 1.08  # of all tensors, for what the allocator loses between them
 MOST_IMAGES = 512  # at once; more are not looked at
 _KNOWN = {"cifar10": (10, 50_000)}  # classes and images of a DATA.FORMAT; else ImageNet's
 
@@ -108,52 +106,6 @@ class Fit:
     def memory(self, images: int, side: int) -> int:
         """Bytes of all tensors at once."""
         return int(self.large.state + self._fitted("peak", images, side))
-
-
-def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors that ``work`` has at once, beyond those alive before it.
-
-    On a GPU the allocator reports it. On the CPU it is the sum of the allocator's own events, which
-    is exact and excludes other parts of the process. Memory that a library takes elsewhere than
-    from PyTorch's allocator is not counted. Counting slows the work down: don't time it.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        work()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    from torch._C._profiler import _EventType  # private: used here only
-
-    with profile(profile_memory=True) as profiler:
-        work()
-    found, waiting = [], profiler.kineto_results.experimental_event_tree()
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    alive: dict[int, int] = {}
-    now = peak = 0
-    for _, address, size in sorted(found, key=lambda event: event[0]):
-        if size > 0:
-            alive[address] = size
-            now += size
-            peak = max(peak, now)
-        else:  # what was allocated before the profile and is freed now does not count
-            now -= alive.pop(address, 0)
-    return peak
-
-
-def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages of some tensors, each storage once."""
-    storages = {}
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
 
 
 def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:

@@ -32,8 +32,9 @@ BUDGETS = {
     # Names and order of classes of torchvision's detectors that were trained on COCO
     ("weights",): (1_790, 1_700),
     # A loader process that ended names its image, and NaN its module: promises of reliability.md;
-    # a step that a GPU's memory does not hold is taken again in more parts (70)
-    ("training",): (4_175, 3_600),
+    # a step that a GPU's memory does not hold is taken again in more parts (70), and one that a
+    # CPU's does not is refused before the system kills it (125); plan.py measures by the same
+    ("training",): (4_360, 3_600),
     # torch's elastic launcher breaks three promises on signals and causes, see spawn.py
     ("distributed",): (825, 400),
     # Labels of five tools are read and written in 840 lines, and a recipe is chosen in 160; classes
@@ -50,11 +51,11 @@ BUDGETS = {
     ("doctor",): (760, 700),
     # foundation.py has what networks need where Detectron2 is not installed, and from_python.py the
     # same as the command for notebooks (170)
-    TOP: (1_430, 800),
+    TOP: (1_375, 800),
 }
-PACKAGE = (31_190, 24_000)
+PACKAGE = (31_315, 24_000)
 # Folders beside the package. The tests of a project count as tests.
-TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (32_900, 24_000)
+TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (33_040, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

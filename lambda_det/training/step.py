@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lambda_det.distributed.signals import received_signal
 from lambda_det.errors import ConfigError, NonFiniteLossError, listed
+from lambda_det.training.memory import check_memory
 from lambda_det.training.numerics import LossSpikes, NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
@@ -144,6 +145,7 @@ class TrainStep:
         self._task, self._settings = task, task.settings
         self._last_checkpoint = last_checkpoint
         self._debugger: NumericsDebugger | None = None
+        self._fits = False  # whether a step was found to fit into the memory
         self._spikes = LossSpikes()
         self._losses_before: dict[str, Tensor] = {}
 
@@ -176,6 +178,9 @@ class TrainStep:
             data_time += time.perf_counter() - start
             names = self._task.image_names(batch)
             images += names
+            if not self._fits:
+                check_memory(self.model, batch, self._settings, self.precision.autocast)
+                self._fits = True
             place = index * comm.get_world_size() + comm.get_rank()
             seed_all(Purpose.STEP, self.seed, iteration, place, device=self.precision.device)
             with (
