@@ -41,6 +41,7 @@ from lambda_det.report.results import belonging, draw_worst, read_results
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_loss
 from lambda_det.training.run_folder import changed_keys, config_origin
+from lambda_det.training.trackers import send_report
 from lambda_det.weights.formats import read_checkpoint
 
 __all__ = ["build_report", "draw_panel", "read_metrics", "write_comparison", "write_report"]
@@ -180,7 +181,7 @@ _COLUMNS = (
 
 
 def write_report(run: str | Path, output: str | Path | None = None, **options: Any) -> Path:
-    """Write the page of a run, and replace an earlier one.
+    """Write the page of a run, replace an earlier one, and send it to the run's trackers.
 
     Args:
         run: its folder.
@@ -197,7 +198,11 @@ def write_report(run: str | Path, output: str | Path | None = None, **options: A
     path = Path(output) if output else Path(run, "report.html")
     if path.suffix != ".html":
         raise ConfigError(f"The page {path} needs a name that ends in .html.")
-    return _write(build_report(run, **options), path)
+    page = build_report(run, **options)
+    _write(page.text(), path)
+    for name in send_report(run, path, page.tables, page.pictures):
+        logger.info(f"The report is at {name}, too")
+    return path
 
 
 def _write(text: str, path: Path) -> Path:
@@ -211,8 +216,8 @@ def _write(text: str, path: Path) -> Path:
 
 def build_report(
     run: str | Path, *, dataset: str = "", score: float = 0.5, pictures: int = 8
-) -> str:
-    """The page of a run, as HTML.
+) -> Page:
+    """The page of a run.
 
     What a run does not have yet is left out, and the page says so. Of a classifier it has the
     curves, the speed and the configuration.
@@ -252,7 +257,7 @@ def build_report(
             logger.warning(str(error))
             page.section("What is missing", str(error))
     _add_configuration(page, run, config)
-    return page.text()
+    return page
 
 
 def write_comparison(runs: Sequence[str | Path], output: str | Path) -> tuple[Path, str]:

@@ -151,7 +151,8 @@ class RunWriter(HookBase):
         cut_metrics(settings.output_dir, written + 1)
         self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
         self._json._last_write = written  # what is older is in the file already
-        files = [self._json, *make_writers(settings, written, resumed=trainer.start_iter > 0)]
+        resumed, config = trainer.start_iter > 0, trainer.task.dump()
+        files = [self._json, *make_writers(settings, written, resumed=resumed, config=config)]
         printer = CommonMetricPrinter(trainer.max_iter)
         self._hook = PeriodicWriter([printer, *files], settings.log_period)
         self._hook.trainer = trainer

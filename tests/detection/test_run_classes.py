@@ -143,13 +143,13 @@ def test_names_are_those_of_the_checkpoint(trained, change, tmp_path, caplog):
 
 def test_a_report_reads_results_by_name(again, change):
     folder = again("report", "--eval-only")
-    before = build_report(folder, pictures=1)
+    before = build_report(folder, pictures=1).text()
     change()
-    after = build_report(folder, pictures=1)
+    after = build_report(folder, pictures=1).text()
     assert _rows(after) == _rows(before)
     assert any("circle" in row for row in _rows(before))
     change({"circle": "disc"})
-    assert "evaluate the run again" in build_report(folder, pictures=1)
+    assert "evaluate the run again" in build_report(folder, pictures=1).text()
 
 
 def _rows(page: str) -> list[str]:
