@@ -56,7 +56,7 @@ BUDGETS = {
 }
 PACKAGE = (31_515, 24_000)
 # Folders beside the package. The tests of a project count as tests.
-TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (33_140, 24_000)
+TOOLS, PROJECTS, TESTS = (320, 300), (4_980, 4_500), (33_155, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

@@ -186,7 +186,8 @@ class LazyParts(Parts):
     def make_train_loader(self, settings: DetectionSettings) -> Iterable:
         given = {"total_batch_size": settings.images_per_batch, "num_workers": settings.num_workers}
         there = {key: value for key, value in given.items() if key in self.lazy.dataloader.train}
-        return _make(self.lazy, "dataloader.train", there)
+        with _in_lazy_keys():
+            return _make(self.lazy, "dataloader.train", there)
 
     def make_test_loader(self, name: str) -> Iterable:
         return _make(self.lazy, "dataloader.test")

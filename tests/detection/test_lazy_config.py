@@ -205,6 +205,15 @@ def test_the_losses_of_a_test_need_augmentations(evaluated):
         evaluated.parts.make_loss_loader("")
 
 
+def test_the_training_images_are_mixed_by_keys_of_the_loader(evaluated):
+    parts, key = evaluated.parts, "dataloader.train.mixing"
+    OmegaConf.update(evaluated.config, f"{key}.mosaic", 1.0)
+    assert len(next(iter(parts.make_train_loader(parts.settings)))[0]["image"]) == 3
+    OmegaConf.update(evaluated.config, f"{key}.mosaic", 4.0)
+    with pytest.raises(ConfigError, match=re.escape(f"{key}.mosaic is 4.0")):
+        parts.make_train_loader(parts.settings)
+
+
 class _OfLVIS(LVISEvaluator):
     pass
 
