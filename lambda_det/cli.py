@@ -24,6 +24,7 @@ COMMANDS = {
     "report": ("report.command_line:main", "write one HTML page on a run"),
     "export": ("export.command_line:main", "write TorchScript, torch.export or ONNX"),
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
+    "push": ("hub:main", "send a detector with its model card to the Hugging Face Hub"),
     "plan": ("plan:main", "say what a training will take: memory, steps and hours"),
     "info": ("modeling.command_line:main", "list the networks with their operations"),
     "doctor": ("doctor.__main__:main", "look for what is missing or broken here"),
@@ -47,10 +48,11 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("detectron2", "fvcore", "iopath"):
             raise
+        from lambda_det.doctor.checks import INSTALL_DETECTRON2
+
         print(
-            f"error: lambda-det {name} needs {error.name}, which is not installed; "
-            "tools/install_detectron2.py installs Detectron2, and lambda-det doctor lists what is "
-            "missing.",
+            f"error: lambda-det {name} needs {error.name} of Detectron2, which is not on PyPI: "
+            f"{INSTALL_DETECTRON2}; lambda-det doctor lists what is missing.",
             file=sys.stderr,
         )
         return 2

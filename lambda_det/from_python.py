@@ -96,8 +96,9 @@ class Run:
 
         Args:
             path: its ending says the format: .ts, .pt2 or .onnx.
-            overwrite, sizes, images: see :func:`lambda_det.export.session.export_network`; images
-                are files.
+            overwrite: replace the file if it is there.
+            sizes: height and width of images to compare on.
+            images: files to compare on.
             proof: number of validation images to compare the AP on.
             options: ``checkpoint``, ``raw`` and ``backbone_only``, see
                 :func:`lambda_det.export.sources.network_to_export`.

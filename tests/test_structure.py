@@ -19,6 +19,7 @@ FLOORS = (
     ("cpu",),
     ("detection", "classification"),
     ("export", "report", "doctor"),
+    ("hub",),
     ("prediction",),
     ("run", "plan"),
     ("cli",),

@@ -107,7 +107,7 @@ def trained_detector(
     model = task.build_model()
     content = read_weights(weights)
     taken = Taken.of(weights, content, raw=raw)
-    if taken.averaged:
+    if taken.averaged and "ema" in content:  # a file of the Hub has only these
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
     precision = precision or task.parts.cfg.TEST.PRECISION

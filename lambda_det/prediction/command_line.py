@@ -13,6 +13,7 @@ from lambda_det.detection.inference import add_model_flags, find_weights, typed_
 from lambda_det.detection.task import load_any_config
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
+from lambda_det.hub import of_hub
 from lambda_det.prediction.annotations import Annotations, check_target
 from lambda_det.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.prediction.predictor import Predictor, find_config, is_exported
@@ -46,7 +47,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--model", metavar="PATH", help="folder of a run, or an exported detector")
+    model.add_argument(
+        "--model", metavar="PATH", help="folder of a run, an exported detector, or hf://OWNER/NAME"
+    )
     add_model_flags(parser, model)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -100,6 +103,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> None:
+    args.model = of_hub(args.model)
     exported = args.model is not None and is_exported(args.model)
     flags = {"--precision": args.precision, "--raw": args.raw}
     given = [*args.opts, *(flag for flag, value in flags.items() if value)]

@@ -24,6 +24,7 @@ from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.export import FORMATS
 from lambda_det.export.exported import ExportedDetector, as_input
+from lambda_det.hub import of_hub
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
 
@@ -111,9 +112,10 @@ class Predictor:
         """Build or load the detector.
 
         Args:
-            source: the folder of a run; a configuration or its file; or a detector that lambda-det
-                export wrote (.ts, .pt2 or .onnx). The run or file of a LazyConfig and an exported
-                detector must be from people you trust, because what they name or hold is called.
+            source: the folder of a run; a configuration or its file; hf://OWNER/NAME of the Hugging
+                Face Hub; or a detector that lambda-det export wrote (.ts, .pt2 or .onnx). The run
+                or file of a LazyConfig and an exported detector must be from people you trust,
+                because what they name or hold is called.
             weights: a checkpoint instead of the run's.
             checkpoint: of the run: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, where a checkpoint has averaged ones, too.
@@ -135,6 +137,7 @@ class Predictor:
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
         self._threshold, self._batch_size = score_threshold, batch_size
+        source = of_hub(source)
         if not isinstance(source, CfgNode | DictConfig) and is_exported(source):
             if given := weights or precision or ("raw" if raw else None):
                 raise ConfigError(

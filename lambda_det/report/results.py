@@ -29,7 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def draw_worst(
-    entries: Iterable[dict[str, Any]], dataset: str, *, score: float, limit: int
+    entries: Iterable[dict[str, Any]],
+    dataset: str,
+    *,
+    score: float,
+    limit: int,
+    start: float = 0.0,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the images with the worst results: predictions at the left, ground truth at the right.
 
@@ -41,6 +46,7 @@ def draw_worst(
         dataset: name of the registered data set that was evaluated.
         score: lowest score of the predictions to draw.
         limit: largest number of images.
+        start: the share of the images that are worse than the first; 0.5 begins in the middle.
 
     Yields:
         The name of an image, and a picture [H, W, 3] of uint8, RGB.
@@ -60,7 +66,8 @@ def draw_worst(
         found = _instances(grouped[record["image_id"]], record)
         drawn.append((match(found, record.get("annotations", [])), found, record))
     drawn.sort(key=lambda row: (row[0].quality, -row[0].errors))
-    for counts, found, record in drawn[:limit]:
+    first = int(start * len(drawn))
+    for counts, found, record in drawn[first : first + limit]:
         yield Path(record["file_name"]).name, _pair(record, found, counts, metadata)
 
 

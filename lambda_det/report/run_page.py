@@ -13,7 +13,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -44,7 +44,18 @@ from lambda_det.training.run_folder import changed_keys, config_origin
 from lambda_det.training.trackers import send_report
 from lambda_det.weights.formats import read_checkpoint
 
-__all__ = ["build_report", "draw_panel", "read_metrics", "write_comparison", "write_report"]
+__all__ = [
+    "build_report",
+    "draw_panel",
+    "evaluate_run",
+    "label_of",
+    "read_metrics",
+    "read_saved",
+    "results_until",
+    "what_was_changed",
+    "write_comparison",
+    "write_report",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +248,7 @@ def build_report(
     if pictures < 1:
         raise ConfigError(f"The number of pictures is {pictures}; give at least 1.")
     run = Path(run)
-    config = _read_config(run)
+    config = read_saved(run)
     records = read_metrics(run)
     steps = _steps(run, records)
     state, best = _state(run, config, steps)
@@ -277,8 +288,8 @@ def write_comparison(runs: Sequence[str | Path], output: str | Path) -> tuple[Pa
     results, curves = {}, {}
     for run in map(Path, runs):
         records = read_metrics(run)
-        _, best = _state(run, _read_config(run), 0)
-        results[str(run)], _ = _results(records, best)
+        _, best = _state(run, read_saved(run), 0)
+        results[str(run)], _ = results_until(records, best)
         curves[f"{run.resolve().name}: "] = records
     names = [
         n for n in next(iter(results.values())) if all(n in found for found in results.values())
@@ -289,14 +300,19 @@ def write_comparison(runs: Sequence[str | Path], output: str | Path) -> tuple[Pa
     rows = [[run, *(f"{found[name]:.2f}" for name in names)] for run, found in results.items()]
     for what, of in (("mean", statistics.fmean), ("standard deviation", statistics.stdev)):
         rows.append([what, *(f"{of(values):.2f}" for values in columns.values())])
-    head = ["best checkpoint of", *map(_label, names)]
+    head = ["best checkpoint of", *map(label_of, names)]
     page = Page(f"{len(results)} runs", "Results of the best checkpoints, and curves.")
     page.table(head, rows)
     page.figures(*draw_curves(curves))
     return _write(page.text(), Path(output)), tabulate(rows, head, disable_numparse=True)
 
 
-def _read_config(run: Path) -> dict[str, Any]:
+def read_saved(run: Path) -> dict[str, Any]:
+    """The configuration that a run saved, as plain values.
+
+    Raises:
+        DataError: the folder is not that of a run.
+    """
     path = run / "config.yaml"
     try:
         config = read_plain(path.read_text("utf-8"))
@@ -342,8 +358,8 @@ def _summary(
     records: list[dict[str, float]], steps: int, best: int | None = None
 ) -> dict[str, str]:
     """What a reader looks for first: results of the best checkpoint, steps, speed, memory."""
-    results, last = _results(records, best)
-    numbers = {_label(key): f"{value:.1f}" for key, value in results.items()}
+    results, last = results_until(records, best)
+    numbers = {label_of(key): f"{value:.1f}" for key, value in results.items()}
     numbers["steps"] = f"{steps:,}"
     if "total_loss" in last:
         numbers["last total loss"] = f"{last['total_loss']:.3g}"
@@ -364,7 +380,7 @@ def _summary(
     return numbers
 
 
-def _results(
+def results_until(
     records: list[dict[str, float]], best: int | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """The results after step ``best``, the last ones for None; and the last value of everything."""
@@ -378,22 +394,42 @@ def _results(
     return {key: value for key, value in results.items() if key.endswith(ends)}, last
 
 
-def _label(metric: str) -> str:
+def label_of(metric: str) -> str:
+    """The name of a result for readers."""
     for kind, name in (("bbox", "box"), ("segm", "mask")):
         metric = metric.replace(f"{kind}/", f"{name} ")
         metric = metric.replace(f"{kind}_EMA/AP", f"{name} AP, averaged weights")
     return metric
 
 
-def _add_detections(
-    page: Page,
-    run: Path,
-    records: list[dict[str, float]],
-    dataset: str,
-    score: float,
-    pictures: int,
-) -> None:
-    """What a detector of instances does on its test set.
+class Evaluated(NamedTuple):
+    """The results of a run's last evaluation.
+
+    Attributes:
+        task: of the run, with its data registered.
+        dataset: the name of the data set.
+        weights: "averaged weights" or "trained weights".
+        ground_truth: of the data set.
+        entries: the predictions on its images, as of :func:`read_results`.
+        lost: number of predictions on images that the data set does not have.
+        kinds: the results of boxes and, where there are some, of masks.
+    """
+
+    task: DetectionTask
+    dataset: str
+    weights: str
+    ground_truth: COCO
+    entries: list[dict[str, Any]]
+    lost: int
+    kinds: list[Detections]
+
+
+def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
+    """Compute what a detector of instances does on its test set from the results of its run.
+
+    Args:
+        run: its folder.
+        dataset, score: as in :func:`build_report`.
 
     Raises:
         UserError: the run was not evaluated, or its data are not where they were.
@@ -433,9 +469,27 @@ def _add_detections(
         kept = belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
         evaluated = [evaluate_detections(ground_truth, kept, kind, score) for kind in kinds]
     lost = len(entries) - len(kept)
-    note = f" {lost} of the {len(entries)} predictions are left out: {dataset} lacks their images."
-    which = f"The {weights} on {dataset}, at the last evaluation.{note if lost else ''}"
-    _add_advice(page, task, ground_truth, kept, kinds[-1], records)
+    return Evaluated(task, dataset, weights, ground_truth, kept, lost, evaluated)
+
+
+def _add_detections(
+    page: Page,
+    run: Path,
+    records: list[dict[str, float]],
+    dataset: str,
+    score: float,
+    pictures: int,
+) -> None:
+    """What a detector of instances does on its test set.
+
+    Raises:
+        UserError: as :func:`evaluate_run`.
+    """
+    task, dataset, weights, ground_truth, kept, lost, evaluated = evaluate_run(run, dataset, score)
+    note = f" {lost} of the {len(kept) + lost} predictions are left out: {dataset} lacks their "
+    note = f"{note}images." if lost else ""
+    which = f"The {weights} on {dataset}, at the last evaluation.{note}"
+    _add_advice(page, task, ground_truth, kept, evaluated[-1].kind, records)
     _add_classes(page, evaluated, which)
     shown = ""
     if (classes := len(evaluated[0].classes)) > _CLASSES_CONFUSED:
@@ -496,19 +550,29 @@ def _add_configuration(page: Page, run: Path, config: Mapping[str, Any]) -> None
     if is_lazy(config):
         page.section("Configuration", f"A LazyConfig, {file}. config.yaml has all of it.")
         return
-    base, note = file or "the defaults", ""
+    base, note, changes = what_was_changed(run, config)
+    page.section("Configuration", f"What differs from {base}.{note}")
+    page.table(("key", os.path.basename(base), "this run"), changes, text=True)
+
+
+def what_was_changed(
+    run: Path, config: Mapping[str, Any]
+) -> tuple[str, str, list[tuple[str, Any, Any]]]:
+    """How a run's configuration differs from the file that it was read from.
+
+    Returns:
+        The file, or "the defaults"; a note where the file cannot be read, or ""; and of each
+        changed key the name, the file's value and the run's.
+    """
+    file = base = config_origin(run)
+    note = ""
     try:
         before = _read_base(file, config)
     except UserError as error:
-        base, note = "the defaults", f" {file}, which it was read from, cannot be read: {error}"
-        before = _read_base("", config)
-    changes = list(changed_keys(before.dump(), run / "config.yaml"))
-    page.section("Configuration", f"What differs from {base}.{note}")
-    page.table(
-        ("key", os.path.basename(base), "this run"),
-        [(k, old, new) for k, new, old in changes],
-        text=True,
-    )
+        note = f" {file}, which it was read from, cannot be read: {error}"
+        base, before = "", _read_base("", config)
+    changes = changed_keys(before.dump(), run / "config.yaml")
+    return base or "the defaults", note, [(key, old, new) for key, new, old in changes]
 
 
 def _read_base(file: str, config: Mapping[str, Any]) -> CfgNode:

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _POINTER = "last_checkpoint"
 _FINAL = "model_final.pth"
 _BEST = "model_best.pth"
+PUSHED = "model.safetensors"  # the only weights in a folder that lambda-det push wrote
 _NUMBERED = re.compile(r"model_(\d{7,})\.pth")
 
 
@@ -66,8 +67,9 @@ def choose_checkpoint(folder: str, which: str = "best") -> str:
 
     Args:
         folder: of the run.
-        which: "best" at the evaluations, which is the last one where there is no model_best.pth;
-            "last"; or the number of steps after which it was saved.
+        which: "best" at the evaluations, which is the last one where there is no model_best.pth,
+            and of a folder of ``lambda-det push`` its weights; "last"; or the number of steps after
+            which it was saved.
 
     Raises:
         WeightsError: there is none of that step, or ``which`` is something else.
@@ -75,8 +77,10 @@ def choose_checkpoint(folder: str, which: str = "best") -> str:
     if which == "last":
         return last_checkpoint(folder)
     if which == "best":
-        best = os.path.join(folder, _BEST)
-        return best if os.path.isfile(best) else last_checkpoint(folder)
+        best, pushed = (os.path.join(folder, name) for name in (_BEST, PUSHED))
+        if not os.path.isfile(best):
+            best = last_checkpoint(folder)
+        return best or (pushed if os.path.isfile(pushed) else "")
     # model_0000099.pth is saved after 100 steps
     steps = {str(int(path.stem[6:]) + 1): path for path in numbered(folder)}
     if which not in steps:

@@ -133,7 +133,7 @@ def fetch(url: str) -> PublicFile:
 
     Args:
         url: "lambda://NAME", "timm://NAME" or "timm://NAME.TAG", "torchvision://ENUM.MEMBER" or
-            "hf://OWNER/REPOSITORY/FILE".
+            "hf://OWNER/REPOSITORY/FILE"; without FILE it is model.safetensors.
 
     Raises:
         ConfigError: there are no such weights, or their network is not in ``list_models()``.
@@ -236,11 +236,13 @@ def _torchvision(url: str, name: str) -> PublicFile:
 
 def _hub(url: str, name: str) -> PublicFile:
     parts = name.split("/")
+    if len(parts) == 2:  # of lambda-det push
+        parts.append("model.safetensors")
     if len(parts) < 3:
         raise ConfigError(f"{url} must have the form hf://OWNER/REPOSITORY/FILE.")
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
     license = f"see https://huggingface.co/{repository}"
-    return PublicFile(url, *_on_hub(repository, file, f"hf/{name}"), license=license)
+    return PublicFile(url, *_on_hub(repository, file, f"hf/{repository}/{file}"), license=license)
 
 
 def _on_hub(repository: str, file: str, place: str) -> tuple[str, Path, Callable[[], str]]:

@@ -56,7 +56,7 @@ def test_what_is_known_before_the_download(url, model, license, top1, size):
         ("torchvision://ResNet101_Weights.IMAGENET1K_V2", "torchvision://ResNet50_Weights"),
         (f"{RETINANET}Weights.COCO_V1", f"{RETINANET}V2_Weights.COCO_V1"),
         ("lambda://lambda_resnet26", "lambda://lambda_resnet26_slim"),
-        ("hf://owner/repository", "hf://OWNER/REPOSITORY/FILE"),
+        ("hf://repository", "hf://OWNER/REPOSITORY/FILE"),
     ],
 )
 def test_unknown_names(url, near):
