@@ -1,17 +1,63 @@
 """Packaging of lambda_det: `pip install .`, or `pip install -e .` to work on it."""
 
 import re
+import subprocess
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
+FILE = "lambda_det/version.py"
 VERSION = r'^__version__ = "([^"]+)"$'
+
+
+def version() -> str:
+    """That of the newest tag such as v0.1.0, "0.1.0+3.gCOMMIT" on the third commit after it.
+
+    Without tags, git or a clone it is that of lambda_det/version.py, which distributions are
+    written with.
+    """
+    describe = ["git", "describe", "--tags", "--long", "--match", "v[0-9]*"]
+    try:
+        if (ROOT / ".git").exists():  # not in a source distribution that lies in another clone
+            said = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True).stdout
+            if found := re.fullmatch(r"v(.+)-(\d+)-(g\w+)\s*", said):
+                tag, after, commit = found.groups()
+                return tag if after == "0" else f"{tag}+{after}.{commit}"
+    except OSError:  # git is not installed
+        pass
+    # Read, not imported: importing lambda_det needs torch.
+    return re.search(VERSION, (ROOT / FILE).read_text("utf-8"), re.M).group(1)
+
+
+def write_version(folder: str) -> None:
+    """Let lambda_det/version.py of what is built say its version."""
+    file = Path(folder, FILE)
+    if file.is_file():  # an editable installation has none
+        text = re.sub(VERSION, f'__version__ = "{version()}"', file.read_text("utf-8"), flags=re.M)
+        file.unlink()  # it may be a hard link to that of the clone
+        file.write_text(text, "utf-8")
+
+
+class BuildPy(build_py):
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            write_version(self.build_lib)
+
+
+class Sdist(sdist):
+    def make_release_tree(self, base_dir, files) -> None:
+        super().make_release_tree(base_dir, files)
+        write_version(base_dir)
+
 
 setup(
     name="lambda_det",
-    # Read, not imported: importing lambda_det needs torch.
-    version=re.search(VERSION, (ROOT / "lambda_det/version.py").read_text("utf-8"), re.M).group(1),
+    version=version(),
+    cmdclass={"build_py": BuildPy, "sdist": Sdist},
     description="LambdaNetworks for Detectron2: backbones, Mask R-CNN and ImageNet pretraining",
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
@@ -65,8 +111,18 @@ setup(
         "yacs>=0.1.8",
     ],
     entry_points={"console_scripts": ["lambda-det = lambda_det.cli:main"]},
-    # lambda-det export writes ONNX with these, and compares what it has written
-    extras_require={"onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"]},
+    # lambda-det export writes ONNX with these, and compares what it has written; mkdocs.yml needs
+    # the last ones
+    extras_require={
+        "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],
+        "docs": [
+            "mkdocs<2",
+            "mkdocs-material>=9.5",
+            "mkdocstrings>=0.29",
+            "mkdocstrings-python",
+            "ruff",
+        ],
+    },
     classifiers=[
         "Development Status :: 4 - Beta",
         "Programming Language :: Python :: 3",

