@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 
 from lambda_det.detection.inference import Taken, add_model_flags, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import exit_status
+from lambda_det.export.onnx_file import OPSET
+from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
 from lambda_det.export.sources import named_backbone, network_to_export, read_images
+from lambda_det.export.triton import write_repository
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX.
@@ -22,6 +26,8 @@ A whole detector; the config.yaml of a run's folder brings the run's best checkp
 takes an image [H, W, 3] of uint8, RGB, of any size, which it resizes:
   %(prog)s detector.onnx --config output/run/config.yaml
   %(prog)s detector.ts --images photo.jpg street.jpg --config output/run/config.yaml
+  %(prog)s batches.onnx --config output/run/config.yaml --batch any
+  %(prog)s for_tensorrt.onnx --config output/run/config.yaml --batch 8 --fixed 640x640
   %(prog)s detector.pt2 --config configs/mask_rcnn_lambdaresnet50.yaml \\
       --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
 
@@ -64,6 +70,29 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help="validation images to compare the AP of a detector's file on (default: %(default)s)",
     )
+    parser.add_argument(
+        "--apart",
+        type=float,
+        default=MOST,
+        metavar="AP",
+        help="by which AP may differ, such as where --fixed pads images (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch",
+        dest="together",  # `batch` is that of trainings
+        type=_batch,
+        metavar="N",
+        help="images that a detector's .onnx takes at once, or 'any' for any number",
+    )
+    parser.add_argument(
+        "--fixed",
+        type=_size,
+        metavar="HxW",
+        help="size of the images of a detector's .onnx, for runtimes that want fixed shapes",
+    )
+    parser.add_argument(
+        "--triton", metavar="DIR", help="also write the .onnx as a model repository of Triton"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
     args = parser.parse_intermixed_args(argv)
@@ -71,17 +100,28 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--model goes with --weights")
     if args.model and (args.backbone_only or args.opts):
         parser.error("--backbone-only and configuration keys go with --config-file")
+    if args.triton and not args.output.endswith(".onnx"):
+        parser.error("--triton goes with an .onnx")
+    if (args.together is not None or args.fixed) and (args.model or args.backbone_only):
+        parser.error("--batch and --fixed are for whole detectors; a backbone takes any of both")
     return args
 
 
 def _sizes(text: str) -> list[tuple[int, int]]:
-    sizes = []
-    for word in text.split(","):
-        height, _, width = word.partition("x")
-        if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-            raise argparse.ArgumentTypeError(f"{word!r} is no size such as 480x640, height first")
-        sizes.append((int(height), int(width)))
-    return sizes
+    return [_size(word) for word in text.split(",")]
+
+
+def _size(word: str) -> tuple[int, int]:
+    height, _, width = word.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise argparse.ArgumentTypeError(f"{word!r} is no size such as 480x640, height first")
+    return int(height), int(width)
+
+
+def _batch(word: str) -> int:
+    if word != "any" and not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither a number from 1 nor 'any'")
+    return 0 if word == "any" else int(word)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,6 +138,9 @@ def run(args: argparse.Namespace) -> int:
             checkpoint=args.checkpoint,
             raw=args.raw,
             proof=args.proof,
+            batch=args.together,
+            fixed=args.fixed,
+            apart=args.apart,
         )
     report = export_network(
         network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
@@ -105,6 +148,10 @@ def run(args: argparse.Namespace) -> int:
     about = network.pixels
     print(f"weights: {Taken(about['weights'], about['step'], about['averaged'])}")
     print(describe(report))
+    if network.batch is not None and report.passed:
+        print(tensorrt(args.output, args.together, args.fixed))
+    if args.triton and report.passed:
+        print(f"Triton: {write_repository(report.path, Path(args.triton))}")
     return 0 if report.passed else 1
 
 
@@ -134,6 +181,20 @@ def describe(report: Report) -> str:
         else f"FAILED: it does not compute what the model does, and {report.path} was not written"
     )
     return "\n".join(lines)
+
+
+def tensorrt(path: str, batch: int | None, fixed: tuple[int, int] | None) -> str:
+    """How TensorRT makes an engine of a file for batches, and what is known of that."""
+    if not fixed:
+        return "TensorRT is told more easily what to compile if --fixed gives one size"
+    size = "x".join(map(str, fixed))
+    shapes = {"min": 1, "opt": 8, "max": 8} if batch == 0 else {}
+    flags = [f" --{k}Shapes=images:{n}x{size}x3,sizes:{n}x2" for k, n in shapes.items()]
+    return (
+        f"TensorRT was not tried. The graph has opset {OPSET}, no loops or branches, and no shape "
+        f"that depends on what images show:\n  trtexec --onnx={path} "
+        f"--saveEngine={path.removesuffix('.onnx')}.engine{''.join(flags)}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lambda_det.export.portable import dense
 
-__all__ = ["exportable_detections"]
+__all__ = ["clip", "exportable_detections"]
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _find_top_rpn_proposals(
         levels.append(torch.full_like(index, level))
     boxes, scores, levels = torch.cat(boxes), torch.cat(scores), torch.cat(levels)
     finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores)
-    boxes = _clip(boxes, image_sizes[0])
+    boxes = clip(boxes, image_sizes[0])
     kept = finite & Boxes(boxes).nonempty(threshold=min_box_size)
     boxes, scores, levels = boxes[kept], scores[kept], levels[kept]
     kept = _nms(boxes, scores, levels, nms_thresh, post_nms_topk)
@@ -129,7 +129,7 @@ def _fast_rcnn_inference(
     index, classes = wanted.nonzero().unbind(1)
     boxes = boxes.unflatten(1, (-1, 4))
     boxes = boxes[index, 0] if boxes.shape[1] == 1 else boxes[index, classes]
-    boxes, scores = _clip(boxes, image_shapes[0]), scores[index, classes]
+    boxes, scores = clip(boxes, image_shapes[0]), scores[index, classes]
     kept = _nms(boxes, scores, classes, nms_thresh, topk_per_image)
     result = Instances(image_shapes[0])
     result.pred_boxes = Boxes(boxes[kept])
@@ -168,14 +168,19 @@ def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:
     boxes.tensor = tensor.float()  # without asking whether there are any
 
 
-def _clip(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
+def clip(boxes: Tensor, image_size: tuple[int, int] | Tensor) -> Tensor:
+    """Boxes within the image; or those of a batch, for heights and widths [B, 2]."""
+    if isinstance(image_size, Tensor):
+        limits = image_size.flip(1).repeat(1, 2)[:, None]
+        each = boxes.reshape(image_size.shape[0], -1, 4)
+        return torch.minimum(each.clamp(min=0), limits).reshape(boxes.shape)
     height, width = image_size
     x, y = boxes[:, 0::2].clamp(0, width), boxes[:, 1::2].clamp(0, height)
     return torch.stack([x, y], dim=2).flatten(1)
 
 
 def _clip_boxes(boxes: Boxes, box_size: tuple[int, int]) -> None:
-    boxes.tensor = _clip(boxes.tensor, box_size)  # without asking whether all are finite
+    boxes.tensor = clip(boxes.tensor, box_size)  # without asking whether all are finite
 
 
 def _convert_boxes_to_pooler_format(box_lists: list[Boxes]) -> Tensor:

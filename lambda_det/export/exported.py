@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from detectron2.data.transforms import AugInput, AugmentationList
+from detectron2.data.transforms import AugInput, AugmentationList, ResizeTransform, Transform
 from detectron2.modeling.postprocessing import detector_postprocess
 from detectron2.structures import Boxes, Instances
+from torch import Tensor
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, DataError, WeightsError, reason
-from lambda_det.export.formats import format_of
+from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
+from lambda_det.export.formats import Runner, reader_of
+from lambda_det.export.onnx_file import INSIDE
 
 __all__ = ["ExportedDetector", "as_input", "sidecar"]
 
@@ -34,13 +36,32 @@ def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, An
     return {"image": tensor, "height": image.shape[0], "width": image.shape[1]}
 
 
+class ResizeInto(ResizeShortestEdgeAtLeastOnePixel):
+    """The same, and smaller where an image would not fit into a height and width."""
+
+    def __init__(self, shortest: int, longest: int, fixed: Sequence[int]) -> None:
+        super().__init__([shortest] * 2, longest)
+        self.fixed = fixed
+
+    def get_transform(self, image: np.ndarray) -> Transform:
+        resize = super().get_transform(image)
+        sides = (
+            (resize.new_h, resize.new_w) if hasattr(resize, "new_h") else image.shape[:2]
+        )  # with a size of 0 it does nothing
+        scale = min(1.0, *(most / side for most, side in zip(self.fixed, sides, strict=True)))
+        return ResizeTransform(
+            *image.shape[:2], *(max(int(side * scale + 0.5), 1) for side in sides)
+        )
+
+
 class ExportedDetector:
     """Finds the instances of images made by :func:`as_input`.
 
     Attributes:
-        described: what the file beside it says.
+        described: what the file, or that beside it, says.
         channels: of its images, "BGR" or "RGB".
         resize: what :func:`as_input` does to its images.
+        batch: images that it takes at once: 1, another number, or 0 for any.
     """
 
     def __init__(
@@ -48,44 +69,58 @@ class ExportedDetector:
         path: Path,
         device: str | None = None,
         described: Mapping[str, Any] | None = None,
+        read: Callable[[Path, list[str], torch.device], Runner] | None = None,
     ) -> None:
         """
         Args:
             path: of the detector.
             device: None for that where it was exported.
-            described: None for what the file beside it says.
+            described: None for what the file, or that beside it, says.
+            read: None for the reader of its format.
 
         Raises:
-            ConfigError: the device is missing, or the file is no detector.
+            ConfigError: the device or a package is missing, or the file is no detector.
             DataError: the file beside it is missing or something else.
             WeightsError: it cannot be loaded.
         """
-        beside = sidecar(path)
+        inside = path.suffix in INSIDE
+        beside = path if inside else sidecar(path)
         try:
-            about = described or json.loads(beside.read_text("utf-8"))
+            about = described
+            if about is None:
+                about = INSIDE[path.suffix](path) if inside else None
+                about = about or json.loads(sidecar(path).read_text("utf-8"))
             channels, shortest, longest = (
                 about[key] for key in ("input_format", "min_size_test", "max_size_test")
             )
             names, where = about["outputs"], torch.device(about["device"])
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # each runtime has its own
             raise DataError(
-                f"{beside}, which lambda-det export writes beside a detector, is missing or "
-                f"is something else ({reason(error)}); give a detector with it."
+                f"{beside}, which lambda-det export writes, is missing or is something else "
+                f"({reason(error)}); give a detector with it."
             ) from error
         if device:
             where = check_device(device, 1, "--device")
         if not {"boxes", "pred_boxes"} & set(names):
             raise ConfigError(f"{path} is no detector: its outputs are {', '.join(names)}.")
         try:
-            self._run = format_of(path).read(path, names, where)
+            self._run = (read or reader_of(path))(path, names, where)
+        except UserError:
+            raise
         except Exception as error:  # each runtime has its own
             raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
         self._path, self._device, self.described = path, where, about
-        # The graph of ONNX resizes, and takes RGB whatever its run takes
-        resize = [ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)]
-        self.channels, self.resize = channels, AugmentationList(resize)
-        if about.get("resizes"):
-            self.channels, self.resize = "RGB", AugmentationList([])
+        # The graph of ONNX takes RGB whatever its run takes
+        self.batch, fixed = about.get("batch", 1), about.get("fixed")
+        self.channels = "RGB" if "batch" in about or about.get("resizes") else channels
+        resize = [
+            ResizeInto(shortest, longest, fixed)
+            if fixed
+            else ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
+        ]
+        self.resize = AugmentationList([] if about.get("resizes") else resize)
 
     def __call__(self, inputs: Sequence[Mapping[str, Any]]) -> list[Instances]:
         """The instances of each image, in its own pixels and with masks pasted.
@@ -93,19 +128,50 @@ class ExportedDetector:
         Raises:
             DataError: the file cannot compute an image of this size.
         """
-        found = []
-        for entry in inputs:
-            image = entry["image"]
+        found, step = [], self.batch or max(len(inputs), 1)
+        for start in range(0, len(inputs), step):
+            part = inputs[start : start + step]
             try:
-                outputs = self._run(image.to(self._device))
+                outputs = self._outputs([entry["image"] for entry in part])
             except Exception as error:  # a guard of its graph; each runtime has its own
-                size = "x".join(map(str, image.shape[:0:-1]))
+                size = "x".join(map(str, part[0]["image"].shape[:0:-1]))
                 raise DataError(
                     f"{self._path} cannot compute an image of {size} pixels ({reason(error)})."
                 ) from error
-            instances = Instances(tuple(image.shape[1:]))
-            for name, value in outputs.items():
-                name = name if name.startswith(("pred_", "scores")) else f"pred_{name}"
-                instances.set(name, Boxes(value) if name == "pred_boxes" else value)
-            found.append(detector_postprocess(instances, entry["height"], entry["width"]))
+            for entry, values in zip(part, outputs, strict=True):
+                instances = Instances(tuple(entry["image"].shape[1:]))
+                for name, value in values.items():
+                    name = name if name.startswith(("pred_", "scores")) else f"pred_{name}"
+                    instances.set(name, Boxes(value) if name == "pred_boxes" else value)
+                found.append(detector_postprocess(instances, entry["height"], entry["width"]))
         return found
+
+    def _outputs(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
+        """What the file finds on each image [3, H, W] of at most a batch."""
+        if "batch" not in self.described:
+            return [self._run(image.to(self._device)) for image in images]
+        outputs: list[dict[str, Tensor]] = [{}] * len(images)
+        groups: dict[Any, list[int]] = {}  # one if the size is fixed
+        for i, image in enumerate(images):
+            groups.setdefault(self._sides(image), []).append(i)
+        for members in groups.values():
+            found = self._run(*self.fill([images[i] for i in members]))
+            count = found.pop("count").tolist()
+            for place, i in enumerate(members):
+                outputs[i] = {name: x[place, : count[place]] for name, x in found.items()}
+        return outputs
+
+    def _sides(self, image: Tensor) -> tuple[int, ...]:
+        """Of the canvas that an image [3, H, W] has by itself: more around it changes results."""
+        stride, fixed = self.described["stride"], self.described["fixed"]
+        return tuple(fixed or [side + -side % stride for side in image.shape[1:]])
+
+    def fill(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Images of one canvas as a batch of the file: uint8 [B, H, W, 3], and sizes [B, 2]."""
+        sides = self._sides(images[0])
+        batch = torch.zeros(self.batch or len(images), *sides, 3, dtype=torch.uint8)
+        sizes = torch.ones(len(batch), 2, dtype=torch.int32)
+        for i, image in enumerate(images):
+            sizes[i] = torch.tensor(image.shape[1:])
+            batch[i, : image.shape[1], : image.shape[2]] = image.permute(1, 2, 0)
+        return batch, sizes

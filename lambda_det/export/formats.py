@@ -14,14 +14,22 @@ from torch import Tensor
 from torch.fx.experimental import _config
 
 from lambda_det.errors import ConfigError
+from lambda_det.export.batches import batched_detections
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
-from lambda_det.export.onnx_file import AXES, PREFIX, missing_packages, read_onnx, write_onnx
+from lambda_det.export.onnx_file import (
+    AXES,
+    PREFIX,
+    missing_packages,
+    read_onnx,
+    read_openvino,
+    write_onnx,
+)
 
-__all__ = ["FORMATS", "Format", "format_of", "why_not"]
+__all__ = ["FORMATS", "READ", "Format", "format_of", "reader_of", "why_not"]
 
 HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
-Runner = Callable[[Tensor], dict[str, Tensor]]
+Runner = Callable[..., dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Format:
 
     name: str
     suffix: str
-    write: Callable[[Network, Tensor, Path], None]
+    write: Callable[[Network, tuple[Tensor, ...], Path], None]
     read: Callable[[Path, list[str], torch.device], Runner]
 
 
@@ -54,7 +62,7 @@ def format_of(path: str | Path) -> Format:
     return FORMATS[suffix]
 
 
-def _write_torchscript(network: Network, example: Tensor, path: Path) -> None:
+def _write_torchscript(network: Network, example: tuple[Tensor, ...], path: Path) -> None:
     with torch.no_grad(), warnings.catch_warnings(), patch_builtin_len():
         warnings.simplefilter("ignore")  # of every number that is a constant now, meant or not
         traced = torch.jit.trace(network.module, example, strict=False, check_trace=False)
@@ -67,30 +75,35 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
         return torch.jit.load(str(path), map_location=device)
 
 
-def _program(network: Network, example: Tensor) -> torch.export.ExportedProgram:
+def _program(network: Network, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """The graph for any number of images of any size that the network supports.
 
     The graph of a detector asks whether the last map has one position. With an FPN it has one if
     both sides have 64 pixels or fewer.
     """
     batch, height, width = (torch.export.Dim(name, min=1) for name in AXES)
-    if network.detector:
+    batched = network.batch is not None
+    if batched:
+        sizes = {} if network.fixed else {1: network.stride * height, 2: network.stride * width}
+        sizes |= {} if network.batch else {0: batch}
+    elif network.detector:
         sizes = {1: height, 2: width}
     elif network.stride == 1:
         sizes = {0: batch, 2: height, 3: width}
     else:
         sizes = {0: batch, 2: network.stride * height, 3: network.stride * width}
+    shapes = (sizes, {k: v for k, v in sizes.items() if k == 0})[: len(example)]
+    form = exportable_detections if network.detector else nullcontext
+    form = batched_detections if batched else form
     with (
         torch.no_grad(),
         _config.patch(backed_size_oblivious=True),  # for sizes of 1, too
-        exportable_detections() if network.detector else nullcontext(),
+        form(),
     ):
-        return torch.export.export(
-            network.module, (example,), dynamic_shapes=(sizes,), strict=False
-        )
+        return torch.export.export(network.module, example, dynamic_shapes=shapes, strict=False)
 
 
-def _write_torch_export(network: Network, example: Tensor, path: Path) -> None:
+def _write_torch_export(network: Network, example: tuple[Tensor, ...], path: Path) -> None:
     torch.export.save(_program(network, example), str(path))
 
 
@@ -98,10 +111,10 @@ def _read_torch_export(path: Path, names: list[str], device: torch.device) -> Ru
     return torch.export.load(str(path)).module()
 
 
-def _write_onnx(network: Network, example: Tensor, path: Path) -> None:
+def _write_onnx(network: Network, example: tuple[Tensor, ...], path: Path) -> None:
     with torch.no_grad():
-        names = list(network.original(example))
-    if network.detector:
+        names = list(network.original(*example))
+    if network.detector and network.batch is None:
         names = [f"{PREFIX}{name.removeprefix('pred_')}" for name in names]
     write_onnx(_program(network, example), names, path)
 
@@ -109,6 +122,8 @@ def _write_onnx(network: Network, example: Tensor, path: Path) -> None:
 def why_not(form: Format, network: Network) -> str | None:
     """Why a network cannot be written in a format; None where it can."""
     suffix = form.suffix
+    if network.batch is not None and suffix != ".onnx":
+        return "only ONNX (.onnx) holds detectors of batches and of fixed sizes"
     if suffix == ".ts":
         return None
     if suffix == ".onnx" and (missing := missing_packages()):
@@ -140,3 +155,13 @@ FORMATS: dict[str, Format] = {
         Format("ONNX", ".onnx", _write_onnx, read_onnx),
     )
 }
+READ = (*FORMATS, ".xml")  # of OpenVINO, which makes it out of .onnx
+
+
+def reader_of(path: Path) -> Callable[[Path, list[str], torch.device], Runner]:
+    """See :class:`Format`.
+
+    Raises:
+        ConfigError: the suffix names no format.
+    """
+    return read_openvino if path.suffix == ".xml" else format_of(path).read

@@ -19,7 +19,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.export.portable import portable_copy
 from lambda_det.modeling.fold import fold_norms
 
-__all__ = ["Network", "backbone_network", "detector_network", "fields"]
+__all__ = ["Network", "backbone_network", "detector_network", "fields", "is_rcnn"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Network:
             ``original`` does.
         prove: compares the file of a detector with it on validation images; None where its run is
             not known.
+        batch: of a detector, images that the file takes at once, 0 for any number; None for one
+            image alone, of any number of boxes.
+        fixed: height and width of a batch; None for any.
     """
 
     module: nn.Module
@@ -44,10 +47,14 @@ class Network:
     pixels: Mapping[str, Any] = field(default_factory=dict)
     features: tuple[Callable[[Tensor], dict[str, Tensor]], ...] = ()
     prove: Callable[[Any], Any] | None = None
+    batch: int | None = None
+    fixed: tuple[int, int] | None = None
 
     @property
     def stride(self) -> int:
         """Sides of the input are multiples of it."""
+        if self.batch is not None:
+            return max(self.module.model.backbone.size_divisibility, 1)
         return self.pixels.get("size_divisibility") or 1
 
     @property
@@ -66,17 +73,41 @@ def backbone_network(backbone: Backbone, pixels: Mapping[str, Any] | None = None
     return Network(module, backbone.eval(), detector=False, pixels=pixels or {})
 
 
-def detector_network(model: nn.Module, pixels: Mapping[str, Any] | None = None) -> Network:
+def detector_network(
+    model: nn.Module,
+    pixels: Mapping[str, Any] | None = None,
+    *,
+    batch: int | None = None,
+    fixed: tuple[int, int] | None = None,
+) -> Network:
     """A detector: one image [3, H, W] of float32 pixels 0 to 255 to its detections.
 
     The output has the fields of Detectron2's ``Instances``, boxes in pixels of the input, and masks
     as probabilities [N, 1, side, side] within their box. ``detector_postprocess`` takes them to the
-    size of an image.
+    size of an image. With ``batch`` or ``fixed``, see :class:`Network`, it is
+    :class:`lambda_det.export.batches.BatchGraph`.
 
     Raises:
         ConfigError: it is no detector of boxes, or a part of it cannot be exported.
     """
     check_exportable(model)
+    if batch is not None or fixed:
+        from lambda_det.export.batches import BatchGraph  # which is made of this module
+
+        pixels = pixels or {}
+        graphs = [
+            BatchGraph(made, rgb=pixels.get("input_format") == "RGB")
+            for made in (portable_copy(fold_norms(model)), model.eval())
+        ]
+        return Network(
+            graphs[0],
+            graphs[1].original,
+            detector=True,
+            pixels=pixels,
+            features=tuple([lambda *x, g=g: g.model.backbone(g.prepare(*x)) for g in graphs]),
+            batch=1 if batch is None else batch,
+            fixed=fixed,
+        )
     graph = DetectorGraph(portable_copy(fold_norms(model)))
     detector = DetectorGraph(model.eval())
 
@@ -131,14 +162,14 @@ class DetectorGraph(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         # Only those classes themselves: a derived one, such as PanopticFPN, does more
-        plain = type(model).inference is GeneralizedRCNN.inference if _is_rcnn(model) else True
+        plain = type(model).inference is GeneralizedRCNN.inference if is_rcnn(model) else True
         why = why_not_exported(model)
-        if not (plain and (_is_rcnn(model) or isinstance(model, DenseDetector))):
+        if not (plain and (is_rcnn(model) or isinstance(model, DenseDetector))):
             why = (
                 f"{type(model).__name__} does not predict boxes as GeneralizedRCNN or a "
                 "DenseDetector does"
             )
-        elif _is_rcnn(model) and model.proposal_generator is None:
+        elif is_rcnn(model) and model.proposal_generator is None:
             why = "The detector takes its proposals from a file"
         elif model.backbone.padding_constraints.get("square_size", 0) > 0:
             why = "The backbone wants square images, which an exported detector does not make"
@@ -163,12 +194,12 @@ class DetectorGraph(nn.Module):
         """Detections on a batch of one."""
         model = self.model
         features = model.backbone(images.tensor)
-        if _is_rcnn(model):
+        if is_rcnn(model):
             proposals, _ = model.proposal_generator(images, features, None)
             return model.roi_heads(images, features, proposals, None)[0][0]
         features = [features[name] for name in model.head_in_features]
         return model.forward_inference(images, features, model.head(features))[0]
 
 
-def _is_rcnn(model: nn.Module) -> bool:
+def is_rcnn(model: nn.Module) -> bool:
     return isinstance(model, GeneralizedRCNN)

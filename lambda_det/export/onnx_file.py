@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import json
 import operator
@@ -15,7 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["OPSET", "finish_onnx", "missing_packages", "read_onnx", "write_onnx"]
+from lambda_det.errors import ConfigError
+
+__all__ = [
+    "INSIDE",
+    "OPSET",
+    "finish_onnx",
+    "missing_packages",
+    "read_onnx",
+    "read_openvino",
+    "read_session",
+    "write_onnx",
+]
 
 OPSET = 18  # the one that torch.onnx writes without converting versions
 AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
@@ -93,7 +106,7 @@ def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path
             f=str(path),
             dynamo=True,
             opset_version=OPSET,
-            input_names=["images"],
+            input_names=["images", "sizes"][: len(program.graph_signature.user_inputs)],
             output_names=list(names),
             external_data=False,
             verbose=False,
@@ -110,10 +123,13 @@ def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:
     import onnx
 
     model = onnx.load(path)
-    (images,) = model.graph.input
-    sizes = [dim.dim_param for dim in images.type.tensor_type.shape.dim]
-    symbols = [re.search(r"[a-z]\w*", size)[0] for size in sizes if size]  # of "32*s77"
-    words = dict(zip(symbols, AXES[-len(symbols) :], strict=True))
+    sizes = [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    if "batch" in described:  # images [B, H, W, 3]
+        axes = AXES
+    else:
+        axes = ("channels", *AXES[1:]) if len(sizes) == 3 else (AXES[0], "channels", *AXES[1:])
+    found = [(re.search(r"[a-z]\w*", size), axis) for size, axis in zip(sizes, axes, strict=False)]
+    words = {symbol[0]: axis for symbol, axis in found if symbol}  # of "32*s77"
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             for symbol, word in words.items():
@@ -157,20 +173,83 @@ def _take_images(graph: Any, described: Mapping[str, Any]) -> None:
     graph.initializer.extend([*before.initializer, *after.initializer])
 
 
+def _package(name: str) -> Any:
+    """Import a runtime.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"The file needs {name}, which is missing: pip install {name}") from error
+
+
+def read_session(path: Path, optimized: bool = True) -> Any:
+    """A file in ONNX Runtime; not optimized to look at it alone, which is sooner done.
+
+    Raises:
+        ConfigError: the package is missing.
+    """
+    runtime = _package("onnxruntime")
+    options = runtime.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _onnx_metadata(path: Path) -> dict[str, Any]:
+    return _values(read_session(path, optimized=False).get_modelmeta().custom_metadata_map)
+
+
+def _openvino_metadata(path: Path) -> dict[str, Any]:
+    kept = _package("openvino").Core().read_model(path).get_rt_info(["framework"])
+    return _values(
+        {key: getattr(value, "value", value) for key, value in getattr(kept, "value", kept).items()}
+    )
+
+
+def _values(texts: Mapping[str, str]) -> dict[str, Any]:
+    values = dict(texts)
+    for key, text in texts.items():
+        with contextlib.suppress(ValueError):  # plain words
+            values[key] = json.loads(text)
+    return values
+
+
+# Formats whose files hold what is known of them
+INSIDE = {".onnx": _onnx_metadata, ".xml": _openvino_metadata}
+
+
+def read_openvino(
+    path: Path, names: list[str], device: torch.device
+) -> Callable[..., dict[str, Tensor]]:
+    """A file in OpenVINO, in float32; see :class:`lambda_det.export.formats.Format`."""
+    core = _package("openvino").Core()
+    compiled = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(*given: Tensor) -> dict[str, Tensor]:
+        arrays = [x.cpu().numpy() for x in given]
+        if len(given) == 1:
+            arrays = [arrays[0].transpose(1, 2, 0).astype(np.uint8)]
+        found = compiled(arrays)
+        return {name: torch.from_numpy(found[name].copy()) for name in names}
+
+    return run
+
+
 def read_onnx(
     path: Path, names: list[str], device: torch.device
 ) -> Callable[[Tensor], dict[str, Tensor]]:
     """See :class:`lambda_det.export.formats.Format`."""
-    import onnxruntime
+    session = read_session(path)
+    inputs = session.get_inputs()
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (images,) = session.get_inputs()
-
-    def run(x: Tensor) -> dict[str, Tensor]:
-        given = x.cpu().numpy()
-        if images.type == "tensor(uint8)":
-            given = given.transpose(1, 2, 0).astype(np.uint8)
-        outputs = session.run(None, {images.name: given})
+    def run(*given: Tensor) -> dict[str, Tensor]:
+        arrays = [x.cpu().numpy() for x in given]
+        if inputs[0].name == "image":
+            arrays = [arrays[0].transpose(1, 2, 0).astype(np.uint8)]
+        outputs = session.run(None, {i.name: x for i, x in zip(inputs, arrays, strict=True)})
         return {name: torch.from_numpy(y) for name, y in zip(names, outputs, strict=True)}
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.export.exported import ExportedDetector, sidecar
 from lambda_det.export.formats import Runner, format_of, why_not
 from lambda_det.export.networks import Network
-from lambda_det.export.onnx_file import OPSET, finish_onnx
+from lambda_det.export.onnx_file import OPSET, finish_onnx, read_openvino
 from lambda_det.export.proof import Proof
 from lambda_det.files import replace_text
 
@@ -115,9 +116,9 @@ def export_network(
     """
     output, form = Path(output), format_of(output)
     check_output(output, overwrite)
-    sizes = _sizes(network, sizes)
     if why := why_not(form, network):
         raise ConfigError(f"{form.name} is not possible: {why}.")
+    sizes = _sizes(network, sizes)
     draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
     try:
         start = time.perf_counter()
@@ -131,7 +132,7 @@ def export_network(
         seconds = time.perf_counter() - start
         inputs = list(comparison_inputs(network, sizes, images))
         with torch.no_grad():
-            runner = form.read(draft, list(network.original(inputs[0])), network.device)
+            runner = form.read(draft, list(network.original(*inputs[0])), network.device)
             comparisons = [compare(network, runner, x) for x in inputs]
         report = Report(output, seconds, draft.stat().st_size, comparisons)
         described = describe(network, report)
@@ -139,8 +140,8 @@ def export_network(
             finish_onnx(draft, described)
         if report.passed and network.prove:
             known = {"input_format", "min_size_test"} <= described.keys()
-            file = ExportedDetector(draft, described=described) if known else None
-            report = replace(report, proof=network.prove(file))
+            files = _in_each_runtime(draft, described) if known else {}
+            report = replace(report, proof=network.prove(files))
         if report.passed:
             os.replace(draft, output)
             replace_text(sidecar(output), json.dumps(described, indent=2) + "\n")
@@ -151,9 +152,24 @@ def export_network(
     return report
 
 
+def _in_each_runtime(path: Path, described: dict) -> dict[str, ExportedDetector]:
+    """The file in its own runtime, and one for batches in OpenVINO if that is installed."""
+    files = {"file": ExportedDetector(path, described=described)}
+    if "batch" in described and importlib.util.find_spec("openvino"):
+        files["OpenVINO"] = ExportedDetector(path, described=described, read=read_openvino)
+    return files
+
+
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
     """Sizes to compare on, of which an FPN takes multiples of its largest stride."""
     stride = network.stride
+    if network.fixed:
+        sizes = sizes or [network.fixed] * 3
+        if set(sizes) != {network.fixed} or any(side % stride for side in network.fixed):
+            raise ConfigError(
+                f"--fixed is {'x'.join(map(str, network.fixed))}; its sides are multiples of "
+                f"{stride}, and --sizes has no other ones."
+            )
     if sizes is None:
         return [(height + -height % stride, width + -width % stride) for height, width in SIZES]
     for height, width in sizes:
@@ -176,31 +192,45 @@ def check_output(output: Path, overwrite: bool) -> None:
             raise ConfigError(f"{path} is there already; add --overwrite to replace it.")
 
 
-def example(network: Network, images: Sequence[Tensor]) -> Tensor:
+def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The input that the graph is recorded on: two images, or one for a detector."""
     # Two tiles and more in the last map, and no two sizes alike that need not be
-    pictures = [fill(network, (288, 352), source, seed=0) for source in images or [None]]
+    size = network.fixed or (288 + -288 % network.stride, 352 + -352 % network.stride)
+    pictures = [fill(network, size, source, seed=0) for source in images or [None]]
+    if network.batch is not None:
+        return _batch(network, pictures[0], network.batch or 2)
     if not network.detector:
-        return torch.stack([pictures[0], pictures[0].flip(2)])
+        return (torch.stack([pictures[0], pictures[0].flip(2)]),)
     if len(pictures) == 1:
-        return pictures[0]
+        return (pictures[0],)
     with torch.no_grad():  # where most is found, most is recorded
-        return max(pictures, key=lambda picture: len(network.original(picture)["scores"]))
+        return (max(pictures, key=lambda picture: len(network.original(picture)["scores"])),)
+
+
+def _batch(network: Network, picture: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """A picture and parts of it, as a batch: uint8 [B, H, W, 3], and sizes [B, 2]."""
+    sizes = torch.tensor([picture.shape[1:]]) * torch.linspace(1, 0.6, count)[:, None]
+    images = picture.permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8)
+    images = torch.stack([images.roll(i * 9, 1) for i in range(count)])
+    return images, sizes.to(images.device, torch.int32)
 
 
 def comparison_inputs(
     network: Network, sizes: Iterable[tuple[int, int]], images: Sequence[Tensor]
-) -> Iterator[Tensor]:
+) -> Iterator[tuple[Tensor, ...]]:
     """An input of every size; a detector also gets a blank image, with nothing to detect."""
     for index, size in enumerate(sizes):
         source = images[index % len(images)] if images else None
         picture = fill(network, size, source, seed=index + 1)
-        if network.detector:
-            yield picture
+        if network.batch is not None:
+            yield _batch(network, picture, network.batch or index % 3 + 1)
+        elif network.detector:
+            yield (picture,)
         else:
-            yield torch.stack([picture] + [picture.flip(1)] * (index % 2))
+            yield (torch.stack([picture] + [picture.flip(1)] * (index % 2)),)
     if network.detector:
-        yield torch.zeros(3, *sizes[0], device=network.device)
+        blank = torch.zeros(3, *sizes[0], device=network.device)
+        yield (blank,) if network.batch is None else _batch(network, blank, network.batch or 2)
 
 
 def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: int) -> Tensor:
@@ -216,29 +246,30 @@ def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: i
     return picture.to(network.device)
 
 
-def compare(network: Network, runner: Runner, x: Tensor) -> Comparison:
+def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparison:
     """Run file and original on an input."""
-    expected = network.original(x.clone())
+    expected = network.original(*(part.clone() for part in x))
     try:
-        errors, fault = differences(runner(x.clone()), expected), None
+        errors, fault = differences(runner(*(part.clone() for part in x)), expected), None
     except Exception as error:  # each runtime has its own
         errors, fault = {}, _first_line(error)
-    count = len(expected["scores"]) if network.detector else None
-    made = Comparison(tuple(x.shape), errors, count, fault)
+    count = int((expected["scores"] > 0).sum()) if network.detector else None
+    made = Comparison(tuple(x[0].shape), errors, count, fault)
     is_open = not (made.passed or fault) and network.features
     is_open = is_open and is_undecided(network, x, expected)
     return replace(made, undecided=True) if is_open else made
 
 
-def is_undecided(network: Network, x: Tensor, expected: dict[str, Tensor]) -> bool:
+def is_undecided(network: Network, x: tuple[Tensor, ...], expected: dict[str, Tensor]) -> bool:
     """Whether the detections on an image say nothing about the file.
 
     A detector that has learned little, or sees a blank image, ranks boxes by rounding errors. Then
     a change of the input by a rounding error changes the detections. The features must be equal.
     """
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)) * ROUNDING
-    return alike(differences(*(function(x) for function in network.features))) and not alike(
-        differences(network.original(x + noise.to(x.device)), expected)
+    noise = torch.randn(x[0].shape, generator=torch.Generator().manual_seed(0)) * ROUNDING
+    noisy = (x[0] + noise.to(x[0].device), *x[1:])
+    return alike(differences(*(function(*x) for function in network.features))) and not alike(
+        differences(network.original(*noisy), expected)
     )
 
 
@@ -269,10 +300,19 @@ def _first_line(error: Exception) -> str:
 def describe(network: Network, report: Report) -> dict:
     """What a user of the file has to know, for the JSON file beside it."""
     form = format_of(report.path)
-    resizes = network.detector and form.name == "ONNX"
+    batched = {}
+    if network.batch is not None:
+        batched = {"batch": network.batch, "fixed": network.fixed, "stride": network.stride}
+    resizes = network.detector and form.name == "ONNX" and not batched
     kind = "one image [3, H, W], float32 pixels 0 to 255"
     if resizes:
         kind = "one image [H, W, 3], uint8, RGB, of any size"
+    elif batched:
+        kind = (
+            "images [B, H, W, 3], uint8, RGB, each in the upper left corner, and sizes [B, 2], "
+            "int32, their heights and widths; B, H and W are those of `batch` and `fixed` or, "
+            "where these are 0 or null, free, with sides that are multiples of `stride`"
+        )
     elif not network.detector:
         kind = "images [B, 3, H, W], float32, normalised: (pixels - pixel_mean) / pixel_std"
     outputs = list(report.comparisons[0].errors)
@@ -282,10 +322,11 @@ def describe(network: Network, report: Report) -> dict:
         "torch": torch.__version__,
         "input": kind,
         "resizes": resizes,
+        **batched,
         "dtype": "float32",
         "device": str(network.device),
         # where the operator stands that leaves out boxes that others cover
-        "import_first": "torchvision" if network.detector and not resizes else None,
+        "import_first": "torchvision" if network.detector and form.name != "ONNX" else None,
         "outputs": [name.removeprefix("pred_") for name in outputs] if resizes else outputs,
         **network.pixels,
         "compared": [

@@ -26,7 +26,7 @@ from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.networks import Network, backbone_network, detector_network
-from lambda_det.export.proof import prove
+from lambda_det.export.proof import MOST, prove
 from lambda_det.modeling import create_backbone
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.weights.formats import read_checkpoint
@@ -183,6 +183,9 @@ def network_to_export(
     checkpoint: str = "best",
     raw: bool = False,
     proof: int = 0,
+    batch: int | None = None,
+    fixed: tuple[int, int] | None = None,
+    apart: float = MOST,
 ) -> Network:
     """The detector of a configuration, or its backbone with FPN, with weights.
 
@@ -194,6 +197,8 @@ def network_to_export(
         checkpoint: of the run: "best", "last", or the number of its step.
         raw: the trained weights, where a checkpoint has averaged ones, too.
         proof: number of validation images that the file of a detector is compared on.
+        apart: by which AP may differ on them.
+        batch, fixed: see :class:`lambda_det.export.networks.Network`.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
@@ -216,8 +221,8 @@ def network_to_export(
         return backbone_network(model.backbone, pixels)
     thresholds = [getattr(module, "test_score_thresh", None) for module in model.modules()]
     pixels["score_threshold"] = next(filter(None, thresholds), 0.0)
-    network = detector_network(model, pixels)
-    return replace(network, prove=partial(prove, cfg, known, model, proof))
+    network = detector_network(model, pixels, batch=batch, fixed=fixed)
+    return replace(network, prove=partial(prove, cfg, known, model, proof, most=apart))
 
 
 def _test_size(task: DetectionTask) -> dict[str, int]:

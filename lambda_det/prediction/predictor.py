@@ -22,8 +22,8 @@ from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.export import FORMATS
 from lambda_det.export.exported import ExportedDetector, as_input
+from lambda_det.export.formats import READ
 from lambda_det.hub import of_hub
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
@@ -113,9 +113,9 @@ class Predictor:
 
         Args:
             source: the folder of a run; a configuration or its file; hf://OWNER/NAME of the Hugging
-                Face Hub; or a detector that lambda-det export wrote (.ts, .pt2 or .onnx). The run
-                or file of a LazyConfig and an exported detector must be from people you trust,
-                because what they name or hold is called.
+                Face Hub; or a detector that lambda-det export wrote (.ts, .pt2 or .onnx), or that
+                OpenVINO made of it (.xml). The run or file of a LazyConfig and an exported detector
+                must be from people you trust, because what they name or hold is called.
             weights: a checkpoint instead of the run's.
             checkpoint: of the run: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, where a checkpoint has averaged ones, too.
@@ -125,7 +125,7 @@ class Predictor:
                 exported.
             precision: "float32" or "bfloat16"; None for that of the configuration.
             batch_size: images that are computed at once. Smaller ones of a batch are padded, which
-                changes their results a little.
+                changes their results a little. A file of a fixed batch takes that one.
 
         Raises:
             ConfigError: a value cannot be, the device is missing, or the model finds no instances.
@@ -190,6 +190,7 @@ class Predictor:
         self.class_names = detector.described.get("classes")
         self.taken = f"{path}, exported from {Taken(*origin)}"
         self._channels, self._augmentations = detector.channels, detector.resize
+        self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
 
     def __call__(
@@ -256,7 +257,7 @@ def _order(channels: str) -> str:
 
 def is_exported(source: str | os.PathLike) -> bool:
     """Whether a path has the ending of an exported network."""
-    return Path(source).suffix in FORMATS
+    return Path(source).suffix in READ
 
 
 def find_config(source: str | os.PathLike) -> str:
@@ -270,7 +271,7 @@ def find_config(source: str | os.PathLike) -> str:
     if not file.is_file() or file.suffix not in (".yaml", ".yml", ".py"):
         raise DataError(
             f"{path} is neither the folder of a run, which has a config.yaml, nor a configuration "
-            f"(.yaml, .py), nor an exported detector ({', '.join(FORMATS)}); correct the path."
+            f"(.yaml, .py), nor an exported detector ({', '.join(READ)}); correct the path."
         )
     return str(file)
 

@@ -141,7 +141,7 @@ def test_only_what_the_original_cannot_decide_is_left_out(stable, features_diffe
     features = (lambda x: {"p2": x + features_differ}, lambda x: {"p2": x})
     network = Network(nn.Identity(), original, detector=True, features=features)
     outputs = {"pred_boxes": boxes.flip(0), "scores": torch.full((2,), 0.5)}
-    made = compare(network, lambda x: outputs, torch.zeros(3, 8, 8))
+    made = compare(network, lambda x: outputs, (torch.zeros(3, 8, 8),))
     assert made.undecided == made.passed == (not stable and not features_differ)
     # and a file of which nothing could be compared does not pass
     assert not Report(Path("detector.ts"), 0.0, 0, [made]).passed

@@ -118,6 +118,7 @@ def boxes_of_the_data(cfg, shift: float):
         return [found(inputs[0], shift)]
 
     file.channels, file.resize, file.described = "RGB", AugmentationList([]), {"outputs": []}
+    file.batch = 1
     return run, file
 
 
@@ -125,9 +126,9 @@ def boxes_of_the_data(cfg, shift: float):
 def test_ap_beside_ap(run, shift, passes):
     known = {"thing_classes": ["circle", "rectangle", "triangle"]}
     model, file = boxes_of_the_data(run.cfg, shift)
-    proof = prove(run.cfg, known, model, 3, file)
-    assert proof.passed == passes and proof.others == 0 and str(proof).startswith("3 images of ")
-    assert proof.differences == pytest.approx({"boxes": shift, "scores": 0.0}, abs=1e-5)
+    proof = prove(run.cfg, known, model, 3, {"file": file})
+    assert proof.passed == passes and not proof.others and str(proof).startswith("3 images of ")
+    assert proof.differences["file"] == pytest.approx({"boxes": shift, "scores": 0.0}, abs=1e-5)
     of_run, of_file = proof.rows["bbox AP"]
     assert of_run == pytest.approx(100) and (of_file < 90) == (not passes)
 
@@ -148,7 +149,7 @@ NOWHERE = ["DATASETS.TEST_JSON", "", "DATASETS.TEST_IMAGES", ""]
 def test_without_images_the_reason_is_said(run, change, limit, words):
     cfg = run.cfg.clone()
     cfg.merge_from_list(change)
-    proof = prove(cfg, {}, None, limit, None)
+    proof = prove(cfg, {}, None, limit, {})
     assert proof.passed and words in str(proof)
 
 
