@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         from lambda_det.doctor.checks import INSTALL_DETECTRON2
 
         print(
-            f"error: lambda-det {name} needs {error.name} of Detectron2, which is not on PyPI: "
+            f"error: lambda-det {name} needs Detectron2 (there is no {error.name}), not on PyPI: "
             f"{INSTALL_DETECTRON2}; lambda-det doctor lists what is missing.",
             file=sys.stderr,
         )

@@ -312,7 +312,7 @@ def test_nothing_that_could_run_is_fetched_or_opened(tmp_path, monkeypatch):
     marker = tmp_path / "ran"
     (folder / "model.safetensors").write_bytes(pickle.dumps(Program(marker)))
     (folder / "config.yaml").write_text("model: {_target_: os.system, command: echo}\n")
-    with pytest.raises(ConfigError, match="LazyConfig"):
+    with pytest.raises(ConfigError, match="names programs to call"):
         lambda_det.Predictor("hf://me/cells")
     save_run(tmp_path / "run")
     (folder / "config.yaml").write_text((tmp_path / "run" / "config.yaml").read_text())
