@@ -25,6 +25,7 @@ from lambda_det.layers.tensors import (
     crop_offsets,
     cut_heads,
     depth_softmax,
+    for_norm,
     grid_size,
     hide_padding,
     join_heads,
@@ -377,9 +378,9 @@ class LambdaLayer(nn.Module):
         if context is not None:
             # With all rows, as a folded norm's bias and hooks need the whole convolution
             keys, values = self.qkv(context).split(self.rows, dim=1)[1:]
-        queries = split(self.query_norm(queries), self.query_depth)
+        queries = split(self.query_norm(for_norm(queries)), self.query_depth)
         keys = split(keys, self.intra_depth)
-        values = split(self.value_norm(values), self.intra_depth)
+        values = split(self.value_norm(for_norm(values)), self.intra_depth)
         if self.query_softmax:
             # Under autocast CUDA gives it in float32
             queries = depth_softmax(queries).to(values.dtype)

@@ -358,6 +358,19 @@ def test_channels_last_and_autocast(implementation):
         assert (a.float() - b).norm() < 0.05 * b.norm(), name
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_of_16_bits_get_dense_parts(dtype, memory_format):
+    """And those of float32 the views they had, since the sums would be in another order."""
+    layer, seen = LambdaLayer(8, query_depth=3, heads=2, scope=5).to(dtype), []
+    for norm in (layer.query_norm, layer.value_norm):
+        norm.register_forward_pre_hook(
+            lambda _, x: seen.append(x[0].is_contiguous(memory_format=memory_format))
+        )
+    layer(torch.randn(2, 8, 5, 6, dtype=dtype).to(memory_format=memory_format))
+    assert seen == [dtype == torch.bfloat16] * 2
+
+
 LAYOUTS = {**VARIANTS, "strided": {"stride": 2}, "query_first": {"implementation": "query_first"}}
 
 
