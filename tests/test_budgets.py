@@ -24,11 +24,12 @@ TOP = (
 # Rooms of lambda_det/: the lines that no change may exceed, and those that the room is to reach.
 # Names that stand together share the numbers. Who makes a room smaller lowers its first number.
 BUDGETS = {
-    # Six implementations of the position output with their kernels take 1,200
-    ("layers",): (2_470, 2_200),
+    # Six implementations of the position output with their kernels take 1,250
+    ("layers",): (2_530, 2_200),
     # 260 lines are the paper's tables; the counts of `lambda-det info` are in it
     ("modeling",): (1_980, 1_700),
-    ("native", "cpu"): (1_335, 1_300),
+    # The position output in pairs of bfloat16, which takes 0.6 of its time in float32 (130)
+    ("native", "cpu"): (1_475, 1_300),
     # Names and order of classes of torchvision's detectors that were trained on COCO
     ("weights",): (1_790, 1_700),
     # A loader process that ended names its image, and NaN its module: promises of reliability.md;
@@ -59,10 +60,10 @@ BUDGETS = {
     # same as the command for notebooks (170)
     TOP: (1_380, 800),
 }
-PACKAGE = (32_635, 24_000)
+PACKAGE = (32_835, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
 # says why it takes another project's wheel before it does
-TOOLS, PROJECTS, TESTS = (328, 300), (4_980, 4_500), (33_860, 24_000)
+TOOLS, PROJECTS, TESTS = (328, 300), (4_980, 4_500), (33_905, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-__all__ = ["cache_folder", "call", "longs", "missing", "new_map", "pixels", "readable"]
+__all__ = ["cache_folder", "call", "has", "longs", "missing", "new_map", "pixels", "readable"]
 
 _logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
@@ -93,6 +93,11 @@ def missing() -> str | None:
     """Why there are no kernels; None if there are."""
     library = _library()
     return library if isinstance(library, str) else None
+
+
+def has(name: str, dtype: torch.dtype) -> bool:
+    """Whether there is this kernel for this dtype; bfloat16 needs its instructions."""
+    return hasattr(_library(), f"{name}_{str(dtype).removeprefix('torch.')}")
 
 
 def readable(*tensors: Tensor) -> bool:

@@ -2,6 +2,11 @@
 
 #pragma once
 
+#include <type_traits>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #ifdef _OPENMP
 #include <omp.h>
 #else
@@ -9,6 +14,8 @@ static int omp_get_thread_num() { return 0; }
 #endif
 
 namespace {
+
+inline long divided_up(long size, long by) { return (size + by - 1) / by; }
 
 // Two widths: the short one wastes fewer columns on a scope, the long one saves instructions.
 template <typename T> constexpr int kShort = 32 / sizeof(T);
@@ -19,6 +26,10 @@ constexpr int kMost = 4;  // vectors in a row of a block; four rows of them fit 
 template <typename T> constexpr int kLong = kShort<T>;
 constexpr int kMost = 3;  // and of these 16 registers
 #endif
+
+// What products of T are summed in. An int is a pair of bfloat16, whose two products an instruction
+// of AVX512-BF16 adds to a float; a pair of each factor is one step.
+template <typename T> using SumOf = std::conditional_t<std::is_same<T, int>::value, float, T>;
 
 template <typename T, int lanes> struct Vector {
   // Aligned as a single number is, since windows start anywhere
@@ -35,16 +46,29 @@ inline __attribute__((always_inline)) Vec in_register(const T *from) {
   return vector;
 }
 
+template <typename Sum, typename T, typename Vec>
+inline __attribute__((always_inline)) Sum added(Sum sum, T factor, Vec b) {
+#ifdef __AVX512BF16__
+  if constexpr (std::is_same<T, int>::value && sizeof(b) == 64)
+    return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(factor), (__m512bh)b);
+  else if constexpr (std::is_same<T, int>::value)
+    return (Sum)_mm256_dpbf16_ps((__m256)sum, (__m256bh)_mm256_set1_epi32(factor), (__m256bh)b);
+  else
+#endif
+    return sum + factor * b;
+}
+
 // C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
 // last: a sum that started with it would be rounded to C's last digit at every step.
 template <typename T, int lanes, int R, int N>
 inline __attribute__((always_inline)) void block(
-    long steps, const T *a, long a_row, long a_step, const T *b, long b_step, T *c, long c_row,
-    bool add) {
+    long steps, const T *a, long a_row, long a_step, const T *b, long b_step, SumOf<T> *c,
+    long c_row, bool add) {
   typedef typename Vector<T, lanes>::type Vec;
-  Vec sum[R][N];
+  typedef typename Vector<SumOf<T>, lanes>::type Sum;
+  Sum sum[R][N];
   for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) sum[i][j] = Vec{};
+    for (int j = 0; j < N; ++j) sum[i][j] = Sum{};
   for (long s = 0; s < steps; ++s) {
     // Not an array, which g++ would write to the stack at every step
     const T *row = b + s * b_step;
@@ -53,22 +77,22 @@ inline __attribute__((always_inline)) void block(
     const Vec b3 = N > 3 ? in_register<Vec>(row + 3 * lanes) : b0;
     for (int i = 0; i < R; ++i) {
       const T factor = a[i * a_row + s * a_step];
-      sum[i][0] += factor * b0;
-      if (N > 1) sum[i][1] += factor * b1;
-      if (N > 2) sum[i][2] += factor * b2;
-      if (N > 3) sum[i][3] += factor * b3;
+      sum[i][0] = added(sum[i][0], factor, b0);
+      if (N > 1) sum[i][1] = added(sum[i][1], factor, b1);
+      if (N > 2) sum[i][2] = added(sum[i][2], factor, b2);
+      if (N > 3) sum[i][3] = added(sum[i][3], factor, b3);
     }
   }
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < N; ++j) {
-      Vec &result = *(Vec *)(c + i * c_row + j * lanes);
+      Sum &result = *(Sum *)(c + i * c_row + j * lanes);
       result = add ? result + sum[i][j] : sum[i][j];
     }
 }
 
 template <typename T, int lanes, int N>
 inline void row_blocks(long rows, long steps, const T *a, long a_row, long a_step, const T *b,
-                       long b_step, T *c, long c_row, bool add) {
+                       long b_step, SumOf<T> *c, long c_row, bool add) {
   for (; rows >= 4; rows -= 4, a += 4 * a_row, c += 4 * c_row)
     block<T, lanes, 4, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
   if (rows == 3) block<T, lanes, 3, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
@@ -79,7 +103,7 @@ inline void row_blocks(long rows, long steps, const T *a, long a_row, long a_ste
 // C[rows, columns] (+)= A[rows, steps] B[steps, columns]; columns are a multiple of lanes.
 template <typename T, int lanes>
 void multiply(long rows, long columns, long steps, const T *a, long a_row, long a_step, const T *b,
-              long b_step, T *c, long c_row, bool add) {
+              long b_step, SumOf<T> *c, long c_row, bool add) {
   long vectors = columns / lanes;
   for (; vectors >= kMost; vectors -= kMost, b += kMost * lanes, c += kMost * lanes)
     row_blocks<T, lanes, kMost>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);

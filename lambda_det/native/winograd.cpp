@@ -92,8 +92,6 @@ constexpr double kG[kWindow][3] = {{at_0, 0, 0},
                                    {at_b, -kB * at_b, kB2 * at_b},
                                    {0, 0, 1}};
 
-inline long divided_up(long size, long by) { return (size + by - 1) / by; }
-
 // The tiles of all images, by rows
 struct Tiles {
   const Convolution &s;

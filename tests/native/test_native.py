@@ -82,6 +82,20 @@ def test_processes_that_start_together_share_one(fresh):
     assert len(list((fresh / "cache" / "lambda_det").iterdir())) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(
+    bool(NO_KERNEL) or not native.has("forward", torch.bfloat16), reason="no AVX512-BF16"
+)
+def test_bfloat16_without_its_instructions(fresh, monkeypatch):
+    """It is computed in float32, to the same numbers."""
+    inputs = [x.bfloat16() for x in INPUTS]
+    want = local_position_output(*inputs, "compiled")
+    monkeypatch.setenv("CXX", "g++ -mno-avx512bf16")
+    native._library.cache_clear()
+    assert native.missing() is None and not native.has("forward", torch.bfloat16)
+    torch.testing.assert_close(local_position_output(*inputs, "compiled"), want)
+
+
 # What the compiler does; the file is the one after -o
 BROKEN = {
     "fails": "echo such an old compiler >&2; exit 1",

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
-from lambda_det.native import call, longs, missing
+from lambda_det.native import call, has, longs, missing
 
 _SHORT = 32  # bytes of the shorter vectors of multiply.h
 _LONG = 64  # of the longer ones, which may be as short as the others
@@ -39,7 +39,12 @@ def _padded(size: int, multiple: int) -> int:
 
 
 def _work_dtype(queries: Tensor) -> torch.dtype:
-    return torch.promote_types(queries.dtype, torch.float32)
+    return queries.dtype if has("forward", queries.dtype) else torch.float32
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Of the sums of what the kernel multiplies."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
@@ -58,7 +63,7 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
             f"{list(embedding.shape)} do not fit together; they must be [b, H, W, h, k], "
             "[b, H, W, v, u] and [k, u, r_y, r_x] with odd r_y and r_x."
         )
-    itemsize = torch.finfo(_work_dtype(queries)).bits // 8
+    itemsize = _wide(queries.dtype).itemsize
     short, long = _SHORT // itemsize, _LONG // itemsize
     rp = _padded(scope_x, short)
     return _Sizes(
@@ -87,27 +92,67 @@ def _dense(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     return dense
 
 
-def _windows(planes: Tensor, values: Tensor) -> None:
-    """Write values [b, H, W, v, u] into [b, u, H, W, v], a view into larger planes."""
-    _copy(planes.permute(0, 2, 3, 1, 4), values.transpose(3, 4))
+def _pair(dtype: torch.dtype) -> int:
+    """How many numbers the kernel takes in one step of a product."""
+    return _wide(dtype).itemsize // dtype.itemsize
 
 
-def _pad_last(x: Tensor, size: int) -> Tensor:
-    return F.pad(x, (0, size - x.shape[-1])).contiguous()
+def _planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
+    """Values [b, H, W, v, u] as [b, u, H, W / pair, vp, pair]."""
+    planes, pair = values.permute(0, 4, 1, 2, 3), _pair(dtype)
+    if pair == 1 and values.dtype == dtype and sizes.vp == sizes.v and planes.is_contiguous():
+        return planes  # often
+    columns = _padded(sizes.width, pair)
+    shape = (sizes.batch, sizes.u, sizes.height, columns // pair, sizes.vp, pair)
+    planes = torch.zeros(shape, dtype=dtype)
+    for place in range(min(pair, sizes.width)):
+        part = values[:, :, place::pair].transpose(3, 4)  # [b, H, W / pair, u, v]
+        target = planes[:, :, :, : part.shape[2], : sizes.v, place]
+        _copy(target.permute(0, 2, 3, 1, 4), part)
+    return planes
+
+
+def _transposed_planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
+    """Values [b, H, W, v, u] as [b, u, H, vp / pair, wp, pair]."""
+    left, pair = sizes.scope_x // 2, _pair(dtype)
+    shape = (sizes.batch, sizes.u, sizes.height, sizes.vp // pair, sizes.wp, pair)
+    planes = torch.zeros(shape, dtype=dtype)
+    for place in range(min(pair, sizes.v)):
+        part = values[..., place::pair, :].transpose(3, 4)  # [b, H, W, u, v / pair]
+        target = planes[:, :, :, : part.shape[4], left : left + sizes.width, place]
+        _copy(target.permute(0, 2, 4, 1, 3), part)
+    return planes
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Dense [b, H, W, h, c] as [b, H, (W h) / pair, c, pair]."""
+    pair = _pair(x.dtype)
+    if pair == 1:
+        return x
+    rows = x.flatten(2, 3)
+    rows = F.pad(rows, (0, 0, 0, rows.shape[2] % pair)).unflatten(2, (-1, pair))
+    paired = torch.empty_like(rows.transpose(3, 4), memory_format=torch.contiguous_format)
+    _copy(paired.transpose(3, 4), rows)
+    return paired
+
+
+def _steps(matrices: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """Matrices [.., r, c], padded with zeros, as [.., r / pair, columns, pair]."""
+    rows, pair = matrices.shape[-2], _pair(dtype)
+    padded = F.pad(matrices.to(dtype), (0, columns - matrices.shape[-1], 0, rows % pair))
+    return padded.unflatten(-2, (-1, pair)).transpose(-2, -1).contiguous()
 
 
 def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
     """See :func:`lambda_det.layers.local.local_position_output`.
 
-    16-bit inputs are computed in float32. The output is laid out as the queries are.
+    16-bit inputs are computed in float32 where the kernel does not take them; where it does, scores
+    are rounded to bfloat16 as query_first does. The output is laid out as the queries are.
     """
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
-    planes = values.permute(0, 4, 1, 2, 3)  # [b, u, H, W, v], often what is needed already
-    if values.dtype != dtype or sizes.vp != sizes.v or not planes.is_contiguous():
-        planes = torch.zeros((*planes.shape[:-1], sizes.vp), dtype=dtype)
-        _windows(planes[..., : sizes.v], values)
-    dense_queries = _dense(queries, sizes.k, dtype)
-    rows = _pad_last(embedding.to(dtype).permute(1, 2, 0, 3), sizes.rp)
+    dense_queries = _dense(queries, _padded(sizes.k, _pair(dtype)), dtype)
+    planes = _planes(values, sizes, dtype)
+    rows = _steps(embedding.permute(1, 2, 0, 3), sizes.rp, dtype)
     output = empty_like_queries(queries, sizes.v, dtype)
     strides = longs(output.stride())
     call("forward", dtype, sizes, dense_queries, planes, rows, output, strides)
@@ -119,24 +164,23 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
-    grad, dense_queries = _dense(grad, sizes.vp, dtype), _dense(queries, sizes.k, dtype)
-    rows = embedding.to(dtype).permute(1, 2, 0, 3)  # [u, r_y, k, r_x]
+    wide = _wide(dtype)
+    grad = _dense(grad, sizes.vp, dtype)
+    dense_queries = _dense(queries, _padded(sizes.k, _pair(dtype)), dtype)
+    rows = embedding.permute(1, 2, 0, 3)  # [u, r_y, k, r_x]
 
-    planes = torch.empty((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=dtype)
-    call("values_gradient", dtype, sizes, grad, dense_queries, _pad_last(rows, sizes.rp), planes)
+    planes = torch.empty((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=wide)
+    factors = _rows(grad), dense_queries, _steps(rows, sizes.rp, dtype)
+    call("values_gradient", dtype, sizes, *factors, planes)
     grad_values = empty_like_values(values, dtype)
     _copy(grad_values.transpose(3, 4), planes[..., : sizes.v].permute(0, 2, 3, 1, 4))
 
-    left = sizes.scope_x // 2
-    transposed = torch.zeros((sizes.batch, sizes.u, sizes.height, sizes.vp, sizes.wp), dtype=dtype)
-    inside = transposed[:, :, :, : sizes.v, left : left + sizes.width]
-    _windows(inside.transpose(3, 4), values)
-    dense_grad_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=dtype)
+    dense_grad_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=wide)
     shares = (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp)
-    grad_embedding = torch.zeros(shares, dtype=dtype)
-    rows = _pad_last(rows.transpose(2, 3), sizes.kp)
-    written = dense_grad_queries, grad_embedding
-    call("queries_gradient", dtype, sizes, grad, dense_queries, transposed, rows, *written)
+    grad_embedding = torch.zeros(shares, dtype=wide)
+    factors = grad, _rows(dense_queries[..., : sizes.k]), _transposed_planes(values, sizes, dtype)
+    rows = _steps(rows.transpose(2, 3), sizes.kp, dtype)
+    call("queries_gradient", dtype, sizes, *factors, rows, dense_grad_queries, grad_embedding)
     grad_queries = empty_like_queries(queries, sizes.k, dtype)
     _copy(grad_queries, dense_grad_queries[..., : sizes.k])
     grad_embedding = grad_embedding.sum(0)[..., : sizes.scope_x].permute(2, 0, 1, 3)
