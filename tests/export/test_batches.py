@@ -118,7 +118,7 @@ def test_predictor_reads_a_file_alone_and_fills_its_batches(batch, fixed, suffix
     if suffix == ".xml":
         openvino = pytest.importorskip("openvino")
         openvino.save_model(openvino.convert_model(path), tmp_path / "d.xml")
-    predictor = Predictor(path.with_suffix(suffix), score_threshold=0.1)
+    predictor = Predictor(path.with_suffix(suffix), score_threshold=0.1, batch_size=3)
     images = [
         np.full((h, w, 3), v, np.uint8) for h, w, v in ((48, 60, 200), (90, 60, 99), (5, 7, 0))
     ]
