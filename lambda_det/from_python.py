@@ -157,7 +157,8 @@ def train(
     is_lazy = not parser.get_default("keys")["output"].isupper()
     for key, value in keys.items():
         if key not in named:
-            text = quoted(value) if is_lazy and isinstance(value, str) else str(value)
+            is_text = isinstance(value, str | os.PathLike)
+            text = quoted(str(value)) if is_lazy and is_text else str(value)
             words += [f"{key}={text}"] if is_lazy else [key, text]
     parser.error = _refuse  # a command line would end the process
     run(parser.parse_args(words))
@@ -166,8 +167,8 @@ def train(
 
 def _words(flags: dict[str, Any]) -> list[str]:
     """Flags as a command line has them; those that are None or False are left out."""
-    given = {f"--{k.replace('_', '-')}": v for k, v in flags.items() if v not in (None, False)}
-    return [flag if value is True else f"{flag}={value}" for flag, value in given.items()]
+    given = {f"--{k.replace('_', '-')}": v for k, v in flags.items() if v is not None}
+    return [flag if v is True else f"{flag}={v}" for flag, v in given.items() if v is not False]
 
 
 def _refuse(message: str) -> None:

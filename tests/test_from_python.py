@@ -43,6 +43,13 @@ def test_flags_and_keys_are_those_of_the_command(recipe, keys, opts, started, tm
     assert run.folder == tmp_path
 
 
+def test_a_flag_of_0_and_a_path_count(started, tmp_path):
+    """0 is no False: it holds out nothing."""
+    place = tmp_path / "my data"
+    lambda_det.train("my", LAZY, output=tmp_path, val_share=0, num_gpus=1, **{KEY: place})
+    assert started[0].val_share == 0 and started[0].opts[0] == f"{KEY}='{place}'"
+
+
 @pytest.mark.parametrize("keys", [{"bach": 4}, {"batch": "many"}])
 def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
     with pytest.raises(ConfigError, match=next(iter(keys))):

@@ -6,6 +6,7 @@ The kinds of errors, and the repair of one kind at a time, are those of TIDE (Bo
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -277,8 +278,8 @@ def _longer(records: Sequence[Mapping[str, float]], kind: str) -> list[Change]:
     if len(points) < 4 or (losses and min(losses) < 0.98 * losses[-1]):
         return []
     last, value = points[-1]
-    before = max(ap for step, ap in points if step <= last * 2 / 3)
-    if value < max(ap for _, ap in points):
+    before = max((ap for step, ap in points if step <= last * 2 / 3), default=math.nan)
+    if not value - before >= 0 or value < max(ap for _, ap in points):
         return []
     return [
         Change(

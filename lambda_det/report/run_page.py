@@ -26,6 +26,7 @@ from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.evaluation import read_ground_truth
@@ -207,13 +208,17 @@ def write_report(run: str | Path, output: str | Path | None = None, **options: A
         DataError: as :func:`build_report` does.
     """
     path = Path(output) if output else Path(run, "report.html")
-    if path.suffix != ".html":
-        raise ConfigError(f"The page {path} needs a name that ends in .html.")
+    _check_name(path)
     page = build_report(run, **options)
     _write(page.text(), path)
     for name in send_report(run, path, page.tables, page.pictures):
         logger.info(f"The report is at {name}, too")
     return path
+
+
+def _check_name(path: Path) -> None:
+    if path.suffix != ".html":
+        raise ConfigError(f"The page {path} needs a name that ends in .html.")
 
 
 def _write(text: str, path: Path) -> Path:
@@ -282,15 +287,20 @@ def write_comparison(runs: Sequence[str | Path], output: str | Path) -> tuple[Pa
         The file, and its table as text.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or a run is named twice.
         DataError: a folder is not that of a run, or no result is in all of them.
     """
+    paths = list(map(Path, runs))
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError(f"{listed(map(str, paths))}: a run is named twice; name each once.")
+    _check_name(Path(output))
+    named = [path.resolve().name for path in paths]
     results, curves = {}, {}
-    for run in map(Path, runs):
+    for run, name in zip(paths, named, strict=True):
         records = read_metrics(run)
         _, best = _state(run, read_saved(run), 0)
         results[str(run)], _ = results_until(records, best)
-        curves[f"{run.resolve().name}: "] = records
+        curves[f"{name if named.count(name) == 1 else run}: "] = records
     names = [
         n for n in next(iter(results.values())) if all(n in found for found in results.values())
     ]
@@ -520,15 +530,17 @@ def _add_advice(
     """The changes that would bring most, and what shows it."""
     trained: Counter[str] = Counter()
     for name in task.parts.train_names or ():
-        with contextlib.suppress(OSError):  # the training's files may be gone
-            content = json.loads(Path(registered_files(name)[0]).read_text("utf-8"))
+        # The training's files may be gone since, or of another kind
+        with contextlib.suppress(UserError, LookupError, TypeError):
+            content = read_json(registered_files(name)[0])
             classes = {category["id"]: category["name"] for category in content["categories"]}
             trained.update(classes[entry["category_id"]] for entry in content["annotations"])
-    sizes = getattr(task.config, "INPUT", None)  # a LazyConfig has none: sizes are the images' then
+    # A LazyConfig has none, and 0 resizes nothing: sizes are the images' then
+    sizes = getattr(task.config, "INPUT", None)
     scales = [
         min(sizes.MIN_SIZE_TEST / min(sides), sizes.MAX_SIZE_TEST / max(sides))
         for image in ground_truth.imgs.values()
-        if sizes and (sides := (image["height"], image["width"]))
+        if sizes and sizes.MIN_SIZE_TEST and (sides := (image["height"], image["width"]))
     ]
     scale = statistics.median(scales) if scales else 1.0
     changes = advise(ground_truth, entries, kind, records, trained, scale)

@@ -164,3 +164,8 @@ def test_a_run_that_was_still_rising_is_to_go_on(ap, loss, gain):
         record["validation/total_loss"] = value
     gains = [c.gain for c in changes(OBJECTS, PERFECT, records)]
     assert gains == ([] if gain is None else [gain])
+
+
+def test_a_run_that_was_evaluated_only_late_tells_nothing():
+    records = [{"iteration": 90 + i, "bbox/AP50": 10 * i} for i in range(5)]
+    assert changes(OBJECTS, PERFECT, records) == []

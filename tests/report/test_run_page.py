@@ -21,7 +21,7 @@ from lambda_det.report import run_page
 from lambda_det.report.class_results import evaluate_detections
 from lambda_det.report.command_line import main
 from lambda_det.report.page import Page, new_axes, to_svg
-from lambda_det.report.run_page import read_metrics, write_report
+from lambda_det.report.run_page import read_metrics, write_comparison, write_report
 from lambda_det.training.run_folder import save_config
 from tests.coco import annotation as make_annotation
 from tests.coco import coco_content
@@ -324,6 +324,34 @@ def test_folds_have_one_table(run, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(words)
     assert "--output" in capsys.readouterr().err
+    for words, named in (
+        ([run, f"{run}/", "--output", "a.html"], "twice"),
+        ([run, tmp_path / "other", "--output", tmp_path / "a.png"], r"a\.png"),
+    ):
+        assert main(list(map(str, words))) == 2
+        assert re.search(named, capsys.readouterr().err)
+
+
+def test_folds_whose_folders_have_one_name_have_a_curve_each(run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "other" / run.name)
+    drawn = []
+    monkeypatch.setattr(run_page, "draw_curves", lambda runs: drawn.append(runs) or [])
+    for folder in (run, tmp_path / "other" / run.name):
+        (folder / "metrics.json").write_text('{"iteration": 9, "bbox/AP": 1.0}\n')
+    write_comparison([run, tmp_path / "other" / run.name], tmp_path / "folds.html")
+    assert len(drawn[0]) == 2
+
+
+@pytest.mark.parametrize("size", [1024, 0])
+def test_a_test_size_of_none_makes_no_object_small(run, size, monkeypatch):
+    """And training data that are gone since take nothing of the page."""
+    file = run / "config.yaml"
+    text = re.sub(r"MIN_SIZE_TEST: \d+", f"MIN_SIZE_TEST: {size}", file.read_text())
+    file.write_text(re.sub(r"\n  TRAIN: .*", "\n  TRAIN: [coco_2017_train]", text))
+    scales = []
+    monkeypatch.setattr(run_page, "advise", lambda *args: scales.append(args[-1]) or [])
+    assert "What would bring most" in _page(run)
+    assert (scales[0] == 1) == (size == 0)
 
 
 def _entries(change):

@@ -45,8 +45,8 @@ class Split(NamedTuple):
             ConfigError: a value cannot be, or two exclude each other.
         """
         if self.fold:
-            number, _, folds = self.fold.partition("/")
-            if not (number + folds).isdecimal() or not 1 <= int(number) <= int(folds) > 1:
+            known = re.fullmatch(r"(\d+)/(\d+)", self.fold)
+            if not known or not 1 <= int(known[1]) <= int(known[2]) > 1:
                 raise ConfigError(f"{self}: give a fold of several, such as 2/5.")
             if self.share:
                 raise ConfigError(f"{self} is a share already; leave --val-share out.")
@@ -145,6 +145,8 @@ def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
     if not (split.fold or split.stratify):
         return {id for name in groups if is_held_out(name, split.share) for id in groups[name]}
     number, folds = map(int, split.fold.split("/")) if split.fold else (1, 0)
+    if folds > len(groups):
+        return set()
     shares = [1 / folds] * folds if folds else [split.share, 1 - split.share]
     classes = defaultdict(set)
     for annotation in content["annotations"]:

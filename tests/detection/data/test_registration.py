@@ -191,6 +191,8 @@ def test_a_group_stays_on_one_side(split, content, many, write):
         (Split(0.0, "0/5"), "FOLD"),
         (Split(0.0, "1/1"), "FOLD"),
         (Split(0.0, "half"), "--fold half"),
+        (Split(0.0, "2"), "--fold 2 "),
+        (Split(0.0, "/2"), "--fold /2"),
         (Split(0.2, "1/5"), "leave --val-share out"),
         (Split(0.2, group_by="(film"), "GROUP_BY.*regular"),
         (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
@@ -228,6 +230,8 @@ def test_a_share_that_is_none(cfg, many, share):
 
 
 def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
+    with pytest.raises(DataError, match=r"FOLD.*0 of 100"):
+        hold_out(*many, Split(0.0, f"1/{9**9}"))
     for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
         with pytest.raises(DataError, match=f"VAL_SHARE.*{words}"):
             share_out(cfg, many, share)
