@@ -175,7 +175,7 @@ def register(name: str, entry: Architecture | Head | Evaluator) -> None:
         entry: in place of one with this name.
     """
     tables = {Architecture: ARCHITECTURES, Evaluator: EVALUATORS, Head: HEADS}
-    tables[type(entry)][name] = entry
+    next(table for kind, table in tables.items() if isinstance(entry, kind))[name] = entry
     if isinstance(entry, Head) and entry.class_layers:
         CLASS_LAYERS.append(entry.class_layers)
 

@@ -119,5 +119,5 @@ def test_an_evaluator_and_an_architecture_of_another_project(counting, tmp_path)
     assert made.made_of == ("silent", ("bbox", "segm"), str(tmp_path / "inference"))
 
     assert predictions("Stranger") == ("instances",) and not is_known("Stranger")
-    register("Stranger", Architecture(("semantic",)))
+    register("Stranger", type("OfAProject", (Architecture,), {})(("semantic",)))
     assert predictions("Stranger") == ("semantic",) and is_known("Stranger")
