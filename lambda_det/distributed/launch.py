@@ -59,11 +59,19 @@ def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch
         return parsed
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     named = parsed.index is not None
-    if num_gpus > there or (named and (num_gpus > 1 or parsed.index >= there)):
+    if named and num_gpus > 1:
         raise ConfigError(
-            f"{option(key, device)} needs a GPU for each of {num_gpus} process(es), and PyTorch "
-            f"{torch.__version__} sees {there} here: lower --num-gpus, set {option(key, 'cuda')} "
-            f"for the first ones, or add {option(key, 'cpu')} at the end of the command line."
+            f"{option(key, device)} is one GPU, and --num-gpus {num_gpus} wants one for each "
+            f"process: set {option(key, 'cuda')} for the first ones, or leave --num-gpus out."
+        )
+    if num_gpus > there or (named and parsed.index >= there):
+        cures = [f"add {option(key, 'cpu')} at the end of the command line"]
+        if there:
+            other = option(key, f"cuda:{there - 1}") + " or a lower one"
+            cures.insert(0, f"set {other}" if named else f"lower --num-gpus to {there}")
+        raise ConfigError(
+            f"{option(key, device)} with --num-gpus {num_gpus} needs more GPUs than are here, of "
+            f"which PyTorch {torch.__version__} sees {there}: {' or '.join(cures)}."
         )
     return parsed
 

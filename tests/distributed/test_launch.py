@@ -57,10 +57,10 @@ def test_contradictory_flags(argv, flag):
 @pytest.mark.parametrize(
     ("device", "num_gpus", "existing", "named"),
     [
-        ("cuda", 1, 0, "MODEL.DEVICE cpu"),
-        ("cuda", 4, 2, "sees 2 here"),
-        ("cuda:3", 1, 2, "sees 2 here"),
-        ("cuda:0", 2, 2, "cuda:0"),
+        ("cuda", 1, 0, "sees 0: add MODEL.DEVICE cpu"),
+        ("cuda", 4, 2, "sees 2: lower --num-gpus to 2"),
+        ("cuda:3", 1, 2, "sees 2: set MODEL.DEVICE cuda:1"),
+        ("cuda:0", 2, 2, "cuda:0 is one GPU"),
         ("graphics", 1, 0, "graphics"),
     ],
 )
