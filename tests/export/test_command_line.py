@@ -90,6 +90,12 @@ def test_nothing_detected_is_said(run, tmp_path, capsys):
     assert "note: nothing was detected" in capsys.readouterr().out
 
 
+def test_published_weights_by_their_url(tmp_path, capsys):
+    named = ["--model", "lambda_resnet26_slim", "--weights", "lambda://lambda_resnet26_slim"]
+    assert tool.main([str(tmp_path / "b.ts"), *named, "--sizes", "64x64"]) == 0
+    assert "lambda://lambda_resnet26_slim" in capsys.readouterr().out
+
+
 def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
     named = ["--model", "mobilenet_v2_lambda", "--weights", weights, "--sizes", "64x64"]
