@@ -8,9 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-__all__ = ["DRAFT", "replace_file", "replace_text", "sync_folder"]
+__all__ = ["DRAFT", "relative_path", "replace_file", "replace_text", "sync_folder"]
 
 DRAFT = ".tmp"  # ends the name of a file that is not complete yet
+
+
+def relative_path(path: str | Path, start: str | Path) -> str:
+    """The path from the folder ``start`` on; absolute where Windows has both on other drives."""
+    try:
+        return os.path.relpath(path, start)
+    except ValueError:
+        return os.path.abspath(path)
 
 
 def replace_file(

@@ -27,6 +27,7 @@ from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed, reason
+from lambda_det.files import relative_path
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
 
@@ -134,7 +135,7 @@ def plan_dataset(
     pictures = []
     for record in records[:limit]:
         file = Path(record["file_name"])
-        relative = Path(os.path.relpath(file, images))
+        relative = Path(relative_path(file, images))
         truth = record.get("annotations", [])
         target = _target(Path(output), relative)
         pictures.append(Picture(file, target, relative.as_posix(), truth, true_names))

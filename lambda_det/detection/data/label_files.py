@@ -16,7 +16,7 @@ import pycocotools.mask
 import yaml
 
 from lambda_det.errors import DataError, reason
-from lambda_det.files import replace_text
+from lambda_det.files import relative_path, replace_text
 
 __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
 
@@ -121,7 +121,7 @@ def _write_folder(
     for image in content["images"]:
         name = image["file_name"]
         files[name].parent.mkdir(parents=True, exist_ok=True)
-        place = os.path.relpath(sources.get(name, images / name), files[name].parent)
+        place = relative_path(sources.get(name, images / name), files[name].parent)
         text = _WRITERS[kind][1](image, objects[image["id"]], place)
         files[name].write_text(text, "utf-8")
     if kind == "yolo":
