@@ -23,6 +23,7 @@ from iopath.common.file_io import get_cache_dir
 from tabulate import tabulate
 
 from lambda_det.config import CONFIGS, leaves, read_plain
+from lambda_det.detection.config import DATA_FLAGS
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.held_out import Split, hold_out
@@ -71,17 +72,19 @@ def complete(args: argparse.Namespace) -> None:
 def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Set the flags for the files of the data; what they are is for the table."""
     place, rows = getattr(args, "data", None), []
-    if place and args.train_json:
-        raise ConfigError("--data and --train-json both name data to train on; give one of them.")
     for part in (place, args.train_json, args.train_images, args.test_json, args.test_images):
         refuse_address(part or "")
+    if place or args.config_file is None:
+        _take_typed(args)
+    if place and args.train_json:
+        raise ConfigError("--data and --train-json both name data to train on; give one of them.")
     if place:
-        kind, (train, *tests) = find_parts(place)
+        kind, (train, *tests) = find_parts(place, args.train_images)
         rows.append(("labels", kind, f"of what lies in {place}"))
-        args.train_json = str(train.labels)
-        args.train_images = args.train_images or str(train.images)
+        args.train_json, args.train_images = map(str, train)
         if tests and not (args.test_json or args.fold) and args.val_share is None:
-            args.test_json, args.test_images = map(str, tests[0])
+            args.test_json = str(tests[0].labels)
+            args.test_images = args.test_images or str(tests[0].images)
             rows.append(("evaluation", args.test_json, f"with the images in {args.test_images}"))
     for part in ("train", "test"):
         labels = getattr(args, f"{part}_json", None)
@@ -100,12 +103,29 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     return rows
 
 
+def _typed(args: argparse.Namespace) -> dict[str, str]:
+    """What follows the flags, by the keys of YAML or of a LazyConfig."""
+    pairs = (word.lstrip("+").partition("=")[::2] for word in args.opts if "=" in word)
+    lazy = {key: value.strip("'\"") for key, value in pairs}
+    return lazy | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+
+
+def _take_typed(args: argparse.Namespace) -> None:
+    """Set the flags for data whose keys are typed in their place."""
+    typed = _typed(args)
+    for flag in (*DATA_FLAGS, "fold", "group_by", "val_share"):
+        key = f"DATASETS.{flag.upper()}"
+        value = typed.get(key, typed.get(f"dataloader.{flag}"))
+        if value and getattr(args, flag, None) is None:
+            with contextlib.suppress(ValueError):  # whoever reads the keys refuses it
+                setattr(args, flag, float(value) if flag == "val_share" else value)
+
+
 def _saved(args: argparse.Namespace) -> dict[str, Any]:
     """The keys of the run that ``--resume`` continues; none where there is no such run."""
-    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-    typed |= dict(word.partition("=")[::2] for word in args.opts)
+    typed = _typed(args)
     folder = typed.get("OUTPUT_DIR", typed.get("train.output_dir", "output/finetune"))
-    file = Path(args.output or folder.strip("'"), "config.yaml")
+    file = Path(args.output or folder, "config.yaml")
     if not args.resume or not file.is_file():
         return {}
     with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, AttributeError):
@@ -125,7 +145,7 @@ def _share(labels: str, images: str, group_by: str) -> float | None:
 
 def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Set the configuration, with the keys that belong to it before those that are typed."""
-    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    typed = _typed(args)
     if saved := _saved(args):
         args.config_file = saved["file"]
         return [("recipe", args.config_file, "--resume goes on as the run was started")]

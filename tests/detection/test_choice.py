@@ -148,6 +148,33 @@ def test_a_share_that_nobody_typed_stays_over_a_resume(data, caplog, file, of):
         choice.complete(arguments(*words, of=of))
 
 
+@pytest.mark.parametrize("of", [parser, lazy_parser])
+def test_keys_for_data_count_as_their_flags(data, caplog, of):
+    """In either kind of configuration; and a key of the folder of the run is where it goes on."""
+    config, ends = (
+        ("mask_rcnn_lambdaresnet50.yaml", {})
+        if of is parser
+        else (
+            "mask_rcnn_lambdaresnet50.py",
+            {"FOLD": "fold", "VAL_SHARE": "val_share", "TEST_JSON": "test_json"},
+        )
+    )
+
+    def typed(key, value):
+        return [f"dataloader.{ends[key]}={value}"] if ends else [f"DATASETS.{key}", str(value)]
+
+    for key, value in (("FOLD", "1/3"), ("VAL_SHARE", 0.3), ("TEST_JSON", data)):
+        args = arguments("--config", config, "--data", data, *typed(key, value), of=of)
+        assert "evaluation" not in table(args, caplog)
+        assert getattr(args, key.lower()) == (value if key != "TEST_JSON" else str(data))
+        assert load_any_config(args) is not None
+    folder = ["OUTPUT_DIR", data.parent] if of is parser else [f"train.output_dir={data.parent}"]
+    key = "DATASETS: {VAL_SHARE: 0.3}" if of is parser else "dataloader: {val_share: 0.3}"
+    (data.parent / "config.yaml").write_text(key)
+    args = arguments("--config", config, "--data", data, "--resume", *folder, of=of)
+    assert table(args, caplog) and args.val_share == 0.3
+
+
 def test_files_with_a_configuration_are_as_they_were(data, caplog):
     for images in (["--images", data], []):
         args = arguments("--config", "finetune/base.yaml", "--train", data, *images)

@@ -43,11 +43,12 @@ class Part(NamedTuple):
     images: Path
 
 
-def find_parts(place: str | Path) -> tuple[str, list[Part]]:
+def find_parts(place: str | Path, images: str | Path | None = None) -> tuple[str, list[Part]]:
     """The format of a data set, what to train on, and what to evaluate on if that is apart.
 
     Args:
         place: its folder, or YOLO's data.yaml in it.
+        images: the folder of the pictures, by parts or not; None if they are in ``place``.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -55,10 +56,14 @@ def find_parts(place: str | Path) -> tuple[str, list[Part]]:
     place = Path(place)
     kind, files = recognise(place)
     root = place if place.is_dir() else place.parent
-    parts = _BY_KIND.get(kind, _in_folders)(root, files)
+    home = Path(images) if images else root
+    parts = _BY_KIND.get(kind, _in_folders)(root, files, home)
+    if images and kind != COCO:
+        found = _pictures(home)
+        parts = {name: Part(part.labels, found.get(name, home)) for name, part in parts.items()}
     train = parts.get("train")
     if train is None:
-        return kind, [Part(place, find_images(place))]
+        return kind, [Part(place, _images_of(files[0], root, home) if kind == COCO else home)]
     others = [parts[name] for name in _WORDS if parts.get(name, train) != train]
     return kind, [train, *others[:1]]
 
@@ -72,7 +77,7 @@ def find_images(labels: str | Path) -> Path:
     labels = Path(labels)
     kind, files = recognise(labels)
     root = labels if labels.is_dir() else labels.parent
-    return _images_of(files[0], root) if kind == COCO else root
+    return _images_of(files[0], root, root) if kind == COCO else root
 
 
 def _part_of(path: Path, root: Path) -> str:
@@ -104,35 +109,35 @@ def _pictures(root: Path) -> dict[str, Path]:
     return _folders((p for p in root.rglob("*") if p.suffix.lower() in PICTURES), root)
 
 
-def _images_of(file: Path, root: Path) -> Path:
-    """The folder in or beside ``root`` with the first picture of a file in COCO's format."""
+def _images_of(file: Path, root: Path, home: Path) -> Path:
+    """The folder in or beside ``home`` with the first picture of a file in COCO's format."""
     first = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', file.read_bytes())
     name = ""
     with contextlib.suppress(ValueError):
         name = json.loads(first[1]) if first else ""
-    above = root.parent if root.name == "annotations" else root
+    above = home.parent if home.name == "annotations" else home
     folders = [Path(folder) for folder, _, _ in os.walk(above) if Path(folder, name).is_file()]
     if not name or not folders:
         raise DataError(
             f"{file}: its picture {name!r} is in no folder of {above}; name the folder with "
             f"--train {file} --images DIR."
         )
-    wanted = _part_of(file.with_suffix(""), above)
+    wanted = _part_of(file.with_suffix(""), root)
     return min(folders, key=lambda path: (_part_of(path, above) != wanted, path != file.parent))
 
 
 # ------------------------------------------------------------------------ parts by format of labels
-def _of_coco(root: Path, files: list[Path]) -> dict[str, Part]:
+def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     # COCO's own files of keypoints, captions, stuff and segments stand beside those of instances
     instances = [file for file in files if file.name.startswith("instances")]
     groups: dict[str, list[Path]] = {}
     for file in instances or files:
         groups.setdefault(_part_of(file.with_suffix(""), root), []).append(file)
     named = {name: Path(only(root, found)) for name, found in groups.items() if name}
-    return {name: Part(file, _images_of(file, root)) for name, file in named.items()}
+    return {name: Part(file, _images_of(file, root, home)) for name, file in named.items()}
 
 
-def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
+def _of_yolo(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     file, parts = Path(only(root, files)), {}
     content = yolo_content(file)
     homes = (file.parent / str(content.get("path") or ""), file.parent)
@@ -143,36 +148,35 @@ def _of_yolo(root: Path, files: list[Path]) -> dict[str, Part]:
             raise DataError(
                 f"{file} names several folders, {values}; give --train FILE --images DIR."
             )
-        for home, value in itertools.product(homes, values):
+        for start, value in itertools.product(homes, values):
             for text in (value, value.replace("../", "")):  # Roboflow's are one level too high
-                path = Path(os.path.normpath(home / text))
+                path = Path(os.path.normpath(start / text))
                 if path.is_dir():
                     parts.setdefault(name, Part(file, path))
                 elif path.suffix == ".txt" and path.is_file():
                     parts.setdefault(name, Part(path, file.parent))
     if parts:
         return parts
-    found = _pictures(root)
+    found = _pictures(home)
     if "train" in found:
-        paths = (path for path in root.rglob("*") if path.suffix.lower() in PICTURES)
-        _refuse_strays(root, [path for path in paths if yolo_file(path, path).is_file()])
+        paths = (path for path in home.rglob("*") if path.suffix.lower() in PICTURES)
+        _refuse_strays(home, [path for path in paths if yolo_file(path, path).is_file()])
     return {name: Part(file, folder) for name, folder in found.items()}
 
 
-def _in_folders(root: Path, files: list[Path]) -> dict[str, Part]:
+def _in_folders(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     """By the lists of Pascal VOC, or else folders of labels with pictures in them or apart."""
     lists = {path.stem: path for path in sorted(root.rglob("ImageSets/Main/*.txt"))}
     if train := lists.get("train", lists.get("trainval")):
-        home = train.parents[2]
-        images = home / "JPEGImages"
-        images = images if images.is_dir() else home
+        images = train.parents[2] / "JPEGImages"
+        images = images if images.is_dir() else train.parents[2]
         found = {name: lists[name] for name in _WORDS if name in lists}
         return {name: Part(path, images) for name, path in ({"train": train} | found).items()}
-    pictures = _pictures(root)
+    pictures = _pictures(home)
     labels = _folders(files, root)
     if "train" in labels:
         _refuse_strays(root, files)
-    return {name: Part(path, pictures.get(name, root)) for name, path in labels.items()}
+    return {name: Part(path, pictures.get(name, home)) for name, path in labels.items()}
 
 
 _BY_KIND = {COCO: _of_coco, "YOLO": _of_yolo}

@@ -254,6 +254,25 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
 
 
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("kind", ["COCO", "Pascal VOC", "YOLO"])
+def test_pictures_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_path):
+    folders = ("train/", "val/") if parts else ("",)
+    labels = {
+        "COCO": {f"{folder or 'all'}a.json": coco("a.png") for folder in folders},
+        "Pascal VOC": {f"{folder}a.xml": VOC.format("a.png", "a") for folder in folders},
+        "YOLO": {"data.yaml": YAML},
+    }
+    make(tmp_path / "labels", labels[kind])
+    make(tmp_path / "pictures", {f"{folder}a.png": "" for folder in folders})
+    found, places = find_parts(tmp_path / "labels", tmp_path / "pictures")
+    assert found == kind and len(places) == len(folders)
+    assert [place.images for place in places] == [tmp_path / "pictures" / f for f in folders]
+    for place in places:
+        (file,) = as_coco(tuple(map(str, place)))
+        assert not check_coco(file, str(place.images)).refusal() or kind == "YOLO"
+
+
 def test_a_file_of_coco_s_format_may_have_the_ending_of_a_list(tmp_path):
     file = tmp_path / "train.txt"
     file.write_text('{"images": [], "annotations": [], "categories": []}')
@@ -305,6 +324,18 @@ def test_the_command_writes_other_formats_and_reads_them_back(kind, shapes, tmp_
     assert len(polygons) == {"yolo": 1, "voc": 0, "labelme": 2}[kind]
     masks = [p and area(merge(frPyObjects(p, 30, 40))) for p in (polygons, POLYGONS)]
     assert kind == "voc" or masks[0] == masks[1] > 30
+
+
+def test_a_picture_on_another_drive_has_its_whole_path(shapes, tmp_path, monkeypatch):
+    """Windows has no relative path to it."""
+
+    def other_drive(*_):
+        raise ValueError("path is on mount 'C:', start on mount 'D:'")
+
+    monkeypatch.setattr("os.path.relpath", other_drive)
+    write_labels(shapes, "labelme", tmp_path / "labels", tmp_path / "pictures")
+    content = json.loads((tmp_path / "labels" / "größe 1.json").read_text("utf-8"))
+    assert content["imagePath"] == str(tmp_path / "pictures" / "größe 1.png")
 
 
 def test_labels_stay_in_their_folder_and_apart(shapes, tmp_path):
