@@ -293,17 +293,21 @@ class Trainer(TrainerBase):
         are those that follow: equal batches in more parts.
         """
         images = (self.settings.images_per_step or 0) // self.settings.accumulate
+        # Others of several processes wait for this one's gradients
+        is_divisible = images > 1 and comm.get_world_size() == 1
+        before = self._kept_of_forward() if is_divisible else []
         try:
             self.step.run(self._batches, self.iter)
         except OutOfMemoryError:
-            # Others of several processes wait for this one's gradients
-            if images < 2 or comm.get_world_size() > 1:
+            if not is_divisible:
                 raise
         else:
             if self.average:
                 self.average.update()
             return
         # Behind the handler, which keeps the tensors of the step
+        for keeper, state in before:
+            keeper.load_state_dict(state)
         factor = next(n for n in range(2, images + 1) if images % n == 0)
         self._divide(factor)
         logger.warning(
@@ -322,6 +326,16 @@ class Trainer(TrainerBase):
         self._build_loaders()
         self._open_loader(self.iter)
         self.run_step()
+
+    def _kept_of_forward(self) -> list[tuple[Any, dict[str, Any]]]:
+        """What a forward pass changes by itself: running statistics, and what hooks say so of."""
+        norms = [(norm, norm.state_dict()) for norm in batch_norms(self.model)]
+        copies = [(norm, {name: t.clone() for name, t in kept.items()}) for norm, kept in norms]
+        return copies + [
+            (hook, hook.state_dict())
+            for hook in self._hooks
+            if getattr(hook, "is_of_forward", False)
+        ]
 
     def _divide(self, factor: int) -> None:
         """Take the images of a batch in so many parts."""

@@ -202,6 +202,30 @@ def test_where_memory_is_too_small_a_batch_is_taken_in_parts(folder, images, cap
     assert resumed.settings.accumulate == resumed.step.accumulate == parts
 
 
+def test_a_step_that_is_taken_again_has_left_no_statistics(folder):
+    """Its first forward passes had the memory; the hooks of detectors keep such things, too."""
+    seen = []
+
+    def narrow(trainer):
+        original, kept = trainer.step.run, trainer._hooks[-1]
+        kept.is_of_forward, kept.state_dict = True, lambda: {"steps": len(seen)}
+        kept.load_state_dict = seen.append
+
+        def run(batches, iteration):
+            seen.append({k: v.clone() for k, v in trainer.model.layers[1].state_dict().items()})
+            if trainer.step.accumulate == 1:
+                trainer.model(next(batches))
+                raise OutOfMemoryError("too small")
+            original(batches, iteration)
+
+        trainer.step.run = run
+
+    Trainer(ToyTask(folder, narrow, images_per_step=4, max_iter=3)).train()
+    first, hook, second = seen
+    assert hook == {"steps": 0} and first.keys() == second.keys()
+    assert all(map(torch.equal, first.values(), second.values()))
+
+
 def test_statistics_depend_on_seed_and_iteration_alone(folder):
     def statistics(seed, iteration, drawn_before, accumulate=1):
         trainer = Trainer(ToyTask(folder, seed=seed, precise_bn_batches=2, accumulate=accumulate))
