@@ -70,16 +70,15 @@ class _Pictures:
         left_out: where shapes were that no box or mask can be made of, by their kind.
     """
 
-    def __init__(self, folder: Path, list_file: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, list_file: Path | None = None, paths: Iterable[Path] | None = None
+    ) -> None:
         self.folder, self.left_out = folder, defaultdict(list)
         if not folder.is_dir():
             raise DataError(f"There is no image folder {folder}; name it with --images.")
-        self.paths = sorted(
-            Path(root, name)
-            for root, _, names in os.walk(folder)
-            for name in names
-            if name.lower().endswith(PICTURES)
-        )
+        if paths is None:
+            paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+        self.paths = sorted(path for path in paths if path.name.lower().endswith(PICTURES))
         self._places: dict[str, set[Path]] = {}
         for path in self.paths:
             parts = path.relative_to(folder).parts
@@ -431,13 +430,16 @@ def _is_list(place: Path) -> bool:
     return is_text and not (place.is_file() and _begins(place, FORMATS[COCO].sign))
 
 
-def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str, Any]:
+def read_labels(
+    place: str | Path, images: str | Path | None = None, paths: Iterable[Path] | None = None
+) -> dict[str, Any]:
     """The labels of a file or folder in COCO's format.
 
     Args:
         place: a folder of Pascal VOC, LabelMe or CVAT files, such a file, YOLO's data.yaml, a file
             of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
         images: the folder of the pictures; by default that of the labels. Names are relative to it.
+        paths: of YOLO's pictures, those that are meant; by default all.
 
     Returns:
         ``images`` with the sizes of the pictures themselves, ``annotations`` and ``categories``:
@@ -458,7 +460,8 @@ def read_labels(place: str | Path, images: str | Path | None = None) -> dict[str
         return read_json(only(home, files))
     if read is _read_yolo:
         only(home, files)
-    pictures = _Pictures(Path(images or (home if home.is_dir() else home.parent)), list_file)
+    folder = Path(images or (home if home.is_dir() else home.parent))
+    pictures = _Pictures(folder, list_file, paths)
     if list_file:
         stems = {path.stem for path in pictures.paths}
         files = [file for file in files if read is _read_yolo or file.stem in stems]

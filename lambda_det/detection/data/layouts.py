@@ -16,10 +16,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from lambda_det.detection.data.coco_format import keep_json
 from lambda_det.detection.data.labels import (
     COCO,
     PICTURES,
     only,
+    read_labels,
     recognise,
     yolo_content,
     yolo_file,
@@ -144,17 +146,15 @@ def _of_yolo(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     for name in _WORDS:
         values = content.get(name) or []
         values = list(map(str, values if isinstance(values, list) else [values]))
-        if len(values) > 1:
-            raise DataError(
-                f"{file} names several folders, {values}; give --train FILE --images DIR."
-            )
-        for start, value in itertools.product(homes, values):
-            for text in (value, value.replace("../", "")):  # Roboflow's are one level too high
-                path = Path(os.path.normpath(start / text))
-                if path.is_dir():
-                    parts.setdefault(name, Part(file, path))
-                elif path.suffix == ".txt" and path.is_file():
-                    parts.setdefault(name, Part(path, file.parent))
+        places = [place for value in values if (place := _place(value, homes))]
+        if places and len(places) < len(values):
+            raise DataError(f"{file}: of {name}, {values}, some are not there; correct the paths.")
+        if len(places) == 1 and places[0].is_dir():
+            parts[name] = Part(file, places[0])
+        elif len(places) == 1 and _is_beside(places[0], file):
+            parts[name] = Part(places[0], file.parent)
+        elif places:
+            parts[name] = _gathered(file, name, places, homes)
     if parts:
         return parts
     found = _pictures(home)
@@ -162,6 +162,51 @@ def _of_yolo(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
         paths = (path for path in home.rglob("*") if path.suffix.lower() in PICTURES)
         _refuse_strays(home, [path for path in paths if yolo_file(path, path).is_file()])
     return {name: Part(file, folder) for name, folder in found.items()}
+
+
+def _place(value: str, homes: Iterable[Path]) -> Path | None:
+    """The folder or list of pictures that data.yaml names; Roboflow's are one level too high."""
+    for home, text in itertools.product(homes, (value, value.replace("../", ""))):
+        path = Path(os.path.abspath(home / text))
+        if path.is_dir() or (path.suffix == ".txt" and path.is_file()):
+            return path
+    return None
+
+
+def _is_beside(list_file: Path, file: Path) -> bool:
+    """Whether a list is where data.yaml is, and names nothing that is there but outside of it."""
+    home = Path(os.path.abspath(file.parent))
+    lines = list_file.read_text("utf-8-sig", "replace").splitlines()
+    named = (Path(os.path.abspath(home / line.strip())) for line in lines)
+    return list_file.parent == home and all(
+        path.is_relative_to(home) or not path.is_file() for path in named
+    )
+
+
+def _gathered(file: Path, name: str, places: list[Path], homes: Iterable[Path]) -> Part:
+    """A part of several folders, or of lists that are elsewhere, as a file in COCO's format.
+
+    Raises:
+        DataError: a picture of a list is not there, or there is none.
+    """
+    paths: set[Path] = set()
+    for place in places:
+        if place.is_dir():
+            paths.update(p for p in place.rglob("*") if p.suffix.lower() in PICTURES)
+            continue
+        for number, line in enumerate(place.read_text("utf-8-sig", "replace").splitlines(), 1):
+            if not (text := line.strip()) or text.startswith("#"):
+                continue
+            tried = (Path(os.path.abspath(home / text)) for home in (place.parent, *homes))
+            path = next(filter(Path.is_file, tried), None)
+            if path is None:
+                raise DataError(f"{place}, line {number}: there is no picture {text}; correct it.")
+            paths.add(path)
+    if not paths:
+        raise DataError(f"{file}: {name} names no picture.")
+    folder = Path(os.path.commonpath([path.parent for path in paths]))
+    content = read_labels(file, folder, paths)
+    return Part(Path(keep_json(content, "labels", f"{file.stem}_{name}.json")), folder)
 
 
 def _in_folders(root: Path, files: list[Path], home: Path) -> dict[str, Part]:

@@ -167,7 +167,14 @@ REFUSED = {
         {"x/data.yaml": YAML + "train: .\n", "y/data.yaml": YAML + "train: .\n"},
         "name one of them",
     ),
-    "several folders": ({"data.yaml": YAML + "train: [a, b]\n"}, "data.yaml"),
+    "several folders, of which one is not there": (
+        {"data.yaml": YAML + "train: [a, b]\n", "a/a.png": ""},
+        "data.yaml",
+    ),
+    "a list elsewhere of what is not there": (
+        {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
+        "a.txt, line 2",
+    ),
     "a list of what is not there": (
         {"data.yaml": YAML + "train: a.txt\n", "a.txt": "a.png\nb.png\n"},
         "a.txt, line 2",
@@ -252,6 +259,43 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     assert as_coco(*parts) == files
     refusal = reports[1].refusal()
     assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[day1/images, ../day2/images]", "lists/all.txt", "[day1/images, lists/second.txt]"],
+)
+def test_yolo_pictures_of_several_folders_and_of_lists_elsewhere(value, tmp_path):
+    """A list has whole paths, or ones from its own folder or from that of data.yaml."""
+    box = "0 0.5 0.5 0.5 0.5\n"
+    second = tmp_path / "day2" / "images" / "b.png"
+    make(
+        tmp_path,
+        {
+            "set/data.yaml": f"{YAML}train: {value}\nval: day1/images\n",
+            "set/lists/all.txt": f"../day1/images/a.png\n\n# more\n{second}\n",
+            "set/lists/second.txt": "../day2/images/b.png",
+            "set/day1/labels/a.txt": box,
+            "day2/labels/b.txt": box + box,
+            **dict.fromkeys(["set/day1/images/a.png", "day2/images/b.png"], ""),
+        },
+    )
+    if "../day2" not in value:  # a list names the others alone
+        make(tmp_path, {"day2/images/left.png": ""})
+    kind, (train, val) = find_parts(tmp_path / "set")
+    assert kind == "YOLO" and val.images == tmp_path / "set" / "day1" / "images"
+    files = as_coco(*(tuple(map(str, part)) for part in (train, val)))
+    content = read_json(files[0])
+    counts = [
+        sum(a["image_id"] == i["id"] for a in content["annotations"]) for i in content["images"]
+    ]
+    names = [str(train.images / image["file_name"]) for image in content["images"]]
+    assert dict(zip(names, counts, strict=True)) == {
+        str(second): 2,
+        str(tmp_path / "set" / "day1" / "images" / "a.png"): 1,
+    }
+    assert str(tmp_path / "day2" / "labels" / "b.txt") in content["annotations"][0]["source"]
+    assert content["categories"] == read_json(files[1])["categories"]
 
 
 @pytest.mark.parametrize("parts", [True, False])
