@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import glob
@@ -10,6 +11,8 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +21,7 @@ import cv2
 import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.utils.file_io import PathManager
+from iopath.common.download import download
 from omegaconf import DictConfig
 from tqdm import tqdm
 
@@ -178,7 +181,11 @@ def _fetched(address: str) -> list[Path]:
     """
     try:
         if address.startswith(("http://", "https://")):
-            return [Path(PathManager.get_local_path(address))]
+            # Not Detectron2's cache: it knows pictures without their host, and never fetches again
+            folder = tempfile.mkdtemp(prefix="lambda_det_")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            name = Path(urllib.parse.unquote(urllib.parse.urlparse(address).path)).name
+            return [Path(download(address, folder, filename=name or "picture", progress=False))]
         import fsspec  # which PyTorch brings; s3 and gs need s3fs and gcsfs
 
         found = fsspec.open_local(f"simplecache::{address}", simplecache={"same_names": True})

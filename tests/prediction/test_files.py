@@ -143,6 +143,13 @@ def test_patterns_and_addresses_are_inputs(images, tmp_path, monkeypatch):
         address = f"http://127.0.0.1:{server.server_port}"
         (picture,) = plan_files([f"{address}/below/c.bmp"], tmp_path / "out", overwrite=False)
         assert picture.source.read_bytes() == (images / "below/c.bmp").read_bytes()
+        # What is there by now, and the name without the query
+        shutil.copy(images / "a.png", images / "below" / "c.bmp")
+        query = f"{address}/below/c.bmp?camera=1.jpg"
+        for again in (f"{address}/below/c.bmp", query):
+            (picture,) = plan_files([again], tmp_path / "out", overwrite=False)
+            assert picture.source.read_bytes() == (images / "a.png").read_bytes()
+            assert picture.name == "c.bmp"
         for wrong in (f"{address}/none.png", "memory://bucket/none.png", "nowhere://x/a.png"):
             with pytest.raises(DataError, match="cannot be fetched"):
                 plan_files([wrong], tmp_path / "out", overwrite=False)
