@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 from lambda_det.config import read_plain
@@ -229,8 +231,10 @@ def _weights_of(
 
 def _trained_at(recipe: Mapping[str, Any]) -> int | None:
     """The side in pixels of the images that a classifier was trained on, as its recipe says."""
-    sizes = (read_plain(str(recipe.get("config", ""))) or {}).get("INPUT", {})
-    return sizes.get("SIZE")
+    with contextlib.suppress(yaml.YAMLError, AttributeError, KeyError, TypeError):
+        side = read_plain(str(recipe["config"]))["INPUT"]["SIZE"]
+        return side if type(side) is int and side > 0 else None
+    return None
 
 
 def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> KnownNetwork:

@@ -79,7 +79,9 @@ def test_offsets_that_no_image_of_the_training_had_are_0():
         assert all(torch.equal(one, other) for one, other in pairs) is same
 
 
-@pytest.mark.parametrize("config", ["", "INPUT: {SIZE: 512}", "SEED: 3"])
+@pytest.mark.parametrize(
+    "config", ["", "INPUT: {SIZE: 512}", "SEED: 3", "[", "- 1", "INPUT:", "INPUT: {SIZE: large}"]
+)
 def test_offsets_stay_where_all_were_seen_or_nothing_says_so(config):
     checkpoint = classifier_checkpoint(**OPTIONS)
     checkpoint["recipe"]["config"] = config
