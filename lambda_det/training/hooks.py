@@ -71,7 +71,10 @@ class LRScheduler(hooks.LRScheduler):
         for rate, number in rates.items():
             own = [names[id(p)] for g in groups if g["initial_lr"] == rate for p in g["params"]]
             whose = commonpath(name.replace(".", "/") for name in own).replace("/", ".")
-            self._groups[f"lr/{whose or f'{rate:g} at first'}"] = number
+            # Two rates may be those of parameters below the same module
+            if not whose or f"lr/{whose}" in self._groups:
+                whose += f"{' ' * bool(whose)}{rate:g} at first"
+            self._groups[f"lr/{whose}"] = number
 
     def after_step(self) -> None:
         for name, number in self._groups.items():

@@ -441,6 +441,13 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
             {"lr": 0.05, "lr/layers": 0.01},
         ),
         ({"layers.1": 0.5, "layers.2": 0.05, "layers.4": 0.05}, {"lr": 0.05, "lr/layers.1": 0.5}),
+        (
+            {
+                **{"layers.1.weight": 0.5, "layers.2.bias": 0.5},
+                **{"layers.1.bias": 0.01, "layers.2.weight": 0.01, "layers.4": 0.05},
+            },
+            {"lr": 0.05, "lr/layers": 0.01, "lr/layers 0.5 at first": 0.5},
+        ),
     ],
 )
 def test_each_learning_rate_is_recorded_under_its_name(folder, groups, rates):
@@ -448,9 +455,9 @@ def test_each_learning_rate_is_recorded_under_its_name(folder, groups, rates):
         def build_optimizer(self, model):
             return torch.optim.SGD(
                 [
-                    {"params": [*model.get_submodule(name).parameters()], "lr": rate}
+                    {"params": own, "lr": rate}
                     for name, rate in groups.items()
-                    if [*model.get_submodule(name).parameters()]
+                    if (own := [p for n, p in model.named_parameters() if n.startswith(name)])
                 ],
                 lr=0.05,
             )
