@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
@@ -122,7 +123,7 @@ def check_memory(
     """Before a detector's first step on a CPU, compare what it needs with what is free.
 
     Forward and backward pass of one image are measured on a copy of the model, if the batch is so
-    large that it might not fit. Random numbers are drawn.
+    large that it might not fit. Random numbers are drawn. Several processes do not measure.
 
     Args:
         model: that is trained, without its gradients.
@@ -134,7 +135,9 @@ def check_memory(
         ConfigError: it is certain to be too little.
     """
     is_known = isinstance(batch, list) and isinstance(batch[0], dict) and "image" in batch[0]
-    if torch.device(settings.device).type != "cpu" or not is_known:
+    # Synchronised norms of several processes would wait for those that do not measure
+    is_alone = comm.get_world_size() == 1
+    if torch.device(settings.device).type != "cpu" or not is_known or not is_alone:
         return
     free = free_memory()
     if free is None:

@@ -7,7 +7,7 @@ import copy
 import logging
 import signal
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -295,19 +295,18 @@ class Trainer(TrainerBase):
         images = (self.settings.images_per_step or 0) // self.settings.accumulate
         # Others of several processes wait for this one's gradients
         is_divisible = images > 1 and comm.get_world_size() == 1
-        before = self._kept_of_forward() if is_divisible else []
+        put_back = self._kept_of_forward() if is_divisible else None
         try:
             self.step.run(self._batches, self.iter)
         except OutOfMemoryError:
-            if not is_divisible:
+            if put_back is None:
                 raise
         else:
             if self.average:
                 self.average.update()
             return
         # Behind the handler, which keeps the tensors of the step
-        for keeper, state in before:
-            keeper.load_state_dict(state)
+        put_back()
         factor = next(n for n in range(2, images + 1) if images % n == 0)
         self._divide(factor)
         logger.warning(
@@ -327,15 +326,21 @@ class Trainer(TrainerBase):
         self._open_loader(self.iter)
         self.run_step()
 
-    def _kept_of_forward(self) -> list[tuple[Any, dict[str, Any]]]:
-        """What a forward pass changes by itself: running statistics, and what hooks say so of."""
-        norms = [(norm, norm.state_dict()) for norm in batch_norms(self.model)]
-        copies = [(norm, {name: t.clone() for name, t in kept.items()}) for norm, kept in norms]
-        return copies + [
-            (hook, hook.state_dict())
-            for hook in self._hooks
-            if getattr(hook, "is_of_forward", False)
-        ]
+    def _kept_of_forward(self) -> Callable[[], None]:
+        """Puts back what a forward pass changes by itself: statistics, and what hooks say so of."""
+        # Without the weights of the norms: this is done before each step
+        buffers = [buffer for norm in batch_norms(self.model) for buffer in norm.buffers()]
+        copies = [buffer.clone() for buffer in buffers]
+        hooks_of = [hook for hook in self._hooks if getattr(hook, "is_of_forward", False)]
+        states = [hook.state_dict() for hook in hooks_of]
+
+        def put_back() -> None:
+            for buffer, kept in zip(buffers, copies, strict=True):
+                buffer.copy_(kept)
+            for hook, state in zip(hooks_of, states, strict=True):
+                hook.load_state_dict(state)
+
+        return put_back
 
     def _divide(self, factor: int) -> None:
         """Take the images of a batch in so many parts."""
