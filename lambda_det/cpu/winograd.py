@@ -3,7 +3,7 @@
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
 convolutions in its less exact layout, if the numbers of a kernel are of one size
 (tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times those.
-What is not finite reaches the whole tile of 4x4 outputs. The kernel is native/winograd.cpp. If the
+What is not finite reaches whole tiles of 4x4 outputs. The kernel is native/winograd.cpp. If the
 gradient of a map is zero at most positions, as after the loss of an RPN, only the products of the
 others are computed. bfloat16 uses PyTorch's convolutions, except on
 large maps where bfloat16 is at most twice as fast as float32.

@@ -36,7 +36,8 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 PREFIX = "found_"  # of the outputs of a detector's graph, in pixels of the resized image
 
 # Resized as Detectron2's ResizeShortestEdge does. Resize is Pillow's algorithm for uint8 in
-# ONNX Runtime, where few pixels differ.
+# ONNX Runtime, where few pixels differ. OpenVINO 2026.4 divides a constant by a number that it
+# computes the wrong way round, so no dividend here is one.
 BEFORE = """
 <ir_version: 9, opset_import: ["" : 18]>
 before (uint8[image_height, image_width, 3] image) =>
@@ -51,10 +52,10 @@ before (uint8[image_height, image_width, 3] image) =>
     image_sides = Cast<to = 1>(size)
     shorter = ReduceMin<keepdims = 0>(image_sides)
     longer = ReduceMax<keepdims = 0>(image_sides)
-    wished = Div({wanted}, shorter)
-    most = Div(longest, longer)
-    scale = Min(wished, most)
-    scaled = Mul(image_sides, scale)
+    wished = Div(shorter, {wanted})
+    most = Div(longer, longest)
+    shrink = Max(wished, most)
+    scaled = Div(image_sides, shrink)
     above = Add(scaled, half)
     whole = Floor(above)
     new_sides = Max(whole, one)

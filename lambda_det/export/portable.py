@@ -42,7 +42,7 @@ def portable_copy(model: Module) -> Module:
 def _form(module: nn.Module) -> type[nn.Module] | None:
     """The class that computes the same as a module in a graph; None to leave it as it is."""
     if type(module) is nn.AvgPool2d:
-        side_by_side = module.kernel_size == module.stride and module.padding == 0
+        side_by_side = module.kernel_size == module.stride == 2 and module.padding == 0
         partial_windows = module.ceil_mode and not module.count_include_pad
         return PortableAvgPool2d if side_by_side and partial_windows else None
     if isinstance(module, nn.BatchNorm2d):
@@ -130,18 +130,15 @@ class PortableBatchNorm2d(nn.BatchNorm2d):
 
 
 class PortableAvgPool2d(nn.AvgPool2d):
-    """``AvgPool2d`` of windows side by side, with sizes rounded up.
+    """``AvgPool2d`` of 2x2 windows side by side, with sizes rounded up.
 
-    Only positions on the map count. Runtimes differ on that where sizes are rounded up.
+    Only positions on the map count: the last row and column are there twice instead. Runtimes
+    differ on sizes that are rounded up, and OpenVINO refuses to average a map of one channel in
+    bfloat16, as were the counts.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        edge = (0, self.stride - 1, 0, self.stride - 1)
-        inside = x.new_ones((1, 1, *x.shape[2:]))
-        sums, counts = (
-            F.avg_pool2d(F.pad(part, edge), self.kernel_size, self.stride) for part in (x, inside)
-        )
-        return sums / counts
+        return F.avg_pool2d(F.pad(x, (0, 1, 0, 1), mode="replicate"), 2)
 
 
 def portable_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from importlib.util import find_spec
+from itertools import product
 
 import pytest
 import torch
@@ -80,6 +82,30 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
 
         (images,) = onnxruntime.InferenceSession(str(path)).get_inputs()
         assert images.shape == ["batch", 3, "height", "width"]
+        _check_with_openvino(made, path)
+
+
+def _check_with_openvino(made, path):
+    """At free sizes and at one, in both precisions; nothing where it is not installed."""
+    if not find_spec("openvino"):
+        return
+    import openvino
+
+    for height, width in ((64, 96), (33, 97)):
+        x = torch.randn(2, 3, height, width)
+        expected = made.original(x)
+        for fixed, (precision, tolerance) in product(
+            (False, True), {"f32": 1e-5, "bf16": 0.1}.items()
+        ):
+            model = openvino.Core().read_model(path)
+            if fixed:
+                model.reshape(list(x.shape))
+            hint = {"INFERENCE_PRECISION_HINT": precision}
+            found = openvino.Core().compile_model(model, "CPU", hint)(x.numpy())
+            for name, y in expected.items():
+                scale = float(y.abs().max())
+                found_y = torch.from_numpy(found[name])
+                torch.testing.assert_close(found_y, y, rtol=0, atol=tolerance * scale)
 
 
 def test_norms_are_folded_in_the_graph_and_stay_in_the_original():

@@ -70,6 +70,10 @@ def test_images_are_resized_as_in_an_evaluation_and_boxes_come_back(
             "classes": ["a", "b"],
         },
     )
+    made = onnx.load(path).graph
+    constants = {constant.name for constant in made.initializer}
+    # OpenVINO divides the other way round
+    assert not any(node.op_type == "Div" and node.input[0] in constants for node in made.node)
     session = onnxruntime.InferenceSession(path)
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == ["a", "b"]
     resize = ResizeShortestEdgeAtLeastOnePixel([shortest] * 2, longest)
@@ -82,6 +86,21 @@ def test_images_are_resized_as_in_an_evaluation_and_boxes_come_back(
         resized = resize.get_transform(image).apply_image(image)
         expected = resized.mean(axis=(0, 1))[:: 1 if order == "RGB" else -1]
         np.testing.assert_allclose(scores, expected[[0, 2]], rtol=0, atol=0.2)
+
+
+def test_openvino_resizes_to_the_same_size(tmp_path):
+    openvino, path = pytest.importorskip("openvino"), tmp_path / "d.onnx"
+    onnx.save(onnx.parser.parse_model(GRAPH), path)
+    finish_onnx(path, {"resizes": True, "min_size_test": 64, "max_size_test": 96})
+    model = onnx.load(path)
+    sides = onnx.helper.make_tensor_value_info("sides", onnx.TensorProto.FLOAT, [2])
+    model.graph.output.append(sides)  # of the resized image
+    onnx.save(model, path)
+    run = openvino.Core().compile_model(path, "CPU")
+    for height, width in ((48, 64), (300, 40), (480, 640), (640, 427)):
+        image = np.zeros((height, width, 3), np.uint8)
+        resize = ResizeShortestEdgeAtLeastOnePixel([64] * 2, 96).get_transform(image)
+        assert run(image)["sides"].tolist() == [resize.new_h, resize.new_w]
 
 
 @pytest.fixture(scope="module")
