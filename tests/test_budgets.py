@@ -65,7 +65,7 @@ BUDGETS = {
 PACKAGE = (32_965, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
 # says why it takes another project's wheel before it does
-TOOLS, PROJECTS, TESTS = (328, 300), (4_980, 4_500), (34_090, 24_000)
+TOOLS, PROJECTS, TESTS = (328, 300), (4_980, 4_500), (34_140, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 
