@@ -70,13 +70,13 @@ No file here runs a program when it is opened.
 {data}
 ## Recipe
 
-`{base}` of lambda_det with these changes:
+`{base}` with these changes:
 
 {recipe}
 
 ## Licence and versions
 
-The licence of these weights is {license}. The training started from {start}.
+The licence of these weights is {licence}. The training started from {start}.
 These are the {average} weights after {step:,} steps, sent by lambda_det {version} with
 PyTorch {torch} and Python {python}.
 """
@@ -266,6 +266,7 @@ def _card(
     start = fetch(start).describe() if is_public(start) else Path(start).name
     return _TEXT.format(
         license=license,
+        licence="not stated" if license == "other" else license,
         task="image-segmentation" if model["MASK_ON"] else "object-detection",
         name=repository.partition("/")[2],
         network=network,
