@@ -1,16 +1,28 @@
 """Packaging of lambda_det: `pip install .`, or `pip install -e .` to work on it."""
 
+import os
+import platform
 import re
+import runpy
+import shlex
 import subprocess
+import tempfile
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Distribution, find_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70
+    from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).resolve().parent
 FILE = "lambda_det/version.py"
 VERSION = r'^__version__ = "([^"]+)"$'
+# LAMBDA_DET_KERNELS=1 makes a wheel for this kind of machine, with kernels for its processors
+KERNELS = os.environ.get("LAMBDA_DET_KERNELS") == "1"
 
 
 def version() -> str:
@@ -41,11 +53,34 @@ def write_version(folder: str) -> None:
         file.write_text(text, "utf-8")
 
 
+def write_kernels(folder: Path) -> None:
+    """Compile the kernels for each processor that wheels have them for."""
+    compiling = runpy.run_path(str(ROOT / "lambda_det" / "native" / "compiling.py"))
+    compiler = shlex.split(os.environ.get("CXX") or "g++")
+    for name, flags in compiling["PROCESSORS"][platform.machine()].items():
+        with tempfile.TemporaryDirectory() as parts:
+            library = compiling["compile_kernels"](compiler, flags, Path(parts))
+            (folder / f"kernels_{name}.so").write_bytes(library.read_bytes())
+
+
 class BuildPy(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
             write_version(self.build_lib)
+            if KERNELS:
+                write_kernels(Path(self.build_lib, "lambda_det", "native"))
+
+
+class Wheel(bdist_wheel):
+    def get_tag(self) -> tuple[str, str, str]:
+        tag = super().get_tag()
+        return ("py3", "none", tag[2]) if KERNELS else tag  # the kernels know nothing of Python
+
+
+class Package(Distribution):
+    def has_ext_modules(self) -> bool:
+        return KERNELS
 
 
 class Sdist(sdist):
@@ -57,7 +92,8 @@ class Sdist(sdist):
 setup(
     name="lambda_det",
     version=version(),
-    cmdclass={"build_py": BuildPy, "sdist": Sdist},
+    distclass=Package,
+    cmdclass={"build_py": BuildPy, "bdist_wheel": Wheel, "sdist": Sdist},
     description="LambdaNetworks for Detectron2: backbones, Mask R-CNN and ImageNet pretraining",
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",

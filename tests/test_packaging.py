@@ -1,5 +1,6 @@
 import ast
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -28,10 +29,8 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
+def build_wheel(copy: Path) -> Path:
     """The wheel of this tree, built in a copy so that no build/ is left in the tree."""
-    copy = tmp_path_factory.mktemp("source")
     for name in PACKAGED:
         shutil.copy(ROOT / name, copy)
     for name in ("lambda_det", "configs"):
@@ -42,6 +41,16 @@ def wheel(tmp_path_factory):
         check=True,
     )
     return next(copy.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("source"))
+
+
+def install(wheel: Path, site: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", site, wheel], check=True)
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +99,7 @@ def test_the_installed_wheel_trains_its_configurations(wheel, tmp_path):
     """By the name of one, in an empty folder."""
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", site, wheel], check=True)
+    install(wheel, site)
     make_shapes(tmp_path, num_train=4, num_val=2, size=64)
     sizes = ("INPUT.LSJ.SIZE", "64", "INPUT.MIN_SIZE_TEST", "64", "SOLVER.IMS_PER_BATCH", "2")
     words = ["--config", "configs/quick/shapes_lambdaresnet26_slim.yaml", "--output", "run"]
@@ -111,6 +119,50 @@ def test_the_installed_wheel_trains_its_configurations(wheel, tmp_path):
     assert str(site / "lambda_det" / "configs") in done.stdout  # the place of the configuration
     assert (empty / "run" / "model_final.pth").is_file()
     assert [path.name for path in empty.iterdir()] == ["run"]
+
+
+# Prints the library that is taken, and those that this processor can run and that are right
+KERNELS = """
+import ctypes, pathlib, torch
+from lambda_det import native
+from lambda_det.layers.local import local_position_output
+from lambda_det.native import compiling
+torch.manual_seed(0)
+inputs = [torch.randn(2, 9, 9, 2, 3), torch.randn(2, 9, 9, 5, 4), torch.randn(3, 4, 7, 7)]
+print(pathlib.Path(native._library()._name).stem)
+for file in compiling.sources(".so"):
+    library = ctypes.CDLL(str(file))
+    if library.suits_this_processor():
+        native._library = lambda: library
+        found = local_position_output(*inputs, "compiled")
+        torch.testing.assert_close(found, local_position_output(*inputs, "query_first"))
+        print(file.stem)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (shutil.which("g++") and sys.platform == "linux" and platform.machine() == "x86_64"),
+    reason="its kernels need g++ on Linux with x86-64",
+)
+def test_a_wheel_with_kernels_compiles_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAMBDA_DET_KERNELS", "1")
+    wheel = build_wheel(tmp_path)
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    install(wheel, tmp_path / "site")
+    places = {"PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    said = subprocess.run(
+        [sys.executable, "-c", KERNELS],
+        env={**places, "PATH": ""},
+        cwd=tmp_path / "site",  # where the sources were copied to, they would be imported
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stderr
+    taken, *right = said.stdout.split()
+    names = ["kernels_1_avx2", "kernels_2_avx512", "kernels_3_avx512_bf16"]
+    assert right == names[: len(right)] and taken == right[-1]
+    assert not (tmp_path / "cache").exists()
 
 
 def test_everything_imported_is_required(metadata):

@@ -1,4 +1,4 @@
-"""Kernels in C++ for the CPU, which g++ compiles when the first of them is used.
+"""Kernels in C++ for the CPU, from the wheel, or compiled by g++ when the first of them is used.
 
 One library holds them all. A kernel is a function of C for each dtype, with the pointers of
 tensors and structures first and the number of threads last.
@@ -6,6 +6,7 @@ tensors and structures first and the number of threads last.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -22,13 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lambda_det.native import compiling
+
 __all__ = ["cache_folder", "call", "has", "longs", "missing", "new_map", "pixels", "readable"]
 
 _logger = logging.getLogger(__name__)
-_FOLDER = Path(__file__).parent
-# The objects are linked without libgomp: the process must not hold a second pool of threads beside
-# the one of PyTorch, which has its OpenMP library in the global scope.
-_COMPILE = ["-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-std=c++17", "-c"]
 
 
 def cache_folder() -> Path:
@@ -36,18 +35,14 @@ def cache_folder() -> Path:
     return Path(base) / "lambda_det"
 
 
-def _run(command: list[str]) -> str:
-    text = {"capture_output": True, "text": True, "errors": "replace"}
-    return subprocess.run(command, check=True, timeout=300, stdin=subprocess.DEVNULL, **text).stdout
-
-
 def _build(compiler: list[str]) -> Path:
     """Compile for this processor, or take what an earlier process has compiled."""
+    native = ["-march=native"]
     # The compiler's macros tell its version and every instruction set it would use here
-    macros = _run([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
-    sources = sorted(_FOLDER.glob("*.cpp"))
-    texts = [file.read_text("utf-8") for file in (*sources, *sorted(_FOLDER.glob("*.h")))]
-    key = _digest("\0".join([*_COMPILE, macros, *texts]).encode())
+    macros = compiling.run([*compiler, *native, "-dM", "-E", "-x", "c++", os.devnull])
+    files = (*compiling.sources(".cpp"), *compiling.sources(".h"))
+    texts = [file.read_text("utf-8") for file in files]
+    key = _digest("\0".join([*compiling.FLAGS, macros, *texts]).encode())
     # The name has a digest of the content: half a library would end every process that loads it
     for library in cache_folder().glob(f"kernels_{key}_*.so"):
         if library.stem.endswith(_digest(library.read_bytes())):
@@ -55,15 +50,20 @@ def _build(compiler: list[str]) -> Path:
     _logger.info("Compiling the CPU's kernels for this processor, once: %s", cache_folder())
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        objects = [str(Path(folder, f"{source.stem}.o")) for source in sources]
-        for source, compiled in zip(sources, objects, strict=True):
-            _run([*compiler, *_COMPILE, str(source), "-o", compiled])
-        linked = str(Path(folder, "kernels.so"))
-        _run([*compiler, "-shared", *objects, "-o", linked])
-        digest = _digest(Path(linked).read_bytes())
-        library = cache_folder() / f"kernels_{key}_{digest}.so"
-        os.replace(linked, library)  # other processes see all of it or nothing
+        compiled = compiling.compile_kernels(compiler, native, Path(folder))
+        library = cache_folder() / f"kernels_{key}_{_digest(compiled.read_bytes())}.so"
+        os.replace(compiled, library)  # other processes see all of it or nothing
     return library
+
+
+def _brought() -> ctypes.CDLL | None:
+    """The best of the libraries that came with the wheel, if this processor has what it needs."""
+    for file in reversed(compiling.sources(".so")):
+        with contextlib.suppress(OSError):  # made for another system than this
+            library = ctypes.CDLL(str(file))
+            if library.suits_this_processor():
+                return library
+    return None
 
 
 def _digest(content: bytes) -> str:
@@ -75,7 +75,10 @@ def _library() -> ctypes.CDLL | str:
     """The kernels, or the reason why there are none."""
     if sys.platform == "win32":
         return "kernels are compiled on Linux and macOS only"
-    named = os.environ.get("CXX") or "g++"
+    named = os.environ.get("CXX")
+    if not named and (library := _brought()):
+        return library
+    named = named or "g++"
     try:
         compiler = shlex.split(named)  # perhaps "ccache g++"
         if shutil.which(compiler[0]) is None:
