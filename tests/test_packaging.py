@@ -135,7 +135,8 @@ for file in compiling.sources(".so"):
     if library.suits_this_processor():
         native._library = lambda: library
         found = local_position_output(*inputs, "compiled")
-        torch.testing.assert_close(found, local_position_output(*inputs, "query_first"))
+        expected = local_position_output(*inputs, "query_first")
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         print(file.stem)
 """
 
