@@ -24,7 +24,6 @@ from lambda_benchmarks.presets import PEERS, PRESETS
 from lambda_benchmarks.report import (
     HOW_TO_READ,
     describe_machine,
-    draw_ratios,
     group_figures,
     group_table,
     machine_line,
@@ -89,7 +88,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--runs", type=int, metavar="N", help="rounds that are counted (5; --small: 3)")
     add("--small", action="store_true", help="a form for two cores and two minutes")
     add("--json", metavar="FILE", help="write all figures to a new file")
-    add("--plot", metavar="FILE.png", help="draw the ratios to a new file")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (cpu)")
     text = "that tensors on the CPU may take before a case is out of memory (0.9 of what is free)"
     add("--memory-limit", type=float, metavar="GB", help=text)
@@ -104,9 +102,8 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         ConfigError: an option has a value that cannot work.
     """
-    for name in filter(None, (args.json, args.plot)):
-        if os.path.lexists(name) or not Path(name).resolve().parent.is_dir():
-            raise ConfigError(f"{name} exists, or its folder does not; name a new file.")
+    if args.json and (os.path.lexists(args.json) or not Path(args.json).resolve().parent.is_dir()):
+        raise ConfigError(f"{args.json} exists, or its folder does not; name a new file.")
     device = check_device(args.device, 1, "--device")
     if device.type == "cpu":
         limit_memory(args.memory_limit)
@@ -134,8 +131,6 @@ def run(args: argparse.Namespace) -> None:
         print("\n" + group_table(content["groups"][-1]), flush=True)
         if args.json:
             write_json(args.json, content)
-    if args.plot:
-        draw_ratios(content, args.plot)
 
 
 def main(argv: list[str] | None = None) -> int:

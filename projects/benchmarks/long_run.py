@@ -14,7 +14,6 @@ import csv
 import os
 import runpy
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 # lambda_det and PyTorch are imported in functions, so that --help answers at once
@@ -23,11 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "quick" / "shapes_lambdaresnet26.yaml"
 TABLE = "resources.csv"
 PERIOD = 10  # steps between two measurements
-
-EXAMPLES = """examples:
-  python projects/benchmarks/long_run.py --output output/long
-  python projects/benchmarks/long_run.py --steps 20000 --output output/gpu --opts MODEL.DEVICE cuda
-"""
 
 # A few images at 64x64: steps of a tenth of a second that use all parts of a training
 SMALL = """
@@ -40,25 +34,13 @@ SOLVER.BASE_LR 0.01
 """
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """Something that must not grow.
-
-    Attributes:
-        unit: of its values.
-        allowed: growth in 1000 steps that may be chance, in that unit.
-    """
-
-    unit: str
-    allowed: float
-
-
+# What must not grow: its unit, and the growth in 1000 steps that may be chance
 QUANTITIES = {
-    "process": Quantity("MB", 10),
-    "workers": Quantity("MB", 10),
-    "files": Quantity("open files", 1),
-    "threads": Quantity("threads", 1),
-    "gpu": Quantity("MB", 1),
+    "process": ("MB", 10),
+    "workers": ("MB", 10),
+    "files": ("open files", 1),
+    "threads": ("threads", 1),
+    "gpu": ("MB", 1),
 }
 
 
@@ -122,12 +104,12 @@ def report(path: Path) -> list[str]:
     steps = np.array([row["step"] for row in rows])
     grown = []
     print(f"{'':<10}{'first':>10}{'last':>10}{'in 1000 steps':>16}")
-    for name, quantity in QUANTITIES.items():
+    for name, (unit, allowed) in QUANTITIES.items():
         values = np.array([row[name] for row in rows])
         slope = 1000 * np.polyfit(steps, values, 1)[0]
-        print(f"{name:<10}{values[0]:>10.1f}{values[-1]:>10.1f}{slope:>+16.2f} {quantity.unit}")
-        if slope > quantity.allowed:
-            grown.append(f"{name} grows by {slope:.1f} {quantity.unit} in 1000 steps")
+        print(f"{name:<10}{values[0]:>10.1f}{values[-1]:>10.1f}{slope:>+16.2f} {unit}")
+        if slope > allowed:
+            grown.append(f"{name} grows by {slope:.1f} {unit} in 1000 steps")
     return grown
 
 
@@ -137,9 +119,7 @@ def long_run(args: argparse.Namespace) -> int:
     from lambda_det.errors import ConfigError
 
     if not Path("/proc/self/statm").exists():
-        raise ConfigError(
-            "projects/benchmarks/long_run.py reads /proc, which exists on Linux only."
-        )
+        raise ConfigError("long_run.py reads /proc, which exists on Linux only.")
     output = Path(args.output)
     if output.exists():
         raise ConfigError(f"{output} exists; give another --output.")
@@ -159,17 +139,11 @@ def long_run(args: argparse.Namespace) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    flags = argparse.ArgumentParser(
-        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--steps", type=int, default=2000, metavar="N", help="(%(default)s)")
     flags.add_argument("--output", required=True, metavar="DIR", help="a new folder of the run")
-    flags.add_argument(
-        "--opts",
-        nargs=argparse.REMAINDER,
-        default=[],
-        help="last of all: configuration keys and values",
-    )
+    text = "last of all: configuration keys and values"
+    flags.add_argument("--opts", nargs=argparse.REMAINDER, default=[], help=text)
     args = flags.parse_args(argv)
     if args.steps < 8 * PERIOD:
         flags.error(f"--steps is {8 * PERIOD} or more, to see a slope")

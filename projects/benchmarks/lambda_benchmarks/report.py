@@ -1,4 +1,4 @@
-"""What was measured and on which machine: quartiles, ratios, tables, JSON and a plot."""
+"""What was measured and on which machine: quartiles, ratios, tables and JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 import lambda_det
@@ -164,33 +162,3 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def draw_ratios(content: dict[str, Any], path: str) -> None:
-    """A bar for each case, a column of axes for each mode, a row of axes for each group."""
-    groups = content["groups"]
-    columns = max(len(group["modes"]) for group in groups)
-    heights = [len(group["cases"]) + 2 for group in groups]
-    size = (5 * columns + 2, 0.3 * sum(heights) + 1.2)
-    figure = Figure(size, dpi=120, layout="constrained")
-    grid = figure.subplots(len(groups), columns, squeeze=False, height_ratios=heights)
-    for group, row in zip(groups, grid, strict=True):
-        for mode, axes in zip(group["modes"], row, strict=False):
-            for place, case in enumerate(group["cases"].values()):
-                if "ratio" not in case[mode]:
-                    text = " " + case[mode].get("reason", "-")[:40]
-                    axes.text(0, place, text, va="center", fontsize=6)
-                    continue
-                low, middle, high = case[mode]["ratio"]
-                axes.barh(place, middle, xerr=[[middle - low], [high - middle]], height=0.7)
-                axes.text(high, place, f" {middle:.2f}", va="center", fontsize=7)
-            axes.axvline(1, color="black", lw=0.8)
-            axes.set_yticks(range(len(group["cases"])), list(group["cases"]), fontsize=7)
-            axes.invert_yaxis()
-            axes.margins(x=0.15)
-            title = f"{group['title']}\n{mode}, time as a multiple of {group['base']}'s"
-            axes.set_title(title, fontsize=7)
-        for axes in row[1:]:
-            axes.set_yticklabels([])
-    figure.supxlabel(machine_line(content["machine"]), fontsize=6)
-    FigureCanvasAgg(figure).print_png(path)
