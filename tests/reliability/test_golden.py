@@ -18,8 +18,8 @@ def test_the_losses_are_those_that_were_kept(name, tmp_path):
 
 def test_a_curve_that_moves_is_seen():
     kept = [2.0 - step / 100 for step in range(30)]
-    assert not moved(kept, [value * 1.00005 for value in kept])
-    for step, by in ((0, 1.001), (3, 1.05), (29, 1.5), (29, float("nan"))):
+    assert not moved(kept, [value * 1.000005 for value in kept])
+    for step, by in ((0, 1.0001), (3, 1.01), (29, 2.0), (29, float("nan"))):
         other = list(kept)
         other[step] *= by
         assert f"step {step}:" in moved(kept, other)[0]
