@@ -65,8 +65,8 @@ BUDGETS = {
 }
 PACKAGE = (33_055, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
-# says why it takes another project's wheel before it does. Serving is a project of its own (400)
-TOOLS, PROJECTS, TESTS = (328, 300), (5_290, 4_500), (34_555, 24_000)
+# says why it takes another project's wheel before it does. Serving is a project of its own (490)
+TOOLS, PROJECTS, TESTS = (328, 300), (5_385, 4_500), (34_600, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

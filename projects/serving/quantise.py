@@ -1,0 +1,94 @@
+#!/usr/bin/env python
+"""Make a detector's .onnx smaller, and print AP and time of the run, the file and the new file.
+
+Weights and activations become 8-bit (QDQ: weights by channel, activations by training images of the
+run), but for nodes whose operator or module has a --keep word. --half only stores the weights as
+16-bit floats.
+"""
+
+import argparse
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import quantize_static
+
+from lambda_det.detection.data.records import read_image
+from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.errors import ConfigError, exit_status
+from lambda_det.export.exported import ExportedDetector, as_input
+from lambda_det.export.sources import network_to_export
+from lambda_det.prediction.predictor import find_config
+
+
+def fed(detector: ExportedDetector, task: DetectionTask, count: int) -> Iterator[dict]:
+    """What the file takes of training images."""
+    task.register_data()
+    loader = task.parts.make_test_loader(task.parts.train_names[0])
+    for record in islice(chain.from_iterable(loader), count):
+        image = as_input(read_image(record, detector.channels), detector.resize)["image"]
+        if "batch" in detector.described:
+            images, sizes = detector.fill([image])
+            yield {"images": images.numpy(), "sizes": sizes.numpy()}
+        else:
+            yield {"image": image.permute(1, 2, 0).byte().numpy()}
+
+
+def halve(graph: onnx.GraphProto) -> None:
+    nodes = []
+    for held in graph.initializer:
+        values, name = numpy_helper.to_array(held), held.name
+        if values.dtype == np.float32 and values.size >= 256:
+            held.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}_half"))
+            nodes.append(helper.make_node("Cast", [held.name], [name], to=1))
+    nodes.extend(graph.node)
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+
+
+def is_kept(node: onnx.NodeProto, words: list[str]) -> bool:
+    where = [prop.value for prop in node.metadata_props if prop.key.endswith("name_scopes")]
+    return any(word in f"{node.op_type} {where}" for word in words)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.target.exists():
+        raise ConfigError(f"{args.target} exists already; give another name.")
+    file = find_config(args.run)
+    cfg = load_any_config(argparse.Namespace(config_file=file, opts=[]))
+    before, model = ExportedDetector(args.source), onnx.load(args.source)
+    if args.half:
+        halve(model.graph)
+        onnx.save(model, args.target)
+    else:
+        inputs = fed(before, DetectionTask(cfg), args.images)
+        reader = SimpleNamespace(get_next=lambda: next(inputs, None))
+        kept = [node.name for node in model.graph.node if is_kept(node, args.keep)]
+        kinds = ["Conv", "Gemm", "MatMul"]
+        options = {"op_types_to_quantize": kinds, "nodes_to_exclude": kept, "per_channel": True}
+        quantize_static(args.source, args.target, reader, **options)
+    after = ExportedDetector(args.target, described=before.described)
+    print(network_to_export(cfg, file, proof=args.proof).prove({"before": before, "after": after}))
+    print(*(f"{path}: {path.stat().st_size / 1e6:.1f} MB" for path in (args.source, args.target)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", help="folder of the run")
+    parser.add_argument("source", type=Path, help=".onnx of its detector")
+    parser.add_argument("target", type=Path, help=".onnx to write")
+    parser.add_argument("--half", action="store_true", help="see above")
+    heads = ["proposal_generator", "roi_heads", "model.head"]
+    parser.add_argument("--keep", nargs="*", default=heads, metavar="WORD", help=f"{heads}")
+    parser.add_argument("--images", type=int, default=32, metavar="N", help="to calibrate on")
+    parser.add_argument("--proof", type=int, default=100, metavar="N", help="to compare AP on")
+    args = parser.parse_args(argv)
+    return exit_status(lambda: run(args))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
