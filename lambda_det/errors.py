@@ -83,9 +83,9 @@ def printable(text: str | os.PathLike) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(text))
 
 
-def listed(items: Iterable[str], limit: int = 3) -> str:
-    """The first few of many, for a sentence."""
-    items = list(items)
+def listed(items: Iterable[object], limit: int = 3) -> str:
+    """The first few of many, as :func:`printable` has them, for a sentence."""
+    items = [printable(str(item)) for item in items]
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return (", ".join(items[:limit]) or "none") + more
 

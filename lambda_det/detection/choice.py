@@ -12,6 +12,7 @@ import logging
 import os
 import statistics
 import urllib.request
+from collections.abc import Iterable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from iopath.common.file_io import get_cache_dir
 from tabulate import tabulate
 
 from lambda_det.config import CONFIGS, leaves, read_plain
-from lambda_det.detection.config import DATA_FLAGS
+from lambda_det.detection.config import DATA_FLAGS, typed_keys
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.held_out import Split, hold_out
@@ -75,7 +76,7 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     for part in (place, args.train_json, args.train_images, args.test_json, args.test_images):
         refuse_address(part or "")
     if place or args.config_file is None:
-        _take_typed(args)
+        _take(args, typed_keys(args.opts), (*DATA_FLAGS, "fold", "group_by", "val_share"))
     if place and args.train_json:
         raise ConfigError("--data and --train-json both name data to train on; give one of them.")
     if place:
@@ -92,38 +93,29 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
             setattr(args, f"{part}_images", str(find_images(labels)))
     holds_out = place or (args.config_file is None and args.train_json)
     if holds_out and not (args.test_json or args.fold) and args.val_share is None:
-        saved = _saved(args)
-        args.val_share = saved.get("DATASETS.VAL_SHARE", saved.get("dataloader.val_share"))
         why = "--resume goes on as the run was started"
-        if not saved:
+        if saved := _saved(args):
+            _take(args, saved, ("val_share", "fold", "group_by", "stratify"))
+        else:
             args.val_share = _share(args.train_json, args.train_images, args.group_by or "")
             why = "no part of the data is called val or test; --val-share changes it"
         part = f"{args.val_share:g} of the images" if args.val_share else "none: too few images"
-        rows.append(("evaluation", part, why))
+        rows.append(("evaluation", f"fold {args.fold}" if args.fold else part, why))
     return rows
 
 
-def _typed(args: argparse.Namespace) -> dict[str, str]:
-    """What follows the flags, by the keys of YAML or of a LazyConfig."""
-    pairs = (word.lstrip("+").partition("=")[::2] for word in args.opts if "=" in word)
-    lazy = {key: value.strip("'\"") for key, value in pairs}
-    return lazy | dict(zip(args.opts[::2], args.opts[1::2], strict=False))
-
-
-def _take_typed(args: argparse.Namespace) -> None:
-    """Set the flags for data whose keys are typed in their place."""
-    typed = _typed(args)
-    for flag in (*DATA_FLAGS, "fold", "group_by", "val_share"):
-        key = f"DATASETS.{flag.upper()}"
-        value = typed.get(key, typed.get(f"dataloader.{flag}"))
-        if value and getattr(args, flag, None) is None:
+def _take(args: argparse.Namespace, keys: Mapping[str, Any], flags: Iterable[str]) -> None:
+    """Set those flags for data that are not typed from keys in their place."""
+    for flag in flags:
+        value = keys.get(f"DATASETS.{flag.upper()}", keys.get(f"dataloader.{flag}"))
+        if value not in (None, "") and getattr(args, flag, None) is None:
             with contextlib.suppress(ValueError):  # whoever reads the keys refuses it
                 setattr(args, flag, float(value) if flag == "val_share" else value)
 
 
 def _saved(args: argparse.Namespace) -> dict[str, Any]:
     """The keys of the run that ``--resume`` continues; none where there is no such run."""
-    typed = _typed(args)
+    typed = typed_keys(args.opts)
     folder = typed.get("OUTPUT_DIR", typed.get("train.output_dir", "output/finetune"))
     file = Path(args.output or folder, "config.yaml")
     if not args.resume or not file.is_file():
@@ -145,7 +137,7 @@ def _share(labels: str, images: str, group_by: str) -> float | None:
 
 def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     """Set the configuration, with the keys that belong to it before those that are typed."""
-    typed = _typed(args)
+    typed = typed_keys(args.opts)
     if saved := _saved(args):
         args.config_file = saved["file"]
         return [("recipe", args.config_file, "--resume goes on as the run was started")]

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
@@ -82,6 +82,13 @@ def flag_settings(args: argparse.Namespace) -> dict[str, Any]:
         if "://" not in settings[key]:  # the run's config.yaml serves in any folder
             settings[key] = os.path.abspath(os.path.expanduser(settings[key]))
     return settings | ({"RECIPE.ENABLED": True} if "RECIPE.EPOCHS" in settings else {})
+
+
+def typed_keys(opts: Sequence[str]) -> dict[str, str]:
+    """What follows the flags of a command line, by the keys of YAML or of a LazyConfig."""
+    pairs = (word.lstrip("+").partition("=")[::2] for word in opts if "=" in word)
+    lazy = {key: value.strip("'\"") for key, value in pairs}
+    return lazy | dict(zip(opts[::2], opts[1::2], strict=False))
 
 
 def add_projects(cfg: CfgNode, settings: Iterable[tuple[str, Any]]) -> None:

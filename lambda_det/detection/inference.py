@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from lambda_det.config import find_config_file
+from lambda_det.detection.config import typed_keys
 from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference
 from lambda_det.detection.task import DetectionTask, read_parts
@@ -147,8 +148,7 @@ def find_weights(
 
 def typed_weights(opts: list[str]) -> str | None:
     """The weights that configuration keys name, which come before those of the run."""
-    pairs = [option.partition("=")[::2] for option in opts]  # of a LazyConfig
-    typed = dict([*pairs, *zip(opts[::2], opts[1::2], strict=False)])
+    typed = typed_keys(opts)
     return typed.get("MODEL.WEIGHTS") or typed.get("train.init_checkpoint")
 
 

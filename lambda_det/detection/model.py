@@ -131,25 +131,16 @@ def for_inference(
             head.layers = _in_float32(head.layers)
         elif isinstance(head, FastRCNNOutputLayers):
             head.forward = _without_autocast(head.forward)
-    return _InBfloat16(model)
+    # The module's own forward pass, so that it is still of its class
+    autocast = torch.autocast(next(model.parameters()).device.type, torch.bfloat16)
+    model.forward = autocast(model.forward)
+    return model
 
 
 def check_precision(precision: str) -> None:
     """Raise ConfigError where inference cannot compute in it."""
     if precision not in ("float32", "bfloat16"):
         raise ConfigError(f"TEST.PRECISION is {precision!r}; it can be float32 or bfloat16.")
-
-
-class _InBfloat16(nn.Module):
-    """A model under autocast."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: list[dict]) -> list[dict]:
-        with torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16):
-            return self.model(batch)
 
 
 def _without_autocast(predict: Callable[..., T]) -> Callable[..., T]:

@@ -71,32 +71,25 @@ def match_segments(
     rows, ground_truth = _numbered(ground_truth, ground_truth_segments)
     overlap = np.zeros((len(rows) + 1, len(columns) + 1), dtype=np.int64)
     np.add.at(overlap, (ground_truth.reshape(-1), predicted.reshape(-1)), 1)
-    true_areas, predicted_areas = overlap.sum(axis=1), overlap.sum(axis=0)
+    # Of all pairs: whether they are of one category, and their union without void pixels
+    kinds = [np.array([VOID, *(s["category_id"] for s in part)]) for part in (rows, columns)]
+    is_same = kinds[0][:, None] == kinds[1]
+    is_crowd = np.array([False, *(bool(s.get("iscrowd", 0)) for s in rows)])[:, None]
+    unions = overlap.sum(1)[:, None] + overlap.sum(0) - overlap - overlap[VOID]
+    is_match = is_same & ~is_crowd & (2 * overlap > unions)
+    is_match[VOID] = is_match[:, VOID] = False
+    forgiven = overlap[VOID] + (overlap * (is_same & is_crowd)).sum(0)
     result: dict[int, Matches] = {}
-    matched_columns: set[int] = set()
     for i, segment in enumerate(rows, start=1):
-        if segment.get("iscrowd", 0):
+        if is_crowd[i]:
             continue
         count = result.setdefault(segment["category_id"], Matches())
-        # The union, without void pixels of the ground truth
-        unions = true_areas[i] + predicted_areas - overlap[i] - overlap[VOID]
-        for j, other in enumerate(columns, start=1):
-            if other["category_id"] == segment["category_id"] and 2 * overlap[i, j] > unions[j]:
-                count.matched += 1
-                count.iou += overlap[i, j] / unions[j]
-                matched_columns.add(j)
-                break
-        else:
-            count.unmatched_ground_truths += 1
+        count.unmatched_ground_truths += not is_match[i].any()
+        for j in np.flatnonzero(is_match[i]):  # one, or none
+            count.matched += 1
+            count.iou += overlap[i, j] / unions[i, j]
     for j, segment in enumerate(columns, start=1):
-        if j in matched_columns:
-            continue
-        crowds = [
-            i
-            for i, other in enumerate(rows, start=1)
-            if other.get("iscrowd", 0) and other["category_id"] == segment["category_id"]
-        ]
-        if 2 * overlap[[VOID, *crowds], j].sum() <= predicted_areas[j]:
+        if not is_match[:, j].any() and 2 * forgiven[j] <= overlap[:, j].sum():
             result.setdefault(segment["category_id"], Matches()).unmatched_predictions += 1
     return result
 

@@ -178,7 +178,7 @@ class Parts:
 
     def make_loss_loader(self, name: str) -> Iterable:
         """The images of one of ``test_sets`` with their ground truth."""
-        return data.build_loss_loader(self.cfg, name)
+        return data.build_test_loader(self.cfg, name, with_truth=True)
 
     def make_evaluator(self, name: str, folder: str) -> DatasetEvaluator | list[DatasetEvaluator]:
         """For one of ``test_sets``, with a folder for its files below that of the run."""

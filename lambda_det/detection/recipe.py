@@ -329,22 +329,46 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def fit_to_data(cfg: CfgNode, names: Mapping[str, str] | None = None) -> list[Derived]:
-    """Apply the recipe of ``cfg`` for the data sets of DATASETS.TRAIN.
+def fit_to_data(
+    cfg: CfgNode,
+    names: Mapping[str, str] | None = None,
+    records: Iterable[Mapping[str, Any]] | None = None,
+) -> list[Derived]:
+    """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
 
     Args:
-        cfg, names: see :func:`apply_recipe`.
+        cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
+        names: what the table calls keys, where the user has others.
+        records: Detectron2's dataset dicts of the training set; None for those of DATASETS.TRAIN.
+
+    Returns:
+        What was set.
 
     Raises:
         ConfigError: a key of RECIPE cannot be, or no data set is named.
         DataError: a data set is missing or empty.
     """
-    if not cfg.DATASETS.TRAIN:
-        raise ConfigError(
-            "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
-            "--train-images DIR."
-        )
-    return apply_recipe(cfg, training_records(cfg), _known(cfg), names)
+    if records is None:
+        if not cfg.DATASETS.TRAIN:
+            raise ConfigError(
+                "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
+                "--train-images DIR."
+            )
+        records = training_records(cfg)
+    rules = derive(cfg, Statistics.of(records, input_scale(cfg)))
+    names, applied = names or {}, []
+    rows = [(names.get(rule.key, rule.key), "", rule.value, rule.reason) for rule in _known(cfg)]
+    for rule in rules:
+        section, _, name = rule.key.rpartition(".")
+        node, why = attrgetter(section)(cfg), rule.reason
+        if rule.key in cfg.RECIPE.KEEP:
+            why = f"kept: it is typed, or in {names.get('RECIPE.KEEP', 'RECIPE.KEEP')}"
+        rows.append((names.get(rule.key, rule.key), node[name], rule.value, why))
+        if rule.key not in cfg.RECIPE.KEEP:
+            node[name] = rule.value
+            applied.append(rule)
+    log_table("What follows from these data", rows)
+    return applied
 
 
 def _known(cfg: CfgNode) -> list[Derived]:
@@ -363,43 +387,3 @@ def _known(cfg: CfgNode) -> list[Derived]:
         reason = f"{option}: {count} images are held out"
         known.append(Derived("DATASETS.TEST", name, reason))
     return known
-
-
-def apply_recipe(
-    cfg: CfgNode,
-    records: Iterable[Mapping[str, Any]],
-    known: Iterable[Derived] = (),
-    names: Mapping[str, str] | None = None,
-) -> list[Derived]:
-    """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
-
-    Args:
-        cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
-        records: Detectron2's dataset dicts of the training set.
-        known: what was set before, for the table.
-        names: what the table calls keys, where the user has others.
-
-    Returns:
-        What was set.
-
-    Raises:
-        ConfigError: a key of RECIPE cannot be.
-        DataError: the training set is empty.
-    """
-    statistics = Statistics.of(records, input_scale(cfg))
-    rules = derive(cfg, statistics)
-    names, applied = names or {}, []
-    rows = [(names.get(rule.key, rule.key), "", rule.value, rule.reason) for rule in known]
-    for rule in rules:
-        section, _, name = rule.key.rpartition(".")
-        node = attrgetter(section)(cfg)
-        shown = names.get(rule.key, rule.key)
-        if rule.key in cfg.RECIPE.KEEP:
-            keep = names.get("RECIPE.KEEP", "RECIPE.KEEP")
-            rows.append((shown, node[name], rule.value, f"kept: it is typed, or in {keep}"))
-            continue
-        rows.append((shown, node[name], rule.value, rule.reason))
-        node[name] = rule.value
-        applied.append(rule)
-    log_table("What follows from these data", rows)
-    return applied

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 from detectron2.utils import comm
@@ -13,8 +13,6 @@ from torch import nn
 
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all, seeded
-
-_CHANGED = ("vis_period", "loss_normalizer")  # attributes that the losses need or leave changed
 
 
 @torch.no_grad()
@@ -38,8 +36,8 @@ def mean_losses(
     """
     sums, images = Counter(), 0
     gpus = [torch.cuda.current_device()] if precision.device == "cuda" else []
+    model = _with_losses(model)
     with (
-        _losses_of(model),
         EventStorage(),  # the heads' own numbers are not those of the training
         seeded(Purpose.VALIDATION, 0),
         torch.random.fork_rng(gpus),
@@ -58,32 +56,18 @@ def mean_losses(
     return {**means, "total_loss": sum(means.values())} if count else {}
 
 
-@contextmanager
-def _losses_of(model: nn.Module) -> Iterator[None]:
-    """Let a detector give losses while its backbone and its norms are as in a test.
+def _with_losses(model: nn.Module) -> nn.Module:
+    """A copy that gives losses while its backbone and its norms are as in a test.
 
     It draws no pictures, and what a RetinaNet divides its losses by stays as the training has it.
     """
-    before = {module: module.training for module in model.modules()}
-    attributes = {
-        module: {name: vars(module)[name] for name in _CHANGED if name in vars(module)}
-        for module in before
-    }
-    for module, values in attributes.items():
-        if "vis_period" in values:
-            module.vis_period = 0
-    model.train()
+    model = copy.deepcopy(model).train()
     for module in model.modules():
+        if "vis_period" in vars(module):
+            module.vis_period = 0
         # Norms, dropout and whatever else has no part of its own differ between training and test
         if not any(True for _ in module.children()) and module is not model:
             module.training = False
     if hasattr(model, "backbone"):
         model.backbone.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training
-            for name in _CHANGED:
-                vars(module).pop(name, None)
-            vars(module).update(attributes[module])
+    return model

@@ -141,6 +141,11 @@ def test_a_share_that_nobody_typed_stays_over_a_resume(data, caplog, file, of):
     assert table(args := arguments(*words, of=of), caplog) and args.val_share == choice.VAL_SHARE
     (data.parent / "config.yaml").write_text(key)
     assert table(args := arguments(*words, of=of), caplog) and args.val_share == 0.3
+    (data.parent / "config.yaml").write_text(
+        key.replace("VAL_SHARE: 0.3", "FOLD: 2/5").replace("val_share: 0.3", "fold: 2/5")
+    )
+    assert table(args := arguments(*words, of=of), caplog)["evaluation"][0] == "fold 2/5"
+    assert args.fold == "2/5" and not args.val_share
     assert table(args := arguments(*words[:4], "--fold", "1/3", of=of), caplog).keys() == {"labels"}
     assert args.val_share is None and load_any_config(args) is not None
     (data.parent / "config.yaml").write_text("{")

@@ -163,7 +163,7 @@ def test_keypoints_and_scores_of_bfloat16_are_not_rounded():
     cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS = (8,)
     found = for_inference(build_model(cfg).eval(), "bfloat16")
     scores = []
-    found.model.roi_heads.box_predictor.register_forward_hook(lambda *x: scores.append(x[-1][0]))
+    found.roi_heads.box_predictor.register_forward_hook(lambda *x: scores.append(x[-1][0]))
     with torch.no_grad():
         places = found(_images(1))[0]["instances"].pred_keypoints[..., :2]
     assert len(scores) == 1
@@ -179,9 +179,8 @@ def test_the_copy_for_inference_finds_the_same(precision, bound):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     quick = for_inference(model, precision)
     images = model.preprocess_image(_images())
-    plain = quick if precision == "float32" else quick.model
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision != "float32"):
-        found = plain.backbone(images.tensor)
+        found = quick.backbone(images.tensor)
         for_plain = quick(_images())
     with torch.no_grad():
         for name, expected in model.backbone(images.tensor).items():

@@ -24,7 +24,6 @@ from lambda_det.detection.parts import Parts
 from lambda_det.detection.recipe import (
     Derived,
     Statistics,
-    apply_recipe,
     derive,
     epochs_for,
     fit_to_data,
@@ -129,12 +128,14 @@ def test_rare_classes_are_repeated(cfg):
     assert found["DATALOADER.REPEAT_THRESHOLD"] == pytest.approx(80 / 88 / 10)
 
 
-def test_what_is_typed_stays(cfg, caplog):
+def test_what_is_typed_stays(cfg, caplog, monkeypatch):
+    known = Derived("MODEL.A", 5, "was known")
+    monkeypatch.setattr(recipe, "_known", lambda cfg: [known])
     cfg.SOLVER.MAX_ITER = 7
     cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
     cfg.RECIPE.KEEP = ["SOLVER.MAX_ITER"]
     with caplog.at_level(logging.INFO):
-        applied = apply_recipe(cfg, make_records(60), [Derived("MODEL.A", 5, "was known")])
+        applied = fit_to_data(cfg, records=make_records(60))
     assert "was known" in caplog.text and "kept: it is typed" in caplog.text
     assert cfg.SOLVER.MAX_ITER == 7 and "SOLVER.MAX_ITER" not in {d.key for d in applied}
     assert cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
@@ -230,7 +231,7 @@ def test_each_structure_has_its_rules(file, words, batch, lr, anchors):
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         records = [{"file_name": "a.png", "sem_seg_file_name": "b.png"}] * 60
     before = [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES]
-    apply_recipe(cfg, records)
+    fit_to_data(cfg, records=records)
     solver = (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR)
     assert solver == (batch, 180 / batch, pytest.approx(lr * (batch / 16) ** 0.5))
     sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
@@ -305,10 +306,10 @@ def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, im
 )
 def test_what_cannot_be(cfg, key, value, named):
     with pytest.raises(DataError, match="no image"):
-        apply_recipe(cfg, [])
+        fit_to_data(cfg, records=[])
     cfg.merge_from_list([key, value])
     with pytest.raises(ConfigError, match=named):
-        apply_recipe(cfg, make_records(60))
+        fit_to_data(cfg, records=make_records(60))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from lambda_det.detection.data.checks import check_datasets, check_detector_data
 from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.detection.data.loader import (
     TrainLoader,
-    build_loss_loader,
     build_test_loader,
     build_train_loader,
     tolerant_test_loader,
@@ -26,7 +25,6 @@ __all__ = [
     "TolerantMapper",
     "TrainLoader",
     "build_augmentation",
-    "build_loss_loader",
     "build_test_loader",
     "build_train_loader",
     "check_coco",

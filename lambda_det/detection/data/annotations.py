@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from detectron2.utils.file_io import PathManager
+from tqdm import tqdm
 
 from lambda_det.detection.data.coco_format import read_keypoint_names, read_lists
 from lambda_det.detection.data.records import image_fault
@@ -31,7 +32,7 @@ def check_coco(
     image_root: str | os.PathLike,
     *,
     files: Literal["all", "sample", "none"] = "all",
-    progress: Callable[[int, int], None] | None = None,
+    progress: bool = False,
 ) -> Report:
     """Check an annotation file in COCO's format and its images.
 
@@ -40,7 +41,7 @@ def check_coco(
         image_root: the folder of the images.
         files: "all" opens every image and compares its size; "sample" checks that the first, the
             last and some images between them exist; "none" looks at no image.
-        progress: called with (images done, images) while they are opened.
+        progress: show how many images have been opened.
 
     Returns:
         Counts and findings. The report on the annotations is kept in memory until the file changes.
@@ -54,19 +55,13 @@ def check_coco(
     if files != "none" and not PathManager.isdir(image_root):
         raise DataError(f"The image folder {image_root} does not exist; correct the path.")
     status = os.stat(PathManager.get_local_path(json_file))
-    report = deepcopy(_kept_report(json_file, status.st_mtime_ns, status.st_size))
+    report = deepcopy(inspect_annotations(json_file, (status.st_mtime_ns, status.st_size)))
     report.image_root = image_root
     if files == "sample":
         _check_existence(report)
     elif files == "all":
         _check_images(report, progress)
     return report
-
-
-@functools.lru_cache(maxsize=4)
-def _kept_report(json_file: str, mtime_ns: int, size: int) -> Report:
-    """The report on the annotations. Time and size tell versions of the file apart."""
-    return inspect_annotations(json_file)
 
 
 # ------------------------------------------------------------------------------------- the rules
@@ -153,13 +148,19 @@ ANNOTATION_RULES = (
 )
 # fmt: on
 _SHOWN = {"category_id", "bbox", "iscrowd", "area"}  # keys whose values are short
+OF_MASKS = {rule.kind for rule in ANNOTATION_RULES if rule.key == "segmentation"}
 _UNUSABLE_BOX = {rule.kind for rule in ANNOTATION_RULES if rule.key == "bbox"} - {
     "box outside its image"
 }
 
 
-def inspect_annotations(json_file: str) -> Report:
+@functools.lru_cache(maxsize=4)
+def inspect_annotations(json_file: str, version: Any = None) -> Report:
     """Check the annotations without the images.
+
+    Args:
+        json_file: the annotations.
+        version: of the file, such as its time and size; the last few reports are kept.
 
     Raises:
         DataError: the file cannot be read, is not JSON, or is not in COCO format.
@@ -252,7 +253,7 @@ def _check_existence(report: Report) -> None:
             report.add("image file missing", REFUSED, path)
 
 
-def _check_images(report: Report, progress: Callable[[int, int], None] | None) -> None:
+def _check_images(report: Report, progress: bool) -> None:
     def find(file: dict[str, Any]) -> tuple[str, str] | None:
         path = os.path.join(report.image_root, file["file_name"])
         if not PathManager.isfile(path):
@@ -262,8 +263,7 @@ def _check_images(report: Report, progress: Callable[[int, int], None] | None) -
 
     # Pillow decodes without Python's lock, so threads are enough.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, found in enumerate(pool.map(find, report.files), start=1):
+        found_in = pool.map(find, report.files)
+        for found in tqdm(found_in, "images opened", report.images, disable=not progress):
             if found:
                 report.add(found[0], REFUSED, found[1])
-            if progress:
-                progress(done, report.images)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 
 from lambda_det.config import option
-from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.annotations import OF_MASKS, check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
@@ -111,7 +111,7 @@ def check_detector_data(
     if train is None and test is not None and not test:
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
-    reports = {name: _check_registered(name) for name in dict.fromkeys(train + test)}
+    reports = {name: _check_registered(name, detector) for name in dict.fromkeys(train + test)}
     for name in train if detector.filters_empty else ():
         if (report := reports[name]) and report.empty:
             logger.info(
@@ -155,7 +155,7 @@ def check_detector_data(
             )
 
 
-def _check_registered(name: str) -> Report | None:
+def _check_registered(name: str, detector: Detector) -> Report | None:
     """The report on a registered data set, or None where it is not COCO instances."""
     files = check_files(name)
     if files is None:
@@ -168,6 +168,8 @@ def _check_registered(name: str) -> Report | None:
     if refusal := report.refusal():
         raise DataError(refusal)
     for kind, problem in report.of(BAD_BOX).items():
+        if kind in OF_MASKS and not detector.masks:
+            continue
         logger.warning(
             f"{report.json_file}: {problem.count} x {kind}, left out of training, cut at the "
             f"border, or with the box as mask; the first: {problem.first[0]}."
@@ -178,8 +180,8 @@ def _check_registered(name: str) -> Report | None:
     if names is not None and list(names) != list(report.categories.values()):
         raise DataError(
             f"{report.json_file} holds {len(report.categories)} categories "
-            f"({_some(report.categories.values())}) that are not those of the data set {name} "
-            f"({_some(names)}); give your own data with --train-json and --train-images, or "
+            f"({listed(report.categories.values(), 5)}) that are not those of the data set {name} "
+            f"({listed(names, 5)}); give your own data with --train-json and --train-images, or "
             "--test-json and --test-images."
         )
     return report
@@ -196,10 +198,6 @@ def _check_order(what: str, lists: dict[str, Sequence[Any] | None]) -> None:
                     f"{here!r:.80} and {there!r:.80}; use data sets with the same {what} in the "
                     "same order."
                 )
-
-
-def _some(names: Iterable[str]) -> str:
-    return listed(map(printable, names), 5)
 
 
 class Instances(NamedTuple):
@@ -341,7 +339,7 @@ def _another(field_name: str, what: str, key: str) -> Callable[[_Data], str | No
     def fault(data: _Data) -> str | None:
         found, here = data.meta(key), getattr(data.detector, field_name)
         number = len(found) if isinstance(found, (list, tuple)) else found
-        names = f" ({_some(found)})" if isinstance(found, (list, tuple)) else ""
+        names = f" ({listed(found, 5)})" if isinstance(found, (list, tuple)) else ""
         place = data.detector.keys.get(field_name)
         return None not in (number, here) and number != here and (
             f"{place} is {here}, but {data.name} has {number} {what}{names}; set {place} to "

@@ -16,7 +16,7 @@ from detectron2.data.catalog import Metadata
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.data.registration import is_coco
-from lambda_det.errors import DataError, UserError, listed, printable
+from lambda_det.errors import DataError, UserError, listed
 
 __all__ = ["align", "describe", "of_checkpoint", "renumbered", "write_categories"]
 
@@ -138,13 +138,10 @@ def _differ(
         min(len(here), len(there)),
     )
     return DataError(
-        f"The {what} of {name} ({_some(here)}) are not those of {source} ({_some(there)}), first "
-        f"in number {number}; give data with the same, or start another run with these."
+        f"The {what} of {name} ({listed(here, 8)}) are not those of {source} "
+        f"({listed(there, 8)}), first in number {number}; give data with the same, or start "
+        "another run with these."
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return listed([printable(str(name)) for name in names], 8)
 
 
 def _ids(name: str) -> dict[Any, int] | None:
@@ -223,7 +220,7 @@ def renumbered(
     new = {key: id_of.get(name, key) for key, name in names.items()}
     if missing := [name for name in names.values() if name not in id_of]:
         raise DataError(
-            f"{results} has predictions of {_some(missing)}, which {dataset} does not have now "
-            f"({_some(now)}); evaluate the run again on these data."
+            f"{results} has predictions of {listed(missing, 8)}, which {dataset} does not have now "
+            f"({listed(now, 8)}); evaluate the run again on these data."
         )
     return [{**e, "category_id": new.get(e["category_id"], e["category_id"])} for e in entries]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from pathlib import Path
 
 from lambda_det.detection.data.annotations import check_coco
@@ -47,13 +46,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def show_progress(done: int, total: int) -> None:
-    if done % 100 == 0 or done == total:
-        print(f"\ropened {done} of {total} images", end="", file=sys.stderr)
-    if done == total:
-        print(file=sys.stderr)
-
-
 def print_report(report: Report) -> None:
     headings = {
         REFUSED: "Problems that training and evaluation refuse",
@@ -91,7 +83,7 @@ def check(arguments: argparse.Namespace) -> int:
     found = False
     for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True):
         files = "none" if arguments.no_images else "all"
-        report = check_coco(json_file, images, files=files, progress=show_progress)
+        report = check_coco(json_file, images, files=files, progress=True)
         print_report(report)
         found |= bool(report.of(REFUSED) or report.of(BAD_BOX))
     print("\nProblems were found." if found else "\nNothing is wrong.")

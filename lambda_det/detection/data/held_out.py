@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import keep_json, read_json
-from lambda_det.errors import ConfigError, DataError, listed, printable
+from lambda_det.errors import ConfigError, DataError, listed
 
 __all__ = ["Split", "hold_out", "is_held_out"]
 
@@ -197,4 +197,4 @@ def _classes(content: Mapping[str, Any]) -> set[Any]:
 
 
 def _named(categories: set[Any], names: Mapping[Any, str]) -> str:
-    return listed(printable(str(names.get(c, c))) for c in sorted(categories))
+    return listed(names.get(c, c) for c in sorted(categories))

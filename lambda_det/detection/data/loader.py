@@ -22,11 +22,10 @@ from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.errors import ConfigError, DataError, reason
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
 from lambda_det.training.workers import KEYS, UnreadableImages, WatchedLoader, reading
@@ -34,14 +33,6 @@ from lambda_det.training.workers import KEYS, UnreadableImages, WatchedLoader, r
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = 600
-# The samplers of DATALOADER.SAMPLER_TRAIN, and the key without a default that each reads
-_SAMPLERS = {
-    "TrainingSampler": "",
-    "RepeatFactorTrainingSampler": "",
-    "RandomSubsetTrainingSampler": "DATALOADER.RANDOM_SUBSET_RATIO",
-    "WeightedTrainingSampler": "DATASETS.TRAIN_REPEAT_FACTOR",
-    "WeightedCategoryTrainingSampler": "DATASETS.TRAIN_REPEAT_FACTOR",
-}
 # Without a config, messages name the arguments, which are the keys of a LazyConfig, too
 _ARGUMENTS = {name: name for name in KEYS}
 
@@ -258,13 +249,17 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         DataError: no image has an annotation to train on.
     """
     _check_batch(images_per_batch)
-    _check_sampler(cfg)
     _check_proposals(cfg, "TRAIN")
     mapper, mixing = TolerantMapper(cfg, is_train=True), Mixing.from_config(cfg)
-    # Detectron2 reads the sampler from the config.
-    arguments = build_detection_train_loader.from_config(
-        cfg, mapper=mapper, dataset=training_records(cfg)
-    )
+    records = training_records(cfg)
+    try:  # Detectron2 reads the sampler from the config
+        arguments = build_detection_train_loader.from_config(cfg, mapper=mapper, dataset=records)
+    except (ValueError, AttributeError) as error:  # it is not known, or a key of it is not there
+        raise ConfigError(
+            f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made "
+            f"({reason(error)}); take TrainingSampler or RepeatFactorTrainingSampler. A LazyConfig "
+            "can use any."
+        ) from error
     arguments["total_batch_size"] = images_per_batch
     if cfg.INPUT.LSJ.ENABLED:
         # All images get the same size, so groups by orientation would only spoil the shuffle.
@@ -342,21 +337,6 @@ def _check_batch(images: int) -> None:
         )
 
 
-def _check_sampler(cfg: CfgNode) -> None:
-    """Refuse a sampler that Detectron2 does not have, or that reads a key which is not there."""
-    name = cfg.DATALOADER.SAMPLER_TRAIN
-    if name not in _SAMPLERS:
-        raise ConfigError(
-            f"DATALOADER.SAMPLER_TRAIN is {name!r}; it can be {' or '.join(_SAMPLERS)}."
-        )
-    section, _, key = _SAMPLERS[name].partition(".")
-    if key and key not in cfg[section]:
-        raise ConfigError(
-            f"DATALOADER.SAMPLER_TRAIN {name} reads {section}.{key}, which Detectron2 does not "
-            "define; a script that adds the key, or a LazyConfig, can use that sampler."
-        )
-
-
 def _check_proposals(cfg: CfgNode, split: str) -> None:
     """Refuse what Detectron2 asserts without words: a file of proposals for each data set."""
     files, names = cfg.DATASETS[f"PROPOSAL_FILES_{split}"], cfg.DATASETS[split]
@@ -378,34 +358,28 @@ def _by_index(dataset: list[Record] | Dataset) -> Dataset:
     return DatasetFromList(dataset, copy=False) if isinstance(dataset, list) else dataset
 
 
-def build_test_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
+def build_test_loader(
+    cfg: CfgNode, dataset_name: str, *, with_truth: bool = False
+) -> WatchedLoader:
     """A loader that gives each image of ``dataset_name`` once, shared among the processes.
 
     An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
     compared, and nothing would show it.
+
+    Args:
+        with_truth: each image alone with its ground truth, for the losses of training.
     """
-    return _test_loader(
-        cfg, dataset_name, TolerantMapper(cfg, is_train=False), cfg.TEST.IMS_PER_BATCH
-    )
-
-
-def build_loss_loader(cfg: CfgNode, dataset_name: str) -> WatchedLoader:
-    """:func:`build_test_loader` with the ground truth, for the losses of training."""
-    check_files(dataset_name)
-    arguments = TolerantMapper.from_config(cfg, is_train=True)
-    arguments |= {
-        "augmentations": build_augmentation(cfg, False),
-        "recompute_boxes": False,
-        "exact_pixels": True,  # those of the evaluation
-    }
-    return _test_loader(cfg, dataset_name, TolerantMapper(**arguments), 1)
-
-
-def _test_loader(cfg: CfgNode, dataset_name: str, mapper: Mapper, batch_size: int) -> WatchedLoader:
     _check_proposals(cfg, "TEST")
+    mapper = TolerantMapper(cfg, is_train=False)
+    if with_truth:
+        check_files(dataset_name)
+        arguments = TolerantMapper.from_config(cfg, is_train=True)
+        # The pixels are those of the evaluation
+        arguments |= {"augmentations": mapper.augmentations.augs, "exact_pixels": True}
+        mapper = TolerantMapper(**arguments | {"recompute_boxes": False})
     return tolerant_test_loader(
         **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
-        batch_size=batch_size,
+        batch_size=1 if with_truth else cfg.TEST.IMS_PER_BATCH,
         timeout=cfg.DATALOADER.TIMEOUT,
         keys=KEYS,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -203,7 +202,11 @@ class TolerantMapper(DatasetMapper):
             for a, box in zip(annotations, whole, strict=True)
         ]
         polygons = transform_polygons(
-            [[] if isinstance(m, dict) else [_points(p) for p in m] for m in masks], transforms
+            [
+                [] if isinstance(m, dict) else [np.array(p, float).reshape(-1, 2) for p in m]
+                for m in masks
+            ],
+            transforms,
         )
         boxes = transforms.apply_box(boxes).clip(0, (size + size)[::-1])
         flips = self.keypoint_hflip_indices
@@ -225,10 +228,6 @@ class TolerantMapper(DatasetMapper):
                 )
             result.append(moved)
         return result
-
-
-def _points(polygon: Sequence[float]) -> np.ndarray:
-    return np.array(polygon, dtype=np.float64).reshape(-1, 2)
 
 
 def _boxes_of(masks: PolygonMasks | BitMasks) -> Boxes:
