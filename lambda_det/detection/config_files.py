@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from detectron2.config import CfgNode, LazyConfig, get_cfg
+from detectron2.config import CfgNode, LazyConfig
 from omegaconf import DictConfig
 
-from lambda_det.config import CONFIGS, add_lambda_config, leaves
-from lambda_det.detection.config import add_projects
+from lambda_det.config import CONFIGS
+from lambda_det.detection.config import load_config
 from lambda_det.errors import ConfigError, suggest
 from lambda_det.training.config_file import ZOO
 
@@ -50,16 +51,4 @@ def _load(folder: Path, name: str) -> DictConfig | CfgNode:
         raise ConfigError(f"There is no configuration {name} in {folder}{suggest(name, names)}")
     if path.suffix != ".yaml":
         return LazyConfig.load(str(path))
-    # Installed files are trusted. Detectron2's RetinaNet computes its anchors in the YAML file.
-    loaded = CfgNode.load_yaml_with_base(str(path), allow_unsafe=True)
-    cfg = get_cfg()
-    add_lambda_config(cfg)
-    add_projects(cfg, leaves(loaded))
-    try:
-        cfg.merge_from_other_cfg(CfgNode(loaded))
-    except (KeyError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is no configuration of a detector ({error}); for recipes of classifiers use "
-            "tools/train_imagenet.py."
-        ) from error
-    return cfg
+    return load_config(argparse.Namespace(config_file=str(path), opts=[]))

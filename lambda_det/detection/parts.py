@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from detectron2.config import CfgNode
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection import data
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import check_precision, make_model
 from lambda_det.detection.recipe import fit_to_data
@@ -190,6 +192,16 @@ class Parts:
         return AugmentationList(
             [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
         )
+
+    def test_scale(self, sizes: Sequence[tuple[int, int]]) -> float:
+        """The median factor by which an evaluation resizes images of these heights and widths."""
+        resize, outlines = self.make_test_augmentations(), [Outline(*size) for size in sizes]
+        for outline in outlines if draws_by_size(resize) else ():
+            resize(outline)
+        factors = [
+            o.image.shape[0] / height for o, (height, _) in zip(outlines, sizes, strict=True)
+        ]
+        return statistics.median(factors or [1.0])
 
     def make_augmented(self, model: nn.Module) -> nn.Module:
         """A model that averages over augmented images, as TEST.AUG says."""

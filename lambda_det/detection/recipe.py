@@ -261,8 +261,10 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
         centres.append(2 * centres[-1])
     if several:
         sizes = [
-            _octave(max(round(centre), _STRIDES_PER_ANCHOR * stride), count)
+            # From a size to below its double, as RetinaNet has three
+            [least, *(round(least * 2 ** (i / count), 1) for i in range(1, count))]
             for centre, stride in zip(centres, strides, strict=True)
+            for least in [max(round(centre), _STRIDES_PER_ANCHOR * stride)]
         ]
     else:
         sizes, least = [[]], _STRIDES_ON_ONE_LEVEL * strides[0]
@@ -276,11 +278,6 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
         ratios = [[round(ratio, 2) for ratio in ratios]]
         found.append(Derived("MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS", ratios, reason))
     return found
-
-
-def _octave(size: float, count: int) -> list[float]:
-    """``count`` anchors from a size to below its double, as RetinaNet has three."""
-    return [size if i == 0 else round(size * 2 ** (i / count), 1) for i in range(count)]
 
 
 def _strides(cfg: CfgNode) -> list[int]:

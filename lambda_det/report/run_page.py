@@ -535,14 +535,7 @@ def _add_advice(
             content = read_json(registered_files(name)[0])
             classes = {category["id"]: category["name"] for category in content["categories"]}
             trained.update(classes[entry["category_id"]] for entry in content["annotations"])
-    # A LazyConfig has none, and 0 resizes nothing: sizes are the images' then
-    sizes = getattr(task.config, "INPUT", None)
-    scales = [
-        min(sizes.MIN_SIZE_TEST / min(sides), sizes.MAX_SIZE_TEST / max(sides))
-        for image in ground_truth.imgs.values()
-        if sizes and sizes.MIN_SIZE_TEST and (sides := (image["height"], image["width"]))
-    ]
-    scale = statistics.median(scales) if scales else 1.0
+    scale = task.parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     changes = advise(ground_truth, entries, kind, records, trained, scale)
     rows = [row for row in changes if row.gain >= _LEAST_GAIN][:_CHANGES]
     page.section(

@@ -64,7 +64,7 @@ def read_config(
 ) -> None:
     """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
 
-    The file is read as plain data, unless Detectron2 has installed it: its RetinaNet computes its
+    Files are read as plain data, unless Detectron2 has installed them: its RetinaNet computes its
     anchors. Detectron2 reads any file so that a tag in it can run a program.
 
     Args:
@@ -87,14 +87,20 @@ def read_config(
         _set(cfg, key, value, "the command line")
 
 
+class _File(CfgNode):
+    @classmethod
+    def load_yaml_with_base(cls, filename: str, allow_unsafe: bool = False) -> dict[str, Any]:
+        """Each file of a chain of _BASE_ is trusted by its place."""
+        return super().load_yaml_with_base(filename, Path(filename).resolve().is_relative_to(ZOO))
+
+
 def _load_yaml(file: str) -> dict[str, Any]:
     if not Path(file).is_file():
         there = {str(path) for path in Path(file).parent.glob("*.yaml")}
         there |= {f"configs/{p.relative_to(CONFIGS)}" for p in CONFIGS.rglob("*.yaml")}
         raise ConfigError(f"There is no config file {file}{suggest(file, sorted(there))}")
     try:
-        trusted = Path(file).resolve().is_relative_to(ZOO)
-        loaded = CfgNode.load_yaml_with_base(file, allow_unsafe=trusted)
+        loaded = _File.load_yaml_with_base(file)
     except OSError as error:
         raise ConfigError(
             f"A _BASE_ of {file} cannot be read: {error.filename or error}."

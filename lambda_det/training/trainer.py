@@ -193,7 +193,7 @@ class Trainer(TrainerBase):
         state = super().state_dict()  # the iteration, and the hooks
         state["seed"] = self.seed
         state["images_per_step"] = self.settings.images_per_step
-        state["divided"] = self._divided
+        state["divided"], state["accumulate"] = self._divided, self.settings.accumulate
         state["step"] = self.step.state_dict()
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
@@ -214,8 +214,10 @@ class Trainer(TrainerBase):
                 "count of steps means nothing then. Keep processes x "
                 f"{self.settings.key('accumulate')} as it was."
             )
-        if now and now // self.settings.accumulate % state.get("divided", 1) == 0:
-            self._divide(state.get("divided", 1))
+        parts, divided = self.settings.accumulate, state.get("divided", 1)
+        # Not again where the parts of that run are typed by now
+        if now and now // parts % divided == 0 and parts != state.get("accumulate"):
+            self._divide(divided)
         super().load_state_dict(state)
         self.step.load_state_dict(state["step"])
         self.seed = self.step.seed = state["seed"]

@@ -53,10 +53,19 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path, text, words):
     assert str(file) in str(caught.value) and words in str(caught.value)
 
 
-def test_what_detectron2_installs_is_trusted():
+def test_what_detectron2_installs_is_trusted(tmp_path):
     """Its RetinaNet computes its anchors in the YAML file, by a tag that is refused elsewhere."""
-    cfg = _load("--config-file", ZOO / "COCO-Detection" / "retinanet_R_50_FPN_1x.yaml")
-    assert [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES] == [3] * 5
+    retinanet = ZOO / "COCO-Detection" / "retinanet_R_50_FPN_1x.yaml"
+    mine, theirs = tmp_path / "mine.yaml", tmp_path / "theirs.yaml"
+    mine.write_text(f"_BASE_: {retinanet}\nSEED: 3\n")
+    for file in (retinanet, mine):
+        cfg = _load("--config-file", file)
+        assert [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES] == [3] * 5
+    theirs.write_text((retinanet.parents[1] / "Base-RetinaNet.yaml").read_text())
+    mine.write_text(f"_BASE_: [{retinanet}, {theirs}]\n")
+    for file in (theirs, mine):
+        with pytest.raises(ConfigError, match="plain values"):
+            _load("--config-file", file)
 
 
 def test_the_configuration_of_an_earlier_run_is_read(tmp_path):

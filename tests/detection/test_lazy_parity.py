@@ -101,6 +101,8 @@ def test_the_run_is_the_same(name):
     assert yaml.settings == lazy.settings
     assert yaml.pixels == lazy.pixels
     assert yaml.parts.train_names == lazy.parts.train_names
+    scales = [task.parts.test_scale([(200, 256), (64, 64), (100, 300)]) for task in (yaml, lazy)]
+    assert scales == [4.0, 4.0]
     groups = [task.build_optimizer(on_meta(task.config)).param_groups for task in (yaml, lazy)]
     one, other = ([{**g, "params": len(g["params"])} for g in found] for found in groups)
     assert one == other and {g["weight_decay"] for g in one} == {0.0, 4e-5}

@@ -21,7 +21,7 @@ from lambda_det.training import run_folder, start
 from lambda_det.training import trainer as trainer_module
 from tests import forked
 from tests.detection.tiny import TINY
-from tests.reliability.ends import Killed, end_here, kill_before, signal_in, stop_evaluation
+from tests.reliability.ends import Killed, end_here, kill_before, signal_in
 from tests.reliability.runs import DETECTOR, assert_same_run, content, differences, metrics
 from tests.shapes import data_words
 
@@ -128,24 +128,6 @@ def test_killed_before_any_step(train, whole, tmp_path, monkeypatch, variant, st
     assert bool(others) == (variant not in ("plain", "workers"))
 
 
-# After step 3, and the last one
-@pytest.mark.parametrize(("evaluation", "how"), [(1, "told"), (1, "killed"), (2, "told")])
-def test_an_evaluation_that_did_not_end_comes_first(
-    train, whole, tmp_path, monkeypatch, caplog, evaluation, how
-):
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_evaluation(patch, DetectionTask, evaluation, how)
-        with pytest.raises((Killed, Preempted)) as caught:
-            train(folder)
-    if how == "told":
-        last = folder / ("model_0000002.pth", "model_final.pth")[evaluation - 1]
-        assert f"SIGTERM after step {3 * evaluation}; {last} holds" in str(caught.value)
-    train(folder, resume=True)
-    assert f"The evaluation after step {3 * evaluation} is still to come" in caplog.text
-    assert_same(whole("plain"), folder)
-
-
 @pytest.mark.parametrize("evaluation", [1, 2])
 def test_statistics_that_did_not_end_come_before_it(
     train, whole, tmp_path, monkeypatch, evaluation
@@ -192,17 +174,6 @@ def test_a_signal_saves_after_the_step(train, whole, tmp_path, monkeypatch, numb
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
     train(folder, resume=True)
     last.unlink()  # the run that was not stopped has none of this step
-    assert_same(whole("plain"), folder)
-
-
-def test_a_finished_run_stays_as_it_is(train, whole, tmp_path, monkeypatch, caplog):
-    folder = tmp_path / "run"
-    shutil.copytree(whole("plain"), folder)
-    monkeypatch.setattr(DetectionTask, "evaluate", None)  # not evaluated again
-    before = {path.name: path.read_bytes() for path in folder.glob("*.pth")}
-    train(folder, resume=True)
-    assert {path.name: path.read_bytes() for path in folder.glob("*.pth")} == before
-    assert "has all of its 6 steps already" in caplog.text
     assert_same(whole("plain"), folder)
 
 

@@ -200,6 +200,10 @@ def test_where_memory_is_too_small_a_batch_is_taken_in_parts(folder, images, cap
     assert f"{images // parts} are taken at once" in caplog.text
     resumed = Trainer(ToyTask(folder, **changes, max_iter=8), read_newest(str(folder)))
     assert resumed.settings.accumulate == resumed.step.accumulate == parts
+    # Nor in more where the key that the warning names is typed by now
+    changes |= {"accumulate": parts, "max_iter": 9}
+    resumed = Trainer(ToyTask(folder, **changes), read_newest(str(folder)))
+    assert resumed.settings.accumulate == resumed.step.accumulate == parts
 
 
 def test_a_step_that_is_taken_again_has_left_no_statistics(folder):

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ def find_parts(place: str | Path, images: str | Path | None = None) -> tuple[str
     home = Path(images) if images else root
     parts = _BY_KIND.get(kind, _in_folders)(root, files, home)
     if images and kind != COCO:
-        found = _pictures(home)
+        found = _folders(_pictures(home), home)
         parts = {name: Part(part.labels, found.get(name, home)) for name, part in parts.items()}
     train = parts.get("train")
     if train is None:
@@ -107,8 +107,8 @@ def _refuse_strays(root: Path, files: list[Path]) -> None:
         )
 
 
-def _pictures(root: Path) -> dict[str, Path]:
-    return _folders((p for p in root.rglob("*") if p.suffix.lower() in PICTURES), root)
+def _pictures(root: Path) -> Iterator[Path]:
+    return (path for path in root.rglob("*") if path.suffix.lower() in PICTURES)
 
 
 def _images_of(file: Path, root: Path, home: Path) -> Path:
@@ -157,10 +157,9 @@ def _of_yolo(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
             parts[name] = _gathered(file, name, places, homes)
     if parts:
         return parts
-    found = _pictures(home)
+    found = _folders(_pictures(home), home)
     if "train" in found:
-        paths = (path for path in home.rglob("*") if path.suffix.lower() in PICTURES)
-        _refuse_strays(home, [path for path in paths if yolo_file(path, path).is_file()])
+        _refuse_strays(home, [path for path in _pictures(home) if yolo_file(path, path).is_file()])
     return {name: Part(file, folder) for name, folder in found.items()}
 
 
@@ -192,7 +191,7 @@ def _gathered(file: Path, name: str, places: list[Path], homes: Iterable[Path]) 
     paths: set[Path] = set()
     for place in places:
         if place.is_dir():
-            paths.update(p for p in place.rglob("*") if p.suffix.lower() in PICTURES)
+            paths.update(_pictures(place))
             continue
         for number, line in enumerate(place.read_text("utf-8-sig", "replace").splitlines(), 1):
             if not (text := line.strip()) or text.startswith("#"):
@@ -217,7 +216,7 @@ def _in_folders(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
         images = images if images.is_dir() else train.parents[2]
         found = {name: lists[name] for name in _WORDS if name in lists}
         return {name: Part(path, images) for name, path in ({"train": train} | found).items()}
-    pictures = _pictures(home)
+    pictures = _folders(_pictures(home), home)
     labels = _folders(files, root)
     if "train" in labels:
         _refuse_strays(root, files)

@@ -26,31 +26,22 @@ from lambda_det.errors import ConfigError, DataError, suggest
 # The letter of the left side, as in l_eye, L-Eye, eye.l and LEye
 _LEFT = re.compile(r"(?<![^\W_])[lL](?=[\W_A-Z]|$)")
 _HERE = "the folder that the environment variable DETECTRON2_DATASETS names (now {root})"
-_SHAPES = (
-    "make it with `python datasets/make_shapes.py{option}`, which needs no download, or point the "
-    "environment variable DETECTRON2_DATASETS (now {root}) at the folder that holds {folder}/"
-)
-_PANOPTIC_SHAPES = _SHAPES.replace("{option}", " --panoptic").replace("{folder}", "shapes_panoptic")
-_COCO = (
-    "for COCO 2017 unpack zips/train2017.zip, zips/val2017.zip and "
-    "annotations/annotations_trainval2017.zip of http://images.cocodataset.org into "
-    "coco/train2017, coco/val2017 and "
-    f"coco/annotations under {_HERE}; to try without any download, run "
-    "`python datasets/make_shapes.py` and train on shapes_train"
-)
-_COCO_PANOPTIC = (
-    "for the panoptic segments of COCO unpack "
-    "http://images.cocodataset.org/annotations/panoptic_annotations_trainval2017.zip into coco/ "
-    f"under {_HERE}, and run datasets/prepare_panoptic_fpn.py of Detectron2, which makes the stuff "
-    "masks; to try without any download, run `python datasets/make_shapes.py --panoptic` and train "
-    "on shapes_panoptic_train or shapes_stuff_train"
-)
-# What to do for data that are missing, by how their name begins
+# What to do for data that are missing, by how their names begin
 _ADVICE = {
-    **dict.fromkeys(("shapes_keypoints_", "shapes_panoptic_", "shapes_stuff_"), _PANOPTIC_SHAPES),
-    "shapes_": _SHAPES.replace("{option}", "").replace("{folder}", "shapes"),
-    **dict.fromkeys(("coco_", "keypoints_coco_"), _COCO),
-    "": "put the data there or correct the path",
+    ("shapes_",): (
+        "make it with `python datasets/make_shapes.py` (of keypoints, semantic masks and segments "
+        "`python datasets/make_shapes.py --panoptic`), which needs no download, or correct "
+        f"{_HERE}"
+    ),
+    ("coco_", "keypoints_coco_"): (
+        "for COCO 2017 unpack zips/train2017.zip, zips/val2017.zip, "
+        "annotations/annotations_trainval2017.zip and, for panoptic segments, "
+        "annotations/panoptic_annotations_trainval2017.zip of http://images.cocodataset.org into "
+        f"coco/ under {_HERE}; datasets/prepare_panoptic_fpn.py of Detectron2 then makes the stuff "
+        "masks; to try without any download, run `python datasets/make_shapes.py` and train on "
+        "shapes_train"
+    ),
+    ("",): "put the data there or correct the path",
 }
 
 
@@ -108,9 +99,7 @@ def is_coco(name: str) -> bool:
 
 def _missing(name: str, path: str) -> DataError:
     root = os.path.abspath(os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets")))
-    advice = next(text for start, text in _ADVICE.items() if name.startswith(start))
-    if advice is _COCO and "panoptic" in path:
-        advice = _COCO_PANOPTIC
+    advice = next(text for starts, text in _ADVICE.items() if name.startswith(starts))
     return DataError(
         f"No data for {name}: {os.path.abspath(path)} does not exist; {advice.format(root=root)}."
     )

@@ -131,13 +131,8 @@ def mutated_structure(ground_truth: GroundTruth, seed: int) -> Case:
 def mutated_bytes(ground_truth: GroundTruth, seed: int) -> Case:
     """A JSON file with bytes changed, or cut off."""
     rng = random.Random(seed)
-    content = bytearray(json.dumps(ground_truth.content).encode())
-    for _ in range(rng.choice((1, 2, 5))):
-        place = rng.randrange(len(content))
-        content[place] = rng.choice((rng.randrange(256), *b'09-e."[]{}'))
-    if rng.random() < 0.2:
-        del content[rng.randrange(len(content)) :]
-    return Case.drawn(rng, bytes(content))
+    damage = BROKEN_FILES[rng.choice(("cut", "flipped", "flipped", "flipped"))]
+    return Case.drawn(rng, damage(json.dumps(ground_truth.content).encode(), rng))
 
 
 def mutated_images(ground_truth: GroundTruth, seed: int) -> Case:
@@ -280,7 +275,7 @@ def maker(kind: str, good: bytes, rng: random.Random) -> Callable[[Path], None]:
 def _flipped(good: bytes, rng: random.Random) -> bytes:
     content = bytearray(good)
     for _ in range(rng.choice((1, 5, 50))):
-        content[rng.randrange(len(content))] = rng.randrange(256)
+        content[rng.randrange(len(content))] = rng.choice((rng.randrange(256), *b'09-e."[]{}'))
     return bytes(content)
 
 

@@ -390,23 +390,19 @@ def test_boxes_alone_cannot_train_masks(registered, content, train):
     check_datasets(cfg, train=train, test=not train)
 
 
-def test_a_few_bad_boxes_are_warned_of(registered, content, caplog):
-    for number in range(9, 201):
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_few_bad_boxes_are_warned_of_and_masks_where_they_are_learnt(
+    registered, content, caplog, masks
+):
+    for number in range(9, 301):
         content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
+    content["annotations"][4]["segmentation"] = [[1, 2, 3, 4]]
     content["annotations"][5]["bbox"] = [1, 1, 5, 0]
-    check_datasets(registered(content), train=True, test=False)
-    assert any("annotation 6 of image 30" in r.getMessage() for r in caplog.records)
-
-
-@pytest.mark.parametrize("learnt", [True, False])
-def test_bad_masks_are_warned_of_where_they_are_learnt(registered, content, caplog, learnt):
-    for number in range(9, 201):
-        content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
-    content["annotations"][5]["segmentation"] = [[1, 2, 3, 4]]
     cfg = registered(content)
-    cfg.MODEL.MASK_ON = learnt
+    cfg.MODEL.MASK_ON = masks
     check_datasets(cfg, train=True, test=False)
-    assert ("polygon of fewer than three points" in caplog.text) is learnt
+    assert "annotation 6 of image 30" in caplog.text
+    assert ("polygon of fewer than three points" in caplog.text) is masks
 
 
 def test_training_without_evaluation(registered):

@@ -107,12 +107,6 @@ def test_records_that_nobody_has_repaired(cfg, record, caplog, has_size, exact):
     assert "usable box" in caplog.text and "broken mask" in caplog.text
 
 
-def test_annotations_outside_the_crop_train_as_empty(cfg, record):
-    crop = T.AugmentationList([T.CropTransform(40, 30, 20, 15)])
-    instances = mapped(cfg, record, [thing(box=(2, 2, 10, 10))], augmentations=crop)
-    assert len(instances) == 0 and instances.has("gt_masks")
-
-
 @pytest.mark.parametrize("compressed", [True, False])
 def test_mixed_forms_become_bitmaps_of_the_same_pixels(cfg, record, compressed):
     box = (8, 6, 30, 20)
@@ -241,28 +235,6 @@ def test_semantic_masks_whose_labels_would_be_others_are_refused(
         TolerantMapper(cfg, is_train=True)(sample)
     Image.fromarray(np.ones((HEIGHT, WIDTH), np.uint8)).save(path)
     assert 1 in TolerantMapper(cfg, is_train=True)(sample)["sem_seg"]
-
-
-def test_masks_turn_with_an_image_that_has_an_exif_turn(cfg, record, tmp_path):
-    """The annotations are those of the turned image, as annotation tools show it."""
-    turned = tmp_path / "turned.png"
-    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-    pixels[10:20, 5:45] = 255
-    exif = Image.Exif()
-    exif[274] = 6  # to be turned by 90 degrees clockwise
-    Image.fromarray(pixels).save(turned, exif=exif)
-    sample = {
-        **record,
-        "file_name": str(turned),
-        "width": HEIGHT,
-        "height": WIDTH,
-        "annotations": [thing(box=(HEIGHT - 20, 5, 10, 40))],
-    }
-    mapper = TolerantMapper(cfg, is_train=True)
-    mapper.augmentations = NO_CHANGE["augmentations"]
-    mapped = mapper(sample)
-    masks = BitMasks.from_polygon_masks(mapped["instances"].gt_masks, WIDTH, HEIGHT)
-    assert torch.equal(masks.tensor[0], mapped["image"][0] > 0)
 
 
 def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
