@@ -48,7 +48,7 @@ def draw_predictions(
     masks = list(instances.pred_masks.numpy()) if instances.has("pred_masks") else None
     keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
     boxes = instances.pred_boxes.tensor.numpy()
-    return draw_instances(image, boxes, classes, labels, masks, keypoints, scale, metadata)
+    return _draw(image, boxes, classes, labels, masks, keypoints, scale, metadata)
 
 
 def draw_ground_truth(
@@ -78,7 +78,7 @@ def draw_ground_truth(
     points = [np.pad(p, ((0, known - len(p)), (0, 0))) for p in keypoints] if known else None
     boxes = np.array(boxes).reshape(-1, 4)
     points = None if points is None else np.stack(points)
-    return draw_instances(image, boxes, classes, labels, masks, points, scale, metadata)
+    return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
 def side_by_side(
@@ -110,7 +110,8 @@ class VideoDrawer:
     """Draw predictions on the frames of a video. An object keeps its colour between frames."""
 
     def __init__(self, class_names: Sequence[str] | None = None) -> None:
-        self._visualizer = VideoVisualizer(_metadata(class_names))
+        names = {"thing_classes": list(class_names)} if class_names else {}
+        self._visualizer = VideoVisualizer(Metadata(**names))
 
     def __call__(self, frame: np.ndarray, instances: Instances) -> np.ndarray:
         """As :func:`draw_predictions`, in the size of the frame."""
@@ -118,47 +119,22 @@ class VideoDrawer:
         return np.ascontiguousarray(drawn.get_image()[:, :, ::-1])
 
 
-def _metadata(class_names: Sequence[str] | None) -> Metadata:
-    return Metadata(thing_classes=list(class_names)) if class_names else Metadata()
-
-
 def _name(class_names: Sequence[str] | None, index: int) -> str:
     return class_names[index] if class_names else str(index)
 
 
-def draw_instances(
+def _draw(
     image: np.ndarray,
     boxes: Any,
     classes: Sequence[int],
     labels: Sequence[str],
-    masks: Any = None,
-    keypoints: Any = None,
-    scale: float = 1.0,
-    metadata: Metadata | None = None,
-    sem_seg: np.ndarray | None = None,
+    masks: Any,
+    keypoints: Any,
+    scale: float,
+    metadata: Metadata | None,
 ) -> np.ndarray:
-    """Draw instances over their image, on top of the semantic classes of its pixels, if given.
-
-    A class has one colour in every picture.
-
-    Args:
-        image: [H, W, 3] uint8, BGR.
-        boxes: [N, 4], x0, y0, x1, y1.
-        classes: the class index of each instance.
-        labels: the text of each instance.
-        masks: as Detectron2's ``Visualizer.overlay_instances`` takes them.
-        keypoints: [N, K, 3], x, y and visibility.
-        scale: size of the picture relative to the image.
-        metadata: defines the lines between keypoints and the names of semantic classes.
-        sem_seg: [H, W], the semantic class of each pixel.
-
-    Returns:
-        [H * scale, W * scale, 3] uint8, BGR.
-    """
-    metadata = _metadata(None) if metadata is None else metadata
-    visualizer = Visualizer(image[:, :, ::-1], metadata, scale)
-    if sem_seg is not None:
-        visualizer.draw_sem_seg(sem_seg, area_threshold=0, alpha=0.5)
+    """Draw instances over their image. A class has one colour in every picture."""
+    visualizer = Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
     visualizer.overlay_instances(
         boxes=boxes,
         labels=labels,

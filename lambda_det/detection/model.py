@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -194,23 +195,19 @@ def patch_point_rend(model: nn.Module) -> None:
     Large-scale jitter makes such batches now and then, and Detectron2's head joins an empty list of
     labels there.
     """
-    for module in model.modules():
+    for head in model.modules():
         # By name: the project is a part of Detectron2, and its repository has it for itself, too
-        if type(module).__name__ == "PointRendMaskHead":
-            module.__class__ = _without_foreground(type(module))
+        if type(head).__name__ == "PointRendMaskHead":
+            head._sample_train_points = partial(_train_points, head, head._sample_train_points)
 
 
-def _without_foreground(head: type[nn.Module]) -> type[nn.Module]:
-    class _PointRendMaskHead(head):
-        def _sample_train_points(
-            self, coarse_mask: Tensor, instances: list[Instances]
-        ) -> tuple[Tensor, Tensor]:
-            if sum(map(len, instances)) == 0:
-                points = self.mask_point_train_num_points
-                return coarse_mask.new_zeros(0, points, 2), coarse_mask.new_zeros(0, points)
-            return super()._sample_train_points(coarse_mask, instances)
-
-    return _PointRendMaskHead
+def _train_points(
+    head: nn.Module, sample: Callable[..., T], coarse_mask: Tensor, instances: list[Instances]
+) -> T | tuple[Tensor, Tensor]:
+    if any(map(len, instances)):
+        return sample(coarse_mask, instances)
+    points = head.mask_point_train_num_points
+    return coarse_mask.new_zeros(0, points, 2), coarse_mask.new_zeros(0, points)
 
 
 def _check_point_head(cfg: CfgNode) -> None:

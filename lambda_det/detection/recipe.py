@@ -326,17 +326,12 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def fit_to_data(
-    cfg: CfgNode,
-    names: Mapping[str, str] | None = None,
-    records: Iterable[Mapping[str, Any]] | None = None,
-) -> list[Derived]:
+def fit_to_data(cfg: CfgNode, names: Mapping[str, str] | None = None) -> list[Derived]:
     """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
 
     Args:
         cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
         names: what the table calls keys, where the user has others.
-        records: Detectron2's dataset dicts of the training set; None for those of DATASETS.TRAIN.
 
     Returns:
         What was set.
@@ -345,14 +340,12 @@ def fit_to_data(
         ConfigError: a key of RECIPE cannot be, or no data set is named.
         DataError: a data set is missing or empty.
     """
-    if records is None:
-        if not cfg.DATASETS.TRAIN:
-            raise ConfigError(
-                "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
-                "--train-images DIR."
-            )
-        records = training_records(cfg)
-    rules = derive(cfg, Statistics.of(records, input_scale(cfg)))
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError(
+            "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
+            "--train-images DIR."
+        )
+    rules = derive(cfg, Statistics.of(training_records(cfg), input_scale(cfg)))
     names, applied = names or {}, []
     rows = [(names.get(rule.key, rule.key), "", rule.value, rule.reason) for rule in _known(cfg)]
     for rule in rules:

@@ -1,5 +1,6 @@
 """Detectors out of a configuration: unknown names, and models without values."""
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from lambda_det.detection.model import (
     build_model,
     channels_last_pays,
     for_inference,
+    patch_point_rend,
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
@@ -216,3 +218,21 @@ def test_inference_that_cannot_be_is_refused_before_a_training(key, value):
     cfg.TEST[key] = value
     with pytest.raises(ConfigError, match=f"{key} is .*{value}"):
         DetectionTask(cfg)
+
+
+class PointRendMaskHead(nn.Module):
+    """As that of Detectron2's project, for which a batch without foreground is an error."""
+
+    mask_point_train_num_points = 5
+
+    def _sample_train_points(self, coarse_mask, instances):
+        return torch.cat([torch.ones(len(found)) for found in instances if len(found)])
+
+
+def test_point_rend_trains_on_a_batch_without_foreground():
+    model = nn.Sequential(PointRendMaskHead())
+    patch_point_rend(model)
+    for head in (model[0], copy.deepcopy(model)[0]):
+        assert head._sample_train_points(None, [Instances((4, 4), a=[1])]).tolist() == [1]
+        points, labels = head._sample_train_points(torch.ones(1, 2), [Instances((4, 4), a=[])] * 2)
+        assert points.shape == (0, 5, 2) and labels.shape == (0, 5)

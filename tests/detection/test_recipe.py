@@ -67,6 +67,13 @@ def make_records(images: int, sizes=((50, 50),), classes=(0,)) -> list[dict]:
     ]
 
 
+def fit(cfg, records) -> list[Derived]:
+    cfg.DATASETS.TRAIN = ("mine",)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe, "training_records", lambda cfg: records)
+        return fit_to_data(cfg)
+
+
 def derived(cfg, records) -> dict:
     return {d.key: d.value for d in derive(cfg, Statistics.of(records, input_scale(cfg)))}
 
@@ -135,7 +142,7 @@ def test_what_is_typed_stays(cfg, caplog, monkeypatch):
     cfg.SOLVER.REFERENCE_WORLD_SIZE = 8
     cfg.RECIPE.KEEP = ["SOLVER.MAX_ITER"]
     with caplog.at_level(logging.INFO):
-        applied = fit_to_data(cfg, records=make_records(60))
+        applied = fit(cfg, make_records(60))
     assert "was known" in caplog.text and "kept: it is typed" in caplog.text
     assert cfg.SOLVER.MAX_ITER == 7 and "SOLVER.MAX_ITER" not in {d.key for d in applied}
     assert cfg.SOLVER.REFERENCE_WORLD_SIZE == 0
@@ -231,7 +238,7 @@ def test_each_structure_has_its_rules(file, words, batch, lr, anchors):
     if cfg.MODEL.META_ARCHITECTURE == "SemanticSegmentor":
         records = [{"file_name": "a.png", "sem_seg_file_name": "b.png"}] * 60
     before = [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES]
-    fit_to_data(cfg, records=records)
+    fit(cfg, records)
     solver = (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR)
     assert solver == (batch, 180 / batch, pytest.approx(lr * (batch / 16) ** 0.5))
     sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
@@ -306,10 +313,10 @@ def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, im
 )
 def test_what_cannot_be(cfg, key, value, named):
     with pytest.raises(DataError, match="no image"):
-        fit_to_data(cfg, records=[])
+        fit(cfg, [])
     cfg.merge_from_list([key, value])
     with pytest.raises(ConfigError, match=named):
-        fit_to_data(cfg, records=make_records(60))
+        fit(cfg, make_records(60))
 
 
 @pytest.mark.parametrize(

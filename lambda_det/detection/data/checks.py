@@ -140,7 +140,9 @@ def check_detector_data(
         if one.split == "test" and "panoptic" in evaluated(detector, one.name):
             check_panoptic(MetadataCatalog.get(one.name))
     for rule, one in itertools.product(_RULES, data):
-        _refuse(rule, one)
+        fault = one.split in rule.splits and one.needs(rule.needs) and rule.fault(one)
+        if fault:
+            raise rule.error(fault)
     found = [d.instances() for d in data if d.split == "train" and d.needs("instances")]
     if found and all(i is not None and i.has_key and not i.objects for i in found):
         raise DataError(
@@ -436,12 +438,6 @@ _RULES = (
     _Rule(_BOTH, "instances", ConfigError, _other_ids),
 )
 # fmt: on
-
-
-def _refuse(rule: _Rule, data: _Data) -> None:
-    fault = data.split in rule.splits and data.needs(rule.needs) and rule.fault(data)
-    if fault:
-        raise rule.error(fault)
 
 
 def check_panoptic(metadata: Any) -> None:

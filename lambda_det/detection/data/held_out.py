@@ -14,7 +14,7 @@ from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.errors import ConfigError, DataError, listed
 
-__all__ = ["Split", "hold_out", "is_held_out"]
+__all__ = ["Split", "hold_out"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,6 @@ class Split(NamedTuple):
                 f"--group-by {self.group_by!r} (DATASETS.GROUP_BY) is no regular expression: "
                 f"{error}."
             ) from error
-
-
-def is_held_out(file_name: str, share: float) -> bool:
-    """Whether the image is one of the ``share`` that is held out.
-
-    Only the name decides, so images that are added later do not move others.
-    """
-    return int.from_bytes(_digest(file_name)[:8], "big") < share * 2**64
 
 
 def _digest(name: str) -> bytes:
@@ -143,7 +135,10 @@ def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
             f"{next(iter(groups))}."
         )
     if not (split.fold or split.stratify):
-        return {id for name in groups if is_held_out(name, split.share) for id in groups[name]}
+        # Only the name decides, so images that are added later do not move others
+        limit = split.share * 2**64
+        names = [name for name in groups if int.from_bytes(_digest(name)[:8], "big") < limit]
+        return {id for name in names for id in groups[name]}
     number, folds = map(int, split.fold.split("/")) if split.fold else (1, 0)
     if folds > len(groups):
         return set()

@@ -20,7 +20,7 @@ from detectron2.data import (
 from detectron2.data.build import trivial_batch_collator
 from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
@@ -385,26 +385,15 @@ def build_test_loader(
     )
 
 
-def batches_of_one_size(
-    records: Sequence[Record], indices: Iterable[int], size: int
-) -> list[list[int]]:
-    """Batches of at most ``size`` images that have the same height and width.
-
-    Args:
-        records: dataset dicts; images without a height and width are batches of their own.
-        indices: of the images.
-    """
+def _of_one_size(records: Sequence[Record], indices: Iterable[int], size: int) -> list[list[int]]:
+    """Batches of at most ``size`` images of one height and width; one of unknown size is alone."""
     groups: dict[Any, list[int]] = {}
     for index in indices:
         record = records[index]
         known = "height" in record and "width" in record
         key = (record["height"], record["width"]) if known else index
         groups.setdefault(key, []).append(index)
-    return [
-        group[start : start + size]
-        for group in groups.values()
-        for start in range(0, len(group), size)
-    ]
+    return [batch for group in groups.values() for batch in BatchSampler(group, size, False)]
 
 
 def tolerant_test_loader(
@@ -438,7 +427,7 @@ def tolerant_test_loader(
     sampler = InferenceSampler(len(images)) if sampler is None else sampler
     order: dict[str, Any] = {"sampler": sampler, "batch_size": batch_size}
     if batch_size > 1 and isinstance(dataset, list):
-        order = {"batch_sampler": batches_of_one_size(dataset, sampler, batch_size)}
+        order = {"batch_sampler": _of_one_size(dataset, sampler, batch_size)}
     return WatchedLoader(
         images,
         **order,

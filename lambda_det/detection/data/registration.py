@@ -177,7 +177,6 @@ def register_coco_files(
     split: str,
     *,
     keypoints: bool = False,
-    keys: tuple[str, str] | None = None,
 ) -> str | None:
     """Register a data set by its files. Safe to call again, in the same or another process.
 
@@ -186,7 +185,6 @@ def register_coco_files(
         images: the folder of the images.
         split: "train" or "test", which names the flags in messages.
         keypoints: learn the names of keypoints, too.
-        keys: the user's keys for ``json_file`` and ``images``; None for those of YAML.
 
     Returns:
         The name of the data set; None where neither file nor folder is given.
@@ -197,9 +195,7 @@ def register_coco_files(
     """
     if not json_file and not images:
         return None
-    json_key, images_key = keys or (
-        f"DATASETS.{split.upper()}_{part}" for part in ("JSON", "IMAGES")
-    )
+    json_key, images_key = (f"DATASETS.{split.upper()}_{part}" for part in ("JSON", "IMAGES"))
     names = {f"--{split}-json ({json_key})": json_file, f"--{split}-images ({images_key})": images}
     if missing := [name for name, value in names.items() if not value]:
         given = next(name for name, value in names.items() if value)
