@@ -67,7 +67,7 @@ BUDGETS = {
 PACKAGE = (32_875, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
 # says why it takes another project's wheel before it does. Serving is a project of its own (490)
-TOOLS, PROJECTS, TESTS = (328, 300), (5_385, 4_500), (34_600, 24_000)
+TOOLS, PROJECTS, TESTS = (328, 300), (5_385, 4_500), (34_591, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 
