@@ -31,7 +31,7 @@ from lambda_det.weights.loading import load_initial_weights
 from lambda_det.weights.public import fetch, read_public
 from tests.detection.tiny import on_meta
 
-PROPOSALS = 40  # of a picture
+PROPOSALS = 15  # of a picture
 SIZES = ((64, 128), (131, 83), (70, 90))  # of pictures; some maps of their batch have odd sides
 COCO = torchvision.models.get_weight("MaskRCNN_ResNet50_FPN_V2_Weights.COCO_V1").meta["categories"]
 OBJECTS = [c for c, name in enumerate(COCO) if name not in ("__background__", "N/A")]
