@@ -152,21 +152,27 @@ def _files_of(given: str, output: Path) -> tuple[Path | None, list[Path]]:
     Raises:
         DataError: there are none.
     """
-    path = Path(given)
+    path, is_folder = Path(given), Path(given).is_dir()
     if "://" in given:
         return None, _fetched(given)
-    if path.is_dir():
-        if files := list(_images_in(path, output)):
-            return path, files
+    if path.exists() and not is_folder:
+        return path.parent, [path]
+    folder = path if is_folder else Path(f"{re.split('[*?[]', given)[0]}x").parent
+    found = map(Path, glob.glob(given, recursive=True)) if not is_folder else path.rglob("*")
+    files = [file for file in sorted(found) if file.is_file()]
+    if is_folder:
+        files = [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
+    # The output folder may lie inside the input folder and hold pictures of an earlier run
+    made = output.resolve()
+    if folder.resolve() in made.parents:
+        files = [file for file in files if made not in file.resolve().parents]
+    if files:
+        return folder, files
+    if is_folder:
         raise DataError(
             f"The folder {path} holds no image ({' '.join(sorted(IMAGE_SUFFIXES))}); give "
             "another one."
         )
-    if path.exists():
-        return path.parent, [path]
-    found = map(Path, sorted(glob.glob(given, recursive=True)))
-    if files := list(filter(Path.is_file, found)):
-        return Path(f"{re.split('[*?[]', given)[0]}x").parent, files
     hint = "correct the path"
     if "." in path.name and path.name.isupper():
         hint = "KEY VALUE pairs must follow another option, such as --output DIR"
@@ -194,14 +200,6 @@ def _fetched(address: str) -> list[Path]:
         raise FileNotFoundError("no file is there")
     except Exception as error:  # each kind of address has errors of its own
         raise DataError(f"{address} cannot be fetched ({reason(error)}); correct it.") from error
-
-
-def _images_in(folder: Path, output: Path) -> Iterator[Path]:
-    output = output.resolve()
-    for path in sorted(folder.rglob("*")):
-        # The output folder may lie inside the input folder and hold pictures of an earlier run
-        if path.suffix.lower() in IMAGE_SUFFIXES and output not in path.resolve().parents:
-            yield path
 
 
 def _target(output: Path, relative: Path) -> Path:

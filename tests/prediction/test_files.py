@@ -114,12 +114,13 @@ def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
 # ---- what goes where
 
 
-def test_folders_keep_their_order_and_foreign_formats_become_png(images, tmp_path):
+@pytest.mark.parametrize("pattern", ["", "**/*.*[gp]"])
+def test_folders_keep_their_order_and_foreign_formats_become_png(images, pattern):
     """Pictures of an earlier run, in a folder among the images, are no input."""
     output = images / "drawn"
     output.mkdir()
     shutil.copy(images / "a.png", output / "a.png")
-    pictures = plan_files([images], output, overwrite=True)
+    pictures = plan_files([images / pattern], output, overwrite=True)
     targets = [str(p.target.relative_to(output)) for p in pictures]
     assert targets == ["a.png", "b.jpg", "below/c.bmp.png"]
     assert [p.source.name for p in pictures] == ["a.png", "b.jpg", "c.bmp"]
