@@ -115,6 +115,8 @@ def _main(words: list[str], output: Path, cwd: Path, environment: dict[str, str]
         sys.argv = words[1:]
         sys.path.insert(0, str(cwd))
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        exec(words[1], {"__name__": "__main__"})
     else:
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).parent.absolute()))

@@ -189,15 +189,14 @@ def test_a_detector_out_of_the_door(run, tmp_path, capsys):
         assert found.names == expected.names and (found.masks == expected.masks).mean() > 0.99
         most = max(most, len(found))
     assert most > 1
-    (program,) = re.findall(
-        r"^```python\n(# detect\.py\n.*?)^```$",
-        (ROOT / "docs/use_in_your_project.md").read_text("utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
+    program = (ROOT / "docs/detect.py").read_text("utf-8")
     lean = "import sys; sys.modules.update(dict.fromkeys(('torch', 'detectron2', 'lambda_det')))\n"
     (tmp_path / "detect.py").write_text(lean + program)
     done = subprocess.run(
-        [sys.executable, "detect.py", run.images[0]], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "detect.py", path, run.images[0]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     expected = Predictor(run.folder, score_threshold=0.5)(run.images[0])
