@@ -17,8 +17,8 @@ from torch import Tensor
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
-from lambda_det.export.formats import Runner, reader_of
-from lambda_det.export.onnx_file import INSIDE
+from lambda_det.export.formats import FORMATS
+from lambda_det.export.onnx_file import Runner
 
 __all__ = ["ExportedDetector", "as_input", "sidecar"]
 
@@ -83,13 +83,11 @@ class ExportedDetector:
             DataError: the file beside it is missing or something else.
             WeightsError: it cannot be loaded.
         """
-        inside = path.suffix in INSIDE
-        beside = path if inside else sidecar(path)
+        form = FORMATS[path.suffix]
+        beside = path if form.about else sidecar(path)
         try:
-            about = described
-            if about is None:
-                about = INSIDE[path.suffix](path) if inside else None
-                about = about or json.loads(sidecar(path).read_text("utf-8"))
+            about = described or (form.about(path) if form.about else None)
+            about = about or json.loads(sidecar(path).read_text("utf-8"))
             channels, shortest, longest = (
                 about[key] for key in ("input_format", "min_size_test", "max_size_test")
             )
@@ -106,7 +104,7 @@ class ExportedDetector:
         if not {"boxes", "pred_boxes"} & set(names):
             raise ConfigError(f"{path} is no detector: its outputs are {', '.join(names)}.")
         try:
-            self._run = (read or reader_of(path))(path, names, where)
+            self._run = (read or form.read)(path, names, where)
         except UserError:
             raise
         except Exception as error:  # each runtime has its own

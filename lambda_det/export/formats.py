@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from detectron2.export.torchscript_patch import patch_builtin_len
@@ -20,16 +21,18 @@ from lambda_det.export.networks import Network
 from lambda_det.export.onnx_file import (
     AXES,
     PREFIX,
+    Runner,
     missing_packages,
+    onnx_metadata,
+    openvino_metadata,
     read_onnx,
     read_openvino,
     write_onnx,
 )
 
-__all__ = ["FORMATS", "READ", "Format", "format_of", "reader_of", "why_not"]
+__all__ = ["FORMATS", "Format", "format_of", "why_not"]
 
 HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
-Runner = Callable[..., dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,27 +42,30 @@ class Format:
     Attributes:
         name: as people call it.
         suffix: of its files.
-        write: writes a network, for an example of its input, to a path.
         read: a function from the input to the outputs by name, out of a file and their names.
+        write: writes a network, for an example of its input, to a path; None where another program
+            makes the file, out of ours.
+        about: what a file says of itself; None where that is in a file beside it.
     """
 
     name: str
     suffix: str
-    write: Callable[[Network, tuple[Tensor, ...], Path], None]
     read: Callable[[Path, list[str], torch.device], Runner]
+    write: Callable[[Network, tuple[Tensor, ...], Path], None] | None = None
+    about: Callable[[Path], dict[str, Any]] | None = None
 
 
 def format_of(path: str | Path) -> Format:
-    """The format that a file's suffix names.
+    """The format of a file to write, which its suffix names.
 
     Raises:
         ConfigError: it names none.
     """
-    suffix = Path(path).suffix
-    if suffix not in FORMATS:
-        known = ", ".join(f"{key} ({value.name})" for key, value in FORMATS.items())
+    form = FORMATS.get(Path(path).suffix)
+    if form is None or form.write is None:
+        known = ", ".join(f"{key} ({form.name})" for key, form in FORMATS.items() if form.write)
         raise ConfigError(f"{path} says no format by its ending; end it in one of {known}.")
-    return FORMATS[suffix]
+    return form
 
 
 def _write_torchscript(network: Network, example: tuple[Tensor, ...], path: Path) -> None:
@@ -150,18 +156,9 @@ def why_not(form: Format, network: Network) -> str | None:
 FORMATS: dict[str, Format] = {
     form.suffix: form
     for form in (
-        Format("TorchScript", ".ts", _write_torchscript, _read_torchscript),
-        Format("torch.export", ".pt2", _write_torch_export, _read_torch_export),
-        Format("ONNX", ".onnx", _write_onnx, read_onnx),
+        Format("TorchScript", ".ts", _read_torchscript, _write_torchscript),
+        Format("torch.export", ".pt2", _read_torch_export, _write_torch_export),
+        Format("ONNX", ".onnx", read_onnx, _write_onnx, onnx_metadata),
+        Format("OpenVINO", ".xml", read_openvino, about=openvino_metadata),
     )
 }
-READ = (*FORMATS, ".xml")  # of OpenVINO, which makes it out of .onnx
-
-
-def reader_of(path: Path) -> Callable[[Path, list[str], torch.device], Runner]:
-    """See :class:`Format`.
-
-    Raises:
-        ConfigError: the suffix names no format.
-    """
-    return read_openvino if path.suffix == ".xml" else format_of(path).read

@@ -20,16 +20,19 @@ from torch import Tensor
 from lambda_det.errors import ConfigError
 
 __all__ = [
-    "INSIDE",
     "OPSET",
+    "Runner",
     "finish_onnx",
     "missing_packages",
+    "onnx_metadata",
+    "openvino_metadata",
     "read_onnx",
     "read_openvino",
     "read_session",
     "write_onnx",
 ]
 
+Runner = Callable[..., dict[str, Tensor]]  # from the inputs of a file to its outputs by name
 OPSET = 18  # the one that torch.onnx writes without converting versions
 AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
@@ -199,11 +202,13 @@ def read_session(path: Path, optimized: bool = True) -> Any:
     return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _onnx_metadata(path: Path) -> dict[str, Any]:
+def onnx_metadata(path: Path) -> dict[str, Any]:
+    """What :func:`finish_onnx` put into a file."""
     return _values(read_session(path, optimized=False).get_modelmeta().custom_metadata_map)
 
 
-def _openvino_metadata(path: Path) -> dict[str, Any]:
+def openvino_metadata(path: Path) -> dict[str, Any]:
+    """The same in what OpenVINO made of it."""
     kept = _package("openvino").Core().read_model(path).get_rt_info(["framework"])
     return _values(
         {key: getattr(value, "value", value) for key, value in getattr(kept, "value", kept).items()}
@@ -218,39 +223,29 @@ def _values(texts: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-# Formats whose files hold what is known of them
-INSIDE = {".onnx": _onnx_metadata, ".xml": _openvino_metadata}
-
-
-def read_openvino(
-    path: Path, names: list[str], device: torch.device
-) -> Callable[..., dict[str, Tensor]]:
+def read_openvino(path: Path, names: list[str], device: torch.device) -> Runner:
     """A file in OpenVINO, in float32; see :class:`lambda_det.export.formats.Format`."""
     core = _package("openvino").Core()
     compiled = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-
-    def run(*given: Tensor) -> dict[str, Tensor]:
-        arrays = [x.cpu().numpy() for x in given]
-        if len(given) == 1:
-            arrays = [arrays[0].transpose(1, 2, 0).astype(np.uint8)]
-        found = compiled(arrays)
-        return {name: torch.from_numpy(found[name].copy()) for name in names}
-
-    return run
+    first = compiled.inputs[0].any_name
+    return _runner(lambda x: list(compiled(x).values()), first, names)
 
 
-def read_onnx(
-    path: Path, names: list[str], device: torch.device
-) -> Callable[[Tensor], dict[str, Tensor]]:
-    """See :class:`lambda_det.export.formats.Format`."""
+def read_onnx(path: Path, names: list[str], device: torch.device) -> Runner:
+    """A file in ONNX Runtime; see :class:`lambda_det.export.formats.Format`."""
     session = read_session(path)
-    inputs = session.get_inputs()
+    inputs = [given.name for given in session.get_inputs()]
+    return _runner(lambda x: session.run(None, dict(zip(inputs, x, strict=True))), inputs[0], names)
+
+
+def _runner(call: Callable[[list[np.ndarray]], list], first: str, names: list[str]) -> Runner:
+    """Arrays to arrays as a function of tensors, for a file whose first input has a name."""
 
     def run(*given: Tensor) -> dict[str, Tensor]:
         arrays = [x.cpu().numpy() for x in given]
-        if inputs[0].name == "image":
+        if first == "image":
             arrays = [arrays[0].transpose(1, 2, 0).astype(np.uint8)]
-        outputs = session.run(None, {i.name: x for i, x in zip(inputs, arrays, strict=True)})
-        return {name: torch.from_numpy(y) for name, y in zip(names, outputs, strict=True)}
+        found = zip(names, call(arrays), strict=True)
+        return {name: torch.from_numpy(np.array(y)) for name, y in found}
 
     return run

@@ -23,7 +23,7 @@ from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.export.exported import ExportedDetector, as_input
-from lambda_det.export.formats import READ
+from lambda_det.export.formats import FORMATS
 from lambda_det.hub import of_hub
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
@@ -257,7 +257,7 @@ def _order(channels: str) -> str:
 
 def is_exported(source: str | os.PathLike) -> bool:
     """Whether a path has the ending of an exported network."""
-    return Path(source).suffix in READ
+    return Path(source).suffix in FORMATS
 
 
 def find_config(source: str | os.PathLike) -> str:
@@ -271,7 +271,7 @@ def find_config(source: str | os.PathLike) -> str:
     if not file.is_file() or file.suffix not in (".yaml", ".yml", ".py"):
         raise DataError(
             f"{path} is neither the folder of a run, which has a config.yaml, nor a configuration "
-            f"(.yaml, .py), nor an exported detector ({', '.join(READ)}); correct the path."
+            f"(.yaml, .py), nor an exported detector ({', '.join(FORMATS)}); correct the path."
         )
     return str(file)
 

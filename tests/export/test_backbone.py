@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from importlib.util import find_spec
-from itertools import product
 
 import pytest
 import torch
@@ -56,7 +55,7 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
     made = network(**options)
     path = tmp_path / f"backbone{suffix}"
     report = export_network(made, path, sizes=SIZES)
-    assert report.passed and path.exists()
+    assert report.passed and path.exists() and not report.openvino
     assert [c.shape for c in report.comparisons] == [
         (1, 3, 64, 64),
         (2, 3, 33, 97),
@@ -86,26 +85,21 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
 
 
 def _check_with_openvino(made, path):
-    """At free sizes and at one, in both precisions; nothing where it is not installed."""
+    """In bfloat16, at free sizes and at one; nothing where it is not installed."""
     if not find_spec("openvino"):
         return
     import openvino
 
-    for height, width in ((64, 96), (33, 97)):
-        x = torch.randn(2, 3, height, width)
-        expected = made.original(x)
-        for fixed, (precision, tolerance) in product(
-            (False, True), {"f32": 1e-5, "bf16": 0.1}.items()
-        ):
-            model = openvino.Core().read_model(path)
-            if fixed:
-                model.reshape(list(x.shape))
-            hint = {"INFERENCE_PRECISION_HINT": precision}
-            found = openvino.Core().compile_model(model, "CPU", hint)(x.numpy())
-            for name, y in expected.items():
-                scale = float(y.abs().max())
-                found_y = torch.from_numpy(found[name])
-                torch.testing.assert_close(found_y, y, rtol=0, atol=tolerance * scale)
+    x = torch.randn(2, 3, 33, 97)
+    for fixed in (False, True):
+        model = openvino.Core().read_model(path)
+        if fixed:
+            model.reshape(list(x.shape))
+        hint = {"INFERENCE_PRECISION_HINT": "bf16"}
+        found = openvino.Core().compile_model(model, "CPU", hint)(x.numpy())
+        for name, y in made.original(x).items():
+            error = (torch.from_numpy(found[name]) - y).abs().max()
+            assert error < 0.1 * y.abs().max()
 
 
 def test_norms_are_folded_in_the_graph_and_stay_in_the_original():

@@ -168,28 +168,6 @@ def test_images_are_made_to_fit(tmp_path):
     assert batch.shape == (2, 32, 48, 3) and sizes.tolist() == [[17, 35], [19, 33]]
 
 
-@pytest.mark.parametrize(
-    "flags, words",
-    [
-        (["--batch", "0"], "neither a number from 1 nor 'any'"),
-        (["--fixed", "64"], "no size such as"),
-        (["--batch", "2", "--backbone-only"], "whole detectors"),
-        (["--fixed", "64x70"], "multiples of 32"),
-        (["--fixed", "64x64", "--sizes", "64x96"], "no other ones"),
-    ],
-)
-def test_what_cannot_be_is_refused_first(flags, words, run, tmp_path, capsys):  # noqa: F811
-    command = [str(tmp_path / "d.onnx"), "--config", str(run.folder / "config.yaml"), *flags]
-    try:
-        assert command_line.main(command) == 2
-    except SystemExit as stopped:
-        assert stopped.code == 2
-    assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
-    if words == "multiples of 32":
-        command[0] = str(tmp_path / "d.ts")
-        assert command_line.main(command) == 2 and "only ONNX" in capsys.readouterr().err
-
-
 def check_static(path):
     """No branch, no loop, and every shape a number."""
     graph = onnx.load(path).graph
