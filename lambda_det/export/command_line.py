@@ -174,8 +174,10 @@ def describe(report: Report) -> str:
             "note: nothing was detected on any of them, so little was compared; give "
             "photographs with --images FILE"
         )
-    if report.openvino is not None and (report.openvino or not report.proof):
-        lines.append(f"note: OpenVINO {report.openvino or 'computes the same'}")
+    if report.openvino:
+        lines.append(f"note: OpenVINO {report.openvino}")
+    elif report.openvino is not None and not report.proof:
+        lines.append("OpenVINO computes the same")
     lines += [str(report.proof)] if report.proof else []
     lines.append(
         f"verified: {report.path}"

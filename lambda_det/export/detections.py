@@ -1,13 +1,20 @@
-"""Detectron2's box selection in a form that torch.export can hold.
+"""Detectron2's choice of boxes in a form that a graph can hold.
 
-Detectron2 removes boxes only after it has asked whether there are any to remove. The functions here
-do not ask. Where Detectron2 converts lengths to Python numbers, they stay sizes of the graph. The
-results are the same: the exporting tool compares them with the original.
+Detectron2 asks how many boxes there are, image by image. The functions here do not ask, and there
+are two forms of them. For one image, whose size is (height, width), boxes that are not found are
+cut off, as in Detectron2. For a batch, whose sizes are a tensor [B, 2], all images have the same
+number of boxes, one after the other, and those that are missing are 0. So no shape in the graph of
+a batch depends on what the images show, there is no loop, and every runtime that has RoiAlign and
+TopK can hold it.
+
+The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image of a batch
+score above the threshold, or a box is covered by one that is covered by one, more than ``ROUNDS``
+deep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -15,37 +22,40 @@ from unittest import mock
 import torch
 import torchvision
 from detectron2.export.torchscript_patch import patch_builtin_len
-from detectron2.modeling import anchor_generator, poolers
-from detectron2.modeling.meta_arch import fcos, retinanet
+from detectron2.modeling import RetinaNet, anchor_generator, poolers
+from detectron2.modeling.meta_arch import FCOS
 from detectron2.modeling.meta_arch.dense_detector import DenseDetector
 from detectron2.modeling.proposal_generator import rpn
 from detectron2.modeling.roi_heads import cascade_rcnn, fast_rcnn
-from detectron2.structures import Boxes, Instances
+from detectron2.structures import Boxes, ImageList, Instances
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lambda_det.export.portable import dense
 
-__all__ = ["clip", "exportable_detections"]
+__all__ = ["DENSE", "exportable_detections", "not_covered"]
+
+DENSE = (RetinaNet, FCOS)
+CANDIDATES = 1000  # boxes of an image of a batch that NMS compares in the end
+ROUNDS = 20  # on photographs 12 were the most that changed anything
+Size = tuple[int, int] | Tensor  # of one image, or [B, 2] of a batch
 
 
 @contextmanager
 def exportable_detections() -> Iterator[None]:
     """Let Detectron2's detectors run in the form of this module."""
     with ExitStack() as stack:
-        more = ("detectron2.modeling.poolers", "detectron2.structures.instances")
-        stack.enter_context(patch_builtin_len(more))
+        stack.enter_context(patch_builtin_len(("detectron2.structures.instances",)))
         for where, name, replacement in (
             (anchor_generator, "_create_grid_offsets", _create_grid_offsets),
             (rpn.StandardRPNHead, "forward", _rpn_head(rpn.StandardRPNHead.forward)),
             (rpn, "find_top_rpn_proposals", _find_top_rpn_proposals),
             (fast_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
             (cascade_rcnn, "fast_rcnn_inference", _fast_rcnn_inference),
-            (DenseDetector, "_decode_per_level_predictions", _decode_level),
-            (retinanet, "batched_nms", _batched_nms),
-            (fcos, "batched_nms", _batched_nms),
+            *((kind, "forward_inference", _forward_inference) for kind in DENSE),
             (Boxes, "__init__", _boxes_of),
             (Boxes, "clip", _clip_boxes),
-            (poolers, "convert_boxes_to_pooler_format", _convert_boxes_to_pooler_format),
+            (poolers.ROIPooler, "forward", _pool),
         ):
             stack.enter_context(mock.patch.object(where, name, replacement))
         yield
@@ -70,119 +80,222 @@ def _rpn_head(forward: Callable[..., tuple[list[Tensor], ...]]) -> Callable[...,
     return channels_last
 
 
-def _nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float, most: int) -> Tensor:
-    """``batched_nms`` of the best ``most`` (-1 for all), by moving groups apart."""
-    boxes = boxes.float()
+def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:
+    boxes.tensor = tensor.float()  # without asking whether there are any
+
+
+def _clip_boxes(boxes: Boxes, box_size: Size) -> None:
+    boxes.tensor = _clip(boxes.tensor, box_size)  # without asking whether all are finite
+
+
+def _clip(boxes: Tensor, size: Size) -> Tensor:
+    """Boxes [.., 4] within their image."""
+    if isinstance(size, Tensor):
+        each = boxes.reshape(size.shape[0], -1, 4)
+        limits = size.flip(1).repeat(1, 2)[:, None]
+        return torch.minimum(each.clamp(min=0), limits).reshape(boxes.shape)
+    height, width = size
+    x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
+    return torch.stack([x, y], dim=-1).flatten(-2)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """Rows [B, n, ...] of ``values`` [B, N, ...]."""
+    if values.dim() == 2:
+        return values.gather(1, index)
+    return values.gather(1, index[:, :, None].expand(-1, -1, values.shape[2]))
+
+
+def _top(scores: Tensor, most: int | torch.SymInt) -> tuple[Tensor, Tensor]:
+    """``topk`` of [B, N] where that many are there. Equal ones stay in order, as in an NMS."""
+    scores, index = scores.sort(dim=1, descending=True, stable=True)
+    # Not slices, of which an exporter would have to prove that they lie inside
+    first = torch.arange(torch.sym_min(scores.shape[1], most), device=scores.device)
+    return scores[:, first], index[:, first]
+
+
+def _those(instances: Instances, wanted: Tensor) -> Instances:
+    return instances[wanted.nonzero()[:, 0]]  # of one length for all fields, not one for each
+
+
+def _kept(boxes: Tensor, valid: Tensor, threshold: float, classes: Tensor, size: Size) -> Tensor:
+    """Which boxes NMS by class keeps, see :func:`not_covered`."""
+    if isinstance(size, Tensor):
+        return not_covered(boxes, valid, threshold, classes)
+    there = valid[0].nonzero()[:, 0]
+    boxes, classes = boxes[0][there], classes[0][there]
     span = torch.cat([boxes.flatten(), boxes.new_zeros(1)]).max() + 1  # of none, too
-    boxes = boxes + (groups.to(boxes) * span)[:, None]
+    boxes = boxes + (classes.to(boxes) * span)[:, None]
     # torchvision tells torch.export that two boxes at least are left: two that touch no other
     # come last
     apart = boxes.new_tensor([[-2.0, -2.0, -1.0, -1.0], [-4.0, -4.0, -3.0, -3.0]])
-    lowest = scores.new_full((2,), -torch.inf)
-    kept = torchvision.ops.nms(torch.cat([boxes, apart]), torch.cat([scores, lowest]), threshold)
-    wanted = kept < scores.shape[0]
-    if most >= 0:
-        wanted = wanted & (torch.arange(kept.shape[0], device=kept.device) < most)
-    return kept[wanted]
+    boxes = torch.cat([boxes, apart])
+    scores = -torch.arange(boxes.shape[0], device=boxes.device, dtype=boxes.dtype)
+    kept = torchvision.ops.nms(boxes, scores, threshold)
+    kept = there[kept[kept < there.shape[0]]]
+    return (torch.zeros_like(valid[0], dtype=boxes.dtype).index_fill(0, kept, 1.0) > 0)[None]
+
+
+def not_covered(boxes: Tensor, valid: Tensor, threshold: float, classes: Tensor) -> Tensor:
+    """Which boxes NMS by class keeps: bool [B, N].
+
+    A box is kept that no kept box before it covers. To begin with all are kept; each round settles
+    the boxes whose coverers are settled (Cluster-NMS, Zheng et al., arXiv:2005.03572).
+
+    Args:
+        boxes: [B, N, 4], the best first.
+        valid: bool [B, N], which ones are there.
+        threshold: of the overlap.
+        classes: int64 [B, N]; boxes of different ones do not cover each other.
+    """
+    a, b = boxes[:, :, None], boxes[:, None]
+    sides = torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])
+    inside = sides.clamp(min=0).prod(3)
+    area = (boxes[..., 2:] - boxes[..., :2]).prod(2)
+    covers = inside > threshold * (area[:, :, None] + area[:, None] - inside)
+    order = torch.arange(boxes.shape[1], device=boxes.device)
+    covers = covers & (order < order[:, None]) & (classes[:, :, None] == classes[:, None])
+    covers, there = covers.float(), valid.float()[:, :, None]
+    kept = there
+    for _ in range(ROUNDS):
+        kept = there * (torch.bmm(covers, kept) < 0.5)
+    return kept[:, :, 0] > 0
 
 
 def _find_top_rpn_proposals(
     proposals: list[Tensor],
     pred_objectness_logits: list[Tensor],
-    image_sizes: list[tuple[int, int]],
+    image_sizes: list[Size],
     nms_thresh: float,
     pre_nms_topk: int,
     post_nms_topk: int,
     min_box_size: float,
     training: bool,
 ) -> list[Instances]:
-    boxes, scores, levels = [], [], []
-    for level, (boxes_i, logits) in enumerate(zip(proposals, pred_objectness_logits, strict=True)):
-        count = torch.sym_min(logits.shape[1], pre_nms_topk)
-        logits, index = logits[0].topk(count)
-        boxes.append(boxes_i[0][index])
-        scores.append(logits)
-        levels.append(torch.full_like(index, level))
-    boxes, scores, levels = torch.cat(boxes), torch.cat(scores), torch.cat(levels)
-    finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores)
-    boxes = clip(boxes, image_sizes[0])
-    kept = finite & Boxes(boxes).nonempty(threshold=min_box_size)
-    boxes, scores, levels = boxes[kept], scores[kept], levels[kept]
-    kept = _nms(boxes, scores, levels, nms_thresh, post_nms_topk)
-    result = Instances(image_sizes[0])
-    result.proposal_boxes = Boxes(boxes[kept])
-    result.objectness_logits = scores[kept]
-    return [result]
+    size, boxes, scores = image_sizes[0], [], []
+    for boxes_i, logits in zip(proposals, pred_objectness_logits, strict=True):
+        logits, index = logits.topk(torch.sym_min(logits.shape[1], pre_nms_topk), dim=1)
+        boxes_i = _at(boxes_i, index)
+        valid = torch.isfinite(boxes_i).all(2) & torch.isfinite(logits)
+        boxes_i = _clip(boxes_i, size)
+        valid = valid & ((boxes_i[..., 2:] - boxes_i[..., :2]) > min_box_size).all(2)
+        kept = _kept(boxes_i, valid, nms_thresh, torch.zeros_like(index), size)
+        boxes.append(torch.where(kept[:, :, None], boxes_i, 0.0))
+        scores.append(torch.where(kept, logits, -torch.inf))
+    boxes, scores = torch.cat(boxes, 1), torch.cat(scores, 1)
+    scores, index = _top(scores, post_nms_topk)
+    result = Instances(size)
+    # Those that are missing have no size, as have the boxes that heads make of them
+    result.proposal_boxes = Boxes(_at(boxes, index).flatten(0, 1))
+    result.objectness_logits = scores.flatten()
+    return [result if isinstance(size, Tensor) else _those(result, scores[0] > -torch.inf)]
 
 
 def _fast_rcnn_inference(
     boxes: list[Tensor],
     scores: list[Tensor],
-    image_shapes: list[tuple[int, int]],
+    image_shapes: list[Size],
     score_thresh: float,
     nms_thresh: float,
     topk_per_image: int,
-) -> tuple[list[Instances], list[Tensor]]:
-    boxes, scores = boxes[0], scores[0]
-    finite = torch.isfinite(boxes).all(dim=1) & torch.isfinite(scores).all(dim=1)
-    wanted = (scores[:, :-1] > score_thresh) & finite[:, None]
-    index, classes = wanted.nonzero().unbind(1)
-    boxes = boxes.unflatten(1, (-1, 4))
-    boxes = boxes[index, 0] if boxes.shape[1] == 1 else boxes[index, classes]
-    boxes, scores = clip(boxes, image_shapes[0]), scores[index, classes]
-    kept = _nms(boxes, scores, classes, nms_thresh, topk_per_image)
-    result = Instances(image_shapes[0])
-    result.pred_boxes = Boxes(boxes[kept])
-    result.scores = scores[kept]
-    result.pred_classes = classes[kept]
-    return [result], [index[kept]]
+) -> tuple[list[Instances], None]:
+    size, scores, count = image_shapes[0], scores[0], 1
+    classes = scores.shape[1] - 1
+    there = (torch.isfinite(boxes[0]).all(1) & torch.isfinite(scores).all(1))[:, None]
+    boxes = boxes[0].unflatten(1, (-1, 4)).expand(-1, classes, -1)
+    if isinstance(size, Tensor):
+        count = size.shape[0]
+        there = there & (boxes[..., 2:] > boxes[..., :2]).all(2)  # not for a missing proposal
+    scores = torch.where(there, scores[:, :-1], 0.0).reshape(count, -1)
+    boxes = _clip(boxes.reshape(count, -1, 4), size)
+    numbers = torch.arange(classes, device=scores.device)
+    numbers = numbers + torch.zeros_like(scores, dtype=numbers.dtype).unflatten(1, (-1, classes))
+    limits = score_thresh, nms_thresh, topk_per_image
+    return [_best(boxes, scores, numbers.flatten(1), size, *limits)], None
 
 
-def _decode_level(
-    detector: DenseDetector,
-    anchors: Boxes,
-    pred_scores: Tensor,
-    pred_deltas: Tensor,
-    score_thresh: float,
-    topk_candidates: int,
-    image_size: tuple[int, int],
+def _forward_inference(
+    model: DenseDetector, images: ImageList, features: list[Tensor], maps: Sequence[list[Tensor]]
+) -> list[Instances]:
+    """Of a detector of ``DENSE``."""
+    made = model._transpose_dense_predictions(maps, [model.num_classes, 4, 1][: len(maps)])
+    found = []
+    for anchors, logits, deltas, *centred in zip(
+        model.anchor_generator(features), *made, strict=True
+    ):
+        scores = logits.sigmoid()
+        if centred:  # of FCOS
+            scores = (scores * centred[0].sigmoid()).sqrt()
+        scores = scores.flatten(1)
+        count = torch.sym_min(scores.shape[1], model.test_topk_candidates)
+        scores, index = scores.topk(count, dim=1)
+        place = index.div(model.num_classes, rounding_mode="floor")
+        deltas, anchors = _at(deltas, place), anchors.tensor[place]
+        boxes = model.box2box_transform.apply_deltas(deltas.flatten(0, 1), anchors.flatten(0, 1))
+        found.append((boxes.reshape(deltas.shape), scores, index % model.num_classes))
+    boxes, scores, classes = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    limits = model.test_score_thresh, model.test_nms_thresh, model.max_detections_per_image
+    return [_best(boxes, scores, classes, images.image_sizes[0], *limits)]
+
+
+def _best(
+    boxes: Tensor,
+    scores: Tensor,
+    classes: Tensor,
+    size: Size,
+    score_threshold: float,
+    threshold: float,
+    most: int,
 ) -> Instances:
-    """The best are chosen before the threshold, so that their number depends on the size alone."""
-    classes = pred_scores.shape[1]
-    scores = pred_scores.flatten()
-    scores, index = scores.topk(torch.sym_min(scores.shape[0], topk_candidates))
-    wanted = scores > score_thresh
-    scores, index = scores[wanted], index[wanted]
-    place = index.div(classes, rounding_mode="floor")
-    boxes = detector.box2box_transform.apply_deltas(pred_deltas[place], anchors.tensor[place])
-    return Instances(
-        image_size, pred_boxes=Boxes(boxes), scores=scores, pred_classes=index % classes
+    """The best detections after NMS by class, out of [B, N] of them."""
+    batched, candidates = isinstance(size, Tensor), scores.shape[1]
+    most = candidates if most < 0 else most
+    scores = torch.where(scores > score_threshold, scores, 0.0)
+    if batched:  # there are ``most`` at least
+        scores, candidates = F.pad(scores, (0, most)), max(CANDIDATES, most)
+    scores, index = _top(scores, candidates)
+    index = torch.where(scores > 0, index, 0)
+    boxes, classes = _at(boxes, index), _at(classes, index)
+    kept = _kept(boxes, scores > 0, threshold, classes, size)
+    scores, index = _top(torch.where(kept, scores, 0.0), most)
+    boxes, classes = _at(boxes, index), _at(classes, index)
+    there = scores > 0
+    result = Instances(size)
+    if batched:
+        # Those outside of the image are left out last, as Detectron2 does
+        boxes = _clip(boxes, size)
+        there = there & (boxes[..., 2:] > boxes[..., :2]).all(2)
+        scores, index = _top(torch.where(there, scores, 0.0), most)
+        there = scores > 0
+        boxes = _at(boxes, index) * there[:, :, None]
+        classes = _at(classes, index) * there
+    result.pred_boxes = Boxes(boxes.flatten(0, 1))
+    result.scores = scores.flatten()
+    result.pred_classes = classes.flatten()
+    return result if batched else _those(result, there[0])
+
+
+def _pool(pooler: poolers.ROIPooler, x: Sequence[Tensor], box_lists: list[Boxes]) -> Tensor:
+    """Every box on every level, but those of other levels as a box that costs little."""
+    boxes, batch = box_lists[0].tensor, x[0].shape[0]
+    each = boxes.reshape(batch, -1, 4)
+    images = torch.arange(batch, device=boxes.device)[:, None, None] + torch.zeros_like(
+        each[..., :1]
     )
-
-
-def _batched_nms(boxes: Tensor, scores: Tensor, groups: Tensor, threshold: float) -> Tensor:
-    return _nms(boxes, scores, groups, threshold, -1)
-
-
-def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:
-    boxes.tensor = tensor.float()  # without asking whether there are any
-
-
-def clip(boxes: Tensor, image_size: tuple[int, int] | Tensor) -> Tensor:
-    """Boxes within the image; or those of a batch, for heights and widths [B, 2]."""
-    if isinstance(image_size, Tensor):
-        limits = image_size.flip(1).repeat(1, 2)[:, None]
-        each = boxes.reshape(image_size.shape[0], -1, 4)
-        return torch.minimum(each.clamp(min=0), limits).reshape(boxes.shape)
-    height, width = image_size
-    x, y = boxes[:, 0::2].clamp(0, width), boxes[:, 1::2].clamp(0, height)
-    return torch.stack([x, y], dim=2).flatten(1)
-
-
-def _clip_boxes(boxes: Boxes, box_size: tuple[int, int]) -> None:
-    boxes.tensor = clip(boxes.tensor, box_size)  # without asking whether all are finite
-
-
-def _convert_boxes_to_pooler_format(box_lists: list[Boxes]) -> Tensor:
-    boxes = box_lists[0].tensor
-    return torch.cat([torch.zeros_like(boxes[:, :1]), boxes], dim=1)
+    regions = torch.cat([images.flatten(0, 1), boxes], 1)
+    if len(pooler.level_poolers) == 1:
+        return pooler.level_poolers[0](x[0], regions)
+    levels = poolers.assign_boxes_to_levels(
+        box_lists,
+        pooler.min_level,
+        pooler.max_level,
+        pooler.canonical_box_size,
+        pooler.canonical_level,
+    )
+    none = torch.cat([regions[:, :1], torch.zeros_like(boxes)], 1)
+    pooled = None
+    for level, (features, pool) in enumerate(zip(x, pooler.level_poolers, strict=True)):
+        here = (levels == level)[:, None]
+        part = pool(features, torch.where(here, regions, none))
+        pooled = part if pooled is None else torch.where(here[:, :, None, None], part, pooled)
+    return pooled

@@ -15,12 +15,11 @@ from torch import Tensor
 from torch.fx.experimental import _config
 
 from lambda_det.errors import ConfigError
-from lambda_det.export.batches import batched_detections
 from lambda_det.export.detections import exportable_detections
 from lambda_det.export.networks import Network
 from lambda_det.export.onnx_file import (
     AXES,
-    PREFIX,
+    BOXES,
     Runner,
     missing_packages,
     onnx_metadata,
@@ -100,7 +99,6 @@ def _program(network: Network, example: tuple[Tensor, ...]) -> torch.export.Expo
         sizes = {0: batch, 2: network.stride * height, 3: network.stride * width}
     shapes = (sizes, {k: v for k, v in sizes.items() if k == 0})[: len(example)]
     form = exportable_detections if network.detector else nullcontext
-    form = batched_detections if batched else form
     with (
         torch.no_grad(),
         _config.patch(backed_size_oblivious=True),  # for sizes of 1, too
@@ -121,7 +119,7 @@ def _write_onnx(network: Network, example: tuple[Tensor, ...], path: Path) -> No
     with torch.no_grad():
         names = list(network.original(*example))
     if network.detector and network.batch is None:
-        names = [f"{PREFIX}{name.removeprefix('pred_')}" for name in names]
+        names = [BOXES, *(name.removeprefix("pred_") for name in names[1:])]
     write_onnx(_program(network, example), names, path)
 
 

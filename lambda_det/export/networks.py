@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from lambda_det.detection.registry import why_not_exported
 from lambda_det.errors import ConfigError
+from lambda_det.export.detections import DENSE
 from lambda_det.export.portable import portable_copy
 from lambda_det.modeling.fold import fold_norms
 
@@ -84,45 +86,26 @@ def detector_network(
 
     The output has the fields of Detectron2's ``Instances``, boxes in pixels of the input, and masks
     as probabilities [N, 1, side, side] within their box. ``detector_postprocess`` takes them to the
-    size of an image. With ``batch`` or ``fixed``, see :class:`Network`, it is
-    :class:`lambda_det.export.batches.BatchGraph`.
+    size of an image. With ``batch`` or ``fixed``, see :class:`Network`, it is a
+    :class:`BatchGraph`.
 
     Raises:
         ConfigError: it is no detector of boxes, or a part of it cannot be exported.
     """
     check_exportable(model)
+    pixels, kind = pixels or {}, DetectorGraph
     if batch is not None or fixed:
-        from lambda_det.export.batches import BatchGraph  # which is made of this module
-
-        pixels = pixels or {}
-        graphs = [
-            BatchGraph(made, rgb=pixels.get("input_format") == "RGB")
-            for made in (portable_copy(fold_norms(model)), model.eval())
-        ]
-        return Network(
-            graphs[0],
-            graphs[1].original,
-            detector=True,
-            pixels=pixels,
-            features=tuple([lambda *x, g=g: g.model.backbone(g.prepare(*x)) for g in graphs]),
-            batch=1 if batch is None else batch,
-            fixed=fixed,
-        )
-    graph = DetectorGraph(portable_copy(fold_norms(model)))
-    detector = DetectorGraph(model.eval())
-
-    def prepared(image: Tensor) -> ImageList:
-        return model.preprocess_image([{"image": image}])
-
+        batch = 1 if batch is None else batch
+        kind = partial(BatchGraph, rgb=pixels.get("input_format") == "RGB")
+    graphs = [kind(made) for made in (portable_copy(fold_norms(model)), model.eval())]
     return Network(
-        graph,
-        lambda image: fields(detector.detect(prepared(image))),
+        graphs[0],
+        graphs[1].original,
         detector=True,
-        pixels=pixels or {},
-        features=(
-            lambda image: graph.model.backbone(prepared(image).tensor),
-            lambda image: model.backbone(prepared(image).tensor),
-        ),
+        pixels=pixels,
+        features=tuple(graph.features for graph in graphs),
+        batch=batch,
+        fixed=fixed,
     )
 
 
@@ -147,6 +130,12 @@ def fields(instances: Instances) -> dict[str, Tensor]:
         name: getattr(value, "tensor", value)
         for name, value in sorted(instances.get_fields().items())
     }
+
+
+def _inside(instances: Instances) -> Instances:
+    """Those of which something is inside of the image, cut at its border."""
+    instances.pred_boxes.clip(instances.image_size)
+    return instances[instances.pred_boxes.nonempty().nonzero()[:, 0]]
 
 
 class DetectorGraph(nn.Module):
@@ -177,28 +166,112 @@ class DetectorGraph(nn.Module):
             raise ConfigError(f"{why}; export only the backbone instead.")
         self.model = model
 
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        """Map one image [3, H, W] to its detections, by field."""
-        model = self.model
-        divisor = model.backbone.size_divisibility
+    def prepare(self, image: Tensor) -> ImageList:
+        """One image [3, H, W] as the backbone takes it."""
+        divisor = self.model.backbone.size_divisibility
         height, width = image.shape[1:]
-        pixels = (image - model.pixel_mean) / model.pixel_std
+        pixels = (image - self.model.pixel_mean) / self.model.pixel_std
         if divisor > 1:
             # By arithmetic on sizes: ImageList.from_tensors goes through tensors of them
             after_y = (height + divisor - 1) // divisor * divisor - height
             after_x = (width + divisor - 1) // divisor * divisor - width
             pixels = F.pad(pixels, (0, after_x, 0, after_y))
-        return fields(self.detect(ImageList(pixels[None], [(height, width)])))
+        return ImageList(pixels[None], [(height, width)])
 
-    def detect(self, images: ImageList) -> Instances:
-        """Detections on a batch of one."""
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        """Map one image [3, H, W] to its detections, by field."""
+        return fields(_inside(self.detect(self.prepare(image))[0]))
+
+    def original(self, image: Tensor) -> dict[str, Tensor]:
+        """The same by Detectron2, to compare with."""
+        images = self.model.preprocess_image([{"image": image}])
+        return fields(_inside(self.detect(images)[0]))
+
+    def features(self, *x: Tensor) -> dict[str, Tensor]:
+        return self.model.backbone(self.prepare(*x).tensor)
+
+    def detect(self, images: ImageList) -> list[Instances]:
+        """Detections on each image; of a batch in the form of ``exportable_detections`` on all."""
         model = self.model
         features = model.backbone(images.tensor)
         if is_rcnn(model):
             proposals, _ = model.proposal_generator(images, features, None)
-            return model.roi_heads(images, features, proposals, None)[0][0]
+            return model.roi_heads(images, features, proposals, None)[0]
         features = [features[name] for name in model.head_in_features]
-        return model.forward_inference(images, features, model.head(features))[0]
+        return model.forward_inference(images, features, model.head(features))
+
+
+class BatchGraph(DetectorGraph):
+    """A detector of Detectron2 on images of one size, each of which may fill only a part of it.
+
+    Args:
+        model: in evaluation mode.
+        rgb: whether the model wants RGB, which the images always are.
+
+    Raises:
+        ConfigError: how it predicts is not known.
+    """
+
+    def __init__(self, model: nn.Module, rgb: bool) -> None:
+        super().__init__(model)
+        self.rgb = rgb
+        if is_rcnn(model):
+            predictor = model.roi_heads.box_predictor
+            predictor = predictor[0] if isinstance(predictor, nn.ModuleList) else predictor
+            self.most = predictor.test_topk_per_image  # detections an image
+        elif isinstance(model, DENSE):
+            self.most = model.max_detections_per_image
+        else:
+            raise ConfigError(f"{type(model).__name__} is exported for one image, without --batch.")
+        if self.most < 1:
+            raise ConfigError(
+                f"TEST.DETECTIONS_PER_IMAGE is {self.most}; a batch has a fixed number for each "
+                "image."
+            )
+
+    def prepare(self, images: Tensor, sizes: Tensor) -> ImageList:
+        """Images [B, H, W, 3], RGB, of heights and widths [B, 2], as the backbone takes them."""
+        model = self.model
+        pixels = images.float().permute(0, 3, 1, 2)
+        pixels = ((pixels if self.rgb else pixels.flip(1)) - model.pixel_mean) / model.pixel_std
+        y, x = (
+            torch.arange(side, device=pixels.device) < sizes[:, i : i + 1]
+            for i, side in enumerate(images.shape[1:3])
+        )
+        inside = (y[:, :, None] & x[:, None])[:, None]
+        return ImageList(torch.where(inside, pixels, 0.0), [sizes.float()])
+
+    def forward(self, images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
+        """Map images and their heights and widths [B, 2] to detections.
+
+        Returns:
+            ``boxes`` [B, N, 4], ``classes`` and ``scores`` [B, N], and ``masks`` [B, N, 1, side,
+            side] of a detector that has them, the best first; ``count`` [B] of them are found.
+        """
+        outputs = {
+            name.removeprefix("pred_"): value.unflatten(0, (-1, self.most))
+            for name, value in fields(self.detect(self.prepare(images, sizes))[0]).items()
+        }
+        there = outputs["scores"] > 0
+        if "masks" in outputs:
+            outputs["masks"] = outputs["masks"] * there[:, :, None, None, None]
+        return {**outputs, "count": there.sum(1)}
+
+    def original(self, images: Tensor, sizes: Tensor) -> dict[str, Tensor]:
+        pixels = self.prepare(images, sizes).tensor
+        found = []
+        for instances in self.detect(ImageList(pixels, [tuple(size) for size in sizes.tolist()])):
+            found.append(fields(_inside(instances)))
+        outputs = {
+            name.removeprefix("pred_"): torch.stack(
+                [
+                    F.pad(x[name].movedim(0, -1), (0, self.most - len(x[name]))).movedim(-1, 0)
+                    for x in found
+                ]
+            )
+            for name in found[0]
+        }
+        return {**outputs, "count": torch.tensor([len(x["scores"]) for x in found])}
 
 
 def is_rcnn(model: nn.Module) -> bool:

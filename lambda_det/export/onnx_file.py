@@ -36,7 +36,7 @@ Runner = Callable[..., dict[str, Tensor]]  # from the inputs of a file to its ou
 OPSET = 18  # the one that torch.onnx writes without converting versions
 AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-PREFIX = "found_"  # of the outputs of a detector's graph, in pixels of the resized image
+BOXES = "found_boxes"  # of a detector's graph, in pixels of the resized image
 
 # Resized as Detectron2's ResizeShortestEdge does. Resize is Pillow's algorithm for uint8 in
 # ONNX Runtime, where few pixels differ. OpenVINO 2026.4 divides a constant by a number that it
@@ -69,24 +69,17 @@ before (uint8[image_height, image_width, 3] image) =>
     image_scale = Div(image_sides, new_sides)
 }}
 """
-# To pixels of the image; boxes that are outside of it, or of no size, are left out
+# To pixels of the image, and not a rounding error beyond it
 AFTER = """
 <ir_version: 9, opset_import: ["" : 18]>
-after (float[n, 4] found_boxes, float[2] image_sides, float[2] image_scale) =>
-    (float[found, 4] boxes, bool[n] found_kept)
-<int64[4] xyxy = {1, 0, 1, 0}, int64[2] lower = {0, 1}, int64[2] upper = {2, 3},
- int64[1] last = {1}, float zero = {0}>
+after (float[found, 4] found_boxes, float[2] image_sides, float[2] image_scale) =>
+    (float[found, 4] boxes)
+<int64[4] xyxy = {1, 0, 1, 0}>
 {
     factor = Gather(image_scale, xyxy)
     in_image = Mul(found_boxes, factor)
     border = Gather(image_sides, xyxy)
-    clipped = Min(in_image, border)
-    corner = Gather<axis = 1>(clipped, lower)
-    other = Gather<axis = 1>(clipped, upper)
-    extent = Sub(other, corner)
-    least = ReduceMin<keepdims = 0>(extent, last)
-    found_kept = Greater(least, zero)
-    boxes = Compress<axis = 0>(clipped, found_kept)
+    boxes = Min(in_image, border)
 }
 """
 
@@ -98,10 +91,14 @@ def missing_packages() -> list[str]:
 def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path: Path) -> None:
     """Write a program of one input, whose outputs get names."""
     from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops.core import aten_sort
 
     def at_most(a: Any, b: Any) -> Any:
         # Sizes that depend on the image have bounds above int64's, which torch.export asserts
         return opset18.LessOrEqual(a, min(b, 2**63 - 1) if isinstance(b, int) else b)
+
+    def sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+        return aten_sort(x, dim, descending)  # by TopK, which is stable
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -114,7 +111,7 @@ def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path
             output_names=list(names),
             external_data=False,
             verbose=False,
-            custom_translation_table={operator.le: at_most},
+            custom_translation_table={operator.le: at_most, torch.ops.aten.sort.stable: sort},
         )
 
 
@@ -150,7 +147,7 @@ def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:
 
 def _take_images(graph: Any, described: Mapping[str, Any]) -> None:
     """Put ``BEFORE`` and ``AFTER`` around the graph of a detector."""
-    from onnx import compose, helper, parser
+    from onnx import compose, parser
 
     shortest = described.get("min_size_test", 0)
     text = BEFORE.format(
@@ -164,13 +161,10 @@ def _take_images(graph: Any, described: Mapping[str, Any]) -> None:
         compose.add_prefix_graph(parser.parse_model(part).graph, "image/", **ends)
         for part in (text, AFTER)
     )
-    outputs, kept = [after.output[0]], []
-    for output in graph.output[1:]:
-        found, output.name = output.name, output.name.removeprefix(PREFIX)
+    outputs = [after.output[0], *graph.output[1:]]
+    for output in outputs:
         output.type.tensor_type.shape.dim[0].dim_param = "found"
-        outputs.append(output)
-        kept.append(helper.make_node("Compress", [found, "found_kept"], [output.name], axis=0))
-    nodes = [*before.node, *graph.node, *after.node, *kept]
+    nodes = [*before.node, *graph.node, *after.node]
     for field, values in (("node", nodes), ("input", before.input), ("output", outputs)):
         graph.ClearField(field)
         getattr(graph, field).extend(values)

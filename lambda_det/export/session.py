@@ -141,7 +141,7 @@ def export_network(
             described, readers = describe(network, report), {"file": form.read}
             if report.passed and form.name == "ONNX":
                 finish_onnx(draft, described)
-                # OpenVINO shrinks images without antialiasing, so not where the graph does
+                # which shrinks images without antialiasing
                 if importlib.util.find_spec("openvino") and not described["resizes"]:
                     report = replace(report, openvino=_in_openvino(draft, network, names, inputs))
                     readers |= {} if report.openvino else {"OpenVINO": read_openvino}

@@ -1,6 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.fx.experimental import _config
+
+from tests.export.tiny import lambda_detector_config, save_lambda_run
+from tests.shapes import make_shapes
 
 needs_any_size = pytest.mark.skipif(
     not hasattr(_config, "backed_size_oblivious"), reason="needs PyTorch 2.7"
@@ -12,3 +17,16 @@ def quietly(recwarn):
     """torch.jit advises against itself, and warns of each constant of a trace."""
     with torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="package")
+def run(tmp_path_factory):
+    """The folder of a run with validation images."""
+    folder = tmp_path_factory.mktemp("run")
+    make_shapes(folder, num_train=1, num_val=4, size=64)
+    cfg = lambda_detector_config()
+    cfg.DATASETS.TEST_JSON = str(folder / "shapes/annotations/instances_val.json")
+    cfg.DATASETS.TEST_IMAGES = str(folder / "shapes/val")
+    made = save_lambda_run(folder / "run")
+    (made / "config.yaml").write_text(cfg.dump())
+    return SimpleNamespace(cfg=cfg, folder=made, images=sorted((folder / "shapes/val").iterdir()))

@@ -1,8 +1,6 @@
 """Detectors for batches: what Detectron2 finds, in shapes that no image changes."""
 
 import json
-import re
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -12,19 +10,18 @@ import torchvision
 from detectron2.structures import Boxes, pairwise_iou
 
 from lambda_det.errors import ConfigError
-from lambda_det.export import command_line, detector_network, export_network
-from lambda_det.export.batches import batched_detections, not_covered
+from lambda_det.export import detector_network, export_network
+from lambda_det.export.detections import exportable_detections, not_covered
 from lambda_det.export.exported import ExportedDetector, as_input
 from lambda_det.export.triton import write_repository
 from lambda_det.prediction import Predictor
 from tests.export.conftest import needs_any_size
 from tests.export.test_detector import head
-from tests.export.test_onnx import run  # noqa: F401
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.filterwarnings("ignore")
-HEADS = ["faster_rcnn", "cascade_mask_rcnn", "retinanet", "c4"]
+HEADS = ["faster_rcnn", "cascade_mask_rcnn", "retinanet", "fcos", "c4"]
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -36,7 +33,7 @@ def test_a_batch_is_what_detectron2_computes(name):
         images = images.permute(0, 2, 3, 1).to(torch.uint8)
         sizes = torch.tensor([[height, width], [40, 90], [64, 30]], dtype=torch.int32)
         expected = network.original(images, sizes)
-        with batched_detections():
+        with exportable_detections():
             found = network.module(images, sizes)
         assert set(found) == set(expected) and expected["count"].max() > 1
         for field, tensor in expected.items():
@@ -56,15 +53,14 @@ def test_nms_without_a_loop_over_boxes():
     boxes[2, :20] = torch.stack([chain, chain * 0, chain + 9, chain * 0 + 9], 1)
     valid = torch.rand(4, 200) < 0.9
     classes = torch.randint(3, (4, 200))
-    same = classes[:, :, None] == classes[:, None]
-    for i, found in enumerate(not_covered(boxes, valid, 0.5, same)):
+    for i, found in enumerate(not_covered(boxes, valid, 0.5, classes)):
         there = valid[i].nonzero()[:, 0]
         scores = torch.linspace(1, 0.1, 200)
         moved = boxes[i] + classes[i, :, None] * 1000
         kept = there[torchvision.ops.nms(moved[there], scores[there], 0.5)]
         assert found.nonzero()[:, 0].tolist() == sorted(kept.tolist()) and 20 < len(kept) < 180
     everything = torch.ones(1, 20, dtype=torch.bool)
-    by_turns = not_covered(boxes[2:3, :20], everything, 0.5, None)[0]
+    by_turns = not_covered(boxes[2:3, :20], everything, 0.5, everything)[0]
     assert by_turns.tolist() == [True, False] * 10
     assert (pairwise_iou(*[Boxes(boxes[2, :20])] * 2) > 0.5).sum() == 20 + 2 * 19
 
@@ -187,23 +183,3 @@ def test_a_fixed_graph_has_only_fixed_shapes(name, tmp_path):
     report = export_network(network, tmp_path / "d.onnx")
     assert report.passed and any(c.detections for c in report.comparisons)
     check_static(tmp_path / "d.onnx")
-
-
-@needs_any_size
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--batch", "3", "--fixed", "64x64"], ["--batch", "any"]])
-def test_batches_out_of_the_door(flags, run, tmp_path, capsys):  # noqa: F811
-    """By the command, proved on four images, the last one alone; the file is then moved."""
-    path = tmp_path / "detector.onnx"
-    config = ["--config", str(run.folder / "config.yaml")]
-    assert command_line.main([str(path), *config, *flags, "MODEL.DEVICE", "cpu"]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"segm AP +(\S+) +\1\b", printed) and "file: boxes" in printed
-    assert ("trtexec --onnx=" in printed) == ("--fixed" in flags)
-    moved = shutil.move(path, tmp_path / "moved.onnx")
-    original = Predictor(run.folder, score_threshold=0.3)
-    exported = Predictor(moved, score_threshold=0.3, batch_size=3)
-    for file, found in zip(run.images, exported(map(str, run.images)), strict=True):
-        expected = original(file)
-        np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
-        assert found.names == expected.names and (found.masks == expected.masks).mean() > 0.99

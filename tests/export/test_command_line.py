@@ -1,20 +1,24 @@
 """``lambda-det export``: one line from a checkpoint to a file that was compared."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 
 from lambda_det.export import command_line as tool
 from lambda_det.export import session
-from lambda_det.export.networks import Network
 from lambda_det.modeling import create_backbone
 from lambda_det.prediction import Predictor
 from tests.export.conftest import needs_any_size
-from tests.export.tiny import save_lambda_run, scramble
+from tests.export.tiny import scramble
 
+ROOT = Path(__file__).resolve().parents[2]
 PT2 = (".pt2", ".onnx")  # of torch.export
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -37,16 +41,11 @@ def test_backbone_by_name(weights, tmp_path, capsys):
     assert path.exists() and (about["weights"], about["averaged"]) == (weights, False)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return save_lambda_run(tmp_path_factory.mktemp("runs") / "run")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".ts", *(pytest.param(s, marks=needs_any_size) for s in PT2)])
 def test_the_backbone_of_a_run_at_the_default_sizes(run, suffix, tmp_path, capsys):
     path = tmp_path / f"b{suffix}"
-    command = [str(path), "--config-file", str(run / "config.yaml"), "--backbone-only"]
+    command = [str(path), "--config-file", str(run.folder / "config.yaml"), "--backbone-only"]
     assert tool.main(command) == 0
     assert "  p6: " in capsys.readouterr().out
     if suffix == ".onnx":
@@ -58,47 +57,70 @@ def test_the_backbone_of_a_run_at_the_default_sizes(run, suffix, tmp_path, capsy
     assert tool.main(odd) == 2 and "64x97" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".ts", pytest.param(".pt2", marks=needs_any_size)])
-def test_a_detector_finds_the_same_on_every_picture(run, suffix, tmp_path, capsys):
-    """At the default sizes, from a checkpoint; then it predicts on wide, thin and tiny pictures.
+DOORS = {
+    "d.ts": (),
+    "d.pt2": (),
+    "d.onnx": (),
+    "three.onnx": ("--batch", "3", "--fixed", "64x64"),
+    "any.onnx": ("--batch", "any"),
+}
 
-    One side has more than 64 pixels when they are resized: torch.export asks whether the last map
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["d.ts", *(pytest.param(n, marks=needs_any_size) for n in [*DOORS][1:])]
+)
+def test_a_detector_out_of_the_door(run, name, tmp_path, capsys, monkeypatch):
+    """By the command, from a checkpoint, proved on four images. Then the file is moved and read.
+
+    It finds the same on every picture, and so does the program of the page, without lambda_det. One
+    side of each has more than 64 pixels when it is resized: torch.export asks whether the last map
     of the FPN has one position alone.
     """
-    path = tmp_path / f"d{suffix}"
-    source = ["--config-file", str(run / "config.yaml")]
-    source += ["--weights", str(run / "model_final.pth"), "MODEL.DEVICE", "cpu"]
+    path, flags = tmp_path / name, DOORS[name]
+    source = ["--config", str(run.folder / "config.yaml"), *flags]
+    source += ["--weights", str(run.folder / "model_final.pth"), "MODEL.DEVICE", "cpu"]
+    if "any" in flags:  # with an OpenVINO that cannot load it
+        monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: True)
+        monkeypatch.setattr(session, "read_openvino", lambda *_: 1 / 0)
     assert tool.main([str(path), *source]) == 0
-    assert "  pred_masks: " in capsys.readouterr().out
-    original = Predictor(run, score_threshold=0.3)
-    exported = Predictor(path, score_threshold=0.3)
-    rng, most = np.random.default_rng(0), 0
-    for size in ((60, 1000), (300, 40), (9, 1), (50, 70)):
-        picture = rng.integers(0, 255, (*size, 3), dtype=np.uint8)
-        expected, found = original(picture), exported(picture)
+    printed = capsys.readouterr().out
+    assert re.search(r"segm AP +(\S+) +\1\b", printed) and "on 0 images" in printed
+    assert ("trtexec --onnx=" in printed) == ("--fixed" in flags)
+    assert ("OpenVINO cannot load the file (ZeroDivisionError" in printed) == ("any" in flags)
+    pictures = [cv2.imread(str(file)) for file in run.images]
+    if path.suffix == ".onnx":
+        path = path.rename(tmp_path / "moved.onnx")  # and the .json stays
+    else:
+        rng = np.random.default_rng(0)
+        sizes = ((60, 1000), (300, 40), (9, 1), (50, 70))
+        pictures += [rng.integers(0, 255, (*size, 3), dtype=np.uint8) for size in sizes]
+    original = Predictor(run.folder, score_threshold=0.3)
+    exported = Predictor(path, score_threshold=0.3, batch_size=3)
+    for picture, found in zip(pictures, exported(pictures), strict=True):
+        expected = original(picture)
         np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
-        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
-        assert (found.classes == expected.classes).all()
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-3)
+        assert found.names == expected.names
         assert not found.masks.size or (found.masks == expected.masks).mean() > 0.99
-        most = max(most, len(found))
-    assert most > 1
+    assert max(map(len, exported(pictures))) > 1
+    if name != "d.onnx":
+        return
+    lean = "import sys; sys.modules.update(dict.fromkeys(('torch', 'detectron2', 'lambda_det')))\n"
+    program = lean + (ROOT / "docs/detect.py").read_text("utf-8")
+    words = [sys.executable, "-c", program, path, run.images[0]]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = Predictor(run.folder, score_threshold=0.5)(run.images[0])
+    assert re.findall(r"^(\w+) 0", done.stdout, re.M) == expected.names
+    areas = [int(area) for area in re.findall(r"mask of (\d+)", done.stdout)]
+    assert areas == pytest.approx(expected.masks.sum(axis=(1, 2)), rel=0.02, abs=4)
 
 
 def test_nothing_detected_is_said():
     nothing = session.Comparison((3, 64, 96), {"scores": 0.0}, detections=0)
     said = tool.describe(session.Report(Path("d.ts"), 1.0, 9, [nothing]))
     assert "note: nothing was detected" in said and "verified: d.ts" in said
-
-
-def test_a_file_that_openvino_cannot_load_or_computes_otherwise(tmp_path):
-    made = Network(torch.nn.ReLU(), lambda x: {"y": x.relu()}, detector=False)
-    (tmp_path / "b.onnx").write_bytes(b"none")
-    said = session._in_openvino(tmp_path / "b.onnx", made, ["y"], [(torch.ones(1, 3, 8, 8),)])
-    assert said.startswith("cannot load the file (")
-    passed = session.Comparison((1, 3, 8, 8), {"y": 0.0})
-    report = session.Report(Path("b.onnx"), 1.0, 9, [passed], openvino=said)
-    assert f"note: OpenVINO {said}" in tool.describe(report) and report.passed
 
 
 def test_published_weights_by_their_url(tmp_path, capsys):
@@ -141,7 +163,7 @@ def test_what_cannot_be_is_refused_first(weights, run, typed, tmp_path, monkeypa
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
     try:
-        assert tool.main(typed.format(w=weights, run=run).split()) == 2
+        assert tool.main(typed.format(w=weights, run=run.folder).split()) == 2
     except SystemExit as stopped:
         assert stopped.code == 2
     message = capsys.readouterr().err
