@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Make a detector's .onnx smaller, and print AP and time of the run, the file and the new file.
 
-Weights and activations become 8-bit (QDQ: weights by channel, activations by training images of the
-run), but for nodes whose operator or module has a --keep word. --half only stores the weights as
-16-bit floats.
+Weights become 8-bit by channel, and activations by training images of the run, but for nodes whose
+operator or module has a --keep word: in .onnx by ONNX Runtime, in OpenVINO's .xml by NNCF. --half
+only stores the weights as 16-bit floats.
 """
 
 import argparse
+import re
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -55,6 +56,24 @@ def is_kept(node: onnx.NodeProto, words: list[str]) -> bool:
     return any(word in f"{node.op_type} {where}" for word in words)
 
 
+def quantise(args: argparse.Namespace, inputs: Iterator[dict], kept: list[str]) -> None:
+    """Write the 8-bit file, but for the nodes of these names."""
+    if args.target.suffix == ".xml":
+        import nncf
+        import openvino
+
+        # A node may become several, such as node_conv2d_3/WithoutBiases
+        names = [f"{re.escape(name)}(/.*)?" for name in kept]
+        scope = nncf.IgnoredScope(patterns=names, validate=False)
+        model, images = openvino.convert_model(args.source), nncf.Dataset(list(inputs))
+        openvino.save_model(nncf.quantize(model, images, ignored_scope=scope), args.target)
+        return
+    reader = SimpleNamespace(get_next=lambda: next(inputs, None))
+    kinds = ["Conv", "Gemm", "MatMul"]
+    options = {"op_types_to_quantize": kinds, "nodes_to_exclude": kept, "per_channel": True}
+    quantize_static(args.source, args.target, reader, **options)
+
+
 def run(args: argparse.Namespace) -> None:
     if args.target.exists():
         raise ConfigError(f"{args.target} exists already; give another name.")
@@ -65,22 +84,20 @@ def run(args: argparse.Namespace) -> None:
         halve(model.graph)
         onnx.save(model, args.target)
     else:
-        inputs = fed(before, DetectionTask(cfg), args.images)
-        reader = SimpleNamespace(get_next=lambda: next(inputs, None))
         kept = [node.name for node in model.graph.node if is_kept(node, args.keep)]
-        kinds = ["Conv", "Gemm", "MatMul"]
-        options = {"op_types_to_quantize": kinds, "nodes_to_exclude": kept, "per_channel": True}
-        quantize_static(args.source, args.target, reader, **options)
+        quantise(args, fed(before, DetectionTask(cfg), args.images), kept)
     after = ExportedDetector(args.target, described=before.described)
     print(network_to_export(cfg, file, proof=args.proof).prove({"before": before, "after": after}))
-    print(*(f"{path}: {path.stat().st_size / 1e6:.1f} MB" for path in (args.source, args.target)))
+    for path in (args.source, args.target):
+        weights = path.with_suffix(".bin") if path.suffix == ".xml" else path
+        print(f"{path}: {weights.stat().st_size / 1e6:.1f} MB")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", help="folder of the run")
     parser.add_argument("source", type=Path, help=".onnx of its detector")
-    parser.add_argument("target", type=Path, help=".onnx to write")
+    parser.add_argument("target", type=Path, help=".onnx or .xml to write")
     parser.add_argument("--half", action="store_true", help="see above")
     heads = ["proposal_generator", "roi_heads", "model.head"]
     parser.add_argument("--keep", nargs="*", default=heads, metavar="WORD", help=f"{heads}")
