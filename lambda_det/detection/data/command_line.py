@@ -101,8 +101,8 @@ CONVERT_EXAMPLES = """examples:
   %(prog)s annotations.xml train.json --images pictures
   %(prog)s train.json labels/ --images pictures --format yolo
 
-COCO's format is a file, the others are folders with a file a picture. Boxes go into all formats,
-masks into YOLO (one outline) and LabelMe (polygons); crowds are left out of these.
+COCO's format is a file, the others are folders, with a file a picture but for CVAT. Boxes go into
+all formats, masks into YOLO (one outline), LabelMe and CVAT; crowds are left out of these.
 """
 
 
