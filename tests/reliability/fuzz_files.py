@@ -283,7 +283,7 @@ def take(kind: Kind, folder: Path, seed: int) -> str:
         return "used"
     except UserError as error:
         # The folder of the file, or a key of the configuration, or one that a LazyConfig lacks
-        keys = re.findall(r"\w\.\w|has no \w+: a LazyConfig", str(error))
+        keys = re.findall(r"\w\.\w|\b[A-Z0-9]+_[A-Z]+\b|has no \w+: a LazyConfig", str(error))
         assert_clear(error, str(folder), *keys)
         return type(error).__name__
     finally:
