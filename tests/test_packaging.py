@@ -130,7 +130,7 @@ from lambda_det.native import compiling
 torch.manual_seed(0)
 inputs = [torch.randn(2, 9, 9, 2, 3), torch.randn(2, 9, 9, 5, 4), torch.randn(3, 4, 7, 7)]
 print(pathlib.Path(native._library()._name).stem)
-for file in compiling.sources(".so"):
+for file in compiling.files(".so"):
     library = ctypes.CDLL(str(file))
     if library.suits_this_processor():
         native._library = lambda: library

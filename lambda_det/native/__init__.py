@@ -40,7 +40,7 @@ def _build(compiler: list[str]) -> Path:
     native = ["-march=native"]
     # The compiler's macros tell its version and every instruction set it would use here
     macros = compiling.run([*compiler, *native, "-dM", "-E", "-x", "c++", os.devnull])
-    files = (*compiling.sources(".cpp"), *compiling.sources(".h"))
+    files = (*compiling.files(".cpp"), *compiling.files(".h"))
     texts = [file.read_text("utf-8") for file in files]
     key = _digest("\0".join([*compiling.FLAGS, macros, *texts]).encode())
     # The name has a digest of the content: half a library would end every process that loads it
@@ -58,7 +58,7 @@ def _build(compiler: list[str]) -> Path:
 
 def _brought() -> ctypes.CDLL | None:
     """The best of the libraries that came with the wheel, if this processor has what it needs."""
-    for file in reversed(compiling.sources(".so")):
+    for file in reversed(compiling.files(".so")):
         with contextlib.suppress(OSError):  # made for another system than this
             library = ctypes.CDLL(str(file))
             if library.suits_this_processor():

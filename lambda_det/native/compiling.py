@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["FLAGS", "PROCESSORS", "compile_kernels", "run", "sources"]
+__all__ = ["FLAGS", "PROCESSORS", "compile_kernels", "files", "run"]
 
 # The objects are linked without libgomp: the process must not hold a second pool of threads beside
 # the one of PyTorch, which has its OpenMP library in the global scope.
@@ -25,12 +25,12 @@ PROCESSORS = {
 }
 
 
-def sources(suffix: str) -> list[Path]:
+def files(suffix: str) -> list[Path]:
     return sorted(Path(__file__).parent.glob(f"*{suffix}"))
 
 
 def run(command: Sequence[str]) -> str:
-    """Its output.
+    """The output of a command.
 
     Raises:
         OSError, subprocess.SubprocessError: it is missing, failed, or took five minutes.
@@ -49,8 +49,8 @@ def compile_kernels(compiler: Sequence[str], processor: Sequence[str], folder: P
     Raises:
         OSError, subprocess.SubprocessError: as by :func:`run`.
     """
-    objects = [str(folder / f"{source.stem}.o") for source in sources(".cpp")]
-    for source, compiled in zip(sources(".cpp"), objects, strict=True):
+    objects = [str(folder / f"{source.stem}.o") for source in files(".cpp")]
+    for source, compiled in zip(files(".cpp"), objects, strict=True):
         run([*compiler, *FLAGS, *processor, str(source), "-o", compiled])
     library = folder / "kernels.so"
     run([*compiler, "-shared", *objects, "-o", str(library)])

@@ -1,5 +1,6 @@
-// Whether the processor has the instructions that this library was compiled for. Asked of those that
-// a wheel brings; the parts of x86-64-v3 and v4 that are not named came with the named ones.
+// Whether this processor has the instructions that the library was compiled for. A wheel brings
+// several libraries, and each is asked. No processor has the instruction sets that are named here
+// without the other ones of x86-64-v3 and v4.
 extern "C" int suits_this_processor() {
   int suits = 1;
 #ifdef __AVX2__

@@ -176,7 +176,7 @@ def test_another_source_flag_or_processor_is_another_kernel(machine, fresh, monk
     built.append(native._build(["g++"]))
     monkeypatch.setattr(compiling, "FLAGS", [*compiling.FLAGS, "-O1"])
     built.append(native._build(["g++"]))
-    monkeypatch.setattr(compiling, "sources", lambda suffix: sorted(fresh.glob(f"*{suffix}")))
+    monkeypatch.setattr(compiling, "files", lambda suffix: sorted(fresh.glob(f"*{suffix}")))
     for name in ("other.cpp", "other.h"):
         (fresh / name).write_text("// changed")
         built.append(native._build(["g++"]))
