@@ -84,10 +84,8 @@ def run(args: argparse.Namespace) -> None:
         draws=args.draws,
         seed=args.seed,
     )
-    if layers:
-        print(f"Lambda layers: {', '.join(layers)}")
-    else:
-        print("The network has no lambda layers; only its receptive field is drawn.")
+    none = "The network has no lambda layers; only its receptive field is drawn."
+    print(f"Lambda layers: {', '.join(layers)}" if layers else none)
     print(f"{len(files)} pictures in {args.output}")
 
 

@@ -11,7 +11,6 @@ of a head, y and x the query's place, Y and X the context's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.replacements import KINDS, Kind
+from lambda_det.modeling.replacements import KINDS, Kind, MakeNorm
 from lambda_det.modeling.specs import ALL, SPECS, STAGES, PaperFigures
 
 HEADS = 8  # with which the paper's figures come out
@@ -55,12 +54,11 @@ class SelfAttention(nn.Module):
         queries, keys, values = (part.unflatten(1, (self.heads, -1)) for part in parts)
         return queries * self.depth**-0.5, keys, values
 
-    def pairs(self, height: int, width: int) -> int:
-        """How many pairs of a query and a position of its context a map has."""
-        raise NotImplementedError
-
     def multiply_adds(self, height: int, width: int) -> int:
-        """Of logits and sums over the context, without projections and positions' terms."""
+        """Of logits and sums over the context, without projections and positions' terms.
+
+        ``pairs`` of a layer: how many of a query and a position of its context a map has.
+        """
         return self.pairs(height, width) * self.heads * (self.depth + self.value_depth)
 
 
@@ -70,22 +68,14 @@ class GlobalAttention(SelfAttention):
     The logit of a pair is q.k + q.r_y[Y - y] + q.r_x[X - x], with embeddings that heads share.
 
     Args:
-        dim: channels in, and out unless ``value_dim`` is another number.
+        dim: channels in, and out unless values have another number.
         heads: that divide them.
         map_size: (H, W) of the largest map.
-        key_dim: see :class:`SelfAttention`.
-        value_dim: likewise.
+        channels: of all keys and of all values, see :class:`SelfAttention`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        map_size: tuple[int, int],
-        key_dim: int | None = None,
-        value_dim: int | None = None,
-    ) -> None:
-        super().__init__(dim, heads, key_dim, value_dim)
+    def __init__(self, dim: int, heads: int, map_size: tuple[int, int], *channels: int) -> None:
+        super().__init__(dim, heads, *channels)
         self.map_size = map_size
         self.y_offsets = _offsets(map_size[0], self.depth)
         self.x_offsets = _offsets(map_size[1], self.depth)
@@ -118,9 +108,7 @@ class AxialAttention(nn.Module):
         norm: makes the norms within, of a number of channels.
     """
 
-    def __init__(
-        self, dim: int, heads: int, map_size: tuple[int, int], norm: Callable[[int], nn.Module]
-    ) -> None:
+    def __init__(self, dim: int, heads: int, map_size: tuple[int, int], norm: MakeNorm) -> None:
         super().__init__()
         try:
             self.along_column = RowAttention(dim, heads, map_size[0], norm)
@@ -149,7 +137,7 @@ class RowAttention(SelfAttention):
         norm: makes a norm of so many channels.
     """
 
-    def __init__(self, dim: int, heads: int, width: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, dim: int, heads: int, width: int, norm: MakeNorm) -> None:
         super().__init__(dim, heads, key_dim=dim // 2)
         self.map_size = (width,)
         nn.init.normal_(self.projection.weight, std=dim**-0.5)
@@ -263,7 +251,7 @@ class DoubleAttention(nn.Module):
         norm: makes the last norm.
     """
 
-    def __init__(self, dim: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, dim: int, norm: MakeNorm) -> None:
         super().__init__()
         self.projection = nn.Conv2d(dim, 3 * (dim // 2), 1, bias=False)  # rows: gather, give, V
         self.output = nn.Conv2d(dim // 2, dim, 1, bias=False)

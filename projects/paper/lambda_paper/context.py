@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.lambda_layer import normalize_keys
 from lambda_det.layers.tensors import crop_offsets, grid_size, spread
@@ -128,14 +127,8 @@ def receptive_field(
 
     Returns:
         [height, width], the mean over the draws and the channels of the image.
-
-    Raises:
-        ConfigError: the position is not on the map.
     """
     y, x = position
-    height, width = output.shape[-2:]
-    if not (0 <= y < height and 0 <= x < width):
-        raise ConfigError(f"Position ({y}, {x}) is not on the map of {height}x{width} positions.")
     generator = torch.Generator().manual_seed(seed)
     at_position = output[0, :, y, x]
     total = torch.zeros_like(image[0, 0])

@@ -6,9 +6,9 @@ import fnmatch
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -55,14 +55,11 @@ def draw_layers(
     Args:
         cfg: of a detector, from YAML or a LazyConfig, or of a backbone alone.
         image: a file.
-        folder, overwrite: see :func:`write_pictures`. It receives the picture receptive_field, and
-            for each lambda layer LAYER.embeddings, LAYER.reach and LAYER.context, as far as the
-            layer has these parts.
+        folder, overwrite: see :func:`write_pictures`; names are those of :func:`pictures_of`.
         weights, file_pixels: see :func:`load_network`.
         layers: see :func:`choose_layers`.
         position: (y, x), a pixel of the file. None: its centre.
-        draws: see :func:`lambda_paper.context.receptive_field`.
-        seed: of random weights and of the draws.
+        draws, seed: see :func:`pictures_of`; the seed is also that of random weights.
 
     Returns:
         The names of the lambda layers that were drawn, and the files.
@@ -161,6 +158,9 @@ def pictures_of(
     seed: int = 0,
 ) -> Pictures:
     """Run a network that returns features by name; what makes a picture of each part, by name.
+
+    They are receptive_field, and of each lambda layer LAYER.embeddings, LAYER.reach and
+    LAYER.context, as far as the layer has these parts.
 
     Args:
         network: in evaluation mode.
@@ -263,21 +263,13 @@ def load_network(
     return network.eval().requires_grad_(False), pixels
 
 
-@dataclass(frozen=True)
-class Input:
-    """An image as the input of a network.
+class Input(NamedTuple):
+    """An image as the input of a network."""
 
-    Attributes:
-        tensor: [1, C, height, width], normalised and padded.
-        picture: [height, width, 3] uint8, RGB, grey where padding is.
-        size: (height, width) of the image without padding.
-        scale: (y, x), the size relative to that of the file.
-    """
-
-    tensor: Tensor
-    picture: np.ndarray
-    size: tuple[int, int]
-    scale: tuple[float, float]
+    tensor: Tensor  # [1, C, height, width], normalised and padded
+    picture: np.ndarray  # [height, width, 3] uint8, RGB, grey where padding is
+    size: tuple[int, int]  # (height, width) of the image without padding
+    scale: tuple[float, float]  # (y, x), the size relative to that of the file
 
 
 def load_image(

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 from lambda_paper.context import Context, effective_positions, radius, receptive_field
 from tests.layers import reference
@@ -169,12 +168,6 @@ def test_the_same_seed_gives_the_same_field():
     output = conv(image)
     fields = [receptive_field(output, image, (1, 1), seed=seed) for seed in (0, 0, 1)]
     assert torch.equal(fields[0], fields[1]) and not torch.equal(fields[0], fields[2])
-
-
-def test_a_position_beside_the_map_is_refused():
-    image = torch.randn(1, 1, 4, 4, requires_grad=True)
-    with pytest.raises(ConfigError, match=r"\(4, 0\).*4x4"):
-        receptive_field(image * 2, image, (4, 0))
 
 
 @pytest.mark.parametrize(
