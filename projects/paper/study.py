@@ -12,11 +12,14 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shlex
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
+
+from lambda_paper import spread as of
 
 # lambda_det and PyTorch are imported by the trainings alone, so that --help answers at once
 
@@ -79,6 +82,18 @@ STUDIES: dict[str, Study] = {
     ),
     # The CIFAR-10 reproduction
     "pair": PAIR,
+    # With what its public code does otherwise, each alone: lambda_paper/reproduction.py
+    "reproduction": PAIR
+    | {
+        row: (None, ("MODEL.NAME", f"resnet50_lambda_{kind}"))
+        for row, kind in {
+            "an embedding for each pair": "pairs",
+            "values' norm over positions": "values",
+            "queries' norm over heads": "queries",
+            "reshape in place of a transpose": "reshape",
+            "all four": "delft",
+        }.items()
+    },
     # Its Section 9.3: rates of the first epoch, a fifth of the peak
     "learning_rate": {
         f"{kind} at {rate:g}": (None, (*pairs, "SOLVER.BASE_LR", 5 * rate))
@@ -86,7 +101,8 @@ STUDIES: dict[str, Study] = {
         for rate in (0.01, 0.005, 0.001, 0.0005, 0.0001)
     },
 }
-METRIC = "val_raw_top1"
+METRICS = {"raw": "val_raw_top1", "averaged": "val_ema_top1"}  # by what is compared
+Evaluations = dict[int, float]  # top-1 in percent by step
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -100,6 +116,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config-file", type=Path, default=RECIPE, help=text)
     text = "in place of resnet50, such as resnet14_slim (%(default)s)"
     parser.add_argument("--network", default="resnet50", help=text)
+    text = "compare averaged weights (SOLVER.EMA_DECAY) in place of raw ones"
+    parser.add_argument("--averaged", action="store_true", help=text)
     text = "of the study, parted by commas; all if left out"
     parser.add_argument("--rows", type=lambda text: text.split(","), help=text)
     text = "KEY VALUE pairs for every training, such as SOLVER.EPOCHS 90 DATA.FRACTION 1.0"
@@ -124,12 +142,19 @@ def words_of(args: argparse.Namespace, pairs: tuple[object, ...], seed: int) -> 
     return list(map(str, words))
 
 
-def train(words: list[str], folder: Path) -> float:
-    """Train a network, or finish its training, and return its last top-1 in percent."""
+def train(words: list[str], folder: Path) -> dict[str, str]:
+    """Train a network, or finish its training; "STEP:TOP1 STEP:TOP1 ..." by METRICS."""
     command = [sys.executable, str(ROOT / "tools/train_imagenet.py"), "--resume", *words]
-    subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True)
+    # The reproduction's networks are in the package beside this file
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    own = {"PYTHONPATH": path, "DETECTRON2_ENV_MODULE": "lambda_paper.reproduction"}
+    subprocess.run([*command, "OUTPUT_DIR", str(folder)], check=True, env=os.environ | own)
     with (folder / "summary.csv").open(encoding="utf-8") as file:
-        return float(list(csv.DictReader(file))[-1][METRIC])
+        rows = list(csv.DictReader(file))
+    return {
+        name: " ".join(f"{row['step']}:{float(row[metric]):.3f}" for row in rows if row.get(metric))
+        for name, metric in METRICS.items()
+    }
 
 
 def check_size(args: argparse.Namespace, folder: Path) -> str:
@@ -149,35 +174,49 @@ def check_size(args: argparse.Namespace, folder: Path) -> str:
     return ""
 
 
-def read_results(path: Path) -> dict[str, float]:
-    """By configuration the top-1 of the trainings that have ended."""
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row["configuration"]: float(row["top1"]) for row in csv.DictReader(file)}
-
-
-def table(study: Study, found: dict[str, list[float]]) -> str:
-    """A row for each network, and how far the order is the paper's."""
-    lines = ["| | top-1 here: mean | lowest to highest | paper |", "|---|---:|---:|---:|"]
-    for name, values in found.items():
-        paper = study[name][0]
-        spread = f"{min(values):.1f} to {max(values):.1f}"
-        mean = statistics.mean(values)
-        lines.append(f"| {name} | {mean:.1f} | {spread} | {'' if paper is None else paper} |")
-    pairs = [(study[name][0], statistics.mean(values)) for name, values in found.items()]
-    pairs = [(paper, mean) for paper, mean in pairs if paper is not None]
-    if len({paper for paper, _ in pairs}) > 1 and len({mean for _, mean in pairs}) > 1:
-        correlation = statistics.correlation(*map(ranks, zip(*pairs, strict=True)))
-        lines.append(f"\nRank correlation with the paper (Spearman): {correlation:.2f}")
+def table(study: Study, found: dict[str, list[Evaluations]]) -> str:
+    """A row for each network, how far the order is the paper's, and how far seeds decide it."""
+    seeds = min(map(len, found.values()))
+    steps = sorted(set.intersection(*(set(one) for row in found.values() for one in row)))
+    of_step = {
+        step: [[one[step] for one in row[:seeds]] for row in found.values()] for step in steps
+    }
+    several = seeds > 1 and len(found) > 1
+    half = f" ± {of.half_interval(of_step[steps[-1]]):.1f}" if several else ""
+    lines = ["| | top-1 here: seeds | mean and 95 % interval | paper |", "|---|---|---:|---:|"]
+    for (name, row), values in zip(found.items(), of_step[steps[-1]], strict=True):
+        paper = "" if study[name][0] is None else study[name][0]
+        every = ", ".join(f"{one[steps[-1]]:.1f}" for one in row)
+        lines.append(f"| {name} | {every} | {fmean(values):.1f}{half} | {paper} |")
+    published = {i: study[name][0] for i, name in enumerate(found) if study[name][0] is not None}
+    order = {}
+    for step, rows in of_step.items():
+        compared = [rows[i] for i in published]
+        order[step] = of.rank_correlation([*published.values()], [*map(fmean, compared)])
+    if order[steps[-1]] is not None:
+        text = f"\nRank correlation with the paper (Spearman): {order[steps[-1]]:.2f}"
+        if several:
+            low, high = of.rank_interval([*published.values()], compared)
+            text += f", 95 % interval {low:.2f} to {high:.2f}"
+        lines.append(text)
+    if several:
+        lines += [
+            "\n| after steps | SD of seeds | SD of rows | share of rows | F | by chance | order |",
+            "|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for step, rows in of_step.items():
+            seed, row, share, ratio = of.spread(rows)
+            text = "" if order[step] is None else f"{order[step]:.2f}"
+            lines.append(
+                f"| {step} | {seed:.2f} | {row:.2f} | {share:.2f} | {ratio:.1f} | "
+                f"{of.chance(rows):.3f} | {text} |"
+            )
+        least = of.t_quantile(len(found) * (seeds - 1)) * seed * (2 / seeds) ** 0.5
+        lines.append(
+            f"\nThe least difference between two rows that {seeds} seeds show: {least:.1f} points; "
+            f"one of 0.4 needs {of.seeds_for(0.4, seed)} seeds."
+        )
     return "\n".join(lines)
-
-
-def ranks(values: tuple[float, ...]) -> list[float]:
-    """Of each value the number of lower ones, and half of that of equal ones."""
-    return [
-        sum(v < value for v in values) + sum(v == value for v in values) / 2 for value in values
-    ]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -188,23 +227,40 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 2
     results = folder / "results.csv"
-    ended = read_results(results)
-    found: dict[str, list[float]] = {}
+    ended: list[dict[str, str]] = []
+    if results.exists():
+        with results.open(encoding="utf-8", newline="") as file:
+            ended = list(csv.DictReader(file))
+        if not all(METRICS.keys() <= line.keys() for line in ended):
+            text = (
+                "is of an earlier version, which kept the last top-1 alone; name another --output"
+            )
+            print(f"error: {results} {text}.", file=sys.stderr)
+            return 2
+    found: dict[str, list[Evaluations]] = {}
     try:
         for seed in range(args.seeds):
             for name, (_, pairs) in study.items():
                 words = words_of(args, pairs, seed)
                 key = shlex.join(words)
-                if key not in ended:
+                line = next((line for line in ended if line["configuration"] == key), None)
+                if line is None:
                     run = f"{name.replace(' ', '_')}_{seed}"
-                    top1 = ended[key] = train(words, folder / run)
-                    row = {"row": name, "seed": seed, "top1": top1, "configuration": key}
+                    line = {"row": name, "seed": str(seed), "configuration": key}
+                    line |= train(words, folder / run)
                     with results.open("a", encoding="utf-8", newline="") as file:
-                        writer = csv.DictWriter(file, list(row))
+                        writer = csv.DictWriter(file, list(ended[0] if ended else line))
                         if not file.tell():
                             writer.writeheader()
-                        writer.writerow(row)
-                found.setdefault(name, []).append(ended[key])
+                        writer.writerow(line)
+                    ended.append(line)
+                by_step = line["averaged" if args.averaged else "raw"].split()
+                if not by_step:
+                    text = "has no averaged weights; leave it out, or set SOLVER.EMA_DECAY above 0"
+                    print(f"error: --averaged: {name} {text}.", file=sys.stderr)
+                    return 2
+                pairs = (word.split(":") for word in by_step)
+                found.setdefault(name, []).append({int(s): float(top1) for s, top1 in pairs})
     except subprocess.CalledProcessError as error:  # it has said why
         return error.returncode
     print(table(study, found))

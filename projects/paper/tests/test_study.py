@@ -10,6 +10,7 @@ from PIL import Image
 
 from lambda_det.classification import load_recipe, parser
 from lambda_det.classification.model import build_classifier
+from lambda_paper import reproduction  # noqa: F401  (its networks)
 from tests.tool import load_tool
 
 tool = load_tool("study", "projects/paper")
@@ -25,15 +26,22 @@ def test_each_row_is_a_network(study, row):
         build_classifier(load_recipe(parser().parse_args(list(map(str, words)))), 10)
 
 
-def test_the_table_has_means_spreads_and_the_order():
+def test_the_table_has_means_intervals_and_the_order():
     study = {"a": (1.0, ()), "b": (2.0, ()), "c": (2.0, ()), "d": (4.0, ())}
     found = {"a": [10.0, 12.0], "b": [20.0, 20.0], "c": [20.0, 20.0], "d": [50.0, 30.0]}
+    found = {name: [{5: 1.0, 9: top1} for top1 in row] for name, row in found.items()}
     lines = tool.table(study, found).splitlines()
-    assert lines[2] == "| a | 11.0 | 10.0 to 12.0 | 1.0 |"
-    assert lines[-1].endswith(" 1.00")
+    # Four rows of two seeds: s^2 = (2 + 0 + 0 + 200) / 4, t = 2.776 with 4 degrees of freedom
+    assert lines[2] == f"| a | 10.0, 12.0 | 11.0 ± {2.776 * (50.5 / 2) ** 0.5:.1f} | 1.0 |"
+    assert " 1.00, 95 % interval 0." in lines[7]
+    assert lines[-4].startswith("| 5 | 0.00 | 0.00 | 0.00 |") and lines[-4].endswith("|  |")
+    assert lines[-3].startswith("| 9 | 7.11 | ") and lines[-3].endswith("| 1.00 |")
+    assert "show: 19.7 points" in lines[-1]
     found["a"], found["d"] = found["d"], found["a"]
-    assert tool.table(study, found).endswith(" -1.00")
-    assert "correlation" not in tool.table({"a": (None, ()), "b": (None, ())}, {"a": [1], "b": [2]})
+    assert " -1.00, " in tool.table(study, found)
+    one = {"a": [{9: 1.0}], "b": [{9: 2.0}]}
+    assert tool.table(study, one).endswith("(Spearman): 1.00")
+    assert "correlation" not in tool.table({"a": (None, ()), "b": (None, ())}, one)
 
 
 @pytest.mark.slow
@@ -65,9 +73,18 @@ def test_a_small_study_and_its_second_start(tmp_path, monkeypatch, capsys):
         assert tool.main(list(map(str, [*arguments, *keys]))) == 0
         printed = capsys.readouterr().out
         assert printed.count("| small | ") == printed.count("| twin | ") == 1
+    results = tmp_path / "out/placement/results.csv"
+    results.write_text(
+        results.read_text().strip().rsplit(",", 1)[0] + ",\n"
+    )  # the last is averaged
+    assert tool.main(list(map(str, [*arguments, *keys, "--averaged"]))) == 2
+    assert "SOLVER.EMA_DECAY" in capsys.readouterr().err
     # Of another size: nothing is continued, or taken for a result
     assert tool.main(list(map(str, [*arguments, *keys, "SOLVER.BASE_LR", 0.1]))) == 2
     assert "--output" in capsys.readouterr().err
+    results.write_text("row,seed,top1,configuration\nsmall,0,50.0,--config-file\n")
+    assert tool.main(list(map(str, [*arguments, *keys]))) == 2
+    assert "earlier version" in capsys.readouterr().err
     assert len(trained) == 1
     made = (tmp_path / "out/placement").iterdir()
     assert [path.name for path in made if path.is_dir()] == ["small_0"]
