@@ -103,9 +103,15 @@ def has(name: str, dtype: torch.dtype) -> bool:
     return hasattr(_library(), f"{name}_{str(dtype).removeprefix('torch.')}")
 
 
+def is_transformed() -> bool:
+    """Whether torch.func is at work. PyTorch 2.4 cannot ask that while it compiles."""
+    is_asked = not (torch.__version__.startswith("2.4.") and torch.compiler.is_compiling())
+    return is_asked and torch._C._are_functorch_transforms_active()
+
+
 def readable(*tensors: Tensor) -> bool:
     """Whether a kernel can be given their addresses; it would read anywhere for other tensors."""
-    if torch._C._are_functorch_transforms_active():  # by torch.func, whose tensors have none
+    if is_transformed():  # such tensors have none
         return False
     return all(type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" for x in tensors)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _are_functorch_transforms_active as is_transformed
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError, reason
@@ -20,6 +19,7 @@ from lambda_det.layers.local.query_first import (
     query_first_output,
 )
 from lambda_det.layers.tensors import crop_offsets, grid_size, without_autocast
+from lambda_det.native import is_transformed
 
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "query_first": query_first_output,
