@@ -7,9 +7,9 @@ from lambda_det.modeling.command_line import HEADER, main, rows
 
 
 def test_rows():
-    patterns = ["lambda_resnet26", "*net50*", "lambda_resnet26"]
+    patterns = ["lambda_resnet26", "*net50_lambda_c*", "lambda_resnet26"]
     table = rows(patterns, image_size=64)
-    others = [name for name in lambda_det.list_models() if "net50" in name]
+    others = [name for name in lambda_det.list_models() if "net50_lambda_c" in name]
     assert [row[0] for row in table] == ["lambda_resnet26", *others] and len(others) > 1
     assert {len(row) for row in table} == {len(HEADER)}
     model = lambda_det.create_classifier("lambda_resnet26")

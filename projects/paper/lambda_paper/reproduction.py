@@ -41,6 +41,10 @@ class Pairs(nn.Module):
         output = torch.einsum("bnhm,bmv->bnhv", weights, values.flatten(1, 2)[..., 0])
         return output.unflatten(1, queries.shape[1:3])
 
+    def offsets(self, *_: int) -> Tensor:
+        """Embeddings [k, 1, 1, m] of one query, which ``lambda-det info`` counts."""
+        return self.embedding[:, :, :1]
+
 
 class Pooled(nn.Module):
     """A norm of [B, (groups, c), H, W] over groups, too: of queries with groups of heads.
@@ -115,7 +119,11 @@ for _kind in (*DIFFERENCES, "delft"):
     KINDS[_kind] = _sharing(set(DIFFERENCES) if _kind == "delft" else {_kind})
     for _name in ("resnet50_lambda", "resnet14_slim_lambda"):
         SPECS[f"{_name}_{_kind}"] = replace(
-            SPECS[f"{_name}_c2345"], kind=_kind, global_context=32, paper=PaperFigures()
+            SPECS[f"{_name}_c2345"],
+            kind=_kind,
+            global_context=32,
+            image_size=32,
+            paper=PaperFigures(),
         )
 
 
