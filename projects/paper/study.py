@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train the networks of one of the paper's ablations on CIFAR-10, and compare the order of ranks.
+"""Train the networks of one of the paper's ablations on small images, and compare their order.
 
 Each row of a study is trained with the first seed, then each with the next. results.csv in the
 study's folder has a line for each training that has ended; it is not trained again. A stopped study
@@ -108,7 +108,7 @@ Evaluations = dict[int, float]  # top-1 in percent by step
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=STUDIES)
-    text = "CIFAR-10 as folders of classes, with train and test in it"
+    text = "CIFAR-10 or other images as folders of classes, with train and test in it"
     parser.add_argument("--data", type=Path, required=True, help=text)
     parser.add_argument("--output", type=Path, default=Path("output/study"), help="(%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 (%(default)s)")
@@ -211,10 +211,12 @@ def table(study: Study, found: dict[str, list[Evaluations]]) -> str:
                 f"| {step} | {seed:.2f} | {row:.2f} | {share:.2f} | {ratio:.1f} | "
                 f"{of.chance(rows):.3f} | {text} |"
             )
-        least = of.t_quantile(len(found) * (seeds - 1)) * seed * (2 / seeds) ** 0.5
+        least = of.least_difference(rows)
+        agreeing, opposite = of.agreement([*published.values()], compared, least)
         lines.append(
             f"\nThe least difference between two rows that {seeds} seeds show: {least:.1f} points; "
-            f"one of 0.4 needs {of.seeds_for(0.4, seed)} seeds."
+            f"one of 0.4 needs {of.seeds_for(0.4, seed)} seeds.\nPairs of rows that differ by "
+            f"more: {agreeing} in the paper's order, {opposite} in the opposite one."
         )
     return "\n".join(lines)
 

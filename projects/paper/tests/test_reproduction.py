@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import lambda_det
 from lambda_det.errors import ConfigError
+from lambda_det.modeling.command_line import rows
 from lambda_paper.reproduction import DIFFERENCES, DelftLambda
 
 HEADS, DEPTH = 4, 16
@@ -93,3 +94,8 @@ def test_it_has_the_article_s_number_of_parameters():
     with torch.device("meta"):
         whole = lambda_det.create_classifier("resnet50_lambda_delft", 10)
     assert sum(p.numel() for p in whole.parameters()) / 1e6 == pytest.approx(12.8, abs=0.1)
+
+
+def test_info_counts_them():
+    pairs, offsets = (rows([f"resnet14_slim_lambda_{kind}"], 32)[0] for kind in ("pairs", "values"))
+    assert pairs[0] == "resnet14_slim_lambda_pairs" and len(pairs) == len(offsets)

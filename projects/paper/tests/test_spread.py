@@ -57,3 +57,11 @@ def test_spearman_and_its_interval():
     assert low == high == pytest.approx(0.949, abs=0.001)  # equal ones are drawn apart
     low, high = of.rank_interval(published, [[0.0, 9.0], [9.0, 0.0], [1.0, 8.0], [8.0, 1.0]])
     assert low < -0.7 and high > 0.7
+
+
+def test_pairs_are_told_apart_by_more_than_seeds_give():
+    rows = [[9.0, 11.0], [19.0, 21.0], [14.0, 16.0], [20.0, 20.0]]
+    # s^2 = (2 + 2 + 2 + 0) / 4, t = 2.776 with 4 degrees of freedom
+    assert of.least_difference(rows) == pytest.approx(2.776 * 1.5**0.5, abs=0.001)
+    assert of.agreement([1.0, 2.0, 3.0, 1.0], rows, 4.0) == (2, 2)
+    assert of.agreement([1.0, 2.0, 3.0, 1.0], rows, 5.0) == (1, 0)

@@ -34,9 +34,9 @@ def test_the_table_has_means_intervals_and_the_order():
     # Four rows of two seeds: s^2 = (2 + 0 + 0 + 200) / 4, t = 2.776 with 4 degrees of freedom
     assert lines[2] == f"| a | 10.0, 12.0 | 11.0 ± {2.776 * (50.5 / 2) ** 0.5:.1f} | 1.0 |"
     assert " 1.00, 95 % interval 0." in lines[7]
-    assert lines[-4].startswith("| 5 | 0.00 | 0.00 | 0.00 |") and lines[-4].endswith("|  |")
-    assert lines[-3].startswith("| 9 | 7.11 | ") and lines[-3].endswith("| 1.00 |")
-    assert "show: 19.7 points" in lines[-1]
+    assert lines[-5].startswith("| 5 | 0.00 | 0.00 | 0.00 |") and lines[-5].endswith("|  |")
+    assert lines[-4].startswith("| 9 | 7.11 | ") and lines[-4].endswith("| 1.00 |")
+    assert "show: 19.7 points" in lines[-2] and ": 3 in the paper" in lines[-1]
     found["a"], found["d"] = found["d"], found["a"]
     assert " -1.00, " in tool.table(study, found)
     one = {"a": [{9: 1.0}], "b": [{9: 2.0}]}
