@@ -14,8 +14,10 @@ OPTIONS = """\
 MODEL:
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone}
   LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 7}
-  RPN: {PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
-  ROI_HEADS: {SCORE_THRESH_TEST: 0.3}
+  FPN: {IN_FEATURES: [res4, res5]}
+  ANCHOR_GENERATOR: {SIZES: [[16], [32], [64]]}
+  RPN: {IN_FEATURES: [p4, p5, p6], PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
+  ROI_HEADS: {IN_FEATURES: [p4, p5], SCORE_THRESH_TEST: 0.3}
 """
 
 
