@@ -11,8 +11,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.modeling.command_line import rows
 from lambda_paper.reproduction import DIFFERENCES, DelftLambda
 
-HEADS, DEPTH = 4, 16
-SIZE = (2, 3)
+HEADS, DEPTH, SIZE = 4, 16, (2, 3)
 
 
 def normalised(x: Tensor, axes: tuple[int, ...], norm: nn.Module) -> Tensor:
