@@ -233,7 +233,9 @@ def _unknown_name(cfg: CfgNode, error: KeyError) -> ConfigError | None:
     ]
     if not keys:
         return None
+    why = "Detectron2 does not have; if it is of your project, import the module that registers it"
+    if all(key.endswith("FEATURES") for key in keys):
+        why = f"{cfg.MODEL.BACKBONE.NAME} does not make; name maps of this backbone"
     return ConfigError(
-        f"{' and '.join(keys)} names {name!r}, which Detectron2 does not have; if it is of your "
-        "project, import the module that registers it (docs/use_in_your_project.md)."
+        f"{' and '.join(keys)} names {name!r}, which {why} (docs/use_in_your_project.md)."
     )

@@ -83,7 +83,7 @@ class ContentLambda(nn.Module):
     """The sum over the whole context, one linear function for all queries (Equations 1 and 2).
 
     Args:
-        key_norm: a name of ``KEY_NORMS``: "softmax", "l2" or "none", over the context positions.
+        key_norm: a name of ``KEY_NORMS``, over the context positions.
 
     Raises:
         ConfigError: there is no such norm.
@@ -264,8 +264,7 @@ class LambdaLayer(nn.Module):
         content: False leaves the content lambda and the keys out (position only).
         norm: "BN", "" for none, or a function from a number of channels to a module; used on
             queries and values, as 2-d norms on [B, channels, H, W].
-        key_norm: a name of ``KEY_NORMS``: "softmax", "l2" or "none", over the context positions
-            (Table 11).
+        key_norm: a name of ``KEY_NORMS``, over the context positions (Table 11).
         query_softmax: also take the softmax of each query over its depth (Table 11).
         multi_head: give each head keys, values and embeddings of its own (Appendix C.3).
         position: the ``position`` module of another layer, to share its embeddings.
