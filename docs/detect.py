@@ -20,6 +20,8 @@ def paste(mask, box, height, width):
 
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = session.get_modelmeta().custom_metadata_map
+if about["resizes"] != "true" or "nms" in about["outside"]:
+    sys.exit(f"the file takes {about['input']}; export one without --outside, --batch and --fixed")
 names = json.loads(about["classes"])  # null where they are not known
 outputs = [output.name for output in session.get_outputs()]
 image = np.asarray(Image.open(sys.argv[2]).convert("RGB"))
@@ -29,5 +31,7 @@ for i, score in enumerate(found["scores"]):
         number, box = found["classes"][i], found["boxes"][i]
         print(names[number] if names else number, f"{score:.2f}", *box.round(1))
         if "masks" in found:
-            mask = paste(found["masks"][i, 0], box, *image.shape[:2])
+            mask = found["masks"][i]
+            if about["pasted"] != "true":
+                mask = paste(mask[0], box, *image.shape[:2])
             print("   a mask of", mask.sum(), "pixels")

@@ -100,7 +100,7 @@ class Run:
             sizes: height and width of images to compare on.
             images: files to compare on.
             proof: number of validation images to compare the AP on.
-            options: ``checkpoint``, ``raw`` and ``backbone_only``, see
+            options: ``checkpoint``, ``raw``, ``backbone_only``, ``batch``, ``outside`` .., see
                 :func:`lambda_det.export.sources.network_to_export`.
 
         Raises:

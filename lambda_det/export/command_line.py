@@ -9,6 +9,7 @@ from pathlib import Path
 from lambda_det.detection.inference import Taken, add_model_flags, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import exit_status
+from lambda_det.export.networks import Network, takes_rgb
 from lambda_det.export.onnx_file import OPSET
 from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
@@ -16,7 +17,8 @@ from lambda_det.export.sources import named_backbone, network_to_export, read_im
 from lambda_det.export.triton import write_repository
 
 EXAMPLES = """
-The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX.
+The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX. Predictor and
+lambda-det predict read these and the .xml that OpenVINO (ovc) makes of an .onnx.
 
 A backbone by its name, and the backbone of a detector, with features by name:
   %(prog)s backbone.onnx --model lambda_resnet50 --weights backbone.pth
@@ -27,7 +29,8 @@ takes an image [H, W, 3] of uint8, RGB, of any size, which it resizes:
   %(prog)s detector.onnx --config output/run/config.yaml
   %(prog)s detector.ts --images photo.jpg street.jpg --config output/run/config.yaml
   %(prog)s batches.onnx --config output/run/config.yaml --batch any
-  %(prog)s for_tensorrt.onnx --config output/run/config.yaml --batch 8 --fixed 640x640
+  %(prog)s for_tensorrt.onnx --config output/run/config.yaml --batch 8 --fixed 640x640 \\
+      --outside normalise --masks pasted
   %(prog)s detector.pt2 --config configs/mask_rcnn_lambdaresnet50.yaml \\
       --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
 
@@ -91,6 +94,20 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="size of the images of a detector's .onnx, for runtimes that want fixed shapes",
     )
     parser.add_argument(
+        "--outside",
+        type=lambda text: text.split(","),
+        default=(),
+        metavar="WORD,..",
+        help="what a detector's .onnx leaves to you, of resize, normalise (then resize, too) and "
+        "nms (not that of the proposals); its metadata say what it takes",
+    )
+    parser.add_argument(
+        "--masks",
+        choices=("boxes", "pasted"),
+        default="boxes",
+        help="of a detector's .onnx: 28x28 or so within their boxes (default), or of the image",
+    )
+    parser.add_argument(
         "--triton", metavar="DIR", help="also write the .onnx as a model repository of Triton"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
@@ -102,8 +119,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--backbone-only and configuration keys go with --config-file")
     if args.triton and not args.output.endswith(".onnx"):
         parser.error("--triton goes with an .onnx")
-    if (args.together is not None or args.fixed) and (args.model or args.backbone_only):
-        parser.error("--batch and --fixed are for whole detectors; a backbone takes any of both")
+    forms = (args.together is not None, args.fixed, args.outside, args.masks == "pasted")
+    if any(forms) and (args.model or args.backbone_only):
+        parser.error("--batch, --fixed, --outside and --masks are for whole detectors")
     return args
 
 
@@ -138,9 +156,11 @@ def run(args: argparse.Namespace) -> int:
             checkpoint=args.checkpoint,
             raw=args.raw,
             proof=args.proof,
+            apart=args.apart,
             batch=args.together,
             fixed=args.fixed,
-            apart=args.apart,
+            outside=args.outside,
+            pasted=args.masks == "pasted",
         )
     report = export_network(
         network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
@@ -149,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"weights: {Taken(about['weights'], about['step'], about['averaged'])}")
     print(describe(report))
     if network.batch is not None and report.passed:
-        print(tensorrt(args.output, args.together, args.fixed))
+        print(tensorrt(args.output, network))
     if args.triton and report.passed:
         print(f"Triton: {write_repository(report.path, Path(args.triton))}")
     return 0 if report.passed else 1
@@ -187,13 +207,14 @@ def describe(report: Report) -> str:
     return "\n".join(lines)
 
 
-def tensorrt(path: str, batch: int | None, fixed: tuple[int, int] | None) -> str:
+def tensorrt(path: str, network: Network) -> str:
     """How TensorRT makes an engine of a file for batches, and what is known of that."""
-    if not fixed:
+    if not network.fixed:
         return "TensorRT is told more easily what to compile if --fixed gives one size"
-    size = "x".join(map(str, fixed))
-    shapes = {"min": 1, "opt": 8, "max": 8} if batch == 0 else {}
-    flags = [f" --{k}Shapes=images:{n}x{size}x3,sizes:{n}x2" for k, n in shapes.items()]
+    sizes = (*network.fixed, 3) if takes_rgb(network.outside) else (3, *network.fixed)
+    size = "x".join(map(str, sizes))
+    shapes = {"min": 1, "opt": 8, "max": 8} if network.batch == 0 else {}
+    flags = [f" --{k}Shapes=images:{n}x{size},sizes:{n}x2" for k, n in shapes.items()]
     return (
         f"TensorRT was not tried. The graph has opset {OPSET}, no loops or branches, and no shape "
         f"that depends on what images show:\n  trtexec --onnx={path} "

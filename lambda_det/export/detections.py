@@ -14,6 +14,7 @@ deep.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -33,11 +34,12 @@ from torch.nn import functional as F
 
 from lambda_det.export.portable import dense
 
-__all__ = ["DENSE", "exportable_detections", "not_covered"]
+__all__ = ["CANDIDATES", "DENSE", "NO_NMS", "exportable_detections", "not_covered"]
 
 DENSE = (RetinaNet, FCOS)
 CANDIDATES = 1000  # boxes of an image of a batch that NMS compares in the end
 ROUNDS = 20  # on photographs 12 were the most that changed anything
+NO_NMS = math.inf  # a threshold of the overlap: the candidates themselves are the result
 Size = tuple[int, int] | Tensor  # of one image, or [B, 2] of a batch
 
 
@@ -256,19 +258,19 @@ def _best(
     scores, index = _top(scores, candidates)
     index = torch.where(scores > 0, index, 0)
     boxes, classes = _at(boxes, index), _at(classes, index)
-    kept = _kept(boxes, scores > 0, threshold, classes, size)
-    scores, index = _top(torch.where(kept, scores, 0.0), most)
-    boxes, classes = _at(boxes, index), _at(classes, index)
-    there = scores > 0
-    result = Instances(size)
+    if threshold != NO_NMS:
+        kept = _kept(boxes, scores > 0, threshold, classes, size)
+        scores, index = _top(torch.where(kept, scores, 0.0), most)
+        boxes, classes = _at(boxes, index), _at(classes, index)
+        if batched:
+            # Those outside of the image are left out last, as Detectron2 does
+            boxes = _clip(boxes, size)
+            there = (scores > 0) & (boxes[..., 2:] > boxes[..., :2]).all(2)
+            scores, index = _top(torch.where(there, scores, 0.0), most)
+            boxes, classes = _at(boxes, index), _at(classes, index)
+    result, there = Instances(size), scores > 0
     if batched:
-        # Those outside of the image are left out last, as Detectron2 does
-        boxes = _clip(boxes, size)
-        there = there & (boxes[..., 2:] > boxes[..., :2]).all(2)
-        scores, index = _top(torch.where(there, scores, 0.0), most)
-        there = scores > 0
-        boxes = _at(boxes, index) * there[:, :, None]
-        classes = _at(classes, index) * there
+        boxes, classes = boxes * there[:, :, None], classes * there
     result.pred_boxes = Boxes(boxes.flatten(0, 1))
     result.scores = scores.flatten()
     result.pred_classes = classes.flatten()

@@ -13,11 +13,13 @@ from detectron2.data.transforms import AugInput, AugmentationList, ResizeTransfo
 from detectron2.modeling.postprocessing import detector_postprocess
 from detectron2.structures import Boxes, Instances
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
 from lambda_det.export.formats import FORMATS
+from lambda_det.export.networks import kept
 from lambda_det.export.onnx_file import Runner
 
 __all__ = ["ExportedDetector", "as_input", "sidecar"]
@@ -110,9 +112,12 @@ class ExportedDetector:
         except Exception as error:  # each runtime has its own
             raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
         self._path, self._device, self.described = path, where, about
-        # The graph of ONNX takes RGB whatever its run takes
         self.batch, fixed = about.get("batch", 1), about.get("fixed")
-        self.channels = "RGB" if "batch" in about or about.get("resizes") else channels
+        # A graph of ONNX that normalises takes RGB whatever its run takes
+        self._outside = outside = about.get("outside", ())
+        rgb = "batch" in about or about.get("resizes") or "resize" in outside
+        self._rgb = bool(rgb) and "normalise" not in outside
+        self.channels = "RGB" if self._rgb else channels
         resize = [
             ResizeInto(shortest, longest, fixed)
             if fixed
@@ -138,16 +143,34 @@ class ExportedDetector:
                 ) from error
             for entry, values in zip(part, outputs, strict=True):
                 instances = Instances(tuple(entry["image"].shape[1:]))
-                for name, value in values.items():
+                for name, value in self._chosen(values).items():
                     name = name if name.startswith(("pred_", "scores")) else f"pred_{name}"
+                    name = "pasted" if name == "pred_masks" and value.dim() == 3 else name
                     instances.set(name, Boxes(value) if name == "pred_boxes" else value)
-                found.append(detector_postprocess(instances, entry["height"], entry["width"]))
+                instances = detector_postprocess(instances, entry["height"], entry["width"])
+                if instances.has("pasted"):
+                    height, width = entry["image"].shape[1:]  # in a canvas
+                    masks, size = instances.pasted[:, :height, :width], instances.image_size
+                    resized = [
+                        interpolate(mask[None, None].float(), size, mode="bilinear")[0] >= 0.5
+                        for mask in masks
+                    ]
+                    instances.pred_masks = torch.cat([masks.new_zeros(0, *size), *resized])
+                    instances.remove("pasted")
+                found.append(instances)
         return found
+
+    def _chosen(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the candidates that NMS by class leaves, where the file has none."""
+        if "nms" not in self._outside:
+            return values
+        there = kept(*(values[name] for name in ("boxes", "scores", "classes")), self.described)
+        return {name: value[there] for name, value in values.items()}
 
     def _outputs(self, images: Sequence[Tensor]) -> list[dict[str, Tensor]]:
         """What the file finds on each image [3, H, W] of at most a batch."""
         if "batch" not in self.described:
-            return [self._run(image.to(self._device)) for image in images]
+            return [self._run(*self.fill([image.to(self._device)])) for image in images]
         outputs: list[dict[str, Tensor]] = [{}] * len(images)
         groups: dict[Any, list[int]] = {}  # one if the size is fixed
         for i, image in enumerate(images):
@@ -164,12 +187,24 @@ class ExportedDetector:
         stride, fixed = self.described["stride"], self.described["fixed"]
         return tuple(fixed or [side + -side % stride for side in image.shape[1:]])
 
-    def fill(self, images: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Images of one canvas as a batch of the file: uint8 [B, H, W, 3], and sizes [B, 2]."""
+    def fill(self, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the file takes of images of one canvas, or of one: these, and of a batch sizes."""
+        given = images
+        if self._rgb:
+            given = [image.permute(1, 2, 0).to(torch.uint8) for image in images]
+        elif "normalise" in self._outside:
+            mean, std = (
+                images[0].new_tensor(self.described[f"pixel_{name}"])[:, None, None]
+                for name in ("mean", "std")
+            )
+            given = [(image - mean) / std for image in images]
+        if "batch" not in self.described:
+            return (given[0],)
         sides = self._sides(images[0])
-        batch = torch.zeros(self.batch or len(images), *sides, 3, dtype=torch.uint8)
+        sides = (*sides, 3) if self._rgb else (3, *sides)
+        batch = given[0].new_zeros(self.batch or len(images), *sides)
         sizes = torch.ones(len(batch), 2, dtype=torch.int32)
-        for i, image in enumerate(images):
-            sizes[i] = torch.tensor(image.shape[1:])
-            batch[i, : image.shape[1], : image.shape[2]] = image.permute(1, 2, 0)
+        for i, image in enumerate(given):
+            sizes[i] = torch.tensor(images[i].shape[1:])
+            batch[i][tuple(map(slice, image.shape))] = image
         return batch, sizes

@@ -16,10 +16,9 @@ from torch.fx.experimental import _config
 
 from lambda_det.errors import ConfigError
 from lambda_det.export.detections import exportable_detections
-from lambda_det.export.networks import Network
+from lambda_det.export.networks import Network, takes_rgb
 from lambda_det.export.onnx_file import (
     AXES,
-    BOXES,
     Runner,
     missing_packages,
     onnx_metadata,
@@ -86,18 +85,14 @@ def _program(network: Network, example: tuple[Tensor, ...]) -> torch.export.Expo
     The graph of a detector asks whether the last map has one position. With an FPN it has one if
     both sides have 64 pixels or fewer.
     """
-    batch, height, width = (torch.export.Dim(name, min=1) for name in AXES)
-    batched = network.batch is not None
-    if batched:
-        sizes = {} if network.fixed else {1: network.stride * height, 2: network.stride * width}
-        sizes |= {} if network.batch else {0: batch}
-    elif network.detector:
-        sizes = {1: height, 2: width}
-    elif network.stride == 1:
-        sizes = {0: batch, 2: height, 3: width}
-    else:
-        sizes = {0: batch, 2: network.stride * height, 3: network.stride * width}
-    shapes = (sizes, {k: v for k, v in sizes.items() if k == 0})[: len(example)]
+    batch, *sides = (torch.export.Dim(name, min=1) for name in AXES)
+    if network.stride > 1:
+        sides = [network.stride * side for side in sides]
+    one = network.detector and network.batch is None
+    first = (not one) + (not takes_rgb(network.outside))  # where the height is
+    sizes = {} if network.fixed else dict(enumerate(sides, first))
+    free = {} if one or network.batch else {0: batch}
+    shapes = ({**sizes, **free}, free)[: len(example)]
     form = exportable_detections if network.detector else nullcontext
     with (
         torch.no_grad(),
@@ -117,17 +112,23 @@ def _read_torch_export(path: Path, names: list[str], device: torch.device) -> Ru
 
 def _write_onnx(network: Network, example: tuple[Tensor, ...], path: Path) -> None:
     with torch.no_grad():
-        names = list(network.original(*example))
-    if network.detector and network.batch is None:
-        names = [BOXES, *(name.removeprefix("pred_") for name in names[1:])]
-    write_onnx(_program(network, example), names, path)
+        names = [name.removeprefix("pred_") for name in network.original(*example)]
+    alone = network.batch is None and "resize" in network.outside
+    inputs = ["image"] if alone else ["images", "sizes"][: len(example)]
+    # by finish_onnx
+    replaced = {"boxes": "resize" not in network.outside, "masks": network.pasted}
+    names = [f"found_{name}" if replaced.get(name) else name for name in names]
+    write_onnx(_program(network, example), inputs, names, path)
 
 
 def why_not(form: Format, network: Network) -> str | None:
     """Why a network cannot be written in a format; None where it can."""
     suffix = form.suffix
-    if network.batch is not None and suffix != ".onnx":
-        return "only ONNX (.onnx) holds detectors of batches and of fixed sizes"
+    if suffix != ".onnx" and (network.batch is not None or network.outside or network.pasted):
+        return (
+            "only ONNX (.onnx) holds detectors of batches and of fixed sizes, with parts outside, "
+            "or with pasted masks"
+        )
     if suffix == ".ts":
         return None
     if suffix == ".onnx" and (missing := missing_packages()):

@@ -36,7 +36,6 @@ Runner = Callable[..., dict[str, Tensor]]  # from the inputs of a file to its ou
 OPSET = 18  # the one that torch.onnx writes without converting versions
 AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its largest stride
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-BOXES = "found_boxes"  # of a detector's graph, in pixels of the resized image
 
 # Resized as Detectron2's ResizeShortestEdge does. Resize is Pillow's algorithm for uint8 in
 # ONNX Runtime, where few pixels differ. OpenVINO 2026.4 divides a constant by a number that it
@@ -74,13 +73,13 @@ AFTER = """
 <ir_version: 9, opset_import: ["" : 18]>
 after (float[found, 4] found_boxes, float[2] image_sides, float[2] image_scale) =>
     (float[found, 4] boxes)
-<int64[4] xyxy = {1, 0, 1, 0}>
-{
+<int64[4] xyxy = {{1, 0, 1, 0}}>
+{{
     factor = Gather(image_scale, xyxy)
     in_image = Mul(found_boxes, factor)
     border = Gather(image_sides, xyxy)
-    boxes = Min(in_image, border)
-}
+    boxes = Min(in_image, {border})
+}}
 """
 
 
@@ -88,8 +87,10 @@ def missing_packages() -> list[str]:
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
-def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path: Path) -> None:
-    """Write a program of one input, whose outputs get names."""
+def write_onnx(
+    program: torch.export.ExportedProgram, inputs: Sequence[str], names: Sequence[str], path: Path
+) -> None:
+    """Write a program, whose inputs and outputs get names."""
     from onnxscript import opset18
     from onnxscript.function_libs.torch_lib.ops.core import aten_sort
 
@@ -107,7 +108,7 @@ def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path
             f=str(path),
             dynamo=True,
             opset_version=OPSET,
-            input_names=["images", "sizes"][: len(program.graph_signature.user_inputs)],
+            input_names=list(inputs),
             output_names=list(names),
             external_data=False,
             verbose=False,
@@ -118,19 +119,15 @@ def write_onnx(program: torch.export.ExportedProgram, names: Sequence[str], path
 def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:
     """Name the sizes in a file, and put what is known of it into its metadata.
 
-    The input of a detector becomes an image [H, W, 3] of uint8, RGB, of any size, which is resized
-    as in the evaluation of the run, and its output has pixels of that image.
+    Where a detector resizes, its input becomes an image [H, W, 3] of uint8, RGB, of any size, which
+    is resized as in the evaluation of the run, and its output has pixels of that image.
     """
     import onnx
 
     model = onnx.load(path)
     sizes = [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim]
-    if "batch" in described:  # images [B, H, W, 3]
-        axes = AXES
-    else:
-        axes = ("channels", *AXES[1:]) if len(sizes) == 3 else (AXES[0], "channels", *AXES[1:])
-    found = [(re.search(r"[a-z]\w*", size), axis) for size, axis in zip(sizes, axes, strict=False)]
-    words = {symbol[0]: axis for symbol, axis in found if symbol}  # of "32*s77"
+    found = [symbol[0] for size in sizes if (symbol := re.search(r"[a-z]\w*", size))]  # of "32*s77"
+    words = dict(zip(found, AXES[len(found) == 2 :], strict=False))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             for symbol, word in words.items():
@@ -138,6 +135,11 @@ def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:
                     dim.dim_param = re.sub(rf"\b{symbol}\b", word, dim.dim_param)
     if described.get("resizes"):
         _take_images(model.graph, described)
+    if model.graph.input[0].name == "image":
+        for output in model.graph.output:
+            output.type.tensor_type.shape.dim[0].dim_param = "found"
+    if described.get("pasted"):
+        _paste(model.graph, described)
     onnx.helper.set_model_props(
         model, {k: v if isinstance(v, str) else json.dumps(v) for k, v in described.items()}
     )
@@ -147,7 +149,7 @@ def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:
 
 def _take_images(graph: Any, described: Mapping[str, Any]) -> None:
     """Put ``BEFORE`` and ``AFTER`` around the graph of a detector."""
-    from onnx import compose, parser
+    from onnx import parser
 
     shortest = described.get("min_size_test", 0)
     text = BEFORE.format(
@@ -156,19 +158,65 @@ def _take_images(graph: Any, described: Mapping[str, Any]) -> None:
         wanted="shortest" if shortest else "shorter",
         order="0, 1, 2" if described.get("input_format") == "RGB" else "2, 1, 0",
     )
-    ends = {"rename_inputs": False, "rename_outputs": False}
-    before, after = (
-        compose.add_prefix_graph(parser.parse_model(part).graph, "image/", **ends)
-        for part in (text, AFTER)
-    )
-    outputs = [after.output[0], *graph.output[1:]]
-    for output in outputs:
-        output.type.tensor_type.shape.dim[0].dim_param = "found"
+    # An NMS to come wants all of a box
+    border = "in_image" if "nms" in described.get("outside", ()) else "border"
+    texts = (text, AFTER.format(border=border))
+    before, after = (_own(parser.parse_model(part).graph) for part in texts)
     nodes = [*before.node, *graph.node, *after.node]
-    for field, values in (("node", nodes), ("input", before.input), ("output", outputs)):
-        graph.ClearField(field)
-        getattr(graph, field).extend(values)
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+    graph.input[0].CopyFrom(before.input[0])
+    graph.output[0].CopyFrom(after.output[0])
     graph.initializer.extend([*before.initializer, *after.initializer])
+
+
+def _paste(graph: Any, described: Mapping[str, Any]) -> None:
+    """Put after the graph of a detector what makes masks of the image out of those in their boxes.
+
+    They are bilinear and 0 beyond the box, as Detectron2 has them; a box of no size has an empty
+    mask. Pixels and cells are counted from their middle.
+    """
+    from onnx import TensorProto, helper
+    from onnxscript import opset18 as op
+    from onnxscript import script
+
+    start = ("batch" in described) + ("normalise" in described["outside"])
+    end = start + 2
+
+    @script()
+    def paste(image, boxes, found_masks):
+        cells = op.Cast(op.Shape(found_masks, start=-1), to=1)
+        row = op.Range(0.5, op.Squeeze(cells), 1.0)
+        sides = op.Cast(op.Shape(image, start=start, end=end), to=1)
+        height, width = op.Split(sides, num_outputs=2)
+        x0, y0, x1, y1 = op.Split(op.Unsqueeze(boxes, [-1]), axis=-2, num_outputs=4)
+        y = (op.Unsqueeze(op.Range(0.5, op.Squeeze(height), 1.0), [-1]) - y0) * cells
+        x = (op.Range(0.5, op.Squeeze(width), 1.0) - x0) * cells
+        by_y = op.Relu(1.0 - op.Abs(y / op.Max(y1 - y0, 1e-6) - row))
+        by_x = op.Relu(1.0 - op.Abs(x / op.Max(x1 - x0, 1e-6) - op.Unsqueeze(row, [-1])))
+        masks = op.MatMul(op.MatMul(by_y, op.Squeeze(found_masks, [-3])), by_x) >= 0.5
+        return masks
+
+    ends = (graph.input[0], graph.output[0])  # image and boxes
+    image, boxes = (
+        [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in ends
+    )
+    after = _own(paste.to_model_proto().graph)
+    for node in after.node:
+        node.input[:] = [ends[0].name if name == "image" else name for name in node.input]
+    graph.node.extend(after.node)
+    (masks,) = (output for output in graph.output if output.name == "found_masks")
+    sizes = [*boxes[:-1], *image[start:end]]
+    masks.CopyFrom(helper.make_tensor_value_info("masks", TensorProto.BOOL, sizes))
+
+
+def _own(graph: Any) -> Any:
+    """A graph whose names, but for those of its ends, are like no others."""
+    from onnx import compose
+
+    name = f"{graph.name}/"
+    return compose.add_prefix_graph(graph, name, rename_inputs=False, rename_outputs=False)
 
 
 def _package(name: str) -> Any:
@@ -221,25 +269,21 @@ def read_openvino(path: Path, names: list[str], device: torch.device) -> Runner:
     """A file in OpenVINO, in float32; see :class:`lambda_det.export.formats.Format`."""
     core = _package("openvino").Core()
     compiled = core.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    first = compiled.inputs[0].any_name
-    return _runner(lambda x: list(compiled(x).values()), first, names)
+    return _runner(lambda x: list(compiled(x).values()), names)
 
 
 def read_onnx(path: Path, names: list[str], device: torch.device) -> Runner:
     """A file in ONNX Runtime; see :class:`lambda_det.export.formats.Format`."""
     session = read_session(path)
     inputs = [given.name for given in session.get_inputs()]
-    return _runner(lambda x: session.run(None, dict(zip(inputs, x, strict=True))), inputs[0], names)
+    return _runner(lambda x: session.run(None, dict(zip(inputs, x, strict=True))), names)
 
 
-def _runner(call: Callable[[list[np.ndarray]], list], first: str, names: list[str]) -> Runner:
-    """Arrays to arrays as a function of tensors, for a file whose first input has a name."""
+def _runner(call: Callable[[list[np.ndarray]], list], names: list[str]) -> Runner:
+    """Arrays to arrays as a function of tensors."""
 
     def run(*given: Tensor) -> dict[str, Tensor]:
-        arrays = [x.cpu().numpy() for x in given]
-        if first == "image":
-            arrays = [arrays[0].transpose(1, 2, 0).astype(np.uint8)]
-        found = zip(names, call(arrays), strict=True)
+        found = zip(names, call([x.cpu().numpy() for x in given]), strict=True)
         return {name: torch.from_numpy(np.array(y)) for name, y in found}
 
     return run

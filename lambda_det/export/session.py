@@ -17,7 +17,7 @@ from torch import Tensor
 from lambda_det.errors import ConfigError
 from lambda_det.export.exported import ExportedDetector, sidecar
 from lambda_det.export.formats import Runner, format_of, why_not
-from lambda_det.export.networks import Network
+from lambda_det.export.networks import Network, takes_rgb
 from lambda_det.export.onnx_file import OPSET, finish_onnx, read_openvino
 from lambda_det.export.proof import Proof
 from lambda_det.files import replace_text
@@ -168,7 +168,8 @@ def _in_openvino(
 ) -> str:
     """Why OpenVINO does not compute a file as the network does; "" where it does.
 
-    Of a detector that is proved on images, only why it does not run: AP says the rest.
+    Of a detector that is proved on images or pastes masks, only why it does not run: AP says the
+    rest.
     """
     try:
         runner = read_openvino(path, names, network.device)
@@ -176,7 +177,7 @@ def _in_openvino(
         return f"cannot load the file ({_first_line(error)})"
     for x in inputs:
         made = compare(network, runner, x)
-        if made.fault or not (made.passed or network.prove):
+        if made.fault or not (made.passed or network.prove or network.pasted):
             return f"computes something else ({made.fault or made.errors})"
     return ""
 
@@ -232,14 +233,13 @@ def comparison_inputs(
 
 
 def as_inputs(network: Network, picture: Tensor, count: int) -> tuple[Tensor, ...]:
-    """What a network takes: a picture [3, H, W], or a batch of ``count`` if that is free."""
-    if network.detector and network.batch is None:
-        return (picture,)
-    count = network.batch or count
-    images = torch.stack([picture.roll(i * 9, 2) for i in range(count)])
-    if not network.detector:
+    """What a network takes: of a picture [3, H, W], or of a batch of ``count`` if that is free."""
+    one, count = network.detector and network.batch is None, network.batch or count
+    images = picture if one else torch.stack([picture.roll(i * 9, 2) for i in range(count)])
+    if takes_rgb(network.outside):
+        images = images.movedim(-3, -1).contiguous().round().clamp(0, 255).to(torch.uint8)
+    if one or not network.detector:
         return (images,)
-    images = images.permute(0, 2, 3, 1).contiguous().round().clamp(0, 255).to(torch.uint8)
     sizes = torch.tensor([picture.shape[1:]]) * torch.linspace(1, 0.6, count)[:, None]
     return images, sizes.to(images.device, torch.int32)
 
@@ -252,7 +252,7 @@ def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: i
     picture = torch.nn.functional.interpolate(
         source[None].float(), size, mode="bilinear", align_corners=False
     )[0]
-    if not network.detector:
+    if not network.detector or "normalise" in network.outside:
         picture = (picture - 127) / 58
     return picture.to(network.device)
 
@@ -261,7 +261,9 @@ def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparis
     """Run file and original on an input."""
     expected = network.original(*(part.clone() for part in x))
     try:
-        errors, fault = differences(runner(*(part.clone() for part in x)), expected), None
+        found = runner(*(part.clone() for part in x))
+        found = network.finish(found, *x) if network.finish else found
+        errors, fault = differences(found, expected), None
     except Exception as error:  # each runtime has its own
         errors, fault = {}, _first_line(error)
     count = int((expected["scores"] > 0).sum()) if network.detector else None
@@ -281,8 +283,9 @@ def is_undecided(network: Network, x: tuple[Tensor, ...], expected: dict[str, Te
     if not alike(differences(*(function(*x) for function in network.features))):
         return False
     generator = torch.Generator().manual_seed(0)
+    rounding = ROUNDING / 58 if "normalise" in network.outside else ROUNDING
     for _ in range(8):
-        noise = torch.randn(x[0].shape, generator=generator) * ROUNDING
+        noise = torch.randn(x[0].shape, generator=generator) * rounding
         noisy = (x[0] + noise.to(x[0].device), *x[1:])
         if not alike(differences(network.original(*noisy), expected)):
             return True
@@ -316,21 +319,25 @@ def _first_line(error: Exception) -> str:
 def describe(network: Network, report: Report) -> dict:
     """What a user of the file has to know, for the JSON file beside it."""
     form = format_of(report.path)
-    batched = {}
+    batched, made = {}, network.detector and form.name == "ONNX"
     if network.batch is not None:
         batched = {"batch": network.batch, "fixed": network.fixed, "stride": network.stride}
-    resizes = network.detector and form.name == "ONNX" and not batched
-    kind = "one image [3, H, W], float32 pixels 0 to 255"
+    resizes = made and "resize" not in network.outside
+    if made and "normalise" not in network.outside:
+        kind = "H, W, 3], uint8, RGB"
+    elif network.detector and not made:
+        kind = "3, H, W], float32, in the order `input_format`, pixels 0 to 255"
+    else:
+        kind = "3, H, W], float32, in the order `input_format`, (pixels - pixel_mean) / pixel_std"
+    kind = f"images [B, {kind}" if batched or not network.detector else f"one image [{kind}"
     if resizes:
-        kind = "one image [H, W, 3], uint8, RGB, of any size"
+        kind += ", of any size"
     elif batched:
-        kind = (
-            "images [B, H, W, 3], uint8, RGB, each in the upper left corner, and sizes [B, 2], "
-            "int32, their heights and widths; B, H and W are those of `batch` and `fixed` or, "
-            "where these are 0 or null, free, with sides that are multiples of `stride`"
+        kind += (
+            ", each in the upper left corner, and sizes [B, 2], int32, their heights and widths; "
+            "B, H and W are those of `batch` and `fixed` or, where these are 0 or null, free, with "
+            "sides that are multiples of `stride`"
         )
-    elif not network.detector:
-        kind = "images [B, 3, H, W], float32, normalised: (pixels - pixel_mean) / pixel_std"
     outputs = list(report.comparisons[0].errors)
     return {
         "format": form.name,
@@ -338,12 +345,14 @@ def describe(network: Network, report: Report) -> dict:
         "torch": torch.__version__,
         "input": kind,
         "resizes": resizes,
+        "outside": network.outside,
+        "pasted": network.pasted,
         **batched,
         "dtype": "float32",
         "device": str(network.device),
         # where the operator stands that leaves out boxes that others cover
         "import_first": "torchvision" if network.detector and form.name != "ONNX" else None,
-        "outputs": [name.removeprefix("pred_") for name in outputs] if resizes else outputs,
+        "outputs": [name.removeprefix("pred_") for name in outputs] if made else outputs,
         **network.pixels,
         "compared": [
             {"input": list(c.shape), "detections": c.detections, "errors": c.errors}

@@ -184,9 +184,8 @@ def network_to_export(
     checkpoint: str = "best",
     raw: bool = False,
     proof: int = 0,
-    batch: int | None = None,
-    fixed: tuple[int, int] | None = None,
     apart: float = MOST,
+    **form: Any,
 ) -> Network:
     """The detector of a configuration, or its backbone with FPN, with weights.
 
@@ -199,7 +198,8 @@ def network_to_export(
         raw: the trained weights, where a checkpoint has averaged ones, too.
         proof: number of validation images that the file of a detector is compared on.
         apart: by which AP may differ on them.
-        batch, fixed: see :class:`lambda_det.export.networks.Network`.
+        form: ``batch``, ``fixed``, ``outside`` and ``pasted`` of
+            :class:`lambda_det.export.networks.Network`.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
@@ -220,9 +220,7 @@ def network_to_export(
     if backbone_only:
         pixels["size_divisibility"] = model.backbone.size_divisibility
         return backbone_network(model.backbone, pixels)
-    thresholds = [getattr(module, "test_score_thresh", None) for module in model.modules()]
-    pixels["score_threshold"] = next(filter(None, thresholds), 0.0)
-    network = detector_network(model, pixels, batch=batch, fixed=fixed)
+    network = detector_network(model, pixels, **form)
     return replace(network, prove=partial(prove, cfg, known, model, proof, most=apart))
 
 

@@ -13,7 +13,7 @@ __all__ = ["MOST", "write_repository"]
 
 MOST = 8  # images at once, where a file takes any number
 WAIT = 5_000  # microseconds for others to come
-_TYPES = {"uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float": "FP32"}
+_TYPES = {name: name.upper() for name in ("bool", "uint8", "int32", "int64")} | {"float": "FP32"}
 
 
 def write_repository(path: Path, folder: Path) -> Path:

@@ -177,9 +177,12 @@ def check_static(path):
 
 @needs_any_size
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["retinanet", "cascade_mask_rcnn"])
-def test_a_fixed_graph_has_only_fixed_shapes(name, tmp_path):
-    network = detector_network(head(name), {"input_format": "RGB"}, batch=2, fixed=(64, 128))
+@pytest.mark.parametrize(
+    ("name", "outside"), [("faster_rcnn", ["normalise", "nms"]), ("cascade_mask_rcnn", [])]
+)
+def test_a_fixed_graph_has_only_fixed_shapes(name, outside, tmp_path):
+    form = {"batch": 2, "fixed": (64, 128), "outside": outside}
+    network = detector_network(head(name), {"input_format": "RGB"}, **form)
     report = export_network(network, tmp_path / "d.onnx")
     assert report.passed and any(c.detections for c in report.comparisons)
     check_static(tmp_path / "d.onnx")

@@ -61,7 +61,7 @@ DOORS = {
     "d.ts": (),
     "d.pt2": (),
     "d.onnx": (),
-    "three.onnx": ("--batch", "3", "--fixed", "64x64"),
+    "three.onnx": ("--batch=3", "--fixed=64x64", "--outside=normalise", "--masks=pasted"),
     "any.onnx": ("--batch", "any"),
 }
 
@@ -86,7 +86,7 @@ def test_a_detector_out_of_the_door(run, name, tmp_path, capsys, monkeypatch):
     assert tool.main([str(path), *source]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"segm AP +(\S+) +\1\b", printed) and "on 0 images" in printed
-    assert ("trtexec --onnx=" in printed) == ("--fixed" in flags)
+    assert ("trtexec --onnx=" in printed) == ("--fixed=64x64" in flags)
     assert ("OpenVINO cannot load the file (ZeroDivisionError" in printed) == ("any" in flags)
     pictures = [cv2.imread(str(file)) for file in run.images]
     if path.suffix == ".onnx":
@@ -144,6 +144,7 @@ REFUSED = {
     BACKBONE + "x --backbone-only": "--backbone-only",
     BACKBONE + "x --triton here": "--triton",
     BACKBONE + "x --batch 2": "whole detectors",
+    BACKBONE + "x --masks pasted": "whole detectors",
     "b.ts --model lambda_resnet26_slim --weights no.pth": "no.pth",
     "b.ts --model x": "--weights",
     "b.ts --config-file no.yaml": "no.yaml",
@@ -155,6 +156,10 @@ REFUSED = {
     DETECTOR + "--fixed 64x70": "multiples of 32",
     DETECTOR + "--fixed 64x64 --sizes 64x96": "no other ones",
     DETECTOR.replace("onnx", "ts") + "--fixed 64x64": "only ONNX",
+    DETECTOR.replace("onnx", "pt2") + "--outside resize": "only ONNX",
+    DETECTOR.replace("onnx", "ts") + "--masks pasted": "only ONNX",
+    DETECTOR + "--outside resize,mean": "'mean' cannot be outside; resize, normalise, nms can",
+    DETECTOR + "--outside nms": "outside of a detector that has them",
 }
 
 

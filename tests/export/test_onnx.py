@@ -152,10 +152,16 @@ def test_without_images_the_reason_is_said(run, change, limit, words):
 
 @needs_any_size
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fcos", "cascade_mask_rcnn"])
-def test_other_detectors(name, tmp_path):
-    report = export_network(detector_network(head(name)), tmp_path / "d.onnx", sizes=((45, 70),))
+@pytest.mark.parametrize(
+    ("name", "form"), [("fcos", {"outside": ["nms"]}), ("cascade_mask_rcnn", {"pasted": True})]
+)
+def test_other_detectors(name, form, tmp_path):
+    network = detector_network(head(name), **form)
+    report = export_network(network, tmp_path / "d.onnx", sizes=((45, 70),))
     assert report.passed and any(c.detections for c in report.comparisons)
+    kinds = {node.op_type for node in onnx.load(tmp_path / "d.onnx").graph.node}
+    assert ("NonMaxSuppression" in kinds) == ("pasted" in form)
     session = onnxruntime.InferenceSession(tmp_path / "d.onnx")
-    boxes, *_ = session.run(None, {"image": np.zeros((20, 30, 3), np.uint8)})
-    assert boxes.shape[1:] == (4,)
+    boxes, classes, *masks, scores = session.run(None, {"image": np.zeros((20, 30, 3), np.uint8)})
+    assert boxes.shape[1:] == (4,) and len(boxes) == len(scores) == len(classes)
+    assert not masks or masks[0].shape == (len(boxes), 20, 30)
