@@ -30,13 +30,10 @@ def fed(detector: ExportedDetector, task: DetectionTask, count: int) -> Iterator
     """What the file takes of training images."""
     task.register_data()
     loader = task.parts.make_test_loader(task.parts.train_names[0])
+    names = ("images", "sizes") if "batch" in detector.described else ("image",)
     for record in islice(chain.from_iterable(loader), count):
         image = as_input(read_image(record, detector.channels), detector.resize)["image"]
-        if "batch" in detector.described:
-            images, sizes = detector.fill([image])
-            yield {"images": images.numpy(), "sizes": sizes.numpy()}
-        else:
-            yield {"image": image.permute(1, 2, 0).byte().numpy()}
+        yield {name: x.numpy() for name, x in zip(names, detector.fill([image]), strict=True)}
 
 
 def halve(graph: onnx.GraphProto) -> None:
