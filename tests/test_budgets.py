@@ -74,7 +74,7 @@ PACKAGE = (32_995, 24_000)
 # Tests hold what the pages promise, with real files: kills, damage, refusals, five formats of
 # labels and six of exports, each beside an independent reference; a reading of every room took 760
 # lines out and found no more that nobody would miss
-TOOLS, PROJECTS, TESTS = (328, 300), (5_665, 4_500), (34_990, 24_000)
+TOOLS, PROJECTS, TESTS = (328, 300), (5_665, 4_500), (34_995, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

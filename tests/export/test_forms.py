@@ -90,10 +90,10 @@ def test_a_form_with_the_rest_done_is_detectron2(name, form, order):
         expected = fields(model([as_input(image, file.resize)])[0]["instances"])
         instances = fields(instances)
         assert instances.keys() == expected.keys()
+        if "pred_masks" in expected:  # rounding decides a pixel that is half covered
+            assert (instances.pop("pred_masks") != expected.pop("pred_masks")).float().mean() < 1e-3
         for field, tensor in expected.items():
-            torch.testing.assert_close(
-                instances[field].float(), tensor.float(), rtol=1e-4, atol=1e-3
-            )
+            torch.testing.assert_close(instances[field], tensor, rtol=1e-4, atol=1e-3)
         most = max(most, len(expected["scores"]))
     assert most > 1
 

@@ -55,18 +55,18 @@ def test_it_is_compiled_once(fresh, monkeypatch):
 
 @pytest.mark.slow
 @needs_kernel
-@pytest.mark.parametrize("change", [lambda data: data[:5000], lambda data: b"", bytes.upper])
-def test_a_library_that_was_cut_or_changed_is_built_again(change, fresh):
+def test_a_library_that_was_cut_or_changed_is_built_again(fresh):
     """To load it would end the process."""
     assert native.missing() is None
     (library,) = (fresh / "cache" / "lambda_det").iterdir()
     whole = library.read_bytes()
-    library.unlink()  # and not changed in place, since this process has it
-    library.write_bytes(change(whole))
-    native._library.cache_clear()
-    assert native.missing() is None
-    assert [path.read_bytes() for path in library.parent.iterdir()] == [whole]
-    local_position_output(*INPUTS, "compiled")
+    for change in (lambda data: data[:5000], lambda data: b"", bytes.upper):
+        library.unlink()  # and not changed in place, since this process has it
+        library.write_bytes(change(whole))
+        native._library.cache_clear()
+        assert native.missing() is None
+        assert [path.read_bytes() for path in library.parent.iterdir()] == [whole]
+        local_position_output(*INPUTS, "compiled")
 
 
 @pytest.mark.slow
