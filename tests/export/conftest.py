@@ -29,4 +29,4 @@ def run(tmp_path_factory):
     cfg.DATASETS.TEST_IMAGES = str(folder / "shapes/val")
     made = save_lambda_run(folder / "run")
     (made / "config.yaml").write_text(cfg.dump())
-    return SimpleNamespace(cfg=cfg, folder=made, images=sorted((folder / "shapes/val").iterdir()))
+    return SimpleNamespace(cfg=cfg, folder=made)
