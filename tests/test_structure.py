@@ -100,8 +100,9 @@ def of_other_projects(file: Path) -> list[str]:
     """The projects that a file imports, without its own."""
     parts = file.relative_to(ROOT).parts
     own = parts[1] if parts[0] == "projects" else None
-    found = {_PACKAGES.get(name.split(".")[0]) for name in imported(file)}
-    found |= {name.split(".")[1] for name in imported(file) if name.startswith("projects.")}
+    words = [name.split(".") for name in imported(file)]
+    found = {_PACKAGES.get(top) for top, *_ in words}
+    found |= {rest[0] for top, *rest in words if rest and top == "projects"}
     return sorted(found - {own, None})
 
 
