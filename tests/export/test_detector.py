@@ -20,6 +20,8 @@ from tests.detection.heads.tiny import CONFIGS, HEADS
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, scramble
 
+DENSE = ["p5", "p6", "p7"]  # of RetinaNet and FCOS: few levels, each of which finds something
+
 
 @pytest.fixture(scope="module")
 def model():
@@ -43,6 +45,9 @@ def head(name: str):
         for part in (cfg.MODEL.RPN, cfg.MODEL.ROI_HEADS):
             part.IN_FEATURES = part.IN_FEATURES[2:]
         cfg.MODEL.ANCHOR_GENERATOR.SIZES = cfg.MODEL.ANCHOR_GENERATOR.SIZES[2:]
+    elif name == "retinanet":
+        cfg.MODEL.RETINANET.IN_FEATURES = DENSE
+        cfg.MODEL.ANCHOR_GENERATOR.SIZES = cfg.MODEL.ANCHOR_GENERATOR.SIZES[2:]
     torch.manual_seed(0)
     return scramble(build_model(cfg))
 
@@ -50,7 +55,7 @@ def head(name: str):
 def fcos() -> FCOS:
     """On the features of the RetinaNet; Detectron2 has it as a LazyConfig alone."""
     backbone = head("retinanet").backbone
-    shapes = backbone.output_shape()
+    shapes = {name: backbone.output_shape()[name] for name in DENSE}
     made = FCOS(
         backbone=backbone,
         head=FCOSHead(input_shape=list(shapes.values()), num_classes=3, conv_dims=[16]),
