@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import torch
-from detectron2.modeling.roi_heads import BaseKeypointRCNNHead
-from torch import nn
+from detectron2.modeling.roi_heads import BaseKeypointRCNNHead, KRCNNConvDeconvUpsampleHead
+from torch import Tensor, nn
 
-from lambda_det.cpu.pooling import patch_pooling
+from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.cpu.winograd import use_winograd
 
 
 def accelerate(
-    model: nn.Module, *, channels_last: bool = True, mixed_precision: bool = False
+    model: nn.Module,
+    on: bool = True,
+    *,
+    channels_last: bool = True,
+    mixed_precision: bool = False,
 ) -> nn.Module:
-    """Let any model of Detectron2 convolve and pool boxes on a CPU in less time.
+    """Let any model of Detectron2 train and predict on a CPU in less time.
 
-    Results differ by rounding. Weights keep their names and shapes. On another device, in graphs
-    and without a C++ compiler the model computes as before.
+    3x3 convolutions and ROIAlign take the kernels of this package, norms with fixed statistics are
+    folded into the convolutions before them, and all maps are channels last. Results differ by
+    rounding. Weights keep their names, shapes and values. On another device, in graphs and without
+    kernels the model computes as before.
 
     Args:
-        model: is changed. It can be trained afterwards.
+        model: is changed.
+        on: False takes all of it back; maps are contiguous then.
         channels_last: lay out the weights of convolutions so that all maps are channels last; the
             3x3 convolutions of this package need it.
         mixed_precision: pool boxes in float32 under autocast, where torchvision rounds their
@@ -28,25 +35,33 @@ def accelerate(
     Returns:
         The model.
     """
-    patch_pooling(model, in_float32=mixed_precision)
-    use_winograd(model)
+    patch_pooling(model, on, in_float32=mixed_precision)
+    use_winograd(model, on)
     if channels_last:
-        use_channels_last(model)
+        use_channels_last(model, on)
+        convolve_pooled(model, on)
     return model
 
 
-def use_channels_last(model: nn.Module) -> None:
-    """Lay the weights of all convolutions out so that their outputs are channels last.
+def use_channels_last(model: nn.Module, on: bool = True) -> None:
+    """Lay the weights of all convolutions out so that their outputs are channels last, or not.
 
     The first convolution lays out the image, and all that follows keeps the layout of its input.
-    Detectron2's keypoint loss needs contiguous maps.
     """
-    left = {
-        part
-        for head in model.modules()
-        if isinstance(head, BaseKeypointRCNNHead)
-        for part in head.modules()
-    }
+    left = set()
+    for head in model.modules():
+        # Detectron2's keypoint loss needs contiguous scores
+        if type(head) is KRCNNConvDeconvUpsampleHead:
+            head.score_lowres.__class__ = _Scores if on else nn.ConvTranspose2d
+        elif isinstance(head, BaseKeypointRCNNHead):
+            left.update(head.modules())
+    layout = torch.channels_last if on else torch.contiguous_format
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:
-            module.to(memory_format=torch.channels_last)
+            module.to(memory_format=layout)
+
+
+class _Scores(nn.ConvTranspose2d):
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [K, C, h, w] in any layout give contiguous ones."""
+        return super().forward(x).contiguous()

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
+_ROWS = 512  # boxes from which laying out the weights of a linear layer takes less than it saves
 
 
-def patch_pooling(model: nn.Module, *, in_float32: bool = False) -> None:
+def patch_pooling(model: nn.Module, on: bool = True, *, in_float32: bool = False) -> None:
     """Let every ROIAlign of ``model`` take a kernel of ours on a CPU (native/roi_align.cpp).
 
     torchvision's takes one thread and no vectors, a tenth of a training step on two cores. It stays
@@ -25,6 +26,7 @@ def patch_pooling(model: nn.Module, *, in_float32: bool = False) -> None:
 
     Args:
         model: is changed.
+        on: False gives them back what they were.
         in_float32: compute in float32; the output keeps the dtype of the features. torchvision
             rounds boxes to that dtype. bfloat16 knows only every fourth whole number between 512
             and 1024, so boxes in a large image would move by up to 2 pixels; in float16 by up to
@@ -34,7 +36,7 @@ def patch_pooling(model: nn.Module, *, in_float32: bool = False) -> None:
         for name, child in parent.named_children():
             if type(child) in (ROIAlign, _ROIAlign):
                 child = copy.copy(child)
-                child.__class__ = _ROIAlign
+                child.__class__ = _ROIAlign if on else ROIAlign
                 child.in_float32 = in_float32
                 setattr(parent, name, child)
 
@@ -111,15 +113,18 @@ def _sizes(shape: torch.Size, pooled: Tensor) -> Any:
     return longs((batch, height, width, channels, len(pooled), *pooled.shape[2:]))
 
 
-def convolve_pooled(model: nn.Module) -> None:
+def convolve_pooled(model: nn.Module, on: bool = True, *, frozen: bool = False) -> None:
     """Let the first linear layers of the box heads in ``model`` be convolutions of whole maps.
 
     PyTorch multiplies matrices with MKL, which does not use AVX-512 on processors of other makers
-    than Intel. oneDNN convolves with AVX-512 and without a copy of the maps, in 0.4 of the time.
-    Without AVX-512 it would need up to eight times as long.
+    than Intel. oneDNN convolves with AVX-512 and without a copy of the maps, in 0.4 of the time, or
+    0.6 with the weights laid out anew each time. Without AVX-512 it would need up to eight times as
+    long.
 
     Args:
-        model: is changed; only for inference, because its state differs.
+        model: is changed.
+        on: False gives them back what they were.
+        frozen: lay the weights out once; only for inference, because the state differs.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return
@@ -127,21 +132,30 @@ def convolve_pooled(model: nn.Module) -> None:
         if isinstance(heads, StandardROIHeads):
             for head in heads.box_head.modules():  # a cascade has several
                 if type(head) is FastRCNNConvFCHead and head.fcs and readable(head.fc1.weight):
-                    head.flatten = nn.Identity()
-                    _convolve(head.fc1, heads.box_pooler.output_size)
-
-
-def _convolve(linear: nn.Linear, size: tuple[int, int]) -> None:
-    """Let it take maps of this size, which were flattened before."""
-    weight = linear.weight.detach().unflatten(1, (-1, *size))
-    linear.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
-    linear.__class__ = _ConvolvedLinear
+                    head.flatten = nn.Identity() if on else nn.Flatten()
+                    head.fc1.__class__ = _ConvolvedLinear if on else nn.Linear
+                    if frozen:
+                        head.fc1.lay_out(heads.box_pooler.output_size)
 
 
 class _ConvolvedLinear(nn.Linear):
+    def lay_out(self, size: tuple[int, int]) -> None:
+        """Keep the weights in the layout of maps of this size, which were flattened before."""
+        weight = self.weight.detach().unflatten(1, (-1, *size))
+        self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
+
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [K, C, h, w] and weights [C', C, h, w] give [K, C']."""
+        """Maps [K, C, h, w] and weights [C', C, h, w] or [C', C * h * w] give [K, C']."""
+        if self.weight.dim() == 2 and not self._pays(x):
+            return F.linear(x.flatten(1), self.weight, self.bias)
         # A graph may run on another processor
         if torch.jit.is_tracing() or torch.compiler.is_compiling():
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)
-        return F.conv2d(x, self.weight, self.bias).flatten(1)
+        weight = self.weight.view(len(self.weight), *x.shape[1:])
+        return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last), self.bias).flatten(
+            1
+        )
+
+    def _pays(self, x: Tensor) -> bool:
+        plain = readable(x, self.weight) and not torch.is_autocast_enabled("cpu")
+        return plain and x.dtype == torch.float32 and len(x) >= _ROWS

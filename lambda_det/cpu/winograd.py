@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
 from lambda_det.layers.tensors import without_autocast
+from lambda_det.modeling.fold import folded, is_foldable
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
@@ -38,41 +39,55 @@ _TILES = 32  # of a thread at a time (native/winograd.cpp)
 _SUMS = 1 << 28  # bytes of the gradient of a kernel, of which each thread sums its own
 
 
-def use_winograd(model: nn.Module) -> None:
-    """Let the 3x3 convolutions of stride 1 in ``model`` take this path wherever it pays.
+def use_winograd(model: nn.Module, on: bool = True) -> None:
+    """Let the convolutions in ``model`` take this path wherever it pays, or no more.
 
-    Those of Detectron2's class and of PyTorch's; other subclasses stay as they are.
+    Those of stride 1 with 3x3 kernels. Detectron2's own have the norm behind them folded into any
+    kernel as long as it has fixed statistics. Other subclasses stay as they are.
     """
+    other = {Conv2d: _Conv2d, nn.Conv2d: _PlainConv2d}
+    if not on:
+        other = {fast: plain for plain, fast in other.items()}
     for module in model.modules():
-        if type(module) in (Conv2d, nn.Conv2d) and _is_3x3(module):
-            if type(module) is nn.Conv2d:
-                module.norm = module.activation = None
-            module.__class__ = _WinogradConv2d
+        module.__class__ = other.get(type(module), type(module))
 
 
-def _is_3x3(conv: nn.Conv2d) -> bool:
-    sides = conv.kernel_size, conv.stride, conv.padding, conv.dilation
-    plain = conv.groups == 1 and conv.padding_mode == "zeros"
-    return plain and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
-
-
-class _WinogradConv2d(Conv2d):
-    def __prepare_scriptable__(self) -> Conv2d:
+class _Conv2d(Conv2d):
+    def __prepare_scriptable__(self) -> nn.Conv2d:
         # torch.jit.script looks into every branch. The model that it gets is plain from then on.
         plain = copy.copy(self)
-        plain.__class__ = Conv2d
+        use_winograd(plain, False)
         return plain
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, C, H, W] to [B, C', H, W]."""
-        dtype = _computed_in(x)
-        if not _pays(x, self.weight, self.bias, dtype):
+        """Map [B, C, H, W] to [B, C', H', W']."""
+        # Traced and compiled networks keep PyTorch's operators
+        if torch.jit.is_tracing() or torch.compiler.is_compiling():
             return super().forward(x)
-        bias = self.bias if self.bias is None else self.bias.to(dtype)
-        x = winograd_conv2d(x.to(dtype), self.weight.to(dtype), bias)
-        if self.norm is not None:
-            x = self.norm(x)
+        if is_foldable(self.norm):
+            x = self._convolved(x, *folded(self.norm, self.weight, self.bias))
+        else:
+            x = self._convolved(x, self.weight, self.bias)
+            x = x if self.norm is None else self.norm(x)
         return x if self.activation is None else self.activation(x)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = _computed_in(x)
+        if not (self._is_3x3() and _pays(x, weight, bias, dtype)):
+            return self._conv_forward(x, weight, bias)
+        bias = bias if bias is None else bias.to(dtype)
+        return winograd_conv2d(x.to(dtype), weight.to(dtype), bias)
+
+    def _is_3x3(self) -> bool:
+        sides = self.kernel_size, self.stride, self.padding, self.dilation
+        plain = self.groups == 1 and self.padding_mode == "zeros"
+        return plain and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
+
+
+class _PlainConv2d(_Conv2d):
+    """PyTorch's, which has neither."""
+
+    norm = activation = None
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
@@ -88,19 +103,20 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
-    # Traced and compiled networks keep PyTorch's operator
-    if torch.jit.is_tracing() or torch.compiler.is_compiling() or not _fits(x, weight, bias):
+    if not _fits(x, weight, bias):
         return False
-    if weight.dtype != torch.float32 or x.dtype not in (dtype, torch.float32):
-        return False
-    if dtype != torch.float32 and not (dtype == torch.bfloat16 and torch.is_grad_enabled()):
+    if dtype == torch.bfloat16:
+        wide = torch.is_grad_enabled() and x.dtype in (dtype, torch.float32)
+        if not wide or weight.dtype != torch.float32:
+            return False
+    elif dtype not in (torch.float32, torch.float64) or x.dtype != dtype or weight.dtype != dtype:
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
     channels, positions = weight.shape[:2], x.numel() // x.shape[1]
     return (
         not any(number % _MULTIPLE for number in channels)
-        and positions >= _POSITIONS * max(channels)
+        and positions >= _POSITIONS * min(channels)
         and missing() is None
     )
 

@@ -120,7 +120,7 @@ def for_inference(
     model = fold_norms(model)
     if channels_last:
         use_channels_last(model)
-        convolve_pooled(model)
+        convolve_pooled(model, frozen=True)
     if precision == "float32":
         return model
     patch_pooling(model, in_float32=True)

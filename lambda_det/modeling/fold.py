@@ -8,8 +8,7 @@ from typing import TypeVar
 
 import torch
 from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
-from torch import nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch import Tensor, nn
 
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import SyncBatchNorm2d
@@ -35,7 +34,7 @@ def fold_norms(model: Model) -> Model:
     """
     model = copy.deepcopy(model).eval()
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and _is_foldable(getattr(module, "norm", None)):
+        if isinstance(module, nn.Conv2d) and is_foldable(getattr(module, "norm", None)):
             _fold(module, module.norm)
             module.norm = None
         elif isinstance(module, LambdaLayer):
@@ -45,8 +44,20 @@ def fold_norms(model: Model) -> Model:
     return model
 
 
-def _is_foldable(norm: nn.Module | None) -> bool:
-    return type(norm) in _NORMS and norm.running_mean is not None
+def is_foldable(norm: nn.Module | None) -> bool:
+    """Whether it multiplies and adds the same numbers whatever it gets."""
+    if type(norm) not in _NORMS or norm.running_mean is None:
+        return False
+    return type(norm) is FrozenBatchNorm2d or not norm.training
+
+
+def folded(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The kernel [C', C, h, w] and the bias [C'] of a convolution with the norm behind it."""
+    scale = (norm.running_var + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean if bias is None else bias - norm.running_mean
+    shift = shift * scale if norm.bias is None else torch.addcmul(norm.bias, shift, scale)
+    return weight * scale.view(-1, 1, 1, 1), shift
 
 
 @torch.no_grad()
@@ -54,24 +65,15 @@ def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> None:
     """Fold the norm of these output channels into the convolution."""
     if conv.bias is None:
         conv.bias = nn.Parameter(conv.weight.new_zeros(conv.out_channels))
-    weight, bias = fuse_conv_bn_weights(
-        conv.weight[rows],
-        conv.bias[rows],
-        norm.running_mean,
-        norm.running_var,
-        norm.eps,
-        norm.weight,
-        norm.bias,
-    )
     # In place, so that the layout in memory stays
-    conv.weight[rows], conv.bias[rows] = weight, bias
+    conv.weight[rows], conv.bias[rows] = folded(norm, conv.weight[rows], conv.bias[rows])
 
 
 def _fold_projection(layer: LambdaLayer) -> None:
     """Fold the norms of queries and values into their rows of the projection."""
     queries, keys, _ = layer.rows
     for name, rows in (("query_norm", slice(queries)), ("value_norm", slice(queries + keys, None))):
-        if _is_foldable(getattr(layer, name)):
+        if is_foldable(getattr(layer, name)):
             _fold(layer.qkv, getattr(layer, name), rows)
             setattr(layer, name, nn.Identity())
 
@@ -80,6 +82,6 @@ def _fold_sequence(sequence: nn.Sequential) -> None:
     for (_, conv), (name, norm) in itertools.pairwise(sequence.named_children()):
         # In a convolution of Detectron2 its own norm and activation come before
         plain = all(getattr(conv, part, None) is None for part in ("norm", "activation"))
-        if isinstance(conv, nn.Conv2d) and plain and _is_foldable(norm):
+        if isinstance(conv, nn.Conv2d) and plain and is_foldable(norm):
             _fold(conv, norm)
             setattr(sequence, name, nn.Identity())

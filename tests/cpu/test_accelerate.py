@@ -1,47 +1,124 @@
 """Any model of Detectron2 with the kernels of this package."""
 
 import copy
+import functools
 
+import pytest
 import torch
-from detectron2.config import get_cfg
+from detectron2.layers import FrozenBatchNorm2d
 from detectron2.modeling import build_model
-from detectron2.structures import Boxes
+from detectron2.structures import BitMasks, Boxes, Instances, Keypoints
+from detectron2.utils.events import EventStorage
 from torch import nn
+from torchvision.ops import boxes as box_ops
 
 import lambda_det
 from lambda_det.cpu import pooling, winograd
+from lambda_det.native import missing
+
+DETECTORS = {
+    "Faster R-CNN": "COCO-Detection/faster_rcnn_R_50_FPN_1x.yaml",
+    "Mask R-CNN": "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml",
+    "RetinaNet": "COCO-Detection/retinanet_R_50_FPN_1x.yaml",
+    "Cascade R-CNN": "Misc/cascade_mask_rcnn_R_50_FPN_1x.yaml",
+    "Keypoint R-CNN": "COCO-Keypoints/keypoint_rcnn_R_50_FPN_1x.yaml",
+    "Panoptic FPN": "COCO-PanopticSegmentation/panoptic_fpn_R_50_1x.yaml",
+}
+SMALL = {
+    **{"DEVICE": "cpu", "RESNETS.DEPTH": 18, "RESNETS.RES2_OUT_CHANNELS": 64},
+    **{"FPN.OUT_CHANNELS": 128, "RPN.POST_NMS_TOPK_TEST": 100, "RETINANET.SCORE_THRESH_TEST": 0.0},
+    **{"ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32, "ROI_HEADS.SCORE_THRESH_TEST": 0.0},
+    **{"ROI_BOX_HEAD.FC_DIM": 32, "ROI_MASK_HEAD.CONV_DIM": 16, "RETINANET.NUM_CONVS": 1},
+    **{"ROI_KEYPOINT_HEAD.CONV_DIMS": (16, 16), "SEM_SEG_HEAD.CONVS_DIM": 32},
+}
+
+
+def _model(name):
+    """In float64, where rounding decides no order of scores, and with statistics of its own."""
+    cfg = lambda_det.detectron2_config(DETECTORS[name])
+    cfg.merge_from_list([x for key, value in SMALL.items() for x in (f"MODEL.{key}", value)])
+    cfg.merge_from_list(["TEST.DETECTIONS_PER_IMAGE", 20])
+    model = build_model(cfg).double()
+    for norm in model.modules():
+        if isinstance(norm, FrozenBatchNorm2d):
+            for number in (norm.weight, norm.running_var):
+                number.uniform_(0.5, 1)
+            for number in (norm.bias, norm.running_mean):
+                number.uniform_(-0.1, 0.1)
+    return model
+
+
+def _batch(classes):
+    size, corner = (128, 160), torch.tensor([[10.0, 20.0], [60.0, 5.0]])
+    objects = Instances(size)
+    objects.gt_boxes = Boxes(torch.cat([corner, corner + 50], 1).double())
+    objects.gt_classes = torch.tensor([0, classes - 1])
+    objects.gt_masks = BitMasks(torch.rand(2, *size) > 0.5)
+    points = corner[:, None] + torch.rand(2, 17, 2) * 50
+    objects.gt_keypoints = Keypoints(torch.cat([points, torch.full((2, 17, 1), 2.0)], 2))
+    image = torch.rand(3, *size, dtype=torch.float64) * 255
+    return [{"image": image, "instances": objects, "sem_seg": torch.randint(54, size)}]
+
+
+def _loss_and_gradients(model, batch):
+    torch.manual_seed(0)  # which boxes are sampled
+    with EventStorage():
+        losses = model.train()(batch)
+    wanted = [weight for weight in model.parameters() if weight.requires_grad]
+    return *losses.values(), *torch.autograd.grad(sum(losses.values()), wanted)
 
 
 @torch.no_grad()
-def test_a_model_of_detectron2_computes_the_same():
-    cfg = get_cfg()
-    cfg.MODEL.DEVICE = "cpu"
-    cfg.MODEL.BACKBONE.NAME = "build_resnet_fpn_backbone"
-    cfg.MODEL.RESNETS.OUT_FEATURES = ["res2", "res3", "res4", "res5"]
-    cfg.MODEL.RESNETS.DEPTH, cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 18, 64
-    cfg.MODEL.FPN.IN_FEATURES = ["res2", "res3", "res4", "res5"]
-    cfg.MODEL.RPN.IN_FEATURES = ["p2", "p3", "p4", "p5", "p6"]
-    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[32], [64], [128], [256], [512]]
-    cfg.MODEL.ROI_HEADS.NAME = "StandardROIHeads"
-    cfg.MODEL.ROI_HEADS.IN_FEATURES = ["p2", "p3", "p4", "p5"]
-    cfg.MODEL.ROI_BOX_HEAD.NAME = "FastRCNNConvFCHead"
-    cfg.MODEL.ROI_BOX_HEAD.NUM_FC = 1
-    plain = build_model(cfg).eval()
-    fast = lambda_det.accelerate(copy.deepcopy(plain))
-    assert fast.state_dict().keys() == plain.state_dict().keys()
-    kinds = {type(module) for module in fast.modules()}
-    assert winograd._WinogradConv2d in kinds and pooling._ROIAlign in kinds
-    convolutions = [m for m in fast.modules() if isinstance(m, nn.Conv2d) and m.kernel_size[0] > 1]
-    assert all(m.weight.is_contiguous(memory_format=torch.channels_last) for m in convolutions)
-    boxes = [Boxes(torch.tensor([[3.0, 5.0, 40.0, 60.0], [10.0, 0.0, 63.0, 21.0]]))]
-    image = torch.randn(1, 3, 64, 64)
-    found, expected = (
-        {**model.backbone(image), "boxes": _pooled(model, image, boxes)} for model in (fast, plain)
+def _found(model, batch):
+    (found,) = model.eval()(batch)
+    objects = found["instances"]
+    assert len(objects)
+    fields = [getattr(x, "tensor", x) for x in objects.get_fields().values()]
+    return [*fields, *([found["sem_seg"]] if "sem_seg" in found else [])]
+
+
+@pytest.fixture(autouse=True)
+def _suppression_in_float32(monkeypatch):
+    """Detectron2 decodes boxes in float32, and torchvision wants one dtype."""
+    real = box_ops.batched_nms
+    monkeypatch.setattr(
+        box_ops, "batched_nms", lambda boxes, scores, *rest: real(boxes, scores.float(), *rest)
     )
-    for name, map in expected.items():
-        assert (found[name] - map).abs().max() < 1e-5 * map.abs().max(), name
 
 
-def _pooled(model, image, boxes):
-    maps = model.backbone(image)
-    return model.roi_heads.box_pooler([maps[name] for name in ("p2", "p3", "p4", "p5")], boxes)
+def _spied(called, call, name, *args, **options):
+    called.add(name)
+    return call(name, *args, **options)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_model_of_detectron2_computes_the_same_and_gets_back_what_it_was(name, monkeypatch):
+    monkeypatch.setattr(winograd, "_POSITIONS", 1)  # small maps, too
+    called = set()
+    for module in (winograd, pooling):
+        spied = functools.partial(_spied, called, module.call)
+        monkeypatch.setattr(module, "call", spied)
+    plain = _model(name)
+    fast, batch = lambda_det.accelerate(copy.deepcopy(plain)), _batch(1 if "Key" in name else 80)
+    kinds = {type(module) for module in fast.modules()}
+    assert winograd._Conv2d in kinds and (name == "RetinaNet" or pooling._ROIAlign in kinds)
+    again = lambda_det.accelerate(copy.deepcopy(fast), False)
+    assert [type(m) for m in again.modules()] == [type(m) for m in plain.modules()]
+    for measured in (_loss_and_gradients, _found):
+        expected = measured(plain, batch)
+        for model in (fast, again):
+            for got, wanted in zip(measured(model, batch), expected, strict=True):
+                # Boxes and the masks' truth are float32
+                got, wanted = got.double(), wanted.double()
+                assert (got - wanted).abs().max() <= 1e-9 + 1e-6 * wanted.abs().max()
+    kernels = {"convolve", "convolution_gradient", "pool", "pool_gradient"}
+    if missing() is None:
+        assert kernels - called == ({"pool", "pool_gradient"} if name == "RetinaNet" else set())
+    for model in (fast, again):
+        for (key, weight), (own, same) in zip(
+            model.state_dict().items(), plain.state_dict().items(), strict=True
+        ):
+            assert key == own and torch.equal(weight, same)
+    for model, layout in ((fast, torch.channels_last), (again, torch.contiguous_format)):
+        convs = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+        assert all(conv.weight.is_contiguous(memory_format=layout) for conv in convs)

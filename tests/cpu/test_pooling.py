@@ -6,6 +6,7 @@ import pytest
 import torch
 from detectron2.layers import ROIAlign
 from torch import nn
+from torch.nn import functional as F
 
 from lambda_det import native
 from lambda_det.cpu import pooling
@@ -153,21 +154,34 @@ def test_otherwise_it_is_torchvisions(calls, reason, monkeypatch):
     assert torch.equal(ours(x, boxes), plain(x, boxes)) and not calls
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
-def test_the_layer_behind_pooled_boxes_is_the_same_as_a_convolution(capability, monkeypatch):
+def test_the_layer_behind_pooled_boxes_is_the_same_as_a_convolution(
+    capability, frozen, monkeypatch
+):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(pooling, "_ROWS", 5)
+    used, convolve = [], F.conv2d
+    monkeypatch.setattr(F, "conv2d", lambda *args: used.append(1) or convolve(*args))
     cfg = tiny_config()
     cfg.MODEL.ROI_HEADS.NAME = "CascadeROIHeads"
     cfg.MODEL.ROI_BOX_HEAD.CLS_AGNOSTIC_BBOX_REG = True
-    heads = build_model(cfg).roi_heads.eval()
+    heads = build_model(cfg).roi_heads
+    convolve_pooled(heads, False)  # which build_model has done
     ours = copy.deepcopy(heads)
-    convolve_pooled(ours)
-    kernels = [head.fc1.weight.dim() for head in ours.box_head]
-    assert kernels == [4 if capability == "AVX512" else 2] * 3
+    convolve_pooled(ours, frozen=frozen)
     x = torch.randn(5, cfg.MODEL.FPN.OUT_CHANNELS, *heads.box_pooler.output_size)
     for head, plain in zip(ours.box_head, heads.box_head, strict=True):
+        assert head.fc1.weight.dim() == (4 if frozen and capability == "AVX512" else 2)
         traced = torch.jit.trace(head, x, check_trace=False)
         assert "convolution" not in str(traced.inlined_graph)  # it may run on another processor
+        used.clear()
         for maps in (x, x.contiguous(memory_format=torch.channels_last), x[:0]):
             for found in (head(maps), traced(maps)):
                 torch.testing.assert_close(found, plain(maps), rtol=1e-4, atol=1e-5)
+        assert len(used) == (capability == "AVX512") * (2 + frozen)
+        got, wanted = (
+            torch.autograd.grad(layer(x).square().sum(), layer.fc1.weight)
+            for layer in (head, plain)
+        )
+        torch.testing.assert_close(got[0].flatten(1), wanted[0], rtol=1e-4, atol=1e-5)

@@ -256,7 +256,7 @@ OTHERS = {
     "reflected": (nn.Conv2d(128, 128, 3, padding=1, padding_mode="reflect"), _map()),
     "small": (_conv(), _map(side=32)),
     "contiguous": (_conv().to(memory_format=torch.contiguous_format), _map()),
-    "float64": (_conv().double(), _map().double()),
+    "float16": (_conv().half(), _map().half()),
     "empty": (_conv(), _map()[:0]),
 }
 
