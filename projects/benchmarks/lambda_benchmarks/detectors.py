@@ -1,6 +1,7 @@
 """Whole Mask R-CNNs for the preset ``detector``: ours, and one of Detectron2's parts alone.
 
-All have the heads of the paper's training (configs/base_mask_rcnn_fpn.yaml), which are those of
+The preset ``accelerate`` has Detectron2's own detectors, as its model zoo trains them. The others
+have the heads of the paper's training (configs/base_mask_rcnn_fpn.yaml), which are those of
 Detectron2's own baselines from scratch, and random weights.
 """
 
@@ -12,14 +13,17 @@ from typing import Any
 
 import torch
 from detectron2.config import CfgNode
+from detectron2.layers import FrozenBatchNorm2d
+from detectron2.modeling import RetinaNet
 from detectron2.modeling import build_model as build_plain_model
-from detectron2.structures import Boxes, Instances, PolygonMasks
+from detectron2.structures import Boxes, Instances, Keypoints, PolygonMasks
 from detectron2.utils.events import EventStorage
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lambda_det.detection.config_files import get_config
+from lambda_det import accelerate
+from lambda_det.detection.config_files import detectron2_config, get_config
 from lambda_det.detection.model import build_model, for_inference
 from lambda_det.detection.parts import read_settings
 from lambda_det.detection.task import DetectionTask
@@ -30,6 +34,15 @@ DRAWN = 128  # side of the pictures before they are resized
 # A logit beside 80 others of about 0. Random weights would find nothing above the threshold of the
 # scores, and so compute no masks; with this they find the first class everywhere.
 FOUND = 5.0
+POINTS = 17  # of a person
+ZOO = {
+    "Faster R-CNN": "COCO-Detection/faster_rcnn_R_50_FPN_3x.yaml",
+    "Mask R-CNN": "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_3x.yaml",
+    "RetinaNet": "COCO-Detection/retinanet_R_50_FPN_3x.yaml",
+    "Cascade Mask R-CNN": "Misc/cascade_mask_rcnn_R_50_FPN_3x.yaml",
+    "Keypoint R-CNN": "COCO-Keypoints/keypoint_rcnn_R_50_FPN_3x.yaml",
+    "Panoptic FPN": "COCO-PanopticSegmentation/panoptic_fpn_R_50_3x.yaml",
+}
 
 
 class Detector(nn.Module):
@@ -101,6 +114,32 @@ def detectron2_detector(
     return Detector(model, model, Precision(device, None), samples), pictures
 
 
+def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tensor, ...]]:
+    """One of Detectron2's model zoo on the CPU, as its train_net.py runs it, or accelerated.
+
+    Args:
+        name: of ZOO.
+        fast: after ``lambda_det.accelerate``.
+        side: of the picture.
+    """
+    torch.manual_seed(0)
+    cfg = detectron2_config(ZOO[name])
+    cfg.MODEL.DEVICE = "cpu"
+    model = build_plain_model(cfg)
+    pictures, samples = _pictures(1, side)
+    instances = samples[0]["instances"]
+    if cfg.MODEL.KEYPOINT_ON:
+        instances.gt_classes.zero_()
+    corners, ends = instances.gt_boxes.tensor[:, None].split(2, dim=2)
+    places = corners + torch.rand(len(instances), POINTS, 2) * (ends - corners)
+    seen = torch.full((len(instances), POINTS, 1), 2.0)
+    instances.gt_keypoints = Keypoints(torch.cat([places, seen], dim=2))
+    samples[0]["sem_seg"] = torch.randint(cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES, (side, side))
+    _find_something(model, pictures, samples)
+    model = accelerate(model) if fast else model
+    return Detector(model, model, Precision("cpu", None), samples), pictures
+
+
 def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
     cfg = get_config(f"mask_rcnn_lambdaresnet{depth}.yaml")
     cfg.merge_from_list([*changes, "MODEL.DEVICE", device])
@@ -111,16 +150,29 @@ def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
 def _find_something(
     model: nn.Module, pictures: tuple[Tensor, ...], samples: list[dict[str, Any]]
 ) -> None:
-    model.roi_heads.box_predictor.cls_score.bias[0] = FOUND
+    if isinstance(model, RetinaNet):
+        model.head.cls_score.bias += FOUND / 2
+    else:
+        predictor = model.roi_heads.box_predictor
+        for stage in predictor if isinstance(predictor, nn.ModuleList) else [predictor]:
+            stage.cls_score.bias[0] = FOUND
     # The maps of a deep network without the statistics of its norms grow without end, and it
     # proposes nothing
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1
+    frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm2d)]
+    hooks = [norm.register_forward_pre_hook(_take_statistics) for norm in frozen]
     Detector(model, model, Precision("cpu", None), samples).train()(*pictures)
+    for hook in hooks:
+        hook.remove()
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+
+
+def _take_statistics(norm: FrozenBatchNorm2d, inputs: tuple[Tensor]) -> None:
+    norm.running_var, norm.running_mean = torch.var_mean(inputs[0], (0, 2, 3))
 
 
 def _pictures(batch: int, side: int) -> tuple[tuple[Tensor, ...], list[dict[str, Any]]]:

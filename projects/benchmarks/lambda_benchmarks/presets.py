@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lambda_benchmarks import data
-from lambda_benchmarks.detectors import detectron2_detector, our_detector
+from lambda_benchmarks.detectors import ZOO, detectron2_detector, our_detector, zoo_detector
 from lambda_benchmarks.measure import BOTH, FORWARD, STEP, Case, Group, Setting
 from lambda_benchmarks.report import installed
 from lambda_det import (
@@ -379,6 +379,26 @@ def detector(args: Options, setting: Setting) -> list[Group]:
     return groups
 
 
+# accelerate ---------------------------------------------------------------------------------------
+
+
+def accelerated(args: Options, setting: Setting) -> list[Group]:
+    """Detectron2's own detectors with ``lambda_det.accelerate``, at 800x800, on a CPU.
+
+    Six of its model zoo with ResNet-50, one picture a step, random weights, float32. Ratios are to
+    the same detector without it.
+    """
+    side, groups = image_side(args, 800, 256), []
+    keep_memory()
+    for name in list(ZOO)[: 1 if args.small else None]:
+        cases = [
+            Case(title, partial(zoo_detector, name, fast, side), 1)
+            for title, fast in ((f"Detectron2's {name}", False), ("accelerated", True))
+        ]
+        groups.append(Group(f"{name}, batch 1, {side}x{side}", cases, (FORWARD, STEP)))
+    return groups
+
+
 # convert ------------------------------------------------------------------------------------------
 
 CONVERTED = ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts")
@@ -535,6 +555,7 @@ PRESETS = {
         ),
     ),
     "detector": Preset(detector, ("batch", "image_size"), libraries=("detectron2",)),
+    "accelerate": Preset(accelerated, ("image_size",), libraries=("detectron2",)),
     "convert": Preset(
         convert, ("dtype", "channels_last", "batch", "image_size"), libraries=("timm",)
     ),
