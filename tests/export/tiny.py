@@ -13,7 +13,7 @@ from tests.training.tiny_detector import tiny_config
 OPTIONS = """\
 MODEL:
   BACKBONE: {NAME: build_lambda_resnet_fpn_backbone}
-  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 7}
+  LAMBDA_RESNET: {NAME: resnet14_slim_lambda_c5, SCOPE: 7}
   FPN: {IN_FEATURES: [res4, res5]}
   ANCHOR_GENERATOR: {SIZES: [[16], [32], [64]]}
   RPN: {IN_FEATURES: [p4, p5, p6], PRE_NMS_TOPK_TEST: 30, POST_NMS_TOPK_TEST: 20}
