@@ -48,8 +48,9 @@ BUDGETS = {
     # are kept with a run; a LazyConfig has other keys than YAML, and its types are checked (840);
     # images are held out by group, by class, and as folds (190); mosaic, copy-paste, colour and
     # Albumentations with exact ground truth (350); keys for data count as their flags do (25);
-    # YOLO's parts may be several folders and lists (50)
-    ("detection",): (8_805, 5_600),
+    # YOLO's parts may be several folders and lists (50); broken images of an evaluation are found
+    # before the training (5)
+    ("detection",): (8_810, 5_600),
     ("classification",): (2_455, 2_400),
     # Whole detectors as ONNX, proved by AP (320); the command lines that stood in tools/; pictures
     # at addresses and of webcams, and offsets that a classifier did not see (130); detectors for
@@ -67,7 +68,7 @@ BUDGETS = {
     # same as the command for notebooks (170)
     TOP: (1_390, 800),
 }
-PACKAGE = (33_040, 24_000)
+PACKAGE = (33_045, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
 # says why it takes another project's wheel before it does. Serving is a project of its own (510).
 # The CIFAR-10 reproduction's layer, each difference alone (123), and what seeds decide in a study,
@@ -76,7 +77,7 @@ PACKAGE = (33_040, 24_000)
 # Tests hold what the pages promise, with real files: kills, damage, refusals, five formats of
 # labels and six of exports, each beside an independent reference; a reading of every room took 760
 # lines out and found no more that nobody would miss; six of Detectron2's detectors accelerated (90)
-TOOLS, PROJECTS, TESTS = (328, 300), (5_740, 4_500), (35_090, 24_000)
+TOOLS, PROJECTS, TESTS = (328, 300), (5_740, 4_500), (35_095, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

@@ -25,13 +25,14 @@ from lambda_det.errors import DataError
 OUTSIDE_TOLERANCE = 1.0  # pixels
 
 _SAMPLED_FILES = 32
+_FEW_FILES = 1000  # opened within some seconds
 
 
 def check_coco(
     json_file: str | os.PathLike,
     image_root: str | os.PathLike,
     *,
-    files: Literal["all", "sample", "none"] = "all",
+    files: Literal["all", "few", "sample", "none"] = "all",
     progress: bool = False,
 ) -> Report:
     """Check an annotation file in COCO's format and its images.
@@ -40,7 +41,8 @@ def check_coco(
         json_file: the annotations.
         image_root: the folder of the images.
         files: "all" opens every image and compares its size; "sample" checks that the first, the
-            last and some images between them exist; "none" looks at no image.
+            last and some images between them exist; "few" is "all" for up to 1,000 images and
+            "sample" for more; "none" looks at no image.
         progress: show how many images have been opened.
 
     Returns:
@@ -57,10 +59,10 @@ def check_coco(
     status = os.stat(PathManager.get_local_path(json_file))
     report = deepcopy(inspect_annotations(json_file, (status.st_mtime_ns, status.st_size)))
     report.image_root = image_root
-    if files == "sample":
-        _check_existence(report)
-    elif files == "all":
+    if files == "all" or (files == "few" and report.images <= _FEW_FILES):
         _check_images(report, progress)
+    elif files != "none":
+        _check_existence(report)
     return report
 
 

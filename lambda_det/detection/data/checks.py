@@ -94,8 +94,7 @@ def check_detector_data(
 ) -> None:
     """Refuse data sets that a detector cannot be trained or evaluated on.
 
-    It is cheap enough for every run: it reads the annotations, and of images at most the
-    heads of a hundred.
+    It is cheap enough for every run: it reads the annotations, and at most a thousand images.
 
     Args:
         detector: what its configuration says.
@@ -111,7 +110,11 @@ def check_detector_data(
     if train is None and test is not None and not test:
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
-    reports = {name: _check_registered(name, detector) for name in dict.fromkeys(train + test)}
+    reports = {
+        # An evaluation ends at a broken image, at worst after all of the training
+        name: _check_registered(name, detector, "few" if name in test else "sample")
+        for name in dict.fromkeys(train + test)
+    }
     for name in train if detector.filters_empty else ():
         if (report := reports[name]) and report.empty:
             logger.info(
@@ -157,12 +160,12 @@ def check_detector_data(
             )
 
 
-def _check_registered(name: str, detector: Detector) -> Report | None:
+def _check_registered(name: str, detector: Detector, images: str) -> Report | None:
     """The report on a registered data set, or None where it is not COCO instances."""
     files = check_files(name)
     if files is None:
         return None
-    report = check_coco(*files, files="sample")
+    report = check_coco(*files, files=images)
     logger.info(
         f"{name}: {report.images} images, {report.annotations} annotations ({report.crowds} "
         f"crowds) of {len(report.categories)} categories."

@@ -9,7 +9,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json, register_coco_instances
 from PIL import Image
 
-from lambda_det.detection.data import check_coco, check_datasets
+from lambda_det.detection.data import annotations, check_coco, check_datasets
 from lambda_det.detection.data.annotations import ANNOTATION_RULES, IMAGE_RULES
 from lambda_det.detection.data.report import BAD_BOX, NOTED
 from lambda_det.detection.data.truth import usable_runs
@@ -222,7 +222,7 @@ def test_missing_file_and_folder(content, write, tmp_path):
             check_coco(*place)
 
 
-def test_images_are_opened(content, write):
+def test_images_are_opened(content, write, monkeypatch):
     json_file, images = write(content)
     Path(images, "10.png").unlink()
     data = Path(images, "20.png").read_bytes()
@@ -236,6 +236,9 @@ def test_images_are_opened(content, write):
     # The report on the annotations is kept; what was found in the images is not.
     assert check_coco(json_file, images, files="none").problems == {}
     assert set(check_coco(json_file, images, files="sample").problems) == {"image file missing"}
+    assert check_coco(json_file, images, files="few").problems == report.problems
+    monkeypatch.setattr(annotations, "_FEW_FILES", report.images - 1)
+    assert set(check_coco(json_file, images, files="few").problems) == {"image file missing"}
 
 
 def test_a_changed_file_is_read_again(content, write):
@@ -262,8 +265,11 @@ def registered(cfg, content, write):
     return register
 
 
-def test_no_image_is_opened(registered, content, tmp_path):
-    cfg = registered(content)
+def test_images_are_opened_where_an_evaluation_would_end(registered, content, tmp_path):
+    cfg = registered(content, test=content)
+    (tmp_path / "checks_test" / "20.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"checks_test.*20\.png cannot be read"):
+        check_datasets(cfg, train=True, test=True)
     for path in (tmp_path / "checks_train").iterdir():
         path.write_bytes(b"")
     check_datasets(cfg, train=True, test=False)
