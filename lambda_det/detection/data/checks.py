@@ -111,8 +111,8 @@ def check_detector_data(
         raise ConfigError(f"{detector.keys['test']} names no data set; name one to evaluate on.")
     train, test = tuple(train or ()), tuple(test or ())
     reports = {
-        # An evaluation ends at a broken image, at worst after all of the training
-        name: _check_registered(name, detector, "few" if name in test else "sample")
+        # An evaluation ends at a broken image, which may be after all of a training
+        name: _check_registered(name, detector, "few" if train and name in test else "sample")
         for name in dict.fromkeys(train + test)
     }
     for name in train if detector.filters_empty else ():
