@@ -351,6 +351,7 @@ def networks(args: Options, setting: Setting) -> list[Group]:
 
 DETECTORS: dict[str, list[Any]] = {
     "default settings": [],
+    "predictions in bfloat16": ["TEST.PRECISION", "bfloat16"],
     "float32, channels last": ["SOLVER.AMP.ENABLED", False, "MODEL.CHANNELS_LAST", True],
     "float32, contiguous": ["SOLVER.AMP.ENABLED", False, "MODEL.CHANNELS_LAST", False],
 }
