@@ -146,15 +146,13 @@ class _ConvolvedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [K, C, h, w] and weights [C', C, h, w] or [C', C * h * w] give [K, C']."""
-        if self.weight.dim() == 2 and not self._pays(x):
-            return F.linear(x.flatten(1), self.weight, self.bias)
-        # A graph may run on another processor
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        # A graph may run on another processor, and on any number of boxes
+        graph = torch.jit.is_tracing() or torch.compiler.is_compiling()
+        if graph or (self.weight.dim() == 2 and not self._pays(x)):
             return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)
         weight = self.weight.view(len(self.weight), *x.shape[1:])
-        return F.conv2d(x, weight.contiguous(memory_format=torch.channels_last), self.bias).flatten(
-            1
-        )
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(x, weight, self.bias).flatten(1)
 
     def _pays(self, x: Tensor) -> bool:
         plain = readable(x, self.weight) and not torch.is_autocast_enabled("cpu")

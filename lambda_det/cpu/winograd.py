@@ -64,7 +64,7 @@ class _Conv2d(Conv2d):
         # Traced and compiled networks keep PyTorch's operators
         if torch.jit.is_tracing() or torch.compiler.is_compiling():
             return super().forward(x)
-        if is_foldable(self.norm):
+        if is_foldable(self.norm) and readable(x, self.weight):
             x = self._convolved(x, *folded(self.norm, self.weight, self.bias))
         else:
             x = self._convolved(x, self.weight, self.bias)
