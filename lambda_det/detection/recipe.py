@@ -221,9 +221,9 @@ def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]
         ),
         Derived(
             "SOLVER.BASE_LR",
-            # The square root: 0.01 for 4 images learns more than 0.005 (docs/results.md)
-            rate * math.sqrt(batch / _BATCH),
-            f"{rate} for {_BATCH} images, by the square root of {batch} / {_BATCH}",
+            # With clipped gradients Detectron2's rate does for 4 images, too (docs/results.md)
+            rate * math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH)),
+            f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images, beyond by the square root of {batch}",
         ),
         Derived("TEST.EVAL_PERIOD", period, f"{recipe.EVALUATIONS} evaluations"),
         Derived("SOLVER.CHECKPOINT_PERIOD", period, "with the evaluations"),

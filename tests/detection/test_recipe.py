@@ -87,13 +87,18 @@ def test_epochs_fall_as_images_grow(images, epochs):
     assert epochs_for(images) == pytest.approx(epochs, abs=0.01)
 
 
+def _rate(rate, batch):
+    """Detectron2's from 4 to 16 images."""
+    return rate * (batch / 4 if batch < 4 else max(16, batch) / 16) ** 0.5
+
+
 def test_schedule_follows_the_epochs(cfg):
     cfg.RECIPE.EPOCHS, cfg.RECIPE.EVALUATIONS = 20.0, 5
     found = derived(cfg, make_records(101))
     assert found["SOLVER.MAX_ITER"] == 505  # 20 * 101 / 4
     assert found["SOLVER.STEPS"] == (393, 468)
     assert found["SOLVER.WARMUP_ITERS"] == 50
-    assert found["SOLVER.BASE_LR"] == pytest.approx(0.01)
+    assert found["SOLVER.BASE_LR"] == 0.02
     assert found["TEST.EVAL_PERIOD"] == found["SOLVER.CHECKPOINT_PERIOD"] == 101
 
 
@@ -178,7 +183,7 @@ def test_the_batch_follows_the_memory(cfg, monkeypatch, total, workers, accumula
     found = derived(cfg, make_records(100))
     assert found["SOLVER.IMS_PER_BATCH"] == batch
     assert found["SOLVER.MAX_ITER"] == -(-2400 // batch)
-    assert found["SOLVER.BASE_LR"] == pytest.approx(0.02 * (batch / 16) ** 0.5)
+    assert found["SOLVER.BASE_LR"] == pytest.approx(_rate(0.02, batch))
     cfg.RECIPE.KEEP = ["SOLVER.IMS_PER_BATCH"]
     assert derived(cfg, make_records(100))["SOLVER.MAX_ITER"] == 600
     cfg.RECIPE.MEMORY = []
@@ -187,7 +192,7 @@ def test_the_batch_follows_the_memory(cfg, monkeypatch, total, workers, accumula
 
 def test_memory_that_is_none(cfg, monkeypatch):
     cfg.RECIPE.MEMORY = [1.0]
-    assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == pytest.approx(0.01)  # on the CPU
+    assert derived(cfg, make_records(60))["SOLVER.BASE_LR"] == 0.02  # on the CPU
     monkeypatch.setattr(recipe, "gpu_memory", lambda device: 8.0)
     with pytest.raises(ConfigError, match=r"RECIPE\.MEMORY"):
         derived(cfg, make_records(60))
@@ -240,7 +245,7 @@ def test_each_structure_has_its_rules(file, words, batch, lr, anchors):
     before = [len(sizes) for sizes in cfg.MODEL.ANCHOR_GENERATOR.SIZES]
     fit(cfg, records)
     solver = (cfg.SOLVER.IMS_PER_BATCH, cfg.SOLVER.MAX_ITER, cfg.SOLVER.BASE_LR)
-    assert solver == (batch, 180 / batch, pytest.approx(lr * (batch / 16) ** 0.5))
+    assert solver == (batch, 180 / batch, pytest.approx(_rate(lr, batch)))
     sizes = cfg.MODEL.ANCHOR_GENERATOR.SIZES
     assert [len(s) for s in sizes] == before
     if anchors is None:
