@@ -21,8 +21,8 @@ def accelerate(
 
     3x3 convolutions and ROIAlign take the kernels of this package, norms with fixed statistics are
     folded into the convolutions before them, and all maps are channels last. Results differ by
-    rounding. Weights keep their names, shapes and values. On another device, in graphs and without
-    kernels the model computes as before.
+    rounding. Weights keep their names, shapes and values. On another device, and in traced and
+    compiled graphs, PyTorch's operators are used; torch.jit.script needs the model taken back.
 
     Args:
         model: is changed.
@@ -37,7 +37,7 @@ def accelerate(
     """
     patch_pooling(model, on, in_float32=mixed_precision)
     use_winograd(model, on)
-    if channels_last:
+    if channels_last or not on:
         use_channels_last(model, on)
         convolve_pooled(model, on)
     return model
@@ -51,8 +51,8 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
     left = set()
     for head in model.modules():
         # Detectron2's keypoint loss needs contiguous scores
-        if type(head) is KRCNNConvDeconvUpsampleHead:
-            head.score_lowres.__class__ = _Scores if on else nn.ConvTranspose2d
+        if isinstance(head, KRCNNConvDeconvUpsampleHead) and type(head.score_lowres) in _SCORES:
+            head.score_lowres.__class__ = _SCORES[on]
         elif isinstance(head, BaseKeypointRCNNHead):
             left.update(head.modules())
     layout = torch.channels_last if on else torch.contiguous_format
@@ -65,3 +65,6 @@ class _Scores(nn.ConvTranspose2d):
     def forward(self, x: Tensor) -> Tensor:
         """Maps [K, C, h, w] in any layout give contiguous ones."""
         return super().forward(x).contiguous()
+
+
+_SCORES = nn.ConvTranspose2d, _Scores  # as they are, and accelerated

@@ -126,24 +126,35 @@ def convolve_pooled(model: nn.Module, on: bool = True, *, frozen: bool = False) 
         on: False gives them back what they were.
         frozen: lay the weights out once; only for inference, because the state differs.
     """
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if on and not _convolves():
         return
     for heads in model.modules():
         if isinstance(heads, StandardROIHeads):
             for head in heads.box_head.modules():  # a cascade has several
-                if type(head) is FastRCNNConvFCHead and head.fcs and readable(head.fc1.weight):
+                if type(head) is not FastRCNNConvFCHead or not head.fcs:
+                    continue
+                own = type(head.fc1) in (nn.Linear, _ConvolvedLinear)
+                if own and (readable(head.fc1.weight) or not on):
                     head.flatten = nn.Identity() if on else nn.Flatten()
                     head.fc1.__class__ = _ConvolvedLinear if on else nn.Linear
-                    if frozen:
-                        head.fc1.lay_out(heads.box_pooler.output_size)
+                    if not on or frozen:
+                        _lay_out(head.fc1, heads.box_pooler.output_size if on else None)
+
+
+def _convolves() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _lay_out(linear: nn.Linear, size: tuple[int, int] | None) -> None:
+    """Keep the weights in the layout of maps of this size, or of what is flattened."""
+    weight = linear.weight.detach().flatten(1)
+    if size:
+        weight = weight.unflatten(1, (-1, *size)).contiguous(memory_format=torch.channels_last)
+    if weight.shape != linear.weight.shape:
+        linear.weight = nn.Parameter(weight)
 
 
 class _ConvolvedLinear(nn.Linear):
-    def lay_out(self, size: tuple[int, int]) -> None:
-        """Keep the weights in the layout of maps of this size, which were flattened before."""
-        weight = self.weight.detach().unflatten(1, (-1, *size))
-        self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
-
     def forward(self, x: Tensor) -> Tensor:
         """Maps [K, C, h, w] and weights [C', C, h, w] or [C', C * h * w] give [K, C']."""
         # A graph may run on another processor, and on any number of boxes
@@ -156,4 +167,5 @@ class _ConvolvedLinear(nn.Linear):
 
     def _pays(self, x: Tensor) -> bool:
         plain = readable(x, self.weight) and not torch.is_autocast_enabled("cpu")
-        return plain and x.dtype == torch.float32 and len(x) >= _ROWS
+        wide = x.dtype == torch.float32 and x.dim() == 4 and len(x) >= _ROWS
+        return plain and wide and _convolves()

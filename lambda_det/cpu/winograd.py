@@ -49,7 +49,9 @@ def use_winograd(model: nn.Module, on: bool = True) -> None:
     if not on:
         other = {fast: plain for plain, fast in other.items()}
     for module in model.modules():
-        module.__class__ = other.get(type(module), type(module))
+        # Detectron2's class ignores another padding than by zeros, which PyTorch's has
+        if type(module) in other and module.padding_mode == "zeros":
+            module.__class__ = other[type(module)]
 
 
 class _Conv2d(Conv2d):
@@ -64,12 +66,18 @@ class _Conv2d(Conv2d):
         # Traced and compiled networks keep PyTorch's operators
         if torch.jit.is_tracing() or torch.compiler.is_compiling():
             return super().forward(x)
-        if is_foldable(self.norm) and readable(x, self.weight):
+        if self._folds(x):
             x = self._convolved(x, *folded(self.norm, self.weight, self.bias))
         else:
             x = self._convolved(x, self.weight, self.bias)
             x = x if self.norm is None else self.norm(x)
         return x if self.activation is None else self.activation(x)
+
+    def _folds(self, x: Tensor) -> bool:
+        norm = self.norm
+        if not is_foldable(norm) or norm._forward_hooks or norm._forward_pre_hooks:
+            return False
+        return readable(x, self.weight) and norm.running_var.dtype == self.weight.dtype
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = _computed_in(x)
@@ -80,8 +88,7 @@ class _Conv2d(Conv2d):
 
     def _is_3x3(self) -> bool:
         sides = self.kernel_size, self.stride, self.padding, self.dilation
-        plain = self.groups == 1 and self.padding_mode == "zeros"
-        return plain and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
+        return self.groups == 1 and sides == ((3, 3), (1, 1), (1, 1), (1, 1))
 
 
 class _PlainConv2d(_Conv2d):

@@ -185,3 +185,23 @@ def test_the_layer_behind_pooled_boxes_is_the_same_as_a_convolution(
             for layer in (head, plain)
         )
         torch.testing.assert_close(got[0].flatten(1), wanted[0], rtol=1e-4, atol=1e-5)
+
+
+class _Own(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def test_own_layers_stay_and_a_frozen_copy_gets_back_its_weights(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    heads = build_model(tiny_config()).roi_heads
+    fc1 = heads.box_head.fc1
+    weight, shape = fc1.weight.detach().clone(), fc1.weight.shape
+    for frozen in (True, True, False):
+        convolve_pooled(heads, frozen=frozen)
+    convolve_pooled(heads, False)
+    assert type(fc1) is nn.Linear and torch.equal(fc1.weight, weight)
+    assert type(heads.box_head.flatten) is nn.Flatten
+    heads.box_head.fc1 = _Own(*shape[::-1])
+    convolve_pooled(heads)
+    assert type(heads.box_head.fc1) is _Own and type(heads.box_head.flatten) is nn.Flatten

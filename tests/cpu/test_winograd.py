@@ -266,6 +266,7 @@ def test_others_are_pytorchs(conv, x, taken):
     expected, model = conv(x), nn.Sequential(conv)
     use_winograd(model)
     assert torch.equal(model(x), expected)
+    assert torch.equal(torch.jit.trace(model, x, check_trace=False)(x), expected)
     assert not taken
 
 

@@ -190,7 +190,7 @@ def test_rules_without_a_place_are_left_out(files, monkeypatch, caplog):
     assert (settings.max_iter, settings.images_per_step, settings.base_lr) == (
         70,
         2,
-        pytest.approx(0.02 / 8**0.5),
+        pytest.approx(0.02 / 2**0.5),
     )
     assert settings.lr_steps == (54, 65) == tuple(scheduler.milestones)
     assert len(scheduler["values"]) == 3 and scheduler.num_updates == 70
