@@ -94,7 +94,8 @@ def check_detector_data(
 ) -> None:
     """Refuse data sets that a detector cannot be trained or evaluated on.
 
-    It is cheap enough for every run: it reads the annotations, and at most a thousand images.
+    It is cheap enough for every run: it reads the annotations, and up to a thousand images of each
+    data set that is evaluated.
 
     Args:
         detector: what its configuration says.
