@@ -1,4 +1,4 @@
-"""Kernels of the CPU in any model of Detectron2: 3x3 convolutions, ROIAlign, box heads."""
+"""Kernels of the CPU in any model of Detectron2: convolutions, norms, ROIAlign, box heads."""
 
 from lambda_det.cpu.accelerate import accelerate
 

@@ -223,7 +223,7 @@ def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]
             "SOLVER.BASE_LR",
             # With clipped gradients Detectron2's rate does for 4 images, too (docs/results.md)
             rate * math.sqrt(min(1, batch / _BATCH_ON_CPU) * max(1, batch / _BATCH)),
-            f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images, beyond by the square root of {batch}",
+            f"{rate} for {_BATCH_ON_CPU} to {_BATCH} images, else by their square root",
         ),
         Derived("TEST.EVAL_PERIOD", period, f"{recipe.EVALUATIONS} evaluations"),
         Derived("SOLVER.CHECKPOINT_PERIOD", period, "with the evaluations"),

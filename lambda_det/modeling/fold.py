@@ -53,6 +53,7 @@ def is_foldable(norm: nn.Module | None) -> bool:
 
 def folded(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The kernel [C', C, h, w] and the bias [C'] of a convolution with the norm behind it."""
+    # PyTorch's fuse_conv_bn_weights makes new parameters, which stop the gradient
     scale = (norm.running_var + norm.eps).rsqrt()
     scale = scale if norm.weight is None else scale * norm.weight
     shift = -norm.running_mean if bias is None else bias - norm.running_mean
