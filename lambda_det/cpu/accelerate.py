@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.cpu.winograd import use_winograd
+from lambda_det.distributed.memory import keep_memory
 
 
 def accelerate(
@@ -20,7 +21,8 @@ def accelerate(
     """Let any model of Detectron2 train and predict on a CPU in less time.
 
     3x3 convolutions and ROIAlign take the kernels of this package, norms with fixed statistics are
-    folded into the convolutions before them, and all maps are channels last. Results differ by
+    folded into the convolutions before them, all maps are channels last, and the process keeps the
+    memory that it frees (:func:`lambda_det.distributed.memory.keep_memory`). Results differ by
     rounding. Weights keep their names, shapes and values. On another device, and in traced and
     compiled graphs, PyTorch's operators are used; torch.jit.script needs the model taken back.
 
@@ -35,6 +37,8 @@ def accelerate(
     Returns:
         The model.
     """
+    if any(parameter.device.type == "cpu" for parameter in model.parameters()):
+        keep_memory(on)
     patch_pooling(model, on, in_float32=mixed_precision)
     use_winograd(model, on)
     if channels_last or not on:

@@ -75,10 +75,9 @@ def prepare_model(
     """
     # PyTorch 2.15 warns of a call in Detectron2's forward pass, in the midst of the progress
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    model = convert_sync_norms(model, device)
+    model = convert_sync_norms(model, device).to(device)
     patch_point_rend(model)
-    accelerate(model, channels_last=channels_last, mixed_precision=mixed_precision)
-    return model.to(device)
+    return accelerate(model, channels_last=channels_last, mixed_precision=mixed_precision)
 
 
 def channels_last_pays(device: str, size: tuple[int, int] | None) -> bool:

@@ -11,7 +11,6 @@ from lambda_det.detection import load_config
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
 from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
 from lambda_det.detection.task import load_any_config
-from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.hub import of_hub
 from lambda_det.prediction.annotations import Annotations, check_target
@@ -127,7 +126,6 @@ def run(args: argparse.Namespace) -> None:
     if not exported:
         weights = weights or typed_weights(args.opts)
         weights = find_weights(cfg, args.config_file, weights, args.checkpoint)
-    keep_memory()
     predictor = Predictor(
         args.model if exported else cfg,
         weights=weights,

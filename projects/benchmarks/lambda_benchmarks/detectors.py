@@ -27,6 +27,7 @@ from lambda_det.detection.config_files import detectron2_config, get_config
 from lambda_det.detection.model import build_model, for_inference
 from lambda_det.detection.parts import read_settings
 from lambda_det.detection.task import DetectionTask
+from lambda_det.distributed.memory import keep_memory
 from lambda_det.training.precision import Precision
 
 SHAPES = runpy.run_path(str(Path(__file__).parents[3] / "datasets" / "make_shapes.py"))
@@ -53,6 +54,7 @@ class Detector(nn.Module):
         inference: the model that finds; it may share its parameters.
         precision: of training.
         samples: what a batch holds of each picture beside its pixels.
+        keeps: whether the process keeps the memory that it frees, as ours do.
     """
 
     def __init__(
@@ -61,9 +63,11 @@ class Detector(nn.Module):
         inference: nn.Module,
         precision: Precision,
         samples: list[dict[str, Any]],
+        keeps: bool = True,
     ) -> None:
         super().__init__()
         self.model, self.precision, self.samples = model, precision, samples
+        self.keeps = keeps
         self._inference = [inference.eval()]  # its parameters are not to be trained, or counted
 
     def forward(self, *pictures: Tensor) -> Tensor | list[dict[str, Any]]:
@@ -71,6 +75,7 @@ class Detector(nn.Module):
             {**sample, "image": picture}
             for sample, picture in zip(self.samples, pictures, strict=True)
         ]
+        keep_memory(self.keeps)
         if not self.training:
             return self._inference[0](batch)
         with EventStorage(), self.precision.autocast():
@@ -111,7 +116,7 @@ def detectron2_detector(
     model = build_plain_model(_config(50, changes, device))
     pictures, samples = _pictures(batch, side)
     _find_something(model, pictures, samples)
-    return Detector(model, model, Precision(device, None), samples), pictures
+    return Detector(model, model, Precision(device, None), samples, keeps=False), pictures
 
 
 def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tensor, ...]]:
@@ -137,7 +142,7 @@ def zoo_detector(name: str, fast: bool, side: int) -> tuple[Detector, tuple[Tens
     samples[0]["sem_seg"] = torch.randint(cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES, (side, side))
     _find_something(model, pictures, samples)
     model = accelerate(model) if fast else model
-    return Detector(model, model, Precision("cpu", None), samples), pictures
+    return Detector(model, model, Precision("cpu", None), samples, keeps=fast), pictures
 
 
 def _config(depth: int, changes: list[Any], device: str) -> CfgNode:
@@ -156,15 +161,19 @@ def _find_something(
         predictor = model.roi_heads.box_predictor
         for stage in predictor if isinstance(predictor, nn.ModuleList) else [predictor]:
             stage.cls_score.bias[0] = FOUND
-    # The maps of a deep network without the statistics of its norms grow without end, and it
-    # proposes nothing
+    take_statistics(Detector(model, model, Precision("cpu", None), samples), *pictures)
+
+
+@torch.no_grad()
+def take_statistics(model: nn.Module, *inputs: Tensor) -> None:
+    """Of its norms in one run, without which the maps of a deep network grow without end."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1
     frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm2d)]
     hooks = [norm.register_forward_pre_hook(_take_statistics) for norm in frozen]
-    Detector(model, model, Precision("cpu", None), samples).train()(*pictures)
+    model.train()(*inputs)
     for hook in hooks:
         hook.remove()
     for norm, momentum in zip(norms, momenta, strict=True):

@@ -20,6 +20,7 @@ from lambda_benchmarks import data
 from lambda_benchmarks.detectors import ZOO, detectron2_detector, our_detector, zoo_detector
 from lambda_benchmarks.measure import BOTH, FORWARD, STEP, Case, Group, Setting
 from lambda_benchmarks.report import installed
+from lambda_benchmarks.runtimes import NETWORKS, RUNTIMES, backbone, mask_rcnn, run_by
 from lambda_det import (
     LambdaLayer,
     convert_lambda_layers,
@@ -361,14 +362,13 @@ def detector(args: Options, setting: Setting) -> list[Group]:
     """Whole Mask R-CNNs against Detectron2's own with a ResNet-FPN, at 1024x1024.
 
     Both have the heads of the paper's training, and random weights. Detectron2's is built and run
-    as its train_net.py does, in float32. LambdaResNet's is in our default settings, whose precision
-    depends on the device, in float32, and in float32 with contiguous maps. A training step is
-    forward, backward and SGD; inference ends with the masks of 100 objects.
+    as its train_net.py does, in float32, and gives freed memory back to the system. LambdaResNet's
+    is in our default settings, whose precision depends on the device, in float32, and in float32
+    with contiguous maps. A training step is forward, backward and SGD; inference ends with the
+    masks of 100 objects.
     """
     side, batch, groups = image_side(args, 1024, 256), args.batch or 1, []
     device = str(setting.device)
-    if setting.device.type == "cpu":
-        keep_memory()  # as trainings do; Detectron2's gain from it here, too
     for depth in (50,) if args.small else (50, 101):
         make = partial(detectron2_detector, depth, batch, side, device)
         cases = [Case(f"Detectron2's ResNet-{depth}", make, batch)]
@@ -387,16 +387,40 @@ def accelerated(args: Options, setting: Setting) -> list[Group]:
     """Detectron2's own detectors with ``lambda_det.accelerate``, at 800x800, on a CPU.
 
     Six of its model zoo with ResNet-50, one picture a step, random weights, float32. Ratios are to
-    the same detector without it.
+    the same detector without it, whose process gives freed memory back to the system.
     """
     side, groups = image_side(args, 800, 256), []
-    keep_memory()
     for name in list(ZOO)[: 1 if args.small else None]:
         cases = [
             Case(title, partial(zoo_detector, name, fast, side), 1)
             for title, fast in ((f"Detectron2's {name}", False), ("accelerated", True))
         ]
         groups.append(Group(f"{name}, batch 1, {side}x{side}", cases, (FORWARD, STEP)))
+    return groups
+
+
+# runtimes -----------------------------------------------------------------------------------------
+
+
+def runtimes(args: Options, setting: Setting) -> list[Group]:
+    """Backbones and Mask R-CNNs here, and exported in ONNX Runtime and OpenVINO, at 1024x1024.
+
+    LambdaResNet-50 and ResNet-50 with random weights, one image. Ratios are to LambdaResNet-50 as
+    lambda-det predict computes it. ONNX Runtime has no bfloat16 on a CPU.
+    """
+    side, groups = image_side(args, 1024, 256), []
+    keep_memory()
+    for make in (backbone, mask_rcnn):
+        cases = []
+        for runtime in RUNTIMES:
+            if setting.dtype != torch.float32 and runtime == "onnxruntime":
+                continue
+            if runtime != "lambda_det" and installed(runtime) is None:
+                raise ConfigError(f"{runtime} is not installed here; pip install {runtime}.")
+            for name in NETWORKS:
+                run = partial(run_by, runtime, make, name, side, setting.dtype)
+                cases.append(Case(f"{name}, {runtime}", run, 1))
+        groups.append(Group(f"{make.__name__}, batch 1, {side}x{side}", cases, (FORWARD,)))
     return groups
 
 
@@ -557,6 +581,7 @@ PRESETS = {
     ),
     "detector": Preset(detector, ("batch", "image_size"), libraries=("detectron2",)),
     "accelerate": Preset(accelerated, ("image_size",), libraries=("detectron2",)),
+    "runtimes": Preset(runtimes, ("dtype", "image_size"), libraries=tuple(RUNTIMES)[1:]),
     "convert": Preset(
         convert, ("dtype", "channels_last", "batch", "image_size"), libraries=("timm",)
     ),
