@@ -93,6 +93,7 @@ def write_onnx(
     """Write a program, whose inputs and outputs get names."""
     from onnxscript import opset18
     from onnxscript.function_libs.torch_lib.ops.core import aten_sort
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_avg_pool2d
 
     def at_most(a: Any, b: Any) -> Any:
         # Sizes that depend on the image have bounds above int64's, which torch.export asserts
@@ -101,6 +102,19 @@ def write_onnx(
     def sort(x: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
         return aten_sort(x, dim, descending)  # by TopK, which is stable
 
+    def average(x: Any, *sides: Any) -> Any:
+        padding = x.producer()
+        if padding is None or padding.op_type != "Pad":
+            return aten_avg_pool2d(x, *sides)
+        # Of PortableAvgPool2d. A border that does not count gives the same in less time
+        sides = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}
+        return opset18.AveragePool(padding.inputs[0], **sides, count_include_pad=0)
+
+    translations = {
+        operator.le: at_most,
+        torch.ops.aten.sort.stable: sort,
+        torch.ops.aten.avg_pool2d.default: average,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -112,7 +126,7 @@ def write_onnx(
             output_names=list(names),
             external_data=False,
             verbose=False,
-            custom_translation_table={operator.le: at_most, torch.ops.aten.sort.stable: sort},
+            custom_translation_table=translations,
         )
 
 

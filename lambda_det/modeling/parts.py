@@ -74,9 +74,10 @@ class SqueezeExcitation(nn.Module):
         initialise(self.reduce)
         initialise(self.expand)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rescale the channels of [B, C, H, W]."""
-        return x * torch.sigmoid(self.expand(self.reduce(self.squeeze(x))))
+    def forward(self, x: Tensor, means: Tensor | None = None) -> Tensor:
+        """Rescale the channels of [B, C, H, W], whose means [B, C, 1, 1] may be known."""
+        means = self.squeeze(x) if means is None else means
+        return x * torch.sigmoid(self.expand(self.reduce(means)))
 
 
 class StagedBackbone(Backbone):

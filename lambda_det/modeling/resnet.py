@@ -147,9 +147,12 @@ class Bottleneck(CNNBlockBase):
         out = self.conv2(out)
         if self.is_lambda:
             out = self.activation(self.norm2(self.pool(out)))
-        out = self.conv3(out)
-        if self.se is not None:
-            out = self.se(out)
+        if self.se is None:
+            out = self.conv3(out)
+        elif self.conv3.norm is None:  # folded; the means of a fourth of the channels give all
+            out = self.se(self.conv3(out), self.conv3(self.se.squeeze(out)))
+        else:
+            out = self.se(self.conv3(out))
         if self.drop is not None:
             out = self.drop(out)
 
