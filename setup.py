@@ -122,8 +122,6 @@ setup(
         "safetensors>=0.4",
         # Locks the folder of a run; torch needs it, too.
         "filelock>=3.12",
-        # Decodes a JPEG bit for bit as Pillow does, in four fifths of the time.
-        "simplejpeg>=1.8",
         # TensorFlow's RMSProp, and teachers for pseudo-labels.
         "timm>=1.0.12",
         # Downloads published weights; timm needs it, too.
@@ -150,6 +148,8 @@ setup(
     # lambda-det export writes ONNX with these, and compares what it has written; mkdocs.yml needs
     # the last ones
     extras_require={
+        # Decodes the JPEGs of ImageNet bit for bit as Pillow does, in six sevenths of the time.
+        "fast": ["simplejpeg>=1.8"],
         "onnx": ["onnx>=1.16", "onnxruntime>=1.17", "onnxscript>=0.3"],
         "docs": [
             "mkdocs<2",

@@ -7,15 +7,20 @@ import os
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
 from lambda_det.errors import DataError, listed, printable, reason
+
+try:
+    import simplejpeg
+except ImportError:  # the extra "fast"
+    simplejpeg = None
 
 
 class Source(ABC):
@@ -290,8 +295,8 @@ _COLOURS = ("YCbCr", "RGB", "Gray")
 def decode_image(data: bytes, name: str) -> np.ndarray:
     """The pixels of ``PIL.Image.open(file).convert("RGB")``; the EXIF rotation is not applied.
 
-    simplejpeg decodes ordinary JPEGs, a fifth faster. Pillow decodes everything else, whatever the
-    file's extension, and the JPEGs that simplejpeg warns about.
+    Where simplejpeg is installed it decodes ordinary JPEGs, a seventh faster. Pillow decodes
+    everything else, whatever the file's extension, and the JPEGs that simplejpeg warns about.
 
     Args:
         data: the content of an image file.
@@ -303,12 +308,10 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
     Raises:
         DataError: Pillow cannot read the image, or refuses it as a decompression bomb.
     """
-    try:
+    with suppress(AttributeError, ValueError):  # there is none; no JPEG, or a damaged one
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
         if colours in _COLOURS and height * width <= (Image.MAX_IMAGE_PIXELS or np.inf):
             return simplejpeg.decode_jpeg(data)
-    except ValueError:  # not a JPEG, or a damaged one
-        pass
     return _decode_with_pillow(data, name)
 
 

@@ -8,13 +8,11 @@ computed for objects that the crop leaves out.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
-import simplejpeg
 import torch
 from detectron2.data import transforms as T
 from detectron2.utils.file_io import PathManager
@@ -142,14 +140,13 @@ class ImageFile:
             OSError: and others of Pillow, if it cannot be read.
         """
         with PathManager.open(path, "rb") as file:
-            self._data = file.read()
-        self._head = Image.open(io.BytesIO(self._data))
+            self._head = Image.open(io.BytesIO(file.read()))
         self._turn = exif_turn(self._head)
         width, height = self._head.size
         self.size = (width, height) if self._turn in LYING else (height, width)
 
     def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
-        """The training image.
+        """The training image, once.
 
         Args:
             place: of an image of this size.
@@ -176,20 +173,14 @@ class ImageFile:
         libjpeg can decode at a half, a fourth or an eighth of the size. The last row and column may
         then lie outside the image by a part.
         """
-        if self._is_plain_jpeg():
+        image, extent = self._head, self.size
+        if self._turn is not None:
+            image = image.transpose(self._turn)
+        elif image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
             eighths = _eighths(self.size, resized)
-            height, width = extent = tuple(side * eighths / 8 for side in self.size)
-            least = {"min_height": math.ceil(height), "min_width": math.ceil(width)}
-            try:
-                return simplejpeg.decode_jpeg(self._data, "RGB", **least), extent
-            except ValueError:
-                pass  # Pillow reads what libjpeg warns of, and says what is wrong with the rest
-        image = self._head if self._turn is None else self._head.transpose(self._turn)
-        return np.asarray(image.convert("RGB")), self.size
-
-    def _is_plain_jpeg(self) -> bool:
-        head = self._head
-        return head.format in ("JPEG", "MPO") and head.mode in ("RGB", "L") and self._turn is None
+            image.draft(None, tuple(side * eighths // 8 for side in image.size))
+            extent = tuple(side * eighths / 8 for side in self.size)
+        return np.asarray(image if image.mode == "RGB" else image.convert("RGB")), extent
 
 
 def _eighths(size: tuple[int, int], resized: tuple[int, int]) -> int:

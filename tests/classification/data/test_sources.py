@@ -290,9 +290,11 @@ def test_pixels_are_pillows(kind):
     np.testing.assert_array_equal(image, expected)
 
 
-def test_plain_jpegs_do_not_need_pillow(monkeypatch):
-    monkeypatch.setattr(sources, "_decode_with_pillow", None)
-    assert all(decode_image(data, "a.JPEG").ndim == 3 for data in SIMPLE.values())
+@pytest.mark.parametrize("missing", ["_decode_with_pillow", "simplejpeg"])
+def test_plain_jpegs_need_one_decoder(monkeypatch, missing):
+    monkeypatch.setattr(sources, missing, None)
+    for data in SIMPLE.values():
+        np.testing.assert_array_equal(decode_image(data, "a.JPEG"), by_pillow(data))
 
 
 def test_what_pillow_makes_of_damaged_jpegs():
