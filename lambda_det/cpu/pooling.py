@@ -113,54 +113,41 @@ def _sizes(shape: torch.Size, pooled: Tensor) -> Any:
     return longs((batch, height, width, channels, len(pooled), *pooled.shape[2:]))
 
 
-def convolve_pooled(model: nn.Module, on: bool = True, *, frozen: bool = False) -> None:
+def convolve_pooled(model: nn.Module, on: bool = True) -> None:
     """Let the first linear layers of the box heads in ``model`` be convolutions of whole maps.
 
-    PyTorch multiplies matrices with MKL, which does not use AVX-512 on processors of other makers
-    than Intel. oneDNN convolves with AVX-512 and without a copy of the maps, in 0.4 of the time, or
-    0.6 with the weights laid out anew each time. Without AVX-512 it would need up to eight times as
-    long.
+    oneDNN convolves with AVX-512 and without a copy of the maps, in 0.4 of the time that MKL takes,
+    or 0.6 with the weights laid out anew each time. Without AVX-512 it would need up to eight times
+    as long.
 
     Args:
         model: is changed.
         on: False gives them back what they were.
-        frozen: lay the weights out once; only for inference, because the state differs.
     """
-    if on and not _convolves():
+    if on and not without_mkl():
         return
     for heads in model.modules():
         if isinstance(heads, StandardROIHeads):
             for head in heads.box_head.modules():  # a cascade has several
                 if type(head) is not FastRCNNConvFCHead or not head.fcs:
                     continue
-                own = type(head.fc1) in (nn.Linear, _ConvolvedLinear)
-                if own and (readable(head.fc1.weight) or not on):
+                if type(head.fc1) is (nn.Linear if on else _ConvolvedLinear):
                     head.flatten = nn.Identity() if on else nn.Flatten()
                     head.fc1.__class__ = _ConvolvedLinear if on else nn.Linear
-                    if not on or frozen:
-                        _lay_out(head.fc1, heads.box_pooler.output_size if on else None)
 
 
-def _convolves() -> bool:
+def without_mkl() -> bool:
+    """Whether there are vectors that MKL does not use on processors of other makers than Intel."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def _lay_out(linear: nn.Linear, size: tuple[int, int] | None) -> None:
-    """Keep the weights in the layout of maps of this size, or of what is flattened."""
-    weight = linear.weight.detach().flatten(1)
-    if size:
-        weight = weight.unflatten(1, (-1, *size)).contiguous(memory_format=torch.channels_last)
-    if weight.shape != linear.weight.shape:
-        linear.weight = nn.Parameter(weight)
 
 
 class _ConvolvedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [K, C, h, w] and weights [C', C, h, w] or [C', C * h * w] give [K, C']."""
+        """Maps [K, C, h, w] give [K, C']."""
         # A graph may run on another processor, and on any number of boxes
         graph = torch.jit.is_tracing() or torch.compiler.is_compiling()
-        if graph or (self.weight.dim() == 2 and not self._pays(x)):
-            return F.linear(x.flatten(1), self.weight.flatten(1), self.bias)
+        if graph or not self._pays(x):
+            return super().forward(x.flatten(1))
         weight = self.weight.view(len(self.weight), *x.shape[1:])
         weight = weight.contiguous(memory_format=torch.channels_last)
         return F.conv2d(x, weight, self.bias).flatten(1)
@@ -168,4 +155,4 @@ class _ConvolvedLinear(nn.Linear):
     def _pays(self, x: Tensor) -> bool:
         plain = readable(x, self.weight) and not torch.is_autocast_enabled("cpu")
         wide = x.dtype == torch.float32 and x.dim() == 4 and len(x) >= _ROWS
-        return plain and wide and _convolves()
+        return plain and wide and without_mkl()

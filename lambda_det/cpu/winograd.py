@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from lambda_det.cpu.pooling import without_mkl
 from lambda_det.layers.tensors import without_autocast
 from lambda_det.modeling.fold import folded, is_foldable
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
@@ -82,6 +83,9 @@ class _Conv2d(Conv2d):
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dtype = _computed_in(x)
         if not (self._is_3x3() and _pays(x, weight, bias, dtype)):
+            if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
+                # A dilation, which moves no tap, keeps PyTorch from it
+                return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
             return self._conv_forward(x, weight, bias)
         bias = bias if bias is None else bias.to(dtype)
         return winograd_conv2d(x.to(dtype), weight.to(dtype), bias)
@@ -95,6 +99,11 @@ class _PlainConv2d(_Conv2d):
     """PyTorch's, which has neither."""
 
     norm = activation = None
+
+
+def _left_to_mkl() -> bool:
+    """Whether 1x1 kernels take twice oneDNN's time: on one thread PyTorch gives them to MKL."""
+    return torch.get_num_threads() == 1 and without_mkl()
 
 
 def _computed_in(x: Tensor) -> torch.dtype:

@@ -119,7 +119,7 @@ def for_inference(
     model = fold_norms(model)
     if channels_last:
         use_channels_last(model)
-        convolve_pooled(model, frozen=True)
+        convolve_pooled(model)
     if precision == "float32":
         return model
     patch_pooling(model, in_float32=True)

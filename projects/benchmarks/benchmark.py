@@ -30,6 +30,7 @@ from lambda_benchmarks.report import (
     write_json,
 )
 from lambda_det.distributed.launch import check_device
+from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -107,6 +108,7 @@ def run(args: argparse.Namespace) -> None:
     device = check_device(args.device, 1, "--device")
     if device.type == "cpu":
         limit_memory(args.memory_limit)
+        keep_memory()  # as trainings and predictions do
     setting = Setting(
         device=device,
         dtype=getattr(torch, getattr(args, "dtype", None) or "float32"),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lambda_det import native
 from lambda_det.cpu import winograd
+from lambda_det.cpu.pooling import without_mkl
 from lambda_det.cpu.winograd import use_winograd, winograd_conv2d
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
@@ -268,6 +269,26 @@ def test_others_are_pytorchs(conv, x, taken):
     assert torch.equal(model(x), expected)
     assert torch.equal(torch.jit.trace(model, x, check_trace=False)(x), expected)
     assert not taken
+
+
+@pytest.mark.skipif(not without_mkl(), reason="no AVX-512")
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"groups": 2}], ids=str)
+def test_kernels_of_one_tap_on_one_thread_are_onednns(options, monkeypatch):
+    plain = nn.Sequential(nn.Conv2d(32, 64, 1, **options))
+    model, x = copy.deepcopy(plain), torch.randn(2, 32, 9, 11)
+    use_winograd(model)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    results = []
+    for net, dtype in ((plain, torch.float64), (model, torch.float32), (model, torch.float64)):
+        inputs = [x.to(dtype).requires_grad_(), *net.to(dtype).parameters()]
+        with torch.profiler.profile() as profile:
+            output = net(inputs[0])
+        results.append([output, *torch.autograd.grad(output.sum(), inputs)])
+        used = "aten::mkldnn_convolution" in {event.name for event in profile.events()}
+        assert used == (dtype == torch.float32)
+    for exact, *others in zip(*results, strict=True):
+        for got in others:
+            torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")

@@ -28,7 +28,6 @@ from lambda_det import (
     create_classifier,
     list_models,
 )
-from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError
 from lambda_det.layers import IMPLEMENTATIONS, local_position_output
 from lambda_det.layers.local import check_implementation
@@ -409,7 +408,6 @@ def runtimes(args: Options, setting: Setting) -> list[Group]:
     lambda-det predict computes it. ONNX Runtime has no bfloat16 on a CPU.
     """
     side, groups = image_side(args, 1024, 256), []
-    keep_memory()
     for make in (backbone, mask_rcnn):
         cases = []
         for runtime in RUNTIMES:

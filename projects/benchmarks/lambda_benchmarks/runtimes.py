@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lambda_benchmarks.detectors import detectron2_detector, our_detector, take_statistics
-from lambda_det import create_backbone
+from lambda_det import accelerate, create_backbone
 from lambda_det.detection.model import for_inference
 from lambda_det.export import Network, backbone_network, detector_network
 from lambda_det.export.formats import format_of
@@ -24,7 +24,7 @@ Call = Callable[..., Any]
 def here(network: Network, path: Path, dtype: torch.dtype) -> Call:
     """As lambda-det predict computes it."""
     model = network.original.__self__.model if network.detector else network.original
-    model = for_inference(model, str(dtype).removeprefix("torch."))
+    model = for_inference(accelerate(model), str(dtype).removeprefix("torch."))
     if not network.detector:
         return model
     return lambda images, _: model.inference(
