@@ -28,7 +28,7 @@ def accelerate(
 
     Args:
         model: is changed.
-        on: False takes all of it back; maps are contiguous then.
+        on: False takes all of it back but the memory; maps are contiguous then.
         channels_last: lay out the weights of convolutions so that all maps are channels last; the
             3x3 convolutions of this package need it.
         mixed_precision: pool boxes in float32 under autocast, where torchvision rounds their
@@ -37,8 +37,8 @@ def accelerate(
     Returns:
         The model.
     """
-    if any(parameter.device.type == "cpu" for parameter in model.parameters()):
-        keep_memory(on)
+    if on and any(parameter.device.type == "cpu" for parameter in model.parameters()):
+        keep_memory()
     patch_pooling(model, on, in_float32=mixed_precision)
     use_winograd(model, on)
     if channels_last or not on:

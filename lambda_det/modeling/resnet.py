@@ -149,7 +149,8 @@ class Bottleneck(CNNBlockBase):
             out = self.activation(self.norm2(self.pool(out)))
         if self.se is None:
             out = self.conv3(out)
-        elif self.conv3.norm is None:  # folded; the means of a fourth of the channels give all
+        elif getattr(self.conv3, "norm", self) is None and not self.conv3._forward_hooks:
+            # Folded; the means of a fourth of the channels give all
             out = self.se(self.conv3(out), self.conv3(self.se.squeeze(out)))
         else:
             out = self.se(self.conv3(out))

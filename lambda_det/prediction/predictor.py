@@ -21,6 +21,7 @@ from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.export.exported import ExportedDetector, as_input
 from lambda_det.export.formats import FORMATS
@@ -184,6 +185,7 @@ class Predictor:
         self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
 
     def _open_exported(self, path: Path, device: str | None) -> None:
+        keep_memory()
         detector = ExportedDetector(path, device)
         origin = (detector.described.get(key) for key in ("weights", "step", "averaged"))
         self.cfg, self.weights = None, str(path)

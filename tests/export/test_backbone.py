@@ -119,6 +119,20 @@ def _raise(_):
     raise RuntimeError("no kernel\nlong")
 
 
+class _Named(nn.Sequential):
+    def forward(self, x):
+        return {"y": super().forward(x)}
+
+
+@needs_any_size
+@pytest.mark.slow
+def test_averages_behind_other_paddings_stay(tmp_path):
+    needs(".onnx")
+    pools = nn.ZeroPad2d(1), nn.AvgPool2d(3, 2), nn.ReplicationPad2d((1, 0, 1, 0)), nn.AvgPool2d(2)
+    made = Network(*[_Named(nn.Conv2d(3, 4, 1), *pools).eval()] * 2, detector=False)
+    assert export_network(made, tmp_path / "b.onnx", sizes=SIZES).passed
+
+
 DAMAGES = {
     "values": lambda y: {k: v * 1.001 for k, v in y.items()},
     "nan": lambda y: {k: v * float("nan") for k, v in y.items()},

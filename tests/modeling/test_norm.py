@@ -214,6 +214,18 @@ def test_a_folded_network_computes_the_same(name, options, left):
 
 
 @torch.no_grad()
+def test_hooks_of_a_folded_convolution_see_its_map_alone():
+    folded = fold_norms(scramble(lambda_det.create_backbone("lambda_resnet26_slim")))
+    x, sizes = torch.randn(1, 3, 64, 64), []
+    expected = folded(x)
+    conv = folded.res2[0].conv3
+    conv.register_forward_hook(lambda module, args, y: sizes.append(y.shape[2]))
+    folded.res2[1].conv3 = nn.Sequential(folded.res2[1].conv3)  # as wrappers do
+    torch.testing.assert_close(folded(x), expected)
+    assert sizes == [16]
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("sizes", [{"stride": 2}, {}])
 def test_a_folded_lambda_layer_takes_another_context(sizes):
     layer = scramble(LambdaLayer(8, query_depth=3, heads=2, scope=5, **sizes)).double()

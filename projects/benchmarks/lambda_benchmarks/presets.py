@@ -407,6 +407,8 @@ def runtimes(args: Options, setting: Setting) -> list[Group]:
     LambdaResNet-50 and ResNet-50 with random weights, one image. Ratios are to LambdaResNet-50 as
     lambda-det predict computes it. ONNX Runtime has no bfloat16 on a CPU.
     """
+    if setting.dtype == torch.float16:
+        raise ConfigError("--dtype float16 is no precision of a CPU; take float32 or bfloat16.")
     side, groups = image_side(args, 1024, 256), []
     for make in (backbone, mask_rcnn):
         cases = []

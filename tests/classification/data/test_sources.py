@@ -291,6 +291,7 @@ def test_pixels_are_pillows(kind):
 
 
 @pytest.mark.parametrize("missing", ["_decode_with_pillow", "simplejpeg"])
+@pytest.mark.skipif(sources.simplejpeg is None, reason="the extra fast")
 def test_plain_jpegs_need_one_decoder(monkeypatch, missing):
     monkeypatch.setattr(sources, missing, None)
     for data in SIMPLE.values():
