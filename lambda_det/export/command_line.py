@@ -15,6 +15,7 @@ from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
 from lambda_det.export.sources import named_backbone, network_to_export, read_images
 from lambda_det.export.triton import write_repository
+from lambda_det.prediction.predictor import find_config
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX. Predictor and
@@ -52,7 +53,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", metavar="NAME", help="of a backbone, without configuration")
+    source.add_argument("--model", metavar="RUN", help="a run's folder, or a backbone's name")
     add_model_flags(parser, source)
     parser.add_argument(
         "--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)"
@@ -113,8 +114,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
     args = parser.parse_intermixed_args(argv)
+    if args.model and Path(args.model).is_dir():  # as lambda-det predict takes it
+        args.config_file, args.model = find_config(args.model), None
     if args.model and not args.weights:
-        parser.error("--model goes with --weights")
+        parser.error(f"--model {args.model} is no folder; a backbone of that name needs --weights")
     if args.model and (args.backbone_only or args.opts):
         parser.error("--backbone-only and configuration keys go with --config-file")
     if args.triton and not args.output.endswith(".onnx"):

@@ -36,7 +36,7 @@ def test_backbone_by_name(weights, tmp_path, capsys):
 @pytest.mark.parametrize("suffix", [".ts", pytest.param(".pt2", marks=needs_any_size)])
 def test_the_backbone_of_a_run_at_the_default_sizes(run, suffix, tmp_path, capsys):
     path = tmp_path / f"b{suffix}"
-    command = [str(path), "--config-file", str(run.folder / "config.yaml"), "--backbone-only"]
+    command = [str(path), "--model", str(run.folder), "--backbone-only"]
     assert tool.main(command) == 0
     assert "  p6: " in capsys.readouterr().out
 
