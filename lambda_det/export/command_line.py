@@ -15,7 +15,6 @@ from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
 from lambda_det.export.sources import named_backbone, network_to_export, read_images
 from lambda_det.export.triton import write_repository
-from lambda_det.prediction.predictor import find_config
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX. Predictor and
@@ -115,7 +114,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
     args = parser.parse_intermixed_args(argv)
     if args.model and Path(args.model).is_dir():  # as lambda-det predict takes it
-        args.config_file, args.model = find_config(args.model), None
+        args.config_file, args.model = str(Path(args.model, "config.yaml")), None
     if args.model and not args.weights:
         parser.error(f"--model {args.model} is no folder; a backbone of that name needs --weights")
     if args.model and (args.backbone_only or args.opts):
