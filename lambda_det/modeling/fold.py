@@ -9,9 +9,11 @@ from typing import TypeVar
 import torch
 from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.modeling.resnet import Bottleneck
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -41,7 +43,17 @@ def fold_norms(model: Model) -> Model:
             _fold_projection(module)
         elif isinstance(module, nn.Sequential):
             _fold_sequence(module)
+    for module in model.modules():
+        if type(module) is Bottleneck and module.se is not None and module.conv3.norm is None:
+            module.__class__ = _FoldedBottleneck
     return model
+
+
+class _FoldedBottleneck(Bottleneck):
+    def widen(self, x: Tensor) -> Tensor:
+        """The means of the last map are made of those of its input, a fourth of the channels."""
+        means = F.conv2d(self.se.squeeze(x), self.conv3.weight, self.conv3.bias)
+        return self.se(self.conv3(x), means)
 
 
 def is_foldable(norm: nn.Module | None) -> bool:

@@ -147,13 +147,7 @@ class Bottleneck(CNNBlockBase):
         out = self.conv2(out)
         if self.is_lambda:
             out = self.activation(self.norm2(self.pool(out)))
-        if self.se is None:
-            out = self.conv3(out)
-        elif getattr(self.conv3, "norm", self) is None and not self.conv3._forward_hooks:
-            # Folded; the means of a fourth of the channels give all
-            out = self.se(self.conv3(out), self.conv3(self.se.squeeze(out)))
-        else:
-            out = self.se(self.conv3(out))
+        out = self.widen(out)
         if self.drop is not None:
             out = self.drop(out)
 
@@ -164,6 +158,11 @@ class Bottleneck(CNNBlockBase):
         out += x
         out = self.activation(out)
         return out if self.attention is None else self.attention(out)
+
+    def widen(self, x: Tensor) -> Tensor:
+        """The last convolution and what rescales it."""
+        x = self.conv3(x)
+        return x if self.se is None else self.se(x)
 
 
 def _average(stride: int) -> nn.Module:

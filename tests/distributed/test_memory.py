@@ -26,14 +26,10 @@ def step():
         ctypes.memset(block, 1, size * 2**20)
         libc.free(ctypes.c_void_p(block))
 
-def faults():
-    step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    step(), step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-print(faults())
-print(memory.keep_memory(False), faults())
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+step(), step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
@@ -47,7 +43,6 @@ def test_maps_of_a_second_step_need_no_new_pages(switch):
         text=True,
         check=True,
     )
-    kept, faults, given_back, faults_after = result.stdout.split()
-    assert kept == given_back == str(switch == "1")
+    kept, faults = result.stdout.split()
+    assert kept == str(switch == "1")
     assert (int(faults) < 100) == (switch == "1")
-    assert int(faults_after) > 1000

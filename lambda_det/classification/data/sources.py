@@ -308,10 +308,11 @@ def decode_image(data: bytes, name: str) -> np.ndarray:
     Raises:
         DataError: Pillow cannot read the image, or refuses it as a decompression bomb.
     """
-    with suppress(AttributeError, ValueError):  # there is none; no JPEG, or a damaged one
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours in _COLOURS and height * width <= (Image.MAX_IMAGE_PIXELS or np.inf):
-            return simplejpeg.decode_jpeg(data)
+    if simplejpeg is not None:
+        with suppress(ValueError):  # no JPEG, or a damaged one
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            if colours in _COLOURS and height * width <= (Image.MAX_IMAGE_PIXELS or np.inf):
+                return simplejpeg.decode_jpeg(data)
     return _decode_with_pillow(data, name)
 
 

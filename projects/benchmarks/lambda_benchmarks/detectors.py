@@ -7,6 +7,8 @@ Detectron2's own baselines from scratch, and random weights.
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import runpy
 from pathlib import Path
 from typing import Any
@@ -75,11 +77,20 @@ class Detector(nn.Module):
             {**sample, "image": picture}
             for sample, picture in zip(self.samples, pictures, strict=True)
         ]
-        keep_memory(self.keeps)
+        keep_memory() if self.keeps else give_back_memory()
         if not self.training:
             return self._inference[0](batch)
         with EventStorage(), self.precision.autocast():
             return sum(self.model(batch).values())
+
+
+def give_back_memory() -> None:
+    """As glibc does by itself in a process of large maps; undoes ``keep_memory``."""
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        # M_MMAP_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
+        for parameter, value in ((-4, 65536), (-3, 32 << 20), (-1, 64 << 20), (-2, 0)):
+            mallopt(parameter, value)
 
 
 def our_detector(

@@ -20,7 +20,7 @@ from lambda_benchmarks import data
 from lambda_benchmarks.detectors import ZOO, detectron2_detector, our_detector, zoo_detector
 from lambda_benchmarks.measure import BOTH, FORWARD, STEP, Case, Group, Setting
 from lambda_benchmarks.report import installed
-from lambda_benchmarks.runtimes import NETWORKS, RUNTIMES, backbone, mask_rcnn, run_by
+from lambda_benchmarks.runtimes import NETWORKS, RUNTIMES, run_by
 from lambda_det import (
     LambdaLayer,
     convert_lambda_layers,
@@ -410,14 +410,14 @@ def runtimes(args: Options, setting: Setting) -> list[Group]:
     if setting.dtype == torch.float16:
         raise ConfigError("--dtype float16 is no precision of a CPU; take float32 or bfloat16.")
     side, groups = image_side(args, 1024, 256), []
-    for make in (backbone, mask_rcnn):
+    for make, names in NETWORKS.items():
         cases = []
         for runtime in RUNTIMES:
             if setting.dtype != torch.float32 and runtime == "onnxruntime":
                 continue
             if runtime != "lambda_det" and installed(runtime) is None:
                 raise ConfigError(f"{runtime} is not installed here; pip install {runtime}.")
-            for name in NETWORKS:
+            for name in names:
                 run = partial(run_by, runtime, make, name, side, setting.dtype)
                 cases.append(Case(f"{name}, {runtime}", run, 1))
         groups.append(Group(f"{make.__name__}, batch 1, {side}x{side}", cases, (FORWARD,)))

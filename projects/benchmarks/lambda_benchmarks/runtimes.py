@@ -17,7 +17,11 @@ from lambda_det.export import Network, backbone_network, detector_network
 from lambda_det.export.formats import format_of
 from lambda_det.export.session import as_inputs, example
 
-NETWORKS = {"LambdaResNet-50": "lambda_resnet50", "ResNet-50": "resnet50"}
+BACKBONES = {
+    "LambdaResNet-50": "lambda_resnet50",
+    "ResNet-50": "resnet50",
+    "ResNet-RS-50 with squeeze-and-excitation": "resnet_rs50_se",
+}
 Call = Callable[..., Any]
 
 
@@ -63,7 +67,7 @@ RUNTIMES: dict[str, Callable[[Network, Path, torch.dtype], Call]] = {
 
 def backbone(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
     images = (torch.randn(1, 3, side, side),)
-    model = create_backbone(NETWORKS[name])
+    model = create_backbone(BACKBONES[name])
     take_statistics(model, *images)
     return backbone_network(model), images
 
@@ -76,6 +80,10 @@ def mask_rcnn(name: str, side: int) -> tuple[Network, tuple[Tensor, ...]]:
         made, pictures = our_detector(50, ["SOLVER.AMP.ENABLED", False], 1, side, "cpu")
     network = detector_network(made.model, fixed=(side, side))
     return network, as_inputs(network, pictures[0].float(), 1)
+
+
+# By what makes them, the names of what is compared
+NETWORKS = {backbone: tuple(BACKBONES), mask_rcnn: ("LambdaResNet-50", "ResNet-50")}
 
 
 def run_by(
