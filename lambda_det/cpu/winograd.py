@@ -5,8 +5,8 @@ convolutions in its less exact layout, if the numbers of a kernel are of one siz
 (tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times those.
 What is not finite reaches whole tiles of 4x4 outputs. The kernel is native/winograd.cpp. If the
 gradient of a map is zero at most positions, as after the loss of an RPN, only the products of the
-others are computed. bfloat16 uses PyTorch's convolutions, except on
-large maps where bfloat16 is at most twice as fast as float32.
+others are computed. bfloat16 uses PyTorch's convolutions, except where the processor
+has it at twice the rate of float32.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from torch.nn.grad import conv2d_weight
 from lambda_det.cpu.pooling import without_mkl
 from lambda_det.layers.tensors import without_autocast
 from lambda_det.modeling.fold import folded, is_foldable
-from lambda_det.native import call, longs, missing, new_map, pixels, readable
+from lambda_det.native import call, has, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
 _POSITIONS = 16  # of the maps for each channel, so that the transforms of the kernel pay
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
-_MANY = 64  # of the positions for each channel, so that float32 takes less time than bfloat16
 _PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
 # One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
 # the whole tile of each, where plain sums leave zeros: at a hundredth it would be up to three times
@@ -67,28 +66,39 @@ class _Conv2d(Conv2d):
         # Traced and compiled networks keep PyTorch's operators
         if torch.jit.is_tracing() or torch.compiler.is_compiling():
             return super().forward(x)
+        norm, activation = self.norm, self.activation
         if self._folds(x):
-            x = self._convolved(x, *folded(self.norm, self.weight, self.bias))
-        else:
-            x = self._convolved(x, self.weight, self.bias)
-            x = x if self.norm is None else self.norm(x)
-        return x if self.activation is None else self.activation(x)
+            return self._convolved(x, *folded(norm, self.weight, self.bias), activation)
+        if norm is None:
+            return self._convolved(x, self.weight, self.bias, activation)
+        x = norm(self._convolved(x, self.weight, self.bias))
+        return x if activation is None else activation(x)
 
     def _folds(self, x: Tensor) -> bool:
         norm = self.norm
-        if not is_foldable(norm) or norm._forward_hooks or norm._forward_pre_hooks:
+        if not is_foldable(norm) or _is_hooked(norm):
             return False
         return readable(x, self.weight) and norm.running_var.dtype == self.weight.dtype
 
-    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _convolved(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Any = None
+    ) -> Tensor:
         dtype = _computed_in(x)
-        if not (self._is_3x3() and _pays(x, weight, bias, dtype)):
-            if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
-                # A dilation, which moves no tap, keeps PyTorch from it
-                return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-            return self._conv_forward(x, weight, bias)
-        bias = bias if bias is None else bias.to(dtype)
-        return winograd_conv2d(x.to(dtype), weight.to(dtype), bias)
+        if self._is_3x3() and _pays(x, weight, bias, dtype):
+            relu = activation is F.relu or type(activation) is nn.ReLU and not _is_hooked(activation)
+            bias = bias if bias is None else bias.to(dtype)
+            x = winograd_conv2d(x.to(dtype), weight.to(dtype), bias, relu)
+            return x if relu or activation is None else activation(x)
+        x = self._pytorchs(x, weight, bias, dtype)
+        return x if activation is None else activation(x)
+
+    def _pytorchs(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
+            # A dilation, which moves no tap, keeps PyTorch from it
+            return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
+        return self._conv_forward(x, weight, bias)
 
     def _is_3x3(self) -> bool:
         sides = self.kernel_size, self.stride, self.padding, self.dilation
@@ -99,6 +109,10 @@ class _PlainConv2d(_Conv2d):
     """PyTorch's, which has neither."""
 
     norm = activation = None
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _left_to_mkl() -> bool:
@@ -122,8 +136,9 @@ def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
     if not _fits(x, weight, bias):
         return False
     if dtype == torch.bfloat16:
-        wide = torch.is_grad_enabled() and x.dtype in (dtype, torch.float32)
-        if not wide or weight.dtype != torch.float32:
+        if not {x.dtype, weight.dtype} <= {dtype, torch.float32}:
+            return False
+        if not torch.is_grad_enabled() and not _twice_the_rate():
             return False
     elif dtype not in (torch.float32, torch.float64) or x.dtype != dtype or weight.dtype != dtype:
         return False
@@ -137,36 +152,44 @@ def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
     )
 
 
-def winograd_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def winograd_conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
     """The convolution of stride 1 and padding 1, F(4x4, 3x3) of Lavin and Gray, section 4.1.
 
     Sums over fewer than 128 channels are PyTorch's; the gradient of the weight, a sum over
-    positions, is not. In bfloat16 most are (see above).
+    positions, is not. Maps in bfloat16 are computed in float32 (see above).
 
     Args:
         x: [B, C, H, W] in float32, float64 or bfloat16 on the CPU; C is a multiple of 16.
         weight: [C', C, 3, 3]; C' is a multiple of 16.
         bias: [C'].
+        relu: whether to return max(0, output).
 
     Returns:
         [B, C', H, W], in the layout of x or channels last. It can be differentiated once.
     """
-    return _Winograd.apply(x, weight, bias)
+    return _Winograd.apply(x, weight, bias, relu)
 
 
 class _Winograd(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        if _left_to_pytorch(x, weight.shape[1]):
-            return F.conv2d(x, weight, bias, padding=1)
-        return _convolve(x, weight.permute(2, 3, 1, 0), bias)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        if _left_to_pytorch(x):
+            output = F.conv2d(x, weight, bias, padding=1)
+            output = output.relu_() if relu else output
+        else:
+            output = _convolve(x, weight.permute(2, 3, 1, 0), bias, relu)
+        ctx.save_for_backward(x, weight, output if relu else None)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        x, weight, rectified = ctx.saved_tensors
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        if rectified is not None:
+            grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
         with without_autocast(grad):  # the products of a gradient in float32 stay in it
             dense, sparse = _Dense(grad), _Sparse.of(grad)
 
@@ -178,23 +201,21 @@ class _Winograd(torch.autograd.Function):
                 by(weight).of_map(weight) if of_x else None,
                 by(x).of_kernel(x) if of_weight else None,
                 grad.sum((0, 2, 3)) if of_bias else None,
+                None,
             )
 
 
-def _left_to_pytorch(x: Tensor, channels: int) -> bool:
-    return channels < _LEAST or not _quick(x, x.shape[2] * x.shape[3])
-
-
-def _quick(x: Tensor, positions: int) -> bool:
-    """Whether this takes less time in float32 than PyTorch's way in the dtype of x."""
-    return x.dtype != torch.bfloat16 or (positions >= _MANY * x.shape[1] and _twice_the_rate())
+def _left_to_pytorch(x: Tensor) -> bool:
+    if x.dtype == torch.bfloat16:
+        return not _twice_the_rate()
+    return x.shape[1] < _LEAST
 
 
 @functools.cache
 def _twice_the_rate() -> bool:
     """Whether that is all that bfloat16 has here: it has much more with AMX."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
-    return capabilities.get("avx512_bf16", False) and not capabilities.get("amx_tile", False)
+    return has("convolve", torch.bfloat16) and not capabilities.get("amx_tile", False)
 
 
 class _Dense:
@@ -203,22 +224,22 @@ class _Dense:
 
     def of_map(self, weight: Tensor) -> Tensor:
         # The convolution of the gradient with the turned kernel
-        if _left_to_pytorch(self.grad, weight.shape[0]):
+        if _left_to_pytorch(self.grad):
             return F.conv2d(self.grad, weight.flip(2, 3).transpose(0, 1), padding=1)
         return _convolve(self.grad, weight.flip(2, 3).permute(2, 3, 0, 1))
 
     def of_kernel(self, x: Tensor) -> Tensor:
         batch, channels, height, width = x.shape
         out = self.grad.shape[1]
-        if not _quick(x, x.numel() // channels):
+        if x.dtype == torch.bfloat16 and not _twice_the_rate():
             return conv2d_weight(x, (out, channels, 3, 3), self.grad, padding=1)
-        x, grad = _wide(x), _wide(self.grad)
-        sizes = longs((batch, height, width, channels, out))
+        sizes = longs((batch, height, width, channels, out, 0))
         each = 36 * channels * out
         parts = batch * -(-height // 4) * -(-width // 4) // _TILES + 1
-        threads = min(torch.get_num_threads(), parts, _SUMS // (each * x.itemsize) or 1)
-        sums, gradient = x.new_zeros(threads, each), x.new_empty(3, 3, channels, out)
-        maps = pixels(x), pixels(grad)
+        new = {"dtype": _summed_in(x)}
+        threads = min(torch.get_num_threads(), parts, _SUMS // (each * new["dtype"].itemsize) or 1)
+        sums, gradient = x.new_zeros(threads, each, **new), x.new_empty(3, 3, channels, out, **new)
+        maps = pixels(x), pixels(self.grad)
         call("convolution_gradient", x.dtype, sizes, *maps, sums, gradient, threads=threads)
         return gradient.permute(3, 2, 0, 1)  # autograd gives it the dtype of the kernel
 
@@ -260,19 +281,21 @@ class _Sparse:
         return products.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
 
 
-def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None) -> Tensor:
+def _convolve(
+    x: Tensor, kernel: Tensor, bias: Tensor | None = None, relu: bool = False
+) -> Tensor:
     """The maps [B, C, H, W] with a kernel [3, 3, C, C']."""
-    dtype, x, kernel = x.dtype, _wide(x), _wide(kernel)
+    dtype = _summed_in(x)
     batch, channels, height, width = x.shape
     out = kernel.shape[3]
-    sizes = longs((batch, height, width, channels, out))
-    transformed = x.new_empty(36 * channels * (out + _PANELS))
+    sizes = longs((batch, height, width, channels, out, relu))
+    transformed = x.new_empty(36 * channels * (out + _PANELS), dtype=dtype)
     output = new_map(x, batch, out, height, width)
-    bias = x.new_zeros(out) if bias is None else _wide(bias).contiguous()
-    call("transform_kernel", x.dtype, sizes, kernel.contiguous(), transformed)
+    bias = x.new_zeros(out, dtype=dtype) if bias is None else bias.to(dtype).contiguous()
+    call("transform_kernel", dtype, sizes, kernel.to(dtype).contiguous(), transformed)
     call("convolve", x.dtype, sizes, pixels(x), transformed, bias, pixels(output))
-    return output.to(dtype)
+    return output
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype == torch.bfloat16 else x
+def _summed_in(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype == torch.bfloat16 else x.dtype

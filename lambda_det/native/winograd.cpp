@@ -7,8 +7,12 @@
 // of the 36 is a product of matrices. The points of the polynomials are 0, 3/4, -3/4, 3/2, -3/2 and
 // infinity: with the usual 1 and 2 the error in float32 is twice as large.
 //
+// Only the last output needs the point at infinity. Where tiles of 4 would reach beyond a map, some
+// have 3 outputs and five products: a map of 7x7 takes 121 products in place of 144.
+//
 // Maps are [batch, height, width, channels], kernels [3, 3, in, out]; the numbers of channels are
-// multiples of 16. Beyond a map there are zeros.
+// multiples of 16. Beyond a map there are zeros. Maps in bfloat16 are computed in float32: all
+// products of a plain convolution take longer, at twice the rate.
 
 #include <algorithm>
 #include <vector>
@@ -27,11 +31,22 @@ template <typename T> using Precise = typename Vector<double, kLong<T>>::type;
 template <typename T> constexpr int kPanel = kMost * kLong<T>;  // columns of a block of multiply()
 
 struct Convolution {
-  long batch, height, width, in, out;
+  long batch, height, width, in, out, relu;
 };
 
 template <typename T> inline Wide<T> load(const T *from) { return *(const Wide<T> *)from; }
 template <typename T> inline void store(T *to, const Wide<T> &value) { *(Wide<T> *)to = value; }
+
+#ifdef __AVX512BF16__
+typedef short BFloat16;  // the upper half of a float
+inline Wide<float> load(const BFloat16 *from) {
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+  return (Wide<float>)_mm512_slli_epi32(bits, 16);
+}
+inline void store(BFloat16 *to, const Wide<float> &value) {
+  _mm256_storeu_si256((__m256i *)to, (__m256i)_mm512_cvtneps_pbh((__m512)value));
+}
+#endif
 
 // __builtin_convertvector is not in g++ 8
 template <typename To, typename T> inline To convert(const Wide<T> &from) {
@@ -92,42 +107,76 @@ constexpr double kG[kWindow][3] = {{at_0, 0, 0},
                                    {at_b, -kB * at_b, kB2 * at_b},
                                    {0, 0, 1}};
 
+// The tiles along one side of a map: first those of 4 outputs, then those of 3
+struct Side {
+  const long size, count = divided_up(size, kTile);
+  const long whole = std::max(0l, size - (kTile - 1) * count);
+  long start(long tile) const { return tile * kTile - std::max(0l, tile - whole); }
+  long end(long tile) const { return std::min(size, start(tile) + kTile - (tile >= whole)); }
+};
+
 // The tiles of all images, by rows
 struct Tiles {
   const Convolution &s;
-  const long down = divided_up(s.height, kTile), across = divided_up(s.width, kTile);
-  const long count = s.batch * down * across;
-  long x(long tile) const { return tile % across * kTile; }
-  long y(long tile) const { return tile / across % down * kTile; }
-  long image(long tile) const { return tile / (across * down); }
+  const Side down{s.height}, across{s.width};
+  const long count = s.batch * down.count * across.count;
+  long column(long tile) const { return tile % across.count; }
+  long row(long tile) const { return tile / across.count % down.count; }
+  long image(long tile) const { return tile / (across.count * down.count); }
 
   // The vectors of a square of a map whose corner lies `before` the tile's
-  template <typename T, int side>
-  void find(long tile, int before, const T *map, long channels, const T *zeros,
-            const T **found) const {
-    const long top = y(tile) - before, left = x(tile) - before, rows = image(tile) * s.height;
+  template <int side, typename M>
+  void find(long tile, int before, const M *map, long channels, const M *zeros,
+            const M **found) const {
+    const long top = down.start(row(tile)) - before, left = across.start(column(tile)) - before;
+    const long bottom = std::min(s.height, down.end(row(tile)) + before);
+    const long right = std::min(s.width, across.end(column(tile)) + before);
+    const long rows = image(tile) * s.height;
     for (int i = 0; i < side; ++i)
       for (int j = 0; j < side; ++j) {
-        const long row = top + i, column = left + j;
-        const bool inside = row >= 0 && row < s.height && column >= 0 && column < s.width;
-        const long position = (rows + row) * s.width + column;
-        found[i * kWindow + j] = inside ? map + position * channels : zeros;
+        const long y = top + i, x = left + j;
+        const bool inside = y >= 0 && y < bottom && x >= 0 && x < right;
+        found[i * kWindow + j] = inside ? map + ((rows + y) * s.width + x) * channels : zeros;
       }
   }
 };
 
-// Numbers of one of the 36 products. 36 stores 32 kB apart would evict each other from the cache.
-template <typename T> inline long product_size(const Convolution &s) {
-  return kMany * s.in + 2 * kLong<T>;
+// Some tiles, in an order in which those of each product lie side by side
+struct Block {
+  long tile[kMany], count = 0, bounds[5];
+  Block(const Tiles &tiles, long first) {
+    const long end = std::min(first + kMany, tiles.count);
+    for (int kind = 0; kind < 4; ++kind) {
+      bounds[kind] = count;
+      for (long t = first; t < end; ++t) {
+        const bool high = tiles.row(t) < tiles.down.whole;
+        const bool wide = tiles.column(t) < tiles.across.whole;
+        if ((wide ? high : 3 - high) == kind) tile[count++] = t;
+      }
+    }
+    bounds[4] = count;
+  }
+  // Products of the last row need high tiles, those of the last column wide ones
+  long from(int product) const { return bounds[product / kWindow == kWindow - 1]; }
+  long to(int product) const {
+    const bool last = product / kWindow == kWindow - 1;
+    return bounds[product % kWindow == kWindow - 1 ? 2 : last ? 3 : 4];
+  }
+};
+
+// Numbers of one of the 36 products. 36 vectors 8 or 32 kB apart would evict each other from the
+// cache.
+template <typename T> inline long product_size(long channels) {
+  return kMany * channels + 2 * kLong<T>;
 }
 
 // B' d B of some tiles; a vector of each of the 36 goes to `to`, by these strides
-template <typename T>
-void transform_windows(const Tiles &tiles, long first, long count, const T *map, const T *zeros,
+template <typename T, typename M>
+void transform_windows(const Tiles &tiles, const Block &block, const M *map, const M *zeros,
                        T *to, long product, long tile_stride, long vector_stride) {
-  for (long t = 0; t < count; ++t) {
-    const T *window[kProducts];
-    tiles.find<T, kWindow>(first + t, 1, map, tiles.s.in, zeros, window);
+  for (long t = 0; t < block.count; ++t) {
+    const M *window[kProducts];
+    tiles.find<kWindow>(block.tile[t], 1, map, tiles.s.in, zeros, window);
     for (long c = 0; c < tiles.s.in; c += kLong<T>) {
       Wide<T> d[kProducts];
       for (int i = 0; i < kProducts; ++i) d[i] = load(window[i] + c);
@@ -165,43 +214,48 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
 }
 
 // kernel: of transform_kernel
-template <typename T>
-void convolve(const Convolution &s, const T *map, const T *kernel, const T *bias, T *output,
+template <typename T, typename M>
+void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias, M *output,
               int threads) {
   constexpr int lanes = kLong<T>, panel = kPanel<T>;
   const Tiles tiles{s};
-  const long panels = divided_up(s.out, panel), product = product_size<T>(s);
+  const long panels = divided_up(s.out, panel);
+  const long window_size = product_size<T>(s.in), size = product_size<T>(panel);
 #pragma omp parallel num_threads(threads)
   {
-    std::vector<T> windows(kProducts * product), products(kProducts * kMany * panel);
-    std::vector<T> zeros(s.in);
+    std::vector<T> windows(kProducts * window_size), products(kProducts * size);
+    std::vector<M> zeros(s.in);
 #pragma omp for schedule(dynamic, 1)
     for (long first = 0; first < tiles.count; first += kMany) {
-      const long count = std::min(kMany, tiles.count - first);
-      transform_windows(tiles, first, count, map, zeros.data(), windows.data(), product, s.in,
-                        lanes);
+      const Block block(tiles, first);
+      transform_windows(tiles, block, map, zeros.data(), windows.data(), window_size, s.in, lanes);
       for (long p = 0; p < panels; ++p) {
         const long columns = std::min<long>(panel, s.out - p * panel);
-        for (int i = 0; i < kProducts; ++i)
+        for (int i = 0; i < kProducts; ++i) {
+          const long from = block.from(i), count = block.to(i) - from;
           for (long in = 0; in < s.in; in += kSteps)
             multiply<T, lanes>(count, columns, std::min(kSteps, s.in - in),
-                               windows.data() + i * product + in, s.in, 1,
+                               windows.data() + i * window_size + from * s.in + in, s.in, 1,
                                kernel + ((i * panels + p) * s.in + in) * panel, panel,
-                               products.data() + i * kMany * panel, panel, in > 0);
-        for (long t = 0; t < count; ++t) {
-          const long x0 = tiles.x(first + t), y0 = tiles.y(first + t);
-          const long row = tiles.image(first + t) * s.height;
+                               products.data() + i * size + from * panel, panel, in > 0);
+        }
+        for (long t = 0; t < block.count; ++t) {
+          const long tile = block.tile[t], rows = tiles.image(tile) * s.height;
+          const long y0 = tiles.down.start(tiles.row(tile)), y1 = tiles.down.end(tiles.row(tile));
+          const long x0 = tiles.across.start(tiles.column(tile));
+          const long x1 = tiles.across.end(tiles.column(tile));
           for (long c = 0; c < columns; c += lanes) {
             Wide<T> m[kProducts];
-            for (int i = 0; i < kProducts; ++i)
-              m[i] = load(products.data() + (i * kMany + t) * panel + c);
+            for (int i = 0; i < kProducts; ++i) m[i] = load(products.data() + i * size + t * panel + c);
             for (int j = 0; j < kWindow; ++j) transform_output(m + j, kWindow);
             for (int i = 0; i < kTile; ++i) transform_output(m + i * kWindow, 1);
-            const Wide<T> added = load(bias + p * panel + c);
-            for (long y = y0; y < std::min(y0 + kTile, s.height); ++y)
-              for (long x = x0; x < std::min(x0 + kTile, s.width); ++x)
-                store(output + ((row + y) * s.width + x) * s.out + p * panel + c,
-                      m[(y - y0) * kWindow + x - x0] + added);
+            const Wide<T> added = load(bias + p * panel + c), zero = {};
+            for (long y = y0; y < y1; ++y)
+              for (long x = x0; x < x1; ++x) {
+                const Wide<T> sum = m[(y - y0) * kWindow + x - x0] + added;
+                store(output + ((rows + y) * s.width + x) * s.out + p * panel + c,
+                      s.relu ? (sum < zero ? zero : sum) : sum);
+              }
           }
         }
       }
@@ -211,27 +265,28 @@ void convolve(const Convolution &s, const T *map, const T *kernel, const T *bias
 
 // G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [threads, 36, in, out], zero at first;
 // each of the threads adds to its own
-template <typename T>
-void convolution_gradient(const Convolution &s, const T *map, const T *grad, T *sums,
+template <typename T, typename M>
+void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *sums,
                           T *grad_kernel, int threads) {
   constexpr int lanes = kLong<T>, panel = kPanel<T>;
   const Tiles tiles{s};
-  const long panels = divided_up(s.out, panel), product = product_size<T>(s);
+  const long panels = divided_up(s.out, panel);
+  const long window_size = product_size<T>(s.in), size = product_size<T>(panels * panel);
   const long all = kProducts * s.in * s.out;
 #pragma omp parallel num_threads(threads)
   {
     // As multiply() reads them: [36, vectors of in, tiles, vector], [36, panels, tiles, panel]
-    std::vector<T> windows(kProducts * product), grads(kProducts * kMany * panels * panel);
-    std::vector<T> zeros(std::max(s.in, s.out));
+    std::vector<T> windows(kProducts * window_size), grads(kProducts * size);
+    std::vector<M> zeros(std::max(s.in, s.out));
     T *own = sums + omp_get_thread_num() * all;
 #pragma omp for schedule(static)
     for (long first = 0; first < tiles.count; first += kMany) {
-      const long count = std::min(kMany, tiles.count - first);
-      transform_windows(tiles, first, count, map, zeros.data(), windows.data(), product, lanes,
+      const Block block(tiles, first);
+      transform_windows(tiles, block, map, zeros.data(), windows.data(), window_size, lanes,
                         kMany * lanes);
-      for (long t = 0; t < count; ++t) {
-        const T *tile[kProducts];
-        tiles.find<T, kTile>(first + t, 0, grad, s.out, zeros.data(), tile);
+      for (long t = 0; t < block.count; ++t) {
+        const M *tile[kProducts];
+        tiles.find<kTile>(block.tile[t], 0, grad, s.out, zeros.data(), tile);
         for (long c = 0; c < s.out; c += lanes) {
           Wide<T> d[kProducts];
           for (int i = 0; i < kTile; ++i) {
@@ -240,16 +295,18 @@ void convolution_gradient(const Convolution &s, const T *map, const T *grad, T *
           }
           for (int j = 0; j < kWindow; ++j) transform_grad(d + j, kWindow);
           for (int i = 0; i < kProducts; ++i)
-            store(grads.data() + ((i * panels + c / panel) * kMany + t) * panel + c % panel, d[i]);
+            store(grads.data() + i * size + (c / panel * kMany + t) * panel + c % panel, d[i]);
         }
       }
-      for (int i = 0; i < kProducts; ++i)
+      for (int i = 0; i < kProducts; ++i) {
+        const long from = block.from(i), count = block.to(i) - from;
         for (long p = 0; p < panels; ++p)
           for (long c = 0; c < s.in; c += lanes)
             multiply<T, lanes>(lanes, std::min<long>(panel, s.out - p * panel), count,
-                               windows.data() + i * product + c * kMany, 1, lanes,
-                               grads.data() + (i * panels + p) * kMany * panel, panel,
+                               windows.data() + i * window_size + c * kMany + from * lanes, 1, lanes,
+                               grads.data() + i * size + (p * kMany + from) * panel, panel,
                                own + (i * s.in + c) * s.out + p * panel, s.out, true);
+      }
     }
 #pragma omp for schedule(static)
     for (long in = 0; in < s.in; ++in)
@@ -273,20 +330,27 @@ void convolution_gradient(const Convolution &s, const T *map, const T *grad, T *
 
 }  // namespace
 
-#define EXPORT(T, suffix)                                                                          \
+#define EXPORT(T, M, suffix)                                                                       \
+  void convolve_##suffix(const Convolution *s, const M *map, const T *kernel, const T *bias,       \
+                         M *output, int threads) {                                                 \
+    convolve<T, M>(*s, map, kernel, bias, output, threads);                                        \
+  }                                                                                                \
+  void convolution_gradient_##suffix(const Convolution *s, const M *map, const M *grad, T *sums,   \
+                                     T *grad_kernel, int threads) {                                \
+    convolution_gradient<T, M>(*s, map, grad, sums, grad_kernel, threads);                         \
+  }
+
+#define EXPORT_KERNEL(T, suffix)                                                                   \
   void transform_kernel_##suffix(const Convolution *s, const T *kernel, T *to, int threads) {      \
     transform_kernel<T>(*s, kernel, to, threads);                                                  \
-  }                                                                                                \
-  void convolve_##suffix(const Convolution *s, const T *map, const T *kernel, const T *bias,       \
-                         T *output, int threads) {                                                 \
-    convolve<T>(*s, map, kernel, bias, output, threads);                                           \
-  }                                                                                                \
-  void convolution_gradient_##suffix(const Convolution *s, const T *map, const T *grad, T *sums,   \
-                                     T *grad_kernel, int threads) {                                \
-    convolution_gradient<T>(*s, map, grad, sums, grad_kernel, threads);                            \
   }
 
 extern "C" {
-EXPORT(float, float32)
-EXPORT(double, float64)
+EXPORT(float, float, float32)
+EXPORT(double, double, float64)
+EXPORT_KERNEL(float, float32)
+EXPORT_KERNEL(double, float64)
+#ifdef __AVX512BF16__
+EXPORT(float, BFloat16, bfloat16)
+#endif
 }

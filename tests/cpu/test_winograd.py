@@ -1,6 +1,7 @@
 """Winograd's convolution against PyTorch's, in float64 and within the bound of float32."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from lambda_det.cpu.winograd import use_winograd, winograd_conv2d
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason=str(native.missing()))
 LAST = torch.channels_last
+needs_bfloat16 = pytest.mark.skipif(
+    not native.has("convolve", torch.bfloat16), reason="no instructions for bfloat16"
+)
 
 
 def _draw(low, high):
@@ -56,9 +60,10 @@ def test_equals_the_convolution_on_random_sizes(layout):
         inputs[:2] = [x.contiguous(memory_format=layout) for x in inputs[:2]]
         grad = torch.randn_like(_plain(*inputs))
         grad[:, : (0, 16, out)[case % 3]] *= torch.rand(grad[:, :1].shape) < torch.rand(()) / 2
-        pairs = zip(
-            _results(winograd_conv2d, inputs, grad), _results(_plain, inputs, grad), strict=True
-        )
+        fast, plain = winograd_conv2d, _plain
+        if case % 2:
+            fast, plain = partial(winograd_conv2d, relu=True), lambda *x: _plain(*x).relu()
+        pairs = zip(_results(fast, inputs, grad), _results(plain, inputs, grad), strict=True)
         for got, expected in pairs:
             assert got.shape == expected.shape
             assert (got - expected).norm() <= 1e-12 * expected.norm(), [x.shape for x in inputs]
@@ -292,11 +297,9 @@ def test_kernels_of_one_tap_on_one_thread_are_onednns(options, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_predictions_in_bfloat16_and_graphs_are_pytorchs(taken):
+def test_graphs_are_pytorchs(taken):
     model, x = nn.Sequential(_conv()), _map()
     use_winograd(model)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        assert model(x).dtype == torch.bfloat16
     graphs = torch.jit.trace(model, x, check_trace=False), torch.jit.script(copy.deepcopy(model))
     found = [graph(x) for graph in graphs]
     assert not taken
@@ -318,12 +321,42 @@ def test_the_gradient_of_float32_is_in_float32(autocast):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("activation", [F.relu, nn.ReLU(), nn.GELU(), "hooked"], ids=str)
+@pytest.mark.parametrize("channels", [16, 128])
+def test_an_activation_is_the_same(channels, activation, taken):
+    """A rectifier is computed with the sums, unless somebody looks at what it gets."""
+    seen = []
+    if activation == "hooked":
+        activation = nn.ReLU()
+        activation.register_forward_pre_hook(lambda _, x: seen.append(x))
+    conv, x, grad = _conv(channels, activation=activation), _map(channels), torch.ones_like(_map())
+    model = nn.Sequential(copy.deepcopy(conv))
+    use_winograd(model)
+    for a, b in zip(*(_trained(f, x, grad) for f in (model, conv)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-2)
+    assert taken and len(seen) in (0, 2)
+
+
+@needs_bfloat16
+def test_predictions_in_bfloat16(taken, monkeypatch):
+    conv, x = _conv(16, activation=F.relu), _map(16)
+    model = nn.Sequential(copy.deepcopy(conv))
+    use_winograd(model)
+    exact = conv.double()(x.double())
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        got, plain = model(x), conv.float()(x)
+        assert len(taken) == 1 and got.dtype == torch.bfloat16
+        assert (got - exact).norm() <= (plain - exact).norm()
+        monkeypatch.setattr(winograd, "_twice_the_rate", lambda: False)
+        assert torch.equal(model(x), plain)
+        assert len(taken) == 1
+
+
+@pytest.mark.parametrize("quick", [False, pytest.param(True, marks=needs_bfloat16)])
 @pytest.mark.parametrize("share", [0, 0.001, 0.1, 0.24, 0.26, 1])
 def test_the_error_in_bfloat16_is_at_most_twice_that_of_pytorch(share, quick, taken, monkeypatch):
-    """With the kernels of float32, and without them."""
+    """With the kernels of ours, and without them."""
     calls = []
-    monkeypatch.setattr(winograd, "_MANY", 16)
     monkeypatch.setattr(winograd, "_twice_the_rate", lambda: quick)
     monkeypatch.setattr(winograd, "call", lambda *x, **y: calls.append(x) or native.call(*x, **y))
     conv = _conv()
