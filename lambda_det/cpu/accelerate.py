@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import torch
-from detectron2.modeling.roi_heads import BaseKeypointRCNNHead, KRCNNConvDeconvUpsampleHead
+from detectron2.modeling.roi_heads import (
+    BaseKeypointRCNNHead,
+    KRCNNConvDeconvUpsampleHead,
+    MaskRCNNConvUpsampleHead,
+)
 from torch import Tensor, nn
 
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
@@ -59,6 +63,8 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
             head.score_lowres.__class__ = _SCORES[on]
         elif isinstance(head, BaseKeypointRCNNHead):
             left.update(head.modules())
+        elif type(head) is MaskRCNNConvUpsampleHead:
+            head.deconv_relu.inplace = on  # its largest map
     layout = torch.channels_last if on else torch.contiguous_format
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:

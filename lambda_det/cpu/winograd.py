@@ -28,7 +28,7 @@ from lambda_det.modeling.fold import folded, is_foldable
 from lambda_det.native import call, has, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
-_POSITIONS = 16  # of the maps for each channel, so that the transforms of the kernel pay
+_POSITIONS = 4  # of the maps for each channel, so that the transforms of the kernel pay
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
 # One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
@@ -84,21 +84,18 @@ class _Conv2d(Conv2d):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Any = None
     ) -> Tensor:
         dtype = _computed_in(x)
+        relu = activation is F.relu or type(activation) is nn.ReLU and not _is_hooked(activation)
         if self._is_3x3() and _pays(x, weight, bias, dtype):
-            relu = activation is F.relu or type(activation) is nn.ReLU and not _is_hooked(activation)
             bias = bias if bias is None else bias.to(dtype)
             x = winograd_conv2d(x.to(dtype), weight.to(dtype), bias, relu)
-            return x if relu or activation is None else activation(x)
-        x = self._pytorchs(x, weight, bias, dtype)
-        return x if activation is None else activation(x)
-
-    def _pytorchs(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
-            # A dilation, which moves no tap, keeps PyTorch from it
-            return F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
-        return self._conv_forward(x, weight, bias)
+        else:
+            if self.kernel_size == (1, 1) and dtype == torch.float32 and _left_to_mkl():
+                # A dilation, which moves no tap, keeps PyTorch from it
+                x = F.conv2d(x, weight, bias, self.stride, self.padding, 2, self.groups)
+            else:
+                x = self._conv_forward(x, weight, bias)
+            x = x.relu_() if relu else x
+        return x if relu or activation is None else activation(x)
 
     def _is_3x3(self) -> bool:
         sides = self.kernel_size, self.stride, self.padding, self.dilation
@@ -145,11 +142,9 @@ def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
     channels, positions = weight.shape[:2], x.numel() // x.shape[1]
-    return (
-        not any(number % _MULTIPLE for number in channels)
-        and positions >= _POSITIONS * min(channels)
-        and missing() is None
-    )
+    least = min(channels) * _POSITIONS * (2 if dtype == torch.bfloat16 else 1)
+    uneven = any(number % _MULTIPLE for number in channels)
+    return positions >= least and not uneven and missing() is None
 
 
 def winograd_conv2d(

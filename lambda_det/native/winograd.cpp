@@ -100,12 +100,27 @@ template <typename V> inline __attribute__((always_inline)) void transform_grad(
 constexpr double at_0 = 1 / (double(kA2) * kB2);
 constexpr double at_a = 1 / (2 * double(kA2) * (kA2 - kB2));
 constexpr double at_b = 1 / (2 * double(kB2) * (kB2 - kA2));
-constexpr double kG[kWindow][3] = {{at_0, 0, 0},
-                                   {at_a, kA * at_a, kA2 * at_a},
-                                   {at_a, -kA * at_a, kA2 * at_a},
-                                   {at_b, kB * at_b, kB2 *at_b},
-                                   {at_b, -kB * at_b, kB2 * at_b},
-                                   {0, 0, 1}};
+template <typename V>
+inline __attribute__((always_inline)) void transform_taps(const V *g, int step, V *to) {
+  const V even_a = at_a * g[0] + kA2 * at_a * g[2 * step], odd_a = kA * at_a * g[step];
+  const V even_b = at_b * g[0] + kB2 * at_b * g[2 * step], odd_b = kB * at_b * g[step];
+  to[0] = at_0 * g[0];
+  to[1] = even_a + odd_a;
+  to[2] = even_a - odd_a;
+  to[3] = even_b + odd_b;
+  to[4] = even_b - odd_b;
+  to[5] = g[2 * step];
+}
+
+// G': three taps of six products
+template <typename V>
+inline __attribute__((always_inline)) void transform_sums(const V *m, int step, V *to) {
+  const V even_a = m[step] + m[2 * step], odd_a = m[step] - m[2 * step];
+  const V even_b = m[3 * step] + m[4 * step], odd_b = m[3 * step] - m[4 * step];
+  to[0] = at_0 * m[0] + at_a * even_a + at_b * even_b;
+  to[1] = kA * at_a * odd_a + kB * at_b * odd_b;
+  to[2] = kA2 * at_a * even_a + kB2 * at_b * even_b + m[5 * step];
+}
 
 // The tiles along one side of a map: first those of 4 outputs, then those of 3
 struct Side {
@@ -197,19 +212,16 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
   for (long p = 0; p < panels; ++p)
     for (long in = 0; in < s.in; ++in)
       for (long c = 0; c < std::min<long>(panel, s.out - p * panel); c += kLong<T>) {
-        Precise<T> half[kWindow][3] = {};
-        for (int y = 0; y < 3; ++y)
-          for (int x = 0; x < 3; ++x) {
-            const T *from = kernel + ((y * 3 + x) * s.in + in) * s.out + p * panel + c;
-            const Precise<T> g = convert<Precise<T>, T>(load(from));
-            for (int i = 0; i < kWindow; ++i) half[i][x] += kG[i][y] * g;
-          }
-        for (int i = 0; i < kWindow; ++i)
-          for (int j = 0; j < kWindow; ++j) {
-            Precise<T> sum = {};
-            for (int x = 0; x < 3; ++x) sum += half[i][x] * kG[j][x];
-            store_rounded(to + (((i * kWindow + j) * panels + p) * s.in + in) * panel + c, sum);
-          }
+        Precise<T> taps[9], half[3 * kWindow], whole[kWindow];
+        for (int i = 0; i < 9; ++i)
+          taps[i] = convert<Precise<T>, T>(load(kernel + (i * s.in + in) * s.out + p * panel + c));
+        for (int x = 0; x < 3; ++x) transform_taps(taps + x, 3, half + x * kWindow);
+        for (int i = 0; i < kWindow; ++i) {
+          transform_taps(half + i, kWindow, whole);
+          for (int j = 0; j < kWindow; ++j)
+            store_rounded(to + (((i * kWindow + j) * panels + p) * s.in + in) * panel + c,
+                          whole[j]);
+        }
       }
 }
 
@@ -311,19 +323,17 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
 #pragma omp for schedule(static)
     for (long in = 0; in < s.in; ++in)
       for (long out = 0; out < s.out; out += lanes) {
-        Precise<T> half[3][kWindow] = {};
-        for (int i = 0; i < kProducts; ++i) {
-          Precise<T> sum = {};
+        Precise<T> sum[kProducts] = {}, half[kWindow * 3], taps[3];
+        for (int i = 0; i < kProducts; ++i)
           for (int thread = 0; thread < threads; ++thread)
-            sum += convert<Precise<T>, T>(load(sums + thread * all + (i * s.in + in) * s.out + out));
-          for (int y = 0; y < 3; ++y) half[y][i % kWindow] += kG[i / kWindow][y] * sum;
+            sum[i] += convert<Precise<T>, T>(
+                load(sums + thread * all + (i * s.in + in) * s.out + out));
+        for (int j = 0; j < kWindow; ++j) transform_sums(sum + j, kWindow, half + j * 3);
+        for (int y = 0; y < 3; ++y) {
+          transform_sums(half + y, 3, taps);
+          for (int x = 0; x < 3; ++x)
+            store_rounded(grad_kernel + ((y * 3 + x) * s.in + in) * s.out + out, taps[x]);
         }
-        for (int y = 0; y < 3; ++y)
-          for (int x = 0; x < 3; ++x) {
-            Precise<T> sum = {};
-            for (int j = 0; j < kWindow; ++j) sum += half[y][j] * kG[j][x];
-            store_rounded(grad_kernel + ((y * 3 + x) * s.in + in) * s.out + out, sum);
-          }
       }
   }
 }
