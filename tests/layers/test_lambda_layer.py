@@ -360,15 +360,21 @@ def test_channels_last_and_autocast(implementation):
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_of_16_bits_get_dense_parts(dtype, memory_format):
-    """And those of float32 the views they had, since the sums would be in another order."""
+def test_parts_and_the_gradient_of_the_projection_are_dense(dtype, memory_format):
+    """What follows would take several times as long for others."""
     layer, seen = LambdaLayer(8, query_depth=3, heads=2, scope=5).to(dtype), []
+
+    def look(x):
+        seen.append(x.is_contiguous(memory_format=memory_format))
+
+    def look_at_gradient(module, inputs, output):
+        output.register_hook(look)
+
     for norm in (layer.query_norm, layer.value_norm):
-        norm.register_forward_pre_hook(
-            lambda _, x: seen.append(x[0].is_contiguous(memory_format=memory_format))
-        )
-    layer(torch.randn(2, 8, 5, 6, dtype=dtype).to(memory_format=memory_format))
-    assert seen == [dtype == torch.bfloat16] * 2
+        norm.register_forward_pre_hook(lambda _, x: look(x[0]))
+    layer.qkv.register_forward_hook(look_at_gradient)
+    layer(torch.randn(2, 8, 5, 6, dtype=dtype).to(memory_format=memory_format)).sum().backward()
+    assert seen == [True] * 3
 
 
 LAYOUTS = {**VARIANTS, "strided": {"stride": 2}, "query_first": {"implementation": "query_first"}}
