@@ -240,7 +240,7 @@ def advise(
     if large:
         changes += [
             Change(
-                "Look at how tightly the annotations fit; a Cascade R-CNN places boxes better.",
+                "Look at how tightly the annotations fit.",
                 gain(large),
                 f"Predictions with an IoU of {_NEAR} to {LEAST_IOU} with an object of {SMALL} "
                 f"pixels or more: {len(large)}.",
