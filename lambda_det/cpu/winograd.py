@@ -84,7 +84,7 @@ class _Conv2d(Conv2d):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Any = None
     ) -> Tensor:
         dtype = _computed_in(x)
-        relu = activation is F.relu or type(activation) is nn.ReLU and not _is_hooked(activation)
+        relu = activation is F.relu or (type(activation) is nn.ReLU and not _is_hooked(activation))
         if self._is_3x3() and _pays(x, weight, bias, dtype):
             bias = bias if bias is None else bias.to(dtype)
             x = winograd_conv2d(x.to(dtype), weight.to(dtype), bias, relu)
@@ -276,9 +276,7 @@ class _Sparse:
         return products.unflatten(1, (3, 3, -1)).permute(0, 3, 1, 2)
 
 
-def _convolve(
-    x: Tensor, kernel: Tensor, bias: Tensor | None = None, relu: bool = False
-) -> Tensor:
+def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None, relu: bool = False) -> Tensor:
     """The maps [B, C, H, W] with a kernel [3, 3, C, C']."""
     dtype = _summed_in(x)
     batch, channels, height, width = x.shape

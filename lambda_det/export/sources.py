@@ -30,7 +30,7 @@ from lambda_det.export.proof import MOST, prove
 from lambda_det.modeling import create_backbone
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.weights.formats import read_checkpoint
-from lambda_det.weights.provenance import PixelSettings, wanted_pixels
+from lambda_det.weights.provenance import PixelSettings, recorded_network, wanted_pixels
 from lambda_det.weights.public import is_public, read_public
 
 __all__ = [
@@ -163,12 +163,15 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
 def named_backbone(name: str, weights: str) -> Network:
     """The backbone of that name with the weights of a file, or with published ones by their URL.
 
+    It has the options that the file records.
+
     Raises:
         ConfigError: there is no such model.
         WeightsError: the file cannot be read or does not fit.
     """
-    backbone = create_backbone(name, weights=weights)
     content = read_public(weights)[0] if is_public(weights) else read_checkpoint(weights)
+    there, options = recorded_network(content)
+    backbone = create_backbone(name, weights=weights, **(options if there == name else {}))
     settings = wanted_pixels(content)
     pixels = settings.as_meta() if settings else {}
     about = {"model": name, **Taken.of(weights, content).as_meta(), **pixels}

@@ -32,8 +32,9 @@ from lambda_det.weights.provenance import (
     PixelSettings,
     check_layers,
     check_provenance,
+    format_options,
     initial_weights,
-    named_network,
+    recorded_network,
     wanted_pixels,
 )
 from lambda_det.weights.public import fetch, is_public, read_public
@@ -206,18 +207,18 @@ def load_backbone_weights(
         file = PathManager.get_local_path(str(path))
     content = import_weights(read_checkpoint(file), path)
     check_provenance(content, path)
-    there, options = named_network(content)
+    there, options = recorded_network(content)
     if name is not None and there not in (None, name):
         raise WeightsError(
-            f"{path} holds the weights of {there}{options}, but the backbone is {name}: use a file "
-            f"of {name}, or create the backbone {there!r}."
+            f"{path} holds the weights of {there}{format_options(options)}, but the backbone is "
+            f"{name}: use a file of {name}, or create the backbone {there!r}."
         )
     weights, which = initial_weights(content)
     own = backbone.state_dict()
     state = named_as_in(own, "", tensors_only(weights, path), path)
     fit = compare(own, state)
     if not fit:
-        network = f" It holds the weights of {there}{options}." if there else ""
+        network = f" It holds the weights of {there}{format_options(options)}." if there else ""
         raise WeightsError(
             f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
             f"options.{network}"

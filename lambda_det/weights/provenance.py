@@ -125,15 +125,17 @@ def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
     return PixelSettings(*(about[key] for key in _RECORDED))
 
 
-def named_network(content: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The name of the model that a file records, or None, and its options as text.
+def recorded_network(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """The name of the model that a file records, or None, and its options.
 
     Args:
         content: of a backbone file or of a classifier's checkpoint.
     """
     about = _recorded(content)
-    name = about.get("model")
-    return (name, format_options(about.get("options"))) if isinstance(name, str) else (None, "")
+    name, options = about.get("model"), about.get("options")
+    if not isinstance(name, str):
+        return None, {}
+    return name, options if isinstance(options, Mapping) else {}
 
 
 def _recorded(content: Mapping[str, Any]) -> Mapping[str, Any]:

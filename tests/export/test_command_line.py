@@ -53,6 +53,18 @@ def test_published_weights_by_their_url(tmp_path, capsys):
     assert "lambda://lambda_resnet26_slim" in capsys.readouterr().out
 
 
+def test_a_backbone_has_the_options_that_its_file_records(tmp_path, capsys):
+    options = {"scope": 3, "query_softmax": True}
+    backbone = scramble(create_backbone("lambda_resnet26_slim", **options))
+    recipe = {"model": "lambda_resnet26_slim", "options": options}  # as a classifier's checkpoint
+    file = str(tmp_path / "backbone.pth")
+    torch.save({"model": backbone.state_dict(), "recipe": recipe}, file)
+    named = ["--model", "lambda_resnet26_slim", "--weights", file, "--sizes", "64x64"]
+    assert tool.main([str(tmp_path / "b.ts"), *named]) == 0
+    exported, x = torch.jit.load(str(tmp_path / "b.ts")), torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(exported(x)["res5"], backbone.eval()(x)["res5"])
+
+
 def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lambda_det.export.session.TOLERANCE", -1.0)
     named = ["--model", "mobilenet_v2_lambda", "--weights", weights, "--sizes", "64x64"]
