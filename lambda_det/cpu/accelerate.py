@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from detectron2.layers import Conv2d
+from detectron2.modeling.meta_arch.semantic_seg import SemSegFPNHead
 from detectron2.modeling.roi_heads import (
     BaseKeypointRCNNHead,
     KRCNNConvDeconvUpsampleHead,
@@ -44,10 +46,10 @@ def accelerate(
     if on and any(parameter.device.type == "cpu" for parameter in model.parameters()):
         keep_memory()
     patch_pooling(model, on, in_float32=mixed_precision)
-    use_winograd(model, on)
     if channels_last or not on:
         use_channels_last(model, on)
         convolve_pooled(model, on)
+    use_winograd(model, on)
     return model
 
 
@@ -61,6 +63,9 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
         # Detectron2's keypoint loss needs contiguous scores
         if isinstance(head, KRCNNConvDeconvUpsampleHead) and type(head.score_lowres) in _SCORES:
             head.score_lowres.__class__ = _SCORES[on]
+        elif isinstance(head, SemSegFPNHead) and type(head.predictor) in _LOGITS:
+            # Resized by PyTorch, channels last, they would be copied whole
+            head.predictor.__class__ = _LOGITS[on]
         elif isinstance(head, BaseKeypointRCNNHead):
             left.update(head.modules())
         elif type(head) is MaskRCNNConvUpsampleHead:
@@ -77,4 +82,11 @@ class _Scores(nn.ConvTranspose2d):
         return super().forward(x).contiguous()
 
 
+class _Logits(Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [B, C, H, W] in any layout give contiguous ones."""
+        return super().forward(x).contiguous()
+
+
 _SCORES = nn.ConvTranspose2d, _Scores  # as they are, and accelerated
+_LOGITS = Conv2d, _Logits
