@@ -25,7 +25,7 @@ TOP = (
 # Names that stand together share the numbers. Who makes a room smaller lowers its first number.
 BUDGETS = {
     # Six implementations of the position output with their kernels take 1,250
-    ("layers",): (2_531, 2_200),
+    ("layers",): (2_532, 2_200),
     # 260 lines are the paper's tables; the counts of `lambda-det info` are in it; a folded block's
     # squeeze-and-excitation takes its means from fewer channels (12)
     ("modeling",): (1_993, 1_700),
@@ -36,7 +36,7 @@ BUDGETS = {
     # convolutions on one thread (10); tiles of three outputs, which save a sixth of the products on
     # the maps of boxes (45), maps in bfloat16 and rectified ones (40); scores of
     # segments in the layout in which PyTorch enlarges them (12)
-    ("native", "cpu"): (1_727, 1_300),
+    ("native", "cpu"): (1_735, 1_300),
     # Names and order of classes of torchvision's detectors that were trained on COCO
     ("weights",): (1_791, 1_700),
     # A loader process that ended names its image, and NaN its module: promises of reliability.md;
@@ -66,7 +66,7 @@ BUDGETS = {
     ("export", "prediction"): (4_455, 2_600),
     # What would bring most, by the kinds of errors of TIDE (300); folds (60); results and changed
     # keys as values, which a model card prints, too (70)
-    ("report",): (1_592, 1_100),
+    ("report",): (1_593, 1_100),
     # A model card with its text (70), what may leave this machine, and what may come from another
     ("hub",): (335, 250),
     ("doctor",): (760, 700),
@@ -74,7 +74,7 @@ BUDGETS = {
     # same as the command for notebooks (170)
     TOP: (1_390, 800),
 }
-PACKAGE = (33_226, 24_000)
+PACKAGE = (33_236, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
 # says why it takes another project's wheel before it does. Serving is a project of its own (510).
 # The CIFAR-10 reproduction's layer, each difference alone (123), and what seeds decide in a study,
@@ -84,7 +84,7 @@ PACKAGE = (33_226, 24_000)
 # labels and six of exports, each beside an independent reference; a reading of every room took 760
 # lines out and found no more that nobody would miss; six detectors of Detectron2's (120);
 # 1x1 convolutions on one thread (15); what users hang into exported and folded networks (27)
-TOOLS, PROJECTS, TESTS = (328, 300), (5_886, 4_500), (35_227, 24_000)
+TOOLS, PROJECTS, TESTS = (328, 300), (5_886, 4_500), (35_239, 24_000)
 # Of the lines of the package, those of docstrings: at least what the first count found.
 DOCSTRINGS = 0.17
 

@@ -3,9 +3,9 @@
 In float32 the errors of the output and of both gradients are at most twice those of PyTorch's own
 convolutions in its less exact layout, if the numbers of a kernel are of one size
 (tests/cpu/test_winograd.py). With a single tap that is not zero they are up to six times those.
-What is not finite reaches whole tiles of 4x4 outputs. The kernel is native/winograd.cpp. If the
+What is not finite reaches whole tiles of outputs. The kernel is native/winograd.cpp. If the
 gradient of a map is zero at most positions, as after the loss of an RPN, only the products of the
-others are computed. bfloat16 uses PyTorch's convolutions, except where the processor
+others are computed. In bfloat16 all other convolutions are PyTorch's, except where the processor
 has it at twice the rate of float32.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
+from torch.nn.modules.module import _has_any_global_hook
 
 from lambda_det.cpu.pooling import without_mkl
 from lambda_det.layers.tensors import without_autocast
@@ -29,6 +30,8 @@ from lambda_det.native import call, has, longs, missing, new_map, pixels, readab
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
 _POSITIONS = 4  # of the maps for each channel, so that the transforms of the kernel pay
+_POSITIONS_16 = 16  # in bfloat16, where PyTorch's convolution takes half the time,
+_LEAST_16 = 64  # and channels
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
 # One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
@@ -109,7 +112,10 @@ class _PlainConv2d(_Conv2d):
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether somebody would miss that it is called."""
+    own = module._forward_hooks, module._forward_pre_hooks
+    of_gradients = module._backward_hooks, module._backward_pre_hooks
+    return any((*own, *of_gradients, "forward" in vars(module), _has_any_global_hook()))
 
 
 def _left_to_mkl() -> bool:
@@ -132,19 +138,20 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
     if not _fits(x, weight, bias):
         return False
+    channels, positions, least = weight.shape[:2], x.numel() // x.shape[1], _POSITIONS
     if dtype == torch.bfloat16:
-        if not {x.dtype, weight.dtype} <= {dtype, torch.float32}:
+        taken = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
+        if not {x.dtype, weight.dtype} <= taken or min(channels) < _LEAST_16:
             return False
         if not torch.is_grad_enabled() and not _twice_the_rate():
             return False
+        least = _POSITIONS_16
     elif dtype not in (torch.float32, torch.float64) or x.dtype != dtype or weight.dtype != dtype:
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
-    channels, positions = weight.shape[:2], x.numel() // x.shape[1]
-    least = min(channels) * _POSITIONS * (2 if dtype == torch.bfloat16 else 1)
     uneven = any(number % _MULTIPLE for number in channels)
-    return positions >= least and not uneven and missing() is None
+    return positions >= least * min(channels) and not uneven and missing() is None
 
 
 def winograd_conv2d(
@@ -152,8 +159,8 @@ def winograd_conv2d(
 ) -> Tensor:
     """The convolution of stride 1 and padding 1, F(4x4, 3x3) of Lavin and Gray, section 4.1.
 
-    Sums over fewer than 128 channels are PyTorch's; the gradient of the weight, a sum over
-    positions, is not. Maps in bfloat16 are computed in float32 (see above).
+    Sums over fewer than 128 channels are PyTorch's, but for bfloat16, whose error is larger; the
+    gradient of the weight, a sum over positions, is not.
 
     Args:
         x: [B, C, H, W] in float32, float64 or bfloat16 on the CPU; C is a multiple of 16.
@@ -210,7 +217,7 @@ def _left_to_pytorch(x: Tensor) -> bool:
 def _twice_the_rate() -> bool:
     """Whether that is all that bfloat16 has here: it has much more with AMX."""
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # not in older PyTorch
-    return has("convolve", torch.bfloat16) and not capabilities.get("amx_tile", False)
+    return has("convolve", torch.bfloat16) and not capabilities.get("amx_tile", True)
 
 
 class _Dense:

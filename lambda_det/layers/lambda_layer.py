@@ -44,8 +44,8 @@ def _softmax(keys: Tensor, dim: int, inside: Tensor | None) -> Tensor:
     if inside is not None:
         # The lowest finite number and not -inf: a context without a position must not be NaN
         keys = keys.masked_fill(~inside, torch.finfo(keys.dtype).min)
-    # Over another dimension than the last, PyTorch's threads write to the same lines of the cache,
-    # which takes 5 to 50 times as long
+    # Over another dimension than the last, several threads of PyTorch write to the same lines of a
+    # cache, which takes 5 to 50 times as long on large maps
     return keys.transpose(dim, -1).softmax(-1).transpose(dim, -1)
 
 
@@ -109,9 +109,9 @@ class ContentLambda(nn.Module):
                 y = general.content_output(q, k, v, mask, KEY_NORMS[self.key_norm])
             else:
                 if k.requires_grad and k.stride(-1) == 1 and not torch.compiler.is_compiling():
-                    # The softmax's gradient is a map per channel. The projection, whose gradient
-                    # is made of three, would take twice the time.
-                    k.register_hook(Tensor.contiguous)
+                    # A softmax's gradient is a map per channel. The projection's, into which
+                    # those of queries, keys and values are joined, would take twice the time.
+                    k.register_hook(lambda grad: grad if grad is None else grad.contiguous())
                 k = normalize_keys(k, self.key_norm, None if mask is None else mask.flatten(1))
                 # In this order the gradient of values that are a map per channel is one, too
                 content_lambda = torch.einsum("bmvu,bmku->bvk", v.to(k.dtype), k).mT.to(q.dtype)

@@ -1,8 +1,8 @@
 """How the tensors of a layer are laid out in memory, and cut to the offsets of a map.
 
-PyTorch's softmax and cat lay their results out by shape. Here results and gradients stay as the
-parts of a projection are, dense in the channels (channels last) or a map per channel, so that no
-later operation copies them.
+PyTorch's softmax and cat lay their results out by shape. Here queries, values and outputs, and
+their gradients, stay as the parts of a projection are, dense in the channels (channels last) or a
+map per channel, so that no later operation copies them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     and returns a map per channel, which slows down what follows.
     """
     if x.device.type == "cpu" and type(norm) is not nn.Identity:
-        layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format
-        x = x.contiguous(memory_format=layout)
+        # vmap has no memory formats
+        by_channel = x.stride(1) != 1
+        x = x.contiguous() if by_channel else x.movedim(1, -1).contiguous().movedim(-1, 1)
     return norm(x)
 
 

@@ -156,7 +156,8 @@ struct Tiles {
   }
 };
 
-// Some tiles, in an order in which those of each product lie side by side
+// Some tiles, in an order in which those of each product lie side by side: low and wide ones, high
+// and wide, high and narrow, low and narrow
 struct Block {
   long tile[kMany], count = 0, bounds[5];
   Block(const Tiles &tiles, long first) {

@@ -321,14 +321,16 @@ def test_the_gradient_of_float32_is_in_float32(autocast):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("activation", [F.relu, nn.ReLU(), nn.GELU(), "hooked"], ids=str)
+@pytest.mark.parametrize(
+    "activation", [F.relu, nn.ReLU(), nn.GELU(), "forward_pre", "full_backward"], ids=str
+)
 @pytest.mark.parametrize("channels", [16, 128])
 def test_an_activation_is_the_same(channels, activation, taken):
     """A rectifier is computed with the sums, unless somebody looks at what it gets."""
     seen = []
-    if activation == "hooked":
-        activation = nn.ReLU()
-        activation.register_forward_pre_hook(lambda _, x: seen.append(x))
+    if isinstance(activation, str):
+        register, activation = f"register_{activation}_hook", nn.ReLU()
+        getattr(activation, register)(lambda *_: seen.append(1))
     conv, x, grad = _conv(channels, activation=activation), _map(channels), torch.ones_like(_map())
     model = nn.Sequential(copy.deepcopy(conv))
     use_winograd(model)
@@ -339,7 +341,7 @@ def test_an_activation_is_the_same(channels, activation, taken):
 
 @needs_bfloat16
 def test_predictions_in_bfloat16(taken, monkeypatch):
-    conv, x = _conv(16, activation=F.relu), _map(16)
+    conv, x = _conv(64, activation=F.relu), _map(64)
     model = nn.Sequential(copy.deepcopy(conv))
     use_winograd(model)
     exact = conv.double()(x.double())

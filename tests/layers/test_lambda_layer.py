@@ -377,6 +377,16 @@ def test_parts_and_the_gradient_of_the_projection_are_dense(dtype, memory_format
     assert seen == [True] * 3
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (0, 1, 4, 2, 3)])
+def test_transforms_and_gradients_that_are_missing(order):
+    """In both layouts; gradcheck gives the layer undefined gradients, too."""
+    layer = LambdaLayer(8, query_depth=3, heads=2, scope=5).double().eval()
+    shape = [(3, 2, 8, 5, 6)[order.index(place)] for place in range(5)]
+    x = torch.randn(shape, dtype=torch.float64).permute(order)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), torch.stack([layer(y) for y in x]))
+    assert torch.autograd.gradcheck(layer, x[0].requires_grad_(), fast_mode=True)
+
+
 LAYOUTS = {**VARIANTS, "strided": {"stride": 2}, "query_first": {"implementation": "query_first"}}
 
 
