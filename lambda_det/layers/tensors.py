@@ -31,7 +31,8 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
     and returns a map per channel, which slows down what follows.
     """
-    if x.device.type == "cpu" and type(norm) is not nn.Identity:
+    eager = not torch.compiler.is_compiling()  # what a graph asks of a layout would bind its sizes
+    if eager and x.device.type == "cpu" and type(norm) is not nn.Identity:
         # vmap has no memory formats
         by_channel = x.stride(1) != 1
         x = x.contiguous() if by_channel else x.movedim(1, -1).contiguous().movedim(-1, 1)
