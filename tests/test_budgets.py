@@ -25,7 +25,7 @@ TOP = (
 # Names that stand together share the numbers. Who makes a room smaller lowers its first number.
 BUDGETS = {
     # Six implementations of the position output with their kernels take 1,250
-    ("layers",): (2_533, 2_200),
+    ("layers",): (2_535, 2_200),
     # 260 lines are the paper's tables; the counts of `lambda-det info` are in it; a folded block's
     # squeeze-and-excitation takes its means from fewer channels (12)
     ("modeling",): (1_993, 1_700),
@@ -74,7 +74,7 @@ BUDGETS = {
     # same as the command for notebooks (170)
     TOP: (1_390, 800),
 }
-PACKAGE = (33_237, 24_000)
+PACKAGE = (33_239, 24_000)
 # Folders beside the package. The tests of a project count as tests. The installer of Detectron2
 # says why it takes another project's wheel before it does. Serving is a project of its own (510).
 # The CIFAR-10 reproduction's layer, each difference alone (123), and what seeds decide in a study,

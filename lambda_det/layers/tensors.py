@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from lambda_det.native import is_transformed
+
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """A context in which autocast leaves the dtypes on the device of ``x`` as they are."""
@@ -31,11 +33,11 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
     On a CPU PyTorch's batch norm takes three to six times as long for a view as for a dense tensor,
     and returns a map per channel, which slows down what follows.
     """
-    eager = not torch.compiler.is_compiling()  # what a graph asks of a layout would bind its sizes
+    # What a graph asks of a layout would bind its sizes; torch.func knows no memory formats
+    eager = not (torch.compiler.is_compiling() or is_transformed())
     if eager and x.device.type == "cpu" and type(norm) is not nn.Identity:
-        # vmap has no memory formats
-        by_channel = x.stride(1) != 1
-        x = x.contiguous() if by_channel else x.movedim(1, -1).contiguous().movedim(-1, 1)
+        layout = torch.channels_last if x.stride(1) == 1 else torch.contiguous_format
+        x = x.contiguous(memory_format=layout)
     return norm(x)
 
 
