@@ -201,6 +201,8 @@ def describe(report: Report) -> str:
     elif report.openvino is not None and not report.proof:
         lines.append("OpenVINO computes the same")
     lines += [str(report.proof)] if report.proof else []
+    if report.proof and not report.proof.passed:
+        lines.append("note: on few images one box may make that; --apart AP allows for more")
     lines.append(
         f"verified: {report.path}"
         if report.passed

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,15 @@ def test_nothing_detected_is_said():
     nothing = session.Comparison((3, 64, 96), {"scores": 0.0}, detections=0)
     said = tool.describe(session.Report(Path("d.ts"), 1.0, 9, [nothing]))
     assert "note: nothing was detected" in said and "verified: d.ts" in said
+
+
+def test_an_ap_that_differs_says_what_would_take_it():
+    compared = [session.Comparison((3, 64, 96), {"scores": 0.0}, detections=1)]
+    for passed in (False, True):
+        report = session.Report(
+            Path("d.ts"), 1.0, 9, compared, proof=SimpleNamespace(passed=passed)
+        )
+        assert ("--apart" in tool.describe(report)) != passed
 
 
 def test_published_weights_by_their_url(tmp_path, capsys):
