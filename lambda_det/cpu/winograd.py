@@ -29,9 +29,9 @@ from lambda_det.modeling.fold import folded, is_foldable
 from lambda_det.native import call, has, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
-_POSITIONS = 4  # of the maps for each channel, so that the transforms of the kernel pay
-_POSITIONS_16 = 16  # in bfloat16, where PyTorch's convolution takes half the time,
-_LEAST_16 = 64  # and channels
+# Channels, and positions of the maps for each of them, from which the transforms pay. In bfloat16
+# PyTorch's convolution takes half the time.
+_PAYS_FROM = {torch.float32: (1, 4), torch.float64: (1, 4), torch.bfloat16: (64, 16)}
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
 # One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
@@ -136,22 +136,20 @@ def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
-    if not _fits(x, weight, bias):
+    if not _fits(x, weight, bias) or dtype not in _PAYS_FROM:
         return False
-    channels, positions, least = weight.shape[:2], x.numel() // x.shape[1], _POSITIONS
-    if dtype == torch.bfloat16:
-        taken = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
-        if not {x.dtype, weight.dtype} <= taken or min(channels) < _LEAST_16:
-            return False
-        if not torch.is_grad_enabled() and not _twice_the_rate():
-            return False
-        least = _POSITIONS_16
-    elif dtype not in (torch.float32, torch.float64) or x.dtype != dtype or weight.dtype != dtype:
+    taken = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
+    if not {x.dtype, weight.dtype} <= taken:
+        return False
+    if dtype == torch.bfloat16 and not (torch.is_grad_enabled() or _twice_the_rate()):
         return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
-    uneven = any(number % _MULTIPLE for number in channels)
-    return positions >= least * min(channels) and not uneven and missing() is None
+    channels, positions = weight.shape[:2], x.numel() // x.shape[1]
+    least, for_each = _PAYS_FROM[dtype]
+    if min(channels) < least or any(number % _MULTIPLE for number in channels):
+        return False
+    return positions >= for_each * min(channels) and missing() is None
 
 
 def winograd_conv2d(
@@ -292,7 +290,7 @@ def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None, relu: bool 
     transformed = x.new_empty(36 * channels * (out + _PANELS), dtype=dtype)
     output = new_map(x, batch, out, height, width)
     bias = x.new_zeros(out, dtype=dtype) if bias is None else bias.to(dtype).contiguous()
-    call("transform_kernel", dtype, sizes, kernel.to(dtype).contiguous(), transformed)
+    call("transform_kernel", x.dtype, sizes, kernel.to(dtype).contiguous(), transformed)
     call("convolve", x.dtype, sizes, pixels(x), transformed, bias, pixels(output))
     return output
 

@@ -25,7 +25,10 @@ from torch import Tensor, nn
 
 from lambda_det.native import compiling
 
-__all__ = ["cache_folder", "call", "has", "longs", "missing", "new_map", "pixels", "readable"]
+__all__ = [
+    *("cache_folder", "call", "has", "longs", "missing", "new_map", "pixels", "readable"),
+    "vector_bytes",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -101,6 +104,11 @@ def missing() -> str | None:
 def has(name: str, dtype: torch.dtype) -> bool:
     """Whether there is this kernel for this dtype; bfloat16 needs its instructions."""
     return hasattr(_library(), f"{name}_{str(dtype).removeprefix('torch.')}")
+
+
+def vector_bytes() -> int:
+    """Of the vectors of multiply.h, which rows are padded to."""
+    return _library().vector_bytes()
 
 
 def is_transformed() -> bool:

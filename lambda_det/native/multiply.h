@@ -17,24 +17,24 @@ namespace {
 
 inline long divided_up(long size, long by) { return (size + by - 1) / by; }
 
-// Two widths: the short one wastes fewer columns on a scope, the long one saves instructions.
-template <typename T> constexpr int kShort = 32 / sizeof(T);
 #ifdef __AVX512F__
-template <typename T> constexpr int kLong = 64 / sizeof(T);
-constexpr int kMost = 4;  // vectors in a row of a block; four rows of them fit 32 registers
+constexpr int kBytes = 64;  // of a vector
+constexpr int kMost = 4;    // vectors in a row of a block; four rows of them fit 32 registers
 #else
-template <typename T> constexpr int kLong = kShort<T>;
+constexpr int kBytes = 32;
 constexpr int kMost = 3;  // and of these 16 registers
 #endif
+template <typename T> constexpr int kLanes = kBytes / sizeof(T);
 
 // What products of T are summed in. An int is a pair of bfloat16, whose two products an instruction
 // of AVX512-BF16 adds to a float; a pair of each factor is one step.
 template <typename T> using SumOf = std::conditional_t<std::is_same<T, int>::value, float, T>;
 
-template <typename T, int lanes> struct Vector {
+template <typename T, int lanes = kLanes<T>> struct Vector {
   // Aligned as a single number is, since windows start anywhere
   typedef T type __attribute__((vector_size(lanes * sizeof(T)), aligned(sizeof(T)), may_alias));
 };
+template <typename T> using Wide = typename Vector<T>::type;
 
 // A vector that several rows multiply: g++ would load it anew for each, and wait for the loads.
 template <typename Vec, typename T>
@@ -49,10 +49,8 @@ inline __attribute__((always_inline)) Vec in_register(const T *from) {
 template <typename Sum, typename T, typename Vec>
 inline __attribute__((always_inline)) Sum added(Sum sum, T factor, Vec b) {
 #ifdef __AVX512BF16__
-  if constexpr (std::is_same<T, int>::value && sizeof(b) == 64)
+  if constexpr (std::is_same<T, int>::value)
     return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(factor), (__m512bh)b);
-  else if constexpr (std::is_same<T, int>::value)
-    return (Sum)_mm256_dpbf16_ps((__m256)sum, (__m256bh)_mm256_set1_epi32(factor), (__m256bh)b);
   else
 #endif
     return sum + factor * b;
@@ -60,12 +58,13 @@ inline __attribute__((always_inline)) Sum added(Sum sum, T factor, Vec b) {
 
 // C[R, columns] (+)= A[R, steps] B[steps, columns] for N vectors of columns, in registers. C is added
 // last: a sum that started with it would be rounded to C's last digit at every step.
-template <typename T, int lanes, int R, int N>
+template <int R, int N, typename T>
 inline __attribute__((always_inline)) void block(
     long steps, const T *a, long a_row, long a_step, const T *b, long b_step, SumOf<T> *c,
     long c_row, bool add) {
-  typedef typename Vector<T, lanes>::type Vec;
-  typedef typename Vector<SumOf<T>, lanes>::type Sum;
+  typedef Wide<T> Vec;
+  typedef Wide<SumOf<T>> Sum;
+  constexpr int lanes = kLanes<T>;
   Sum sum[R][N];
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < N; ++j) sum[i][j] = Sum{};
@@ -90,29 +89,27 @@ inline __attribute__((always_inline)) void block(
     }
 }
 
-template <typename T, int lanes, int N>
+// Eight rows of one or two vectors, four of more: as many sums as the processor has work for.
+constexpr long rows_of_block(long vectors) { return vectors > kMost / 2 ? 4 : 8; }
+
+template <int R, int N, typename T>
 inline void row_blocks(long rows, long steps, const T *a, long a_row, long a_step, const T *b,
                        long b_step, SumOf<T> *c, long c_row, bool add) {
-  for (; rows >= 4; rows -= 4, a += 4 * a_row, c += 4 * c_row)
-    block<T, lanes, 4, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (rows == 3) block<T, lanes, 3, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (rows == 2) block<T, lanes, 2, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (rows == 1) block<T, lanes, 1, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
+  for (; rows >= R; rows -= R, a += R * a_row, c += R * c_row)
+    block<R, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
+  if constexpr (R > 1)
+    row_blocks<R / 2, N>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
 }
 
-// C[rows, columns] (+)= A[rows, steps] B[steps, columns]; columns are a multiple of lanes.
-template <typename T, int lanes>
+// C[rows, columns] (+)= A[rows, steps] B[steps, columns]; columns fill whole vectors.
+template <int N = kMost, typename T>
 void multiply(long rows, long columns, long steps, const T *a, long a_row, long a_step, const T *b,
               long b_step, SumOf<T> *c, long c_row, bool add) {
-  long vectors = columns / lanes;
-  for (; vectors >= kMost; vectors -= kMost, b += kMost * lanes, c += kMost * lanes)
-    row_blocks<T, lanes, kMost>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (kMost > 3 && vectors == 3)
-    row_blocks<T, lanes, 3>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (vectors == 2)
-    row_blocks<T, lanes, 2>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
-  if (vectors == 1)
-    row_blocks<T, lanes, 1>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
+  constexpr int some = N * kLanes<T>;
+  for (; columns >= some; columns -= some, b += some, c += some)
+    row_blocks<rows_of_block(N), N>(rows, steps, a, a_row, a_step, b, b_step, c, c_row, add);
+  if constexpr (N > 1)
+    multiply<N - 1>(rows, columns, steps, a, a_row, a_step, b, b_step, c, c_row, add);
 }
 
 }  // namespace

@@ -37,14 +37,6 @@ template <typename T> using Step = std::conditional_t<std::is_same<T, uint16_t>:
 template <typename T> using Sum = SumOf<Step<T>>;
 template <typename T> constexpr long kPair = sizeof(Step<T>) / sizeof(T);
 
-// multiply() for a scope, and for whole vectors of channels
-template <typename T, typename... Arguments> inline void by_scope(Arguments... arguments) {
-  multiply<Step<T>, kShort<Step<T>>>(arguments...);
-}
-template <typename T, typename... Arguments> inline void by_channels(Arguments... arguments) {
-  multiply<Step<T>, kLong<Step<T>>>(arguments...);
-}
-
 // Sums as factors of the next product. Floats and doubles are them already.
 template <typename T> class Factors {
  public:
@@ -169,7 +161,7 @@ void forward(const Sizes &s, const Step<T> *queries, const Step<T> *values,
           const Step<T> *e = embedding + (u * s.scope_y + dy) * k * s.rp;
           const Step<T> *value_row =
               values + ((image * s.u + u) * s.height + y + dy - s.scope_y / 2) * columns * s.vp;
-          by_scope<T>(width * h, s.rp, k, q, k, 1, e, s.rp, scores.data(), s.rp, false);
+          multiply(width * h, s.rp, k, q, k, 1, e, s.rp, scores.data(), s.rp, false);
           const T *a = factors.in_rows(scores.data(), width * h * s.rp);
           for (long i = 0; i < width; ++i) {
             const long x = x0 + i, from = first_offset(x, s.scope_x);
@@ -177,9 +169,9 @@ void forward(const Sizes &s, const Step<T> *queries, const Step<T> *values,
             const long odd = column % pair;  // then from is 0, and the number before it as well
             const long count = end_offset(x, s.scope_x, s.width) - from + odd;
             const Step<T> *factor = (const Step<T> *)(a + i * h * s.rp + from - odd);
-            by_channels<T>(h, s.vp, divided_up(count, pair), factor, s.rp / pair, 1,
-                           value_row + column / pair * s.vp, s.vp, sums.data() + i * h * s.vp, s.vp,
-                           true);
+            multiply(h, s.vp, divided_up(count, pair), factor, s.rp / pair, 1,
+                     value_row + column / pair * s.vp, s.vp, sums.data() + i * h * s.vp, s.vp,
+                     true);
           }
         }
       T *out = output + image * strides.image + y * strides.y + x0 * strides.x;
@@ -218,10 +210,10 @@ void values_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *queries
           const Step<T> *q = queries + (query_row * s.width + x0) * h * k;
           if constexpr (pair == 1) {
             for (long i = 0; i < width; ++i)
-              by_scope<T>(h, s.rp, k, q + i * h * k, k, 1, e, s.rp,
-                          scores.data() + i * h * window + i, window, false);
+              multiply(h, s.rp, k, q + i * h * k, k, 1, e, s.rp,
+                       scores.data() + i * h * window + i, window, false);
           } else {
-            by_scope<T>(width * h, s.rp, k, q, k, 1, e, s.rp, sums.data(), s.rp, false);
+            multiply(width * h, s.rp, k, q, k, 1, e, s.rp, sums.data(), s.rp, false);
             pair_rows(sums.data(), width * h, s.rp, h, scores.data(), window);
           }
           // Columns of the window that lie on the map, and for each four the queries that see them
@@ -230,10 +222,9 @@ void values_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *queries
           for (long c = std::max(0L, -left); c < end; c += 4) {
             const long from = std::max(0L, c - s.scope_x + 1) * h / pair;
             const long to = divided_up(std::min(width, c + 4) * h, pair);
-            by_channels<T>(std::min(4L, end - c), s.vp, to - from,
-                           scores.data() + from * window + c, 1, window,
-                           grad_row + (x0 * h / pair + from) * s.vp, s.vp,
-                           out + (left + c) * s.vp, s.vp, true);
+            multiply(std::min(4L, end - c), s.vp, to - from, scores.data() + from * window + c, 1,
+                     window, grad_row + (x0 * h / pair + from) * s.vp, s.vp,
+                     out + (left + c) * s.vp, s.vp, true);
           }
         }
       }
@@ -251,6 +242,9 @@ void queries_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *query_
   const long tile = tile_width<T>(s), tiles = divided_up(s.width, tile);
   const long h = s.heads, vp = s.vp / pair, v = divided_up(s.v, pair);
   const long offsets = divided_up(s.scope_x, pair);
+  // Queries that share vectors of values: as many as fill a block, while those hold their windows
+  const long fitting = std::min(rows_of_block(s.rp / kLanes<Sum<T>>) / h, s.rp - s.scope_x + 1);
+  const long together = std::max(1L, fitting);
 #pragma omp parallel num_threads(threads)
   {
     std::vector<Sum<T>> scores(tile * h * s.rp);
@@ -269,19 +263,24 @@ void queries_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *query_
         for (long dy = first_offset(y, s.scope_y); dy < end_offset(y, s.scope_y, s.height); ++dy) {
           const Step<T> *value_row = transposed_values +
               ((image * s.u + u) * s.height + y + dy - s.scope_y / 2) * vp * s.wp;
-          for (long i = 0; i < width; ++i)
-            by_scope<T>(h, s.rp, v, grad + (position + i) * h * vp, vp, 1, value_row + x0 + i, s.wp,
-                        scores.data() + i * h * s.rp, s.rp, false);
+          for (long i = 0; i < width; i += together) {
+            const long count = std::min(together, width - i);
+            Sum<T> *to = scores.data() + i * h * s.rp;
+            multiply(count * h, s.rp, v, grad + (position + i) * h * vp, vp, 1, value_row + x0 + i,
+                     s.wp, to, s.rp, false);
+            for (long j = 1; j < count; ++j)  // their windows start j columns later
+              std::copy(to + j * h * s.rp + j, to + (j + 1) * h * s.rp, to + j * h * s.rp);
+          }
           const Step<T> *d = (const Step<T> *)factors.in_rows(scores.data(), width * h * s.rp);
-          by_channels<T>(width * h, s.kp, offsets, d, s.rp / pair, 1,
-                         transposed_embedding + (u * s.scope_y + dy) * offsets * s.kp, s.kp, out,
-                         s.kp, true);
+          multiply(width * h, s.kp, offsets, d, s.rp / pair, 1,
+                   transposed_embedding + (u * s.scope_y + dy) * offsets * s.kp, s.kp, out, s.kp,
+                   true);
           if constexpr (pair > 1) {
             pair_rows(scores.data(), width * h, s.rp, 0, paired.data(), s.rp);
             d = paired.data();
           }
-          by_scope<T>(s.k, s.rp, divided_up(width * h, pair), q, 1, s.k, d, s.rp,
-                      own + (u * s.scope_y + dy) * s.k * s.rp, s.rp, true);
+          multiply(s.k, s.rp, divided_up(width * h, pair), q, 1, s.k, d, s.rp,
+                   own + (u * s.scope_y + dy) * s.k * s.rp, s.rp, true);
         }
     }
   }
@@ -312,6 +311,7 @@ void queries_gradient(const Sizes &s, const Step<T> *grad, const Step<T> *query_
   }
 
 extern "C" {
+int vector_bytes() { return kBytes; }
 EXPORT(float, float32)
 EXPORT(double, float64)
 #ifdef __AVX512BF16__

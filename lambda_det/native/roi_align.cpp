@@ -14,7 +14,6 @@
 
 namespace {
 
-template <typename T> using Wide = typename Vector<T, kLong<T>>::type;
 constexpr long kTogether = 16;  // channels
 
 struct Pooling {
@@ -79,7 +78,7 @@ template <typename T> struct Bin {
 
 template <typename T>
 void pool(const Pooling &s, const T *map, const Boxes<T> &boxes, T *output, int threads) {
-  constexpr long lanes = kLong<T>, vectors = kTogether / lanes;
+  constexpr long lanes = kLanes<T>, vectors = kTogether / lanes;
 #pragma omp parallel num_threads(threads)
   {
     Bin<T> points;
@@ -103,7 +102,7 @@ void pool(const Pooling &s, const T *map, const Boxes<T> &boxes, T *output, int 
 template <typename T>
 void pool_gradient(const Pooling &s, const T *grad, const Boxes<T> &boxes, T *grad_map,
                    int threads) {
-  constexpr long lanes = kLong<T>;
+  constexpr long lanes = kLanes<T>;
   const long groups = s.channels / kTogether;
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long part = 0; part < threads; ++part) {

@@ -25,10 +25,9 @@ constexpr int kTile = 4, kWindow = 6, kProducts = kWindow * kWindow;
 constexpr long kMany = 32;  // tiles at a time: their windows of 256 channels take 1.2 MB
 constexpr long kSteps = 32;  // channels in one sum; one of all would round four times as much
 
-template <typename T> using Wide = typename Vector<T, kLong<T>>::type;
 // Kernels are transformed in double, since no power of two makes their fractions exact
-template <typename T> using Precise = typename Vector<double, kLong<T>>::type;
-template <typename T> constexpr int kPanel = kMost * kLong<T>;  // columns of a block of multiply()
+template <typename T> using Precise = typename Vector<double, kLanes<T>>::type;
+template <typename T> constexpr int kPanel = kMost * kLanes<T>;  // columns of a block of multiply()
 
 struct Convolution {
   long batch, height, width, in, out, relu;
@@ -51,11 +50,11 @@ inline void store(BFloat16 *to, const Wide<float> &value) {
 // __builtin_convertvector is not in g++ 8
 template <typename To, typename T> inline To convert(const Wide<T> &from) {
   To to;
-  for (int i = 0; i < kLong<T>; ++i) to[i] = from[i];
+  for (int i = 0; i < kLanes<T>; ++i) to[i] = from[i];
   return to;
 }
 template <typename T> inline void store_rounded(T *to, const Precise<T> &value) {
-  for (int i = 0; i < kLong<T>; ++i) to[i] = T(value[i]);
+  for (int i = 0; i < kLanes<T>; ++i) to[i] = T(value[i]);
 }
 
 constexpr float kA = 0.75f, kB = 1.5f, kA2 = kA * kA, kB2 = kB * kB;  // exact in float
@@ -183,7 +182,7 @@ struct Block {
 // Numbers of one of the 36 products. 36 vectors 8 or 32 kB apart would evict each other from the
 // cache.
 template <typename T> inline long product_size(long channels) {
-  return kMany * channels + 2 * kLong<T>;
+  return kMany * channels + 2 * kLanes<T>;
 }
 
 // B' d B of some tiles; a vector of each of the 36 goes to `to`, by these strides
@@ -193,12 +192,12 @@ void transform_windows(const Tiles &tiles, const Block &block, const M *map, con
   for (long t = 0; t < block.count; ++t) {
     const M *window[kProducts];
     tiles.find<kWindow>(block.tile[t], 1, map, tiles.s.in, zeros, window);
-    for (long c = 0; c < tiles.s.in; c += kLong<T>) {
+    for (long c = 0; c < tiles.s.in; c += kLanes<T>) {
       Wide<T> d[kProducts];
       for (int i = 0; i < kProducts; ++i) d[i] = load(window[i] + c);
       for (int i = 0; i < kWindow; ++i) transform_input(d + i * kWindow, 1);
       for (int i = 0; i < kWindow; ++i) transform_input(d + i, kWindow);
-      T *target = to + t * tile_stride + c / kLong<T> * vector_stride;
+      T *target = to + t * tile_stride + c / kLanes<T> * vector_stride;
       for (int i = 0; i < kProducts; ++i) store(target + i * product, d[i]);
     }
   }
@@ -212,7 +211,7 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
   for (long p = 0; p < panels; ++p)
     for (long in = 0; in < s.in; ++in)
-      for (long c = 0; c < std::min<long>(panel, s.out - p * panel); c += kLong<T>) {
+      for (long c = 0; c < std::min<long>(panel, s.out - p * panel); c += kLanes<T>) {
         Precise<T> taps[9], half[3 * kWindow], whole[kWindow];
         for (int i = 0; i < 9; ++i)
           taps[i] = convert<Precise<T>, T>(load(kernel + (i * s.in + in) * s.out + p * panel + c));
@@ -230,7 +229,7 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
 template <typename T, typename M>
 void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias, M *output,
               int threads) {
-  constexpr int lanes = kLong<T>, panel = kPanel<T>;
+  constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   const Tiles tiles{s};
   const long panels = divided_up(s.out, panel);
   const long window_size = product_size<T>(s.in), size = product_size<T>(panel);
@@ -247,10 +246,10 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
         for (int i = 0; i < kProducts; ++i) {
           const long from = block.from(i), count = block.to(i) - from;
           for (long in = 0; in < s.in; in += kSteps)
-            multiply<T, lanes>(count, columns, std::min(kSteps, s.in - in),
-                               windows.data() + i * window_size + from * s.in + in, s.in, 1,
-                               kernel + ((i * panels + p) * s.in + in) * panel, panel,
-                               products.data() + i * size + from * panel, panel, in > 0);
+            multiply(count, columns, std::min(kSteps, s.in - in),
+                     windows.data() + i * window_size + from * s.in + in, s.in, 1,
+                     kernel + ((i * panels + p) * s.in + in) * panel, panel,
+                     products.data() + i * size + from * panel, panel, in > 0);
         }
         for (long t = 0; t < block.count; ++t) {
           const long tile = block.tile[t], rows = tiles.image(tile) * s.height;
@@ -281,7 +280,7 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
 template <typename T, typename M>
 void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *sums,
                           T *grad_kernel, int threads) {
-  constexpr int lanes = kLong<T>, panel = kPanel<T>;
+  constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   const Tiles tiles{s};
   const long panels = divided_up(s.out, panel);
   const long window_size = product_size<T>(s.in), size = product_size<T>(panels * panel);
@@ -315,10 +314,10 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
         const long from = block.from(i), count = block.to(i) - from;
         for (long p = 0; p < panels; ++p)
           for (long c = 0; c < s.in; c += lanes)
-            multiply<T, lanes>(lanes, std::min<long>(panel, s.out - p * panel), count,
-                               windows.data() + i * window_size + c * kMany + from * lanes, 1, lanes,
-                               grads.data() + i * size + (p * kMany + from) * panel, panel,
-                               own + (i * s.in + c) * s.out + p * panel, s.out, true);
+            multiply(lanes, std::min<long>(panel, s.out - p * panel), count,
+                     windows.data() + i * window_size + c * kMany + from * lanes, 1, lanes,
+                     grads.data() + i * size + (p * kMany + from) * panel, panel,
+                     own + (i * s.in + c) * s.out + p * panel, s.out, true);
       }
     }
 #pragma omp for schedule(static)
@@ -341,7 +340,11 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
 
 }  // namespace
 
+// For sums T and maps M
 #define EXPORT(T, M, suffix)                                                                       \
+  void transform_kernel_##suffix(const Convolution *s, const T *kernel, T *to, int threads) {      \
+    transform_kernel<T>(*s, kernel, to, threads);                                                  \
+  }                                                                                                \
   void convolve_##suffix(const Convolution *s, const M *map, const T *kernel, const T *bias,       \
                          M *output, int threads) {                                                 \
     convolve<T, M>(*s, map, kernel, bias, output, threads);                                        \
@@ -351,16 +354,9 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
     convolution_gradient<T, M>(*s, map, grad, sums, grad_kernel, threads);                         \
   }
 
-#define EXPORT_KERNEL(T, suffix)                                                                   \
-  void transform_kernel_##suffix(const Convolution *s, const T *kernel, T *to, int threads) {      \
-    transform_kernel<T>(*s, kernel, to, threads);                                                  \
-  }
-
 extern "C" {
 EXPORT(float, float, float32)
 EXPORT(double, double, float64)
-EXPORT_KERNEL(float, float32)
-EXPORT_KERNEL(double, float64)
 #ifdef __AVX512BF16__
 EXPORT(float, BFloat16, bfloat16)
 #endif

@@ -14,10 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
-from lambda_det.native import call, has, longs, missing
-
-_SHORT = 32  # bytes of the shorter vectors of multiply.h
-_LONG = 64  # of the longer ones, which may be as short as the others
+from lambda_det.native import call, has, longs, missing, vector_bytes
 
 
 class _Sizes(ctypes.Structure):
@@ -63,14 +60,13 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
             f"{list(embedding.shape)} do not fit together; they must be [b, H, W, h, k], "
             "[b, H, W, v, u] and [k, u, r_y, r_x] with odd r_y and r_x."
         )
-    itemsize = _wide(queries.dtype).itemsize
-    short, long = _SHORT // itemsize, _LONG // itemsize
-    rp = _padded(scope_x, short)
+    lanes = vector_bytes() // _wide(queries.dtype).itemsize
+    rp = _padded(scope_x, lanes)
     return _Sizes(
         *(batch, height, width, heads, k, v, u, scope_y, scope_x),
         rp=rp,
-        kp=_padded(k, long),
-        vp=_padded(v, long),
+        kp=_padded(k, lanes),
+        vp=_padded(v, lanes),
         wp=width - 1 + rp,  # of the window that the last query's vectors reach
     )
 
