@@ -26,7 +26,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from lambda_det.cpu.pooling import without_mkl
 from lambda_det.layers.tensors import without_autocast
 from lambda_det.modeling.fold import folded, is_foldable
-from lambda_det.native import call, has, longs, missing, new_map, pixels, readable
+from lambda_det.native import call, has, lay_out, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
 # Channels, and positions of the maps for each of them, from which the transforms pay. In bfloat16
@@ -38,8 +38,6 @@ _PANELS = 64  # columns of a transformed kernel up to which they are padded to w
 # the whole tile of each, where plain sums leave zeros: at a hundredth it would be up to three times
 # as large.
 _SPARSE = 4
-_TILES = 32  # of a thread at a time (native/winograd.cpp)
-_SUMS = 1 << 28  # bytes of the gradient of a kernel, of which each thread sums its own
 
 
 def use_winograd(model: nn.Module, on: bool = True) -> None:
@@ -234,13 +232,9 @@ class _Dense:
         if x.dtype == torch.bfloat16 and not _twice_the_rate():
             return conv2d_weight(x, (out, channels, 3, 3), self.grad, padding=1)
         sizes = longs((batch, height, width, channels, out, 0))
-        each = 36 * channels * out
-        parts = batch * -(-height // 4) * -(-width // 4) // _TILES + 1
-        new = {"dtype": _summed_in(x)}
-        threads = min(torch.get_num_threads(), parts, _SUMS // (each * new["dtype"].itemsize) or 1)
-        sums, gradient = x.new_zeros(threads, each, **new), x.new_empty(3, 3, channels, out, **new)
-        maps = pixels(x), pixels(self.grad)
-        call("convolution_gradient", x.dtype, sizes, *maps, sums, gradient, threads=threads)
+        sums = x.new_empty(36, channels, out, dtype=_summed_in(x))
+        gradient = sums.new_empty(3, 3, channels, out)
+        call("convolution_gradient", x.dtype, sizes, pixels(x), pixels(self.grad), sums, gradient)
         return gradient.permute(3, 2, 0, 1)  # autograd gives it the dtype of the kernel
 
 
@@ -290,7 +284,9 @@ def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None, relu: bool 
     transformed = x.new_empty(36 * channels * (out + _PANELS), dtype=dtype)
     output = new_map(x, batch, out, height, width)
     bias = x.new_zeros(out, dtype=dtype) if bias is None else bias.to(dtype).contiguous()
-    call("transform_kernel", x.dtype, sizes, kernel.to(dtype).contiguous(), transformed)
+    taps = kernel.new_empty(kernel.shape, dtype=dtype)
+    lay_out(taps[..., None, :], kernel[..., None, :])
+    call("transform_kernel", x.dtype, sizes, taps, transformed)
     call("convolve", x.dtype, sizes, pixels(x), transformed, bias, pixels(output))
     return output
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from lambda_det.native import compiling
 
 __all__ = [
-    *("cache_folder", "call", "has", "longs", "missing", "new_map", "pixels", "readable"),
-    "vector_bytes",
+    *("cache_folder", "call", "has", "lay_out", "longs", "missing", "new_map", "pixels"),
+    *("readable", "vector_bytes"),
 ]
 
 _logger = logging.getLogger(__name__)
@@ -165,3 +165,10 @@ def call(
         for x in arguments
     ]
     function(*pointers, ctypes.c_int(threads or torch.get_num_threads()))
+
+
+def lay_out(target: Tensor, source: Tensor) -> None:
+    """Copy [b, H, W, g, c] into another layout, in a fraction of the time PyTorch takes."""
+    source = source.to(target.dtype)
+    strides = [longs(x.stride()) for x in (source, target)]
+    call("lay_out", target.dtype, longs(source.shape), source, strides[0], target, strides[1])

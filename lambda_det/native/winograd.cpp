@@ -15,6 +15,7 @@
 // products of a plain convolution take longer, at twice the rate.
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "multiply.h"
@@ -23,6 +24,7 @@ namespace {
 
 constexpr int kTile = 4, kWindow = 6, kProducts = kWindow * kWindow;
 constexpr long kMany = 32;  // tiles at a time: their windows of 256 channels take 1.2 MB
+constexpr long kMostTiles = 64;  // at a time of all threads together
 constexpr long kSteps = 32;  // channels in one sum; one of all would round four times as much
 
 // Kernels are transformed in double, since no power of two makes their fractions exact
@@ -158,9 +160,9 @@ struct Tiles {
 // Some tiles, in an order in which those of each product lie side by side: low and wide ones, high
 // and wide, high and narrow, low and narrow
 struct Block {
-  long tile[kMany], count = 0, bounds[5];
-  Block(const Tiles &tiles, long first) {
-    const long end = std::min(first + kMany, tiles.count);
+  long tile[kMostTiles], count = 0, bounds[5];
+  Block(const Tiles &tiles, long first, long most) {
+    const long end = std::min(first + most, tiles.count);
     for (int kind = 0; kind < 4; ++kind) {
       bounds[kind] = count;
       for (long t = first; t < end; ++t) {
@@ -181,25 +183,38 @@ struct Block {
 
 // Numbers of one of the 36 products. 36 vectors 8 or 32 kB apart would evict each other from the
 // cache.
-template <typename T> inline long product_size(long channels) {
-  return kMany * channels + 2 * kLanes<T>;
+template <typename T> inline long product_size(long numbers) { return numbers + 2 * kLanes<T>; }
+
+// B' d B of a tile; a vector of each of the 36 goes to `to`, by these strides
+template <typename T, typename M>
+void transform_window(const Tiles &tiles, long tile, const M *map, const M *zeros, T *to,
+                      long product, long vector_stride) {
+  const M *window[kProducts];
+  tiles.find<kWindow>(tile, 1, map, tiles.s.in, zeros, window);
+  for (long c = 0; c < tiles.s.in; c += kLanes<T>, to += vector_stride) {
+    Wide<T> d[kProducts];
+    for (int i = 0; i < kProducts; ++i) d[i] = load(window[i] + c);
+    for (int i = 0; i < kWindow; ++i) transform_input(d + i * kWindow, 1);
+    for (int i = 0; i < kWindow; ++i) transform_input(d + i, kWindow);
+    for (int i = 0; i < kProducts; ++i) store(to + i * product, d[i]);
+  }
 }
 
-// B' d B of some tiles; a vector of each of the 36 goes to `to`, by these strides
+// A dY A' of a tile of a gradient, likewise
 template <typename T, typename M>
-void transform_windows(const Tiles &tiles, const Block &block, const M *map, const M *zeros,
-                       T *to, long product, long tile_stride, long vector_stride) {
-  for (long t = 0; t < block.count; ++t) {
-    const M *window[kProducts];
-    tiles.find<kWindow>(block.tile[t], 1, map, tiles.s.in, zeros, window);
-    for (long c = 0; c < tiles.s.in; c += kLanes<T>) {
-      Wide<T> d[kProducts];
-      for (int i = 0; i < kProducts; ++i) d[i] = load(window[i] + c);
-      for (int i = 0; i < kWindow; ++i) transform_input(d + i * kWindow, 1);
-      for (int i = 0; i < kWindow; ++i) transform_input(d + i, kWindow);
-      T *target = to + t * tile_stride + c / kLanes<T> * vector_stride;
-      for (int i = 0; i < kProducts; ++i) store(target + i * product, d[i]);
+void transform_grad_tile(const Tiles &tiles, long tile, const M *grad, const M *zeros, T *to,
+                         long product, long panel_stride) {
+  const M *pixels[kProducts];
+  tiles.find<kTile>(tile, 0, grad, tiles.s.out, zeros, pixels);
+  for (long c = 0; c < tiles.s.out; c += kLanes<T>) {
+    Wide<T> d[kProducts];
+    for (int i = 0; i < kTile; ++i) {
+      for (int j = 0; j < kTile; ++j) d[i * kWindow + j] = load(pixels[i * kWindow + j] + c);
+      transform_grad(d + i * kWindow, 1);
     }
+    for (int j = 0; j < kWindow; ++j) transform_grad(d + j, kWindow);
+    T *target = to + c / kPanel<T> * panel_stride + c % kPanel<T>;
+    for (int i = 0; i < kProducts; ++i) store(target + i * product, d[i]);
   }
 }
 
@@ -232,15 +247,17 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   const Tiles tiles{s};
   const long panels = divided_up(s.out, panel);
-  const long window_size = product_size<T>(s.in), size = product_size<T>(panel);
+  const long window_size = product_size<T>(kMany * s.in), size = product_size<T>(kMany * panel);
 #pragma omp parallel num_threads(threads)
   {
     std::vector<T> windows(kProducts * window_size), products(kProducts * size);
     std::vector<M> zeros(s.in);
 #pragma omp for schedule(dynamic, 1)
     for (long first = 0; first < tiles.count; first += kMany) {
-      const Block block(tiles, first);
-      transform_windows(tiles, block, map, zeros.data(), windows.data(), window_size, s.in, lanes);
+      const Block block(tiles, first, kMany);
+      for (long t = 0; t < block.count; ++t)
+        transform_window(tiles, block.tile[t], map, zeros.data(), windows.data() + t * s.in,
+                         window_size, lanes);
       for (long p = 0; p < panels; ++p) {
         const long columns = std::min<long>(panel, s.out - p * panel);
         for (int i = 0; i < kProducts; ++i) {
@@ -275,59 +292,51 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
   }
 }
 
-// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [threads, 36, in, out], zero at first;
-// each of the threads adds to its own
+// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [36, in, out]
 template <typename T, typename M>
 void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *sums,
                           T *grad_kernel, int threads) {
   constexpr int lanes = kLanes<T>, panel = kPanel<T>;
   const Tiles tiles{s};
   const long panels = divided_up(s.out, panel);
-  const long window_size = product_size<T>(s.in), size = product_size<T>(panels * panel);
-  const long all = kProducts * s.in * s.out;
+  const long window_size = product_size<T>(kMostTiles * s.in);
+  const long size = product_size<T>(kMostTiles * panels * panel);
+  // As multiply() reads them: [36, vectors of in, tiles, vector], [36, panels, tiles, panel]
+  const std::unique_ptr<T[]> windows(new T[kProducts * window_size]);
+  const std::unique_ptr<T[]> grads(new T[kProducts * size]);
+  const std::vector<M> zeros(std::max(s.in, s.out));
 #pragma omp parallel num_threads(threads)
   {
-    // As multiply() reads them: [36, vectors of in, tiles, vector], [36, panels, tiles, panel]
-    std::vector<T> windows(kProducts * window_size), grads(kProducts * size);
-    std::vector<M> zeros(std::max(s.in, s.out));
-    T *own = sums + omp_get_thread_num() * all;
+    for (long first = 0; first < tiles.count; first += kMostTiles) {
+      const Block block(tiles, first, kMostTiles);
 #pragma omp for schedule(static)
-    for (long first = 0; first < tiles.count; first += kMany) {
-      const Block block(tiles, first);
-      transform_windows(tiles, block, map, zeros.data(), windows.data(), window_size, lanes,
-                        kMany * lanes);
       for (long t = 0; t < block.count; ++t) {
-        const M *tile[kProducts];
-        tiles.find<kTile>(block.tile[t], 0, grad, s.out, zeros.data(), tile);
-        for (long c = 0; c < s.out; c += lanes) {
-          Wide<T> d[kProducts];
-          for (int i = 0; i < kTile; ++i) {
-            for (int j = 0; j < kTile; ++j) d[i * kWindow + j] = load(tile[i * kWindow + j] + c);
-            transform_grad(d + i * kWindow, 1);
-          }
-          for (int j = 0; j < kWindow; ++j) transform_grad(d + j, kWindow);
-          for (int i = 0; i < kProducts; ++i)
-            store(grads.data() + i * size + (c / panel * kMany + t) * panel + c % panel, d[i]);
-        }
+        transform_window(tiles, block.tile[t], map, zeros.data(), windows.get() + t * lanes,
+                         window_size, kMostTiles * lanes);
+        transform_grad_tile(tiles, block.tile[t], grad, zeros.data(), grads.get() + t * panel, size,
+                            kMostTiles * panel);
       }
-      for (int i = 0; i < kProducts; ++i) {
-        const long from = block.from(i), count = block.to(i) - from;
+#pragma omp for collapse(2) schedule(static)
+      for (int i = 0; i < kProducts; ++i)
         for (long p = 0; p < panels; ++p)
-          for (long c = 0; c < s.in; c += lanes)
-            multiply(lanes, std::min<long>(panel, s.out - p * panel), count,
-                     windows.data() + i * window_size + c * kMany + from * lanes, 1, lanes,
-                     grads.data() + i * size + (p * kMany + from) * panel, panel,
-                     own + (i * s.in + c) * s.out + p * panel, s.out, true);
-      }
+          for (long c = 0; c < s.in; c += lanes) {
+            long t = block.from(i);
+            do
+              multiply(lanes, std::min<long>(panel, s.out - p * panel),
+                       std::min(kSteps, block.to(i) - t),
+                       windows.get() + i * window_size + (c * kMostTiles + t * lanes), 1, lanes,
+                       grads.get() + i * size + (p * kMostTiles + t) * panel, panel,
+                       sums + (i * s.in + c) * s.out + p * panel, s.out,
+                       first > 0 || t > block.from(i));
+            while ((t += kSteps) < block.to(i));
+          }
     }
 #pragma omp for schedule(static)
     for (long in = 0; in < s.in; ++in)
       for (long out = 0; out < s.out; out += lanes) {
-        Precise<T> sum[kProducts] = {}, half[kWindow * 3], taps[3];
+        Precise<T> sum[kProducts], half[kWindow * 3], taps[3];
         for (int i = 0; i < kProducts; ++i)
-          for (int thread = 0; thread < threads; ++thread)
-            sum[i] += convert<Precise<T>, T>(
-                load(sums + thread * all + (i * s.in + in) * s.out + out));
+          sum[i] = convert<Precise<T>, T>(load(sums + (i * s.in + in) * s.out + out));
         for (int j = 0; j < kWindow; ++j) transform_sums(sum + j, kWindow, half + j * 3);
         for (int y = 0; y < 3; ++y) {
           transform_sums(half + y, 3, taps);

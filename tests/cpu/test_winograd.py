@@ -123,20 +123,18 @@ def test_what_is_not_finite_never_disappears(share, value):
 
 
 @pytest.mark.usefixtures("all_channels")
-@pytest.mark.parametrize(("threads", "room"), [(1, 1 << 28), (3, 1 << 28), (3, 1)])
-def test_any_number_of_threads(threads, room, monkeypatch):
-    monkeypatch.setattr(winograd, "_SUMS", room)
-    inputs = _inputs(2, 32, 48, 9, 30)
-    grad = torch.randn(2, 48, 9, 30)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_any_number_of_threads_has_the_same_bits(threads):
+    inputs = _inputs(3, 32, 48, 13, 30)
+    grad = torch.randn(3, 48, 13, 30)
     expected, before = _results(winograd_conv2d, inputs, grad), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got, again = (_results(winograd_conv2d, inputs, grad) for _ in range(2))
+        got = _results(winograd_conv2d, inputs, grad)
     finally:
         torch.set_num_threads(before)
-    for a, b, c in zip(got, again, expected, strict=True):
+    for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)
-        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("all_channels")

@@ -62,8 +62,8 @@ def test_equals_the_other_forms_on_random_sizes(layout, dtype, tolerance):
 @pytest.mark.parametrize("heads", [1, 4])
 def test_copies_of_a_layer_in_channels_last(heads, monkeypatch):
     """Where depths fill vectors: backward alone, of the values and of two gradients."""
-    copied, copy = [], compiled._copy
-    monkeypatch.setattr(compiled, "_copy", lambda *pair: (copied.append(pair), copy(*pair)))
+    copied, copy = [], compiled.lay_out
+    monkeypatch.setattr(compiled, "lay_out", lambda *pair: (copied.append(pair), copy(*pair)))
     layer = LambdaLayer(64, query_depth=16, heads=heads, scope=5, implementation="compiled")
     x = torch.randn(2, 64, 6, 5).to(memory_format=torch.channels_last).requires_grad_()
     y = layer.to(memory_format=torch.channels_last)(x)
@@ -75,6 +75,7 @@ def test_copies_of_a_layer_in_channels_last(heads, monkeypatch):
 FENCED = """
 import ctypes, mmap, random, sys
 import torch
+from lambda_det import native
 from lambda_det.layers.local import compiled, local_position_output
 
 PAGE, libc = mmap.PAGESIZE, ctypes.CDLL(None)
@@ -103,7 +104,7 @@ def fenced_call(name, dtype, *arguments):
         if copy is not tensor and 0 not in tensor.stride() and tensor.data_ptr() not in own:
             tensor.copy_(copy)
 
-compiled.call = fenced_call
+compiled.call = native.call = fenced_call
 random.seed(0)
 torch.manual_seed(0)
 for at_end in (True, False):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
-from lambda_det.native import call, has, longs, missing, vector_bytes
+from lambda_det.native import call, has, lay_out, longs, missing, vector_bytes
 
 
 class _Sizes(ctypes.Structure):
@@ -71,20 +71,13 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
     )
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy [b, H, W, g, c] into another layout, in a fraction of the time PyTorch takes."""
-    source = source.to(target.dtype)
-    strides = [longs(x.stride()) for x in (source, target)]
-    call("lay_out", target.dtype, longs(source.shape), source, strides[0], target, strides[1])
-
-
 def _dense(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
     """[b, H, W, g, c] as a dense tensor with c padded to ``channels`` by zeros."""
     if x.dtype == dtype and x.is_contiguous() and x.shape[-1] == channels:
         return x
     make = torch.empty if x.shape[-1] == channels else torch.zeros
     dense = make((*x.shape[:-1], channels), dtype=dtype)
-    _copy(dense[..., : x.shape[-1]], x)
+    lay_out(dense[..., : x.shape[-1]], x)
     return dense
 
 
@@ -104,7 +97,7 @@ def _planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
     for place in range(min(pair, sizes.width)):
         part = values[:, :, place::pair].transpose(3, 4)  # [b, H, W / pair, u, v]
         target = planes[:, :, :, : part.shape[2], : sizes.v, place]
-        _copy(target.permute(0, 2, 3, 1, 4), part)
+        lay_out(target.permute(0, 2, 3, 1, 4), part)
     return planes
 
 
@@ -116,7 +109,7 @@ def _transposed_planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Ten
     for place in range(min(pair, sizes.v)):
         part = values[..., place::pair, :].transpose(3, 4)  # [b, H, W, u, v / pair]
         target = planes[:, :, :, : part.shape[4], left : left + sizes.width, place]
-        _copy(target.permute(0, 2, 4, 1, 3), part)
+        lay_out(target.permute(0, 2, 4, 1, 3), part)
     return planes
 
 
@@ -128,7 +121,7 @@ def _rows(x: Tensor) -> Tensor:
     rows = x.flatten(2, 3)
     rows = F.pad(rows, (0, 0, 0, rows.shape[2] % pair)).unflatten(2, (-1, pair))
     paired = torch.empty_like(rows.transpose(3, 4), memory_format=torch.contiguous_format)
-    _copy(paired.transpose(3, 4), rows)
+    lay_out(paired.transpose(3, 4), rows)
     return paired
 
 
@@ -169,7 +162,7 @@ def _gradients(
     factors = _rows(grad), dense_queries, _steps(rows, sizes.rp, dtype)
     call("values_gradient", dtype, sizes, *factors, planes)
     grad_values = empty_like_values(values, dtype)
-    _copy(grad_values.transpose(3, 4), planes[..., : sizes.v].permute(0, 2, 3, 1, 4))
+    lay_out(grad_values.transpose(3, 4), planes[..., : sizes.v].permute(0, 2, 3, 1, 4))
 
     dense_grad_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=wide)
     shares = (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp)
@@ -178,7 +171,7 @@ def _gradients(
     rows = _steps(rows.transpose(2, 3), sizes.kp, dtype)
     call("queries_gradient", dtype, sizes, *factors, rows, dense_grad_queries, grad_embedding)
     grad_queries = empty_like_queries(queries, sizes.k, dtype)
-    _copy(grad_queries, dense_grad_queries[..., : sizes.k])
+    lay_out(grad_queries, dense_grad_queries[..., : sizes.k])
     grad_embedding = grad_embedding.sum(0)[..., : sizes.scope_x].permute(2, 0, 1, 3)
     return (
         grad_queries.to(queries.dtype),
