@@ -34,6 +34,7 @@ _LEAST = 128  # channels: the error of a sum over fewer would be more than twice
 _PAYS_FROM = {torch.float32: (1, 4), torch.float64: (1, 4), torch.bfloat16: (64, 16)}
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
 _PANELS = 64  # columns of a transformed kernel up to which they are padded to whole panels
+_BETWEEN = 32  # numbers between the 36 of them, and of their gradients
 # One of this number of positions at most is not zero in a sparse gradient. Winograd's error reaches
 # the whole tile of each, where plain sums leave zeros: at a hundredth it would be up to three times
 # as large.
@@ -232,10 +233,12 @@ class _Dense:
         if x.dtype == torch.bfloat16 and not _twice_the_rate():
             return conv2d_weight(x, (out, channels, 3, 3), self.grad, padding=1)
         sizes = longs((batch, height, width, channels, out, 0))
-        sums = x.new_empty(36, channels, out, dtype=_summed_in(x))
+        sums = x.new_empty(36, channels * out + _BETWEEN, dtype=_summed_in(x))
         gradient = sums.new_empty(3, 3, channels, out)
         call("convolution_gradient", x.dtype, sizes, pixels(x), pixels(self.grad), sums, gradient)
-        return gradient.permute(3, 2, 0, 1)  # autograd gives it the dtype of the kernel
+        of_kernel = new_map(gradient, out, channels, 3, 3)  # autograd gives it the kernel's dtype
+        lay_out(of_kernel.permute(2, 3, 1, 0)[..., None, :], gradient[..., None, :])
+        return of_kernel
 
 
 class _Sparse:
@@ -281,7 +284,7 @@ def _convolve(x: Tensor, kernel: Tensor, bias: Tensor | None = None, relu: bool 
     batch, channels, height, width = x.shape
     out = kernel.shape[3]
     sizes = longs((batch, height, width, channels, out, relu))
-    transformed = x.new_empty(36 * channels * (out + _PANELS), dtype=dtype)
+    transformed = x.new_empty(36 * (channels * (out + _PANELS) + _BETWEEN), dtype=dtype)
     output = new_map(x, batch, out, height, width)
     bias = x.new_zeros(out, dtype=dtype) if bias is None else bias.to(dtype).contiguous()
     taps = kernel.new_empty(kernel.shape, dtype=dtype)

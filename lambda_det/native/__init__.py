@@ -25,11 +25,6 @@ from torch import Tensor, nn
 
 from lambda_det.native import compiling
 
-__all__ = [
-    *("cache_folder", "call", "has", "lay_out", "longs", "missing", "new_map", "pixels"),
-    *("readable", "vector_bytes"),
-]
-
 _logger = logging.getLogger(__name__)
 
 

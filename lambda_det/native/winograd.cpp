@@ -181,8 +181,8 @@ struct Block {
   }
 };
 
-// Numbers of one of the 36 products. 36 vectors 8 or 32 kB apart would evict each other from the
-// cache.
+// Numbers of one of the 36 products. 36 vectors a power of two apart would evict each other from
+// the cache: to transform a kernel took three times as long.
 template <typename T> inline long product_size(long numbers) { return numbers + 2 * kLanes<T>; }
 
 // B' d B of a tile; a vector of each of the 36 goes to `to`, by these strides
@@ -218,11 +218,11 @@ void transform_grad_tile(const Tiles &tiles, long tile, const M *grad, const M *
   }
 }
 
-// G g G' of [3, 3, in, out], as [36, panels of out, in, panel]
+// G g G' of [3, 3, in, out], as [36, panels of out, in, panel] with gaps between the 36
 template <typename T>
 void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads) {
   constexpr int panel = kPanel<T>;
-  const long panels = divided_up(s.out, panel);
+  const long panels = divided_up(s.out, panel), size = product_size<T>(panels * s.in * panel);
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static)
   for (long p = 0; p < panels; ++p)
     for (long in = 0; in < s.in; ++in)
@@ -234,8 +234,7 @@ void transform_kernel(const Convolution &s, const T *kernel, T *to, int threads)
         for (int i = 0; i < kWindow; ++i) {
           transform_taps(half + i, kWindow, whole);
           for (int j = 0; j < kWindow; ++j)
-            store_rounded(to + (((i * kWindow + j) * panels + p) * s.in + in) * panel + c,
-                          whole[j]);
+            store_rounded(to + (i * kWindow + j) * size + (p * s.in + in) * panel + c, whole[j]);
         }
       }
 }
@@ -248,6 +247,7 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
   const Tiles tiles{s};
   const long panels = divided_up(s.out, panel);
   const long window_size = product_size<T>(kMany * s.in), size = product_size<T>(kMany * panel);
+  const long kernel_size = product_size<T>(panels * s.in * panel);
 #pragma omp parallel num_threads(threads)
   {
     std::vector<T> windows(kProducts * window_size), products(kProducts * size);
@@ -265,7 +265,7 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
           for (long in = 0; in < s.in; in += kSteps)
             multiply(count, columns, std::min(kSteps, s.in - in),
                      windows.data() + i * window_size + from * s.in + in, s.in, 1,
-                     kernel + ((i * panels + p) * s.in + in) * panel, panel,
+                     kernel + i * kernel_size + (p * s.in + in) * panel, panel,
                      products.data() + i * size + from * panel, panel, in > 0);
         }
         for (long t = 0; t < block.count; ++t) {
@@ -292,7 +292,7 @@ void convolve(const Convolution &s, const M *map, const T *kernel, const T *bias
   }
 }
 
-// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [36, in, out]
+// G' [(A dY A') * (B' d B)] G, summed over the tiles. sums: [36, in, out] with gaps
 template <typename T, typename M>
 void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *sums,
                           T *grad_kernel, int threads) {
@@ -305,6 +305,7 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
   const std::unique_ptr<T[]> windows(new T[kProducts * window_size]);
   const std::unique_ptr<T[]> grads(new T[kProducts * size]);
   const std::vector<M> zeros(std::max(s.in, s.out));
+  const long sums_size = product_size<T>(s.in * s.out);
 #pragma omp parallel num_threads(threads)
   {
     for (long first = 0; first < tiles.count; first += kMostTiles) {
@@ -326,7 +327,7 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
                        std::min(kSteps, block.to(i) - t),
                        windows.get() + i * window_size + (c * kMostTiles + t * lanes), 1, lanes,
                        grads.get() + i * size + (p * kMostTiles + t) * panel, panel,
-                       sums + (i * s.in + c) * s.out + p * panel, s.out,
+                       sums + i * sums_size + c * s.out + p * panel, s.out,
                        first > 0 || t > block.from(i));
             while ((t += kSteps) < block.to(i));
           }
@@ -336,7 +337,7 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
       for (long out = 0; out < s.out; out += lanes) {
         Precise<T> sum[kProducts], half[kWindow * 3], taps[3];
         for (int i = 0; i < kProducts; ++i)
-          sum[i] = convert<Precise<T>, T>(load(sums + (i * s.in + in) * s.out + out));
+          sum[i] = convert<Precise<T>, T>(load(sums + i * sums_size + in * s.out + out));
         for (int j = 0; j < kWindow; ++j) transform_sums(sum + j, kWindow, half + j * 3);
         for (int y = 0; y < 3; ++y) {
           transform_sums(half + y, 3, taps);
