@@ -140,15 +140,15 @@ def _pays(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) ->
     taken = {dtype, torch.float32} if torch.is_autocast_enabled("cpu") else {dtype}
     if not {x.dtype, weight.dtype} <= taken:
         return False
-    if dtype == torch.bfloat16 and not (torch.is_grad_enabled() or _twice_the_rate()):
-        return False
     if not weight.is_contiguous(memory_format=torch.channels_last):
         return False  # the output is, and in this network no map should be
     channels, positions = weight.shape[:2], x.numel() // x.shape[1]
     least, for_each = _PAYS_FROM[dtype]
     if min(channels) < least or any(number % _MULTIPLE for number in channels):
         return False
-    return positions >= for_each * min(channels) and missing() is None
+    if positions < for_each * min(channels) or missing():
+        return False
+    return dtype != torch.bfloat16 or torch.is_grad_enabled() or _twice_the_rate()
 
 
 def winograd_conv2d(

@@ -89,7 +89,7 @@ inline __attribute__((always_inline)) void block(
     }
 }
 
-// Eight rows of one or two vectors, four of more: as many sums as the processor has work for.
+// Eight rows of few vectors, four of more: as many sums as the processor has work for.
 constexpr long rows_of_block(long vectors) { return vectors > kMost / 2 ? 4 : 8; }
 
 template <int R, int N, typename T>

@@ -308,7 +308,7 @@ void convolution_gradient(const Convolution &s, const M *map, const M *grad, T *
   const long sums_size = product_size<T>(s.in * s.out);
 #pragma omp parallel num_threads(threads)
   {
-    for (long first = 0; first < tiles.count; first += kMostTiles) {
+    for (long first = 0; first < std::max(1l, tiles.count); first += kMostTiles) {
       const Block block(tiles, first, kMostTiles);
 #pragma omp for schedule(static)
       for (long t = 0; t < block.count; ++t) {
