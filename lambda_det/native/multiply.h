@@ -92,8 +92,11 @@ inline __attribute__((always_inline)) void block(
 // Eight rows of few vectors, four of more: as many sums as the processor has work for.
 constexpr long rows_of_block(long vectors) { return vectors > kMost / 2 ? 4 : 8; }
 
+#ifndef ROW_BLOCKS
+#define ROW_BLOCKS inline
+#endif
 template <int R, int N, typename T>
-inline void row_blocks(long rows, long steps, const T *a, long a_row, long a_step, const T *b,
+ROW_BLOCKS void row_blocks(long rows, long steps, const T *a, long a_row, long a_step, const T *b,
                        long b_step, SumOf<T> *c, long c_row, bool add) {
   for (; rows >= R; rows -= R, a += R * a_row, c += R * c_row)
     block<R, N>(steps, a, a_row, a_step, b, b_step, c, c_row, add);
