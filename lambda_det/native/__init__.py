@@ -141,12 +141,9 @@ def longs(numbers: Iterable[int]) -> ctypes.Array:
 
 
 def call(
-    name: str,
-    dtype: torch.dtype,
-    *arguments: Tensor | ctypes.Structure | ctypes.Array,
-    threads: int | None = None,
+    name: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Structure | ctypes.Array
 ) -> None:
-    """Run a kernel for this dtype, on PyTorch's number of threads if there is no other.
+    """Run a kernel for this dtype, on PyTorch's number of threads.
 
     Raises:
         ValueError: a tensor is not on the CPU.
@@ -159,7 +156,7 @@ def call(
         ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.byref(x)
         for x in arguments
     ]
-    function(*pointers, ctypes.c_int(threads or torch.get_num_threads()))
+    function(*pointers, ctypes.c_int(torch.get_num_threads()))
 
 
 def lay_out(target: Tensor, source: Tensor) -> None:

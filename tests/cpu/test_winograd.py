@@ -142,14 +142,14 @@ def test_it_keeps_within_its_buffers(monkeypatch):
     """Every tensor that it gets lies amid numbers that must neither be read nor written."""
     fences = []
 
-    def fenced(name, dtype, sizes, *tensors, **options):
+    def fenced(name, dtype, sizes, *tensors):
         inside = []
         for x in tensors:
             fence = torch.full((x.numel() + 2048,), torch.nan, dtype=dtype)
             fences.append((fence, fence[1024:-1024].view(x.shape)))
             fences[-1][1].copy_(x)
             inside.append(fences[-1][1])
-        native.call(name, dtype, sizes, *inside, **options)
+        native.call(name, dtype, sizes, *inside)
         for x, written in zip(tensors, inside, strict=True):
             x.copy_(written)
 
