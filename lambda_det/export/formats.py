@@ -67,8 +67,7 @@ def format_of(path: str | Path) -> Format:
 
 
 def _write_torchscript(network: Network, example: tuple[Tensor, ...], path: Path) -> None:
-    with torch.no_grad(), warnings.catch_warnings(), patch_builtin_len():
-        warnings.simplefilter("ignore")  # of every number that is a constant now, meant or not
+    with torch.no_grad(), patch_builtin_len():
         traced = torch.jit.trace(network.module, example, strict=False, check_trace=False)
         torch.jit.save(traced, str(path))
 

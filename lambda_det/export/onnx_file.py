@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import logging
 import operator
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ AXES = ("batch", "height", "width")  # of a graph's input; of an FPN's, over its
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 # Resized as Detectron2's ResizeShortestEdge does. Resize is Pillow's algorithm for uint8 in
-# ONNX Runtime, where few pixels differ. OpenVINO 2026.4 divides a constant by a number that it
-# computes the wrong way round, so no dividend here is one.
+# ONNX Runtime, to a rounding, and at the border by exclude_outside. OpenVINO 2026.4 divides a
+# constant by a number that it computes the wrong way round, so no dividend here is one.
 BEFORE = """
 <ir_version: 9, opset_import: ["" : 18]>
 before (uint8[image_height, image_width, 3] image) =>
@@ -62,7 +62,8 @@ before (uint8[image_height, image_width, 3] image) =>
     whole = Floor(above)
     new_sides = Max(whole, one)
     new_size = Cast<to = 7>(new_sides)
-    resized = Resize<axes = [2, 3], mode = "linear", antialias = 1>(batch, , , new_size)
+    resized = Resize<axes = [2, 3], mode = "linear", antialias = 1, exclude_outside = 1>
+        (batch, , , new_size)
     pixels = Cast<to = 1>(resized)
     images = Squeeze(pixels, first)
     image_scale = Div(image_sides, new_sides)
@@ -115,19 +116,18 @@ def write_onnx(
         torch.ops.aten.sort.stable: sort,
         torch.ops.aten.avg_pool2d.default: average,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            program,
-            f=str(path),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=list(inputs),
-            output_names=list(names),
-            external_data=False,
-            verbose=False,
-            custom_translation_table=translations,
-        )
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every empty list
+    torch.onnx.export(
+        program,
+        f=str(path),
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=list(inputs),
+        output_names=list(names),
+        external_data=False,
+        verbose=False,
+        custom_translation_table=translations,
+    )
 
 
 def finish_onnx(path: Path, described: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,7 +126,9 @@ def export_network(
     try:
         start = time.perf_counter()
         try:
-            form.write(network, example(network, images), draft)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the comparison says what they fear
+                form.write(network, example(network, images), draft)
         except RuntimeError as error:  # and all that the exporters derive from it
             raise ConfigError(
                 f"{form.name} cannot hold this network ({_first_line(error)}); use another format "
@@ -186,8 +189,7 @@ def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequenc
     """Sizes to compare on, of which an FPN takes multiples of its largest stride."""
     stride, fixed = network.stride, network.fixed
     if sizes is None:
-        sizes = [[side + -side % stride for side in size] for size in SIZES]
-        sizes = [fixed] * 3 if fixed else list(map(tuple, sizes))
+        sizes = [fixed or (h + -h % stride, w + -w % stride) for h, w in SIZES]
     if fixed and set(sizes) != {fixed}:
         raise ConfigError("--sizes has no other ones than that of --fixed.")
     for height, width in sizes:
@@ -213,8 +215,7 @@ def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The input that the graph is recorded on: two images, or one for a detector."""
     # Two tiles and more in the last map, and no two sizes alike that need not be
     size = network.fixed or (288 + -288 % network.stride, 352 + -352 % network.stride)
-    pictures = (fill(network, size, source, seed=0) for source in images or [None])
-    inputs = [as_inputs(network, picture, 2) for picture in pictures]
+    inputs = [as_inputs(network, fill(network, size, x, seed=0), 2) for x in images or [None]]
     if len(inputs) == 1 or not network.detector:
         return inputs[0]
     with torch.no_grad():  # where most is found, most is recorded

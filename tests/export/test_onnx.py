@@ -76,7 +76,7 @@ def test_images_are_resized_as_in_an_evaluation_and_boxes_come_back(
         assert classes.tolist() == [4, 6]
         resized = resize.get_transform(image).apply_image(image)
         expected = resized.mean(axis=(0, 1))[:: 1 if order == "RGB" else -1]
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=0.2)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=0.03)  # borders, too
 
 
 def test_openvino_resizes_to_the_same_size(tmp_path):
