@@ -18,8 +18,7 @@ from lambda_det.errors import ConfigError, DataError, exit_status
 EXAMPLES = """examples:
   %(prog)s my/
   %(prog)s annotations.json images/
-  %(prog)s --dataset coco_2017_val
-  %(prog)s --dataset shapes_train --no-images
+  %(prog)s --dataset coco_2017_val --no-images
 
 The exit status is 0 if nothing is wrong, 1 if problems were found, and 2 if the data cannot be
 read at all.
@@ -29,8 +28,7 @@ read at all.
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="lambda-det check",
-        description="Check a data set before a long run: labels of COCO, YOLO, Pascal VOC, LabelMe "
-        "or CVAT.",
+        description="Check a data set before a long run: COCO, YOLO, Pascal VOC, LabelMe or CVAT.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,11 +36,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "json", nargs="?", metavar="LABELS", help="file or folder of labels; all parts of a folder"
     )
     parser.add_argument("images", nargs="?", metavar="IMAGES", help="the folder of its images")
-    parser.add_argument("--dataset", metavar="NAME", help="a registered data set instead")
+    parser.add_argument("--dataset", "--data", metavar="NAME", help="a registered one, or a folder")
     parser.add_argument("--no-images", action="store_true", help="do not open the images")
     arguments = parser.parse_args(argv)
     if bool(arguments.dataset) == bool(arguments.json):
         parser.error("give either LABELS and IMAGES or --dataset NAME")
+    if arguments.dataset and Path(arguments.dataset).is_dir():  # as lambda-det train has it
+        arguments.json, arguments.dataset = arguments.dataset, None
     return arguments
 
 
