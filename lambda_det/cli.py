@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import warnings
 
 from lambda_det.errors import suggest
 
@@ -30,18 +31,18 @@ COMMANDS = {
     "doctor": ("doctor.__main__:main", "look for what is missing or broken here"),
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),
 }
-_HELP = ("-h", "--help")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the words of a command line say, and return the exit status."""
     name, *words = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in _HELP:
+    if name in ("-h", "--help"):
         print(usage())
         return 0
     if name not in COMMANDS:
         print(f"error: there is no command {name}{suggest(name, COMMANDS)}", file=sys.stderr)
         return 2
+    warnings.filterwarnings("ignore", "torch.meshgrid", UserWarning)  # of Detectron2's anchors
     module, function = COMMANDS[name][0].split(":")
     try:
         return getattr(importlib.import_module(f"lambda_det.{module}"), function)(words) or 0
@@ -59,14 +60,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def usage() -> str:
-    lines = [f"  {name:<10}{does}" for name, (_, does) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: lambda-det COMMAND ...",
             "",
             "LambdaNetworks for Detectron2: train detectors and classifiers, and use them.",
             "",
-            *lines,
+            *(f"  {name:<10}{does}" for name, (_, does) in COMMANDS.items()),
             "",
             "lambda-det COMMAND --help shows the flags of a command, and examples.",
         ]
