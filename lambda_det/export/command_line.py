@@ -59,7 +59,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=lambda text: [_size(word) for word in text.split(",")],
         metavar="HxW,..",
         help="to compare on (several by default, odd ones and small ones)",
     )
@@ -127,10 +127,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _sizes(text: str) -> list[tuple[int, int]]:
-    return [_size(word) for word in text.split(",")]
-
-
 def _size(word: str) -> tuple[int, int]:
     height, _, width = word.partition("x")
     if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
@@ -192,10 +188,7 @@ def describe(report: Report) -> str:
     lines.append("greatest error of each output, over its greatest value:")
     lines += [f"  {name}: {error:.1e}" for name, error in report.errors().items()]
     if {c.detections for c in report.comparisons} == {0}:
-        lines.append(
-            "note: nothing was detected on any of them, so little was compared; give "
-            "photographs with --images FILE"
-        )
+        lines.append("note: nothing was detected and little compared; give photographs (--images)")
     if report.openvino:
         lines.append(f"note: OpenVINO {report.openvino}")
     elif report.openvino is not None and not report.proof:
@@ -203,11 +196,8 @@ def describe(report: Report) -> str:
     lines += [str(report.proof)] if report.proof else []
     if report.proof and not report.proof.passed:
         lines.append("note: on few images one box may make that; --apart AP allows for more")
-    lines.append(
-        f"verified: {report.path}"
-        if report.passed
-        else f"FAILED: it does not compute what the model does, and {report.path} was not written"
-    )
+    failed = f"FAILED: it does not compute what the model does, and {report.path} was not written"
+    lines.append(f"verified: {report.path}" if report.passed else failed)
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from detectron2.export.torchscript_patch import patch_builtin_len
 from torch import Tensor
+from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config
 
 from lambda_det.errors import ConfigError
@@ -30,6 +31,7 @@ from lambda_det.export.onnx_file import (
 
 __all__ = ["FORMATS", "Format", "format_of", "why_not"]
 
+torch._meta_registrations.div_rtn = lambda x, y: x // y  # as of 2.15; it asked for the remainder
 HOLDS_ANY_SIZE = hasattr(_config, "backed_size_oblivious")  # one graph; PyTorch 2.7 or newer
 
 
@@ -78,13 +80,14 @@ def _read_torchscript(path: Path, names: list[str], device: torch.device) -> Run
         return torch.jit.load(str(path), map_location=device)
 
 
-def _program(network: Network, example: tuple[Tensor, ...]) -> torch.export.ExportedProgram:
-    """The graph for any number of images of any size that the network supports.
+def _program(network: Network, example: tuple[Tensor, ...], least: int = 1) -> ExportedProgram:
+    """The graph for any number of images of any size, from ``least`` on, that the network supports.
 
     The graph of a detector asks whether the last map has one position. With an FPN it has one if
     both sides have 64 pixels or fewer.
     """
-    batch, *sides = (torch.export.Dim(name, min=1) for name in AXES)
+    batch = Dim(AXES[0], min=1)
+    sides = [Dim(name, min=-(-least // network.stride)) for name in AXES[1:]]
     if network.stride > 1:
         sides = [network.stride * side for side in sides]
     one = network.detector and network.batch is None
@@ -117,7 +120,11 @@ def _write_onnx(network: Network, example: tuple[Tensor, ...], path: Path) -> No
     # by finish_onnx
     replaced = {"boxes": "resize" not in network.outside, "masks": network.pasted}
     names = [f"found_{name}" if replaced.get(name) else name for name in names]
-    write_onnx(_program(network, example), inputs, names, path)
+    try:
+        program = _program(network, example)
+    except torch._dynamo.exc.UserError:  # of older PyTorch, where maps need two positions
+        program = _program(network, example, least=129)  # the file is compared on smaller ones, too
+    write_onnx(program, inputs, names, path)
 
 
 def why_not(form: Format, network: Network) -> str | None:
