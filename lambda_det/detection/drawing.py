@@ -60,8 +60,8 @@ def draw_ground_truth(
 ) -> np.ndarray:
     """Draw the annotations of a Detectron2 dataset dict. Crowds are labelled as such.
 
-    The box of an annotation without a mask is drawn as its mask. The other arguments and the result
-    are those of :func:`draw_predictions`.
+    Where others have masks, the box of an annotation without one is drawn as its mask. The other
+    arguments and the result are those of :func:`draw_predictions`.
     """
     boxes, masks, classes, labels, keypoints = [], [], [], [], []
     for annotation in annotations:
@@ -78,6 +78,8 @@ def draw_ground_truth(
     points = [np.pad(p, ((0, known - len(p)), (0, 0))) for p in keypoints] if known else None
     boxes = np.array(boxes).reshape(-1, 4)
     points = None if points is None else np.stack(points)
+    if not any(annotation.get("segmentation") for annotation in annotations):
+        masks = None
     return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
 
 

@@ -68,26 +68,25 @@ def test_names_and_numbers_serve_as_labels_of_boxes_with_masks_and_without(pictu
 
 
 @pytest.mark.parametrize(
-    "segmentation",
+    "mask",
     [
-        [[10, 10, 40, 10, 40, 30, 10, 30]],
-        {"size": [48, 64], "counts": [490, 20, *[28, 20] * 29, 1162]},
-        None,
-        [],
+        {"segmentation": [[10, 10, 40, 10, 40, 30, 10, 30]]},
+        {"segmentation": {"size": [48, 64], "counts": [490, 20, *[28, 20] * 29, 1162]}},
+        {"segmentation": []},
+        {},
     ],
-    ids=["polygon", "runs", "none", "empty"],
 )
-def test_the_truth_is_drawn_in_all_forms_of_segmentation(segmentation):
+def test_the_truth_is_drawn_in_all_forms_of_segmentation(mask):
     image = np.full((48, 64, 3), 128, np.uint8)
-    annotation = {"bbox": [10, 10, 30, 20], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 1}
-    if segmentation is not None:
-        annotation["segmentation"] = segmentation
+    annotation = {"bbox": [10, 10, 30, 20], "bbox_mode": BoxMode.XYWH_ABS, "category_id": 1, **mask}
     other = {**annotation, "bbox": [50, 30, 10, 10], "segmentation": [[50, 30, 60, 30, 60, 40]]}
     drawn = draw_ground_truth(image, [annotation, other], ["a", "b"], scale=4)
     assert drawn.shape == (192, 256, 3)
     inside = np.abs(drawn[80:112, 90:150].astype(int) - 128).max(-1) > 10
     assert inside.mean() > 0.95
     assert not (np.abs(drawn[150:, :120].astype(int) - 128) > 10).any()
+    alone = draw_ground_truth(image, [annotation], scale=4)[80:112, 90:150]
+    assert (np.abs(alone.astype(int) - 128) > 10).any() == any(mask.values())  # no mask, no filling
 
 
 def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
@@ -99,6 +98,7 @@ def test_prediction_stands_left_of_the_truth_in_the_colour_of_its_class():
         {"bbox": [x, x, 100, 100], "bbox_mode": BoxMode.XYWH_ABS, "category_id": category}
         for x, category in ((400, 3), (300, 1), (100, 2))
     ]
+    truth[0]["segmentation"] = [[400, 400, 500, 400, 500, 500, 400, 500]]  # a mask for each, then
     pair = side_by_side(image, found, truth, None, None)
     assert pair.shape == (512 + 26, 2 * 512 + 4, 3)
     left, right = pair[26:, :512], pair[26:, 516:]
