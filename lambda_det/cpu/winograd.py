@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
-from torch.nn.modules.module import _has_any_global_hook
 
 from lambda_det.cpu.pooling import without_mkl
 from lambda_det.layers.tensors import without_autocast
@@ -112,9 +111,10 @@ class _PlainConv2d(_Conv2d):
 
 def _is_hooked(module: nn.Module) -> bool:
     """Whether somebody would miss that it is called."""
-    own = module._forward_hooks, module._forward_pre_hooks
-    of_gradients = module._backward_hooks, module._backward_pre_hooks
-    return any((*own, *of_gradients, "forward" in vars(module), _has_any_global_hook()))
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    own = (getattr(module, f"_{kind}") for kind in kinds)
+    of_all = (getattr(nn.modules.module, f"_global_{kind}") for kind in kinds)
+    return any((*own, *of_all, "forward" in vars(module)))
 
 
 def _left_to_mkl() -> bool:
