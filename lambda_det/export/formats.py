@@ -120,11 +120,9 @@ def _write_onnx(network: Network, example: tuple[Tensor, ...], path: Path) -> No
     # by finish_onnx
     replaced = {"boxes": "resize" not in network.outside, "masks": network.pasted}
     names = [f"found_{name}" if replaced.get(name) else name for name in names]
-    try:
-        program = _program(network, example)
-    except torch._dynamo.exc.UserError:  # of older PyTorch, where maps need two positions
-        program = _program(network, example, least=129)  # the file is compared on smaller ones, too
-    write_onnx(program, inputs, names, path)
+    # Older PyTorch wants maps of two positions; the file does not
+    least = 1 if torch.__version__ >= "2.14" else 129
+    write_onnx(_program(network, example, least), inputs, names, path)
 
 
 def why_not(form: Format, network: Network) -> str | None:

@@ -236,6 +236,6 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
     assert whole.keys() == again.keys() and all(map(torch.equal, whole.values(), again.values()))
     log = (output / "log.txt").read_text("utf-8")
     assert "light_lambdaresnet26.yaml" in log and "goes on" in log
-    assert "Pascal VOC, 20 of 20 pictures with 10 " in log
+    assert "Pascal VOC, 20 pictures with 10 " in log
     steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
     assert max(steps) == 1

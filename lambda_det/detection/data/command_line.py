@@ -36,13 +36,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "json", nargs="?", metavar="LABELS", help="file or folder of labels; all parts of a folder"
     )
     parser.add_argument("images", nargs="?", metavar="IMAGES", help="the folder of its images")
-    parser.add_argument("--dataset", "--data", metavar="NAME", help="a registered one, or a folder")
+    parser.add_argument("--data", metavar="LABELS", help="the same, as lambda-det train has it")
+    parser.add_argument("--dataset", metavar="NAME", help="a registered data set instead")
     parser.add_argument("--no-images", action="store_true", help="do not open the images")
     arguments = parser.parse_args(argv)
+    if arguments.data:
+        arguments.json, arguments.images = arguments.data, arguments.json
     if bool(arguments.dataset) == bool(arguments.json):
         parser.error("give either LABELS and IMAGES or --dataset NAME")
-    if arguments.dataset and Path(arguments.dataset).is_dir():  # as lambda-det train has it
-        arguments.json, arguments.dataset = arguments.dataset, None
     return arguments
 
 

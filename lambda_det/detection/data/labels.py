@@ -501,8 +501,7 @@ def read_labels(
             content["annotations"].append(annotation)
     counts = Counter(thing.label for row in rows for thing in row.things)
     found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    of = f"{len(rows)} of {len(pictures.paths)} pictures"
-    logger.info(f"{place}: {kind}, {of} with {found or 'no object'}")
+    logger.info(f"{place}: {kind}, {len(rows)} pictures with {found or 'no object'}")
     return content
 
 

@@ -24,7 +24,7 @@ def test_a_clean_data_set(shapes, capsys):
     output = capsys.readouterr()
     assert "3 images" in output.out and "circle" in output.out and "Nothing is wrong" in output.out
     assert "images opened" in output.err and "3/3" in output.err
-    assert run("--data", shapes[1].parent) == 0  # both parts
+    assert run("--data", shapes[1].parent) == 0 and capsys.readouterr().out.count("images in") == 2
 
 
 def test_problems_are_listed(shapes, capsys):
