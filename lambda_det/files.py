@@ -8,7 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-__all__ = ["DRAFT", "relative_path", "replace_file", "replace_text", "sync_folder"]
+from lambda_det.errors import ConfigError
+
+__all__ = [
+    *("DRAFT", "refuse_existing", "relative_path", "replace_file", "replace_text", "sync_folder"),
+]
 
 DRAFT = ".tmp"  # ends the name of a file that is not complete yet
 
@@ -19,6 +23,18 @@ def relative_path(path: str | Path, start: str | Path) -> str:
         return os.path.relpath(path, start)
     except ValueError:
         return os.path.abspath(path)
+
+
+def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) -> None:
+    """Refuse a path that is not to be written to; ``folder``: it may be one.
+
+    Raises:
+        ConfigError: it is a folder, or exists and must not be replaced.
+    """
+    if not folder and os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder; give the name of a file.")
+    if os.path.exists(path) and not overwrite:
+        raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
 
 
 def replace_file(

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lambda_det"
 # A room imports from the lines above its own, and from itself.
 FLOORS = (
-    ("errors", "files", "config", "foundation", "native", "threads", "version"),
+    ("errors",),
+    ("files", "config", "foundation", "native", "threads", "version"),
     ("distributed", "weights"),
     ("layers", "training"),
     ("modeling",),

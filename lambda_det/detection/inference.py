@@ -102,7 +102,8 @@ def trained_detector(
         WeightsError: the weights are missing or do not fit the model.
     """
     if not os.path.isfile(weights):
-        raise WeightsError(f"There is no weights file {weights}; correct the path.")
+        what = "is to start a training from" if "://" in weights else "is no file"
+        raise WeightsError(f"{weights} {what}; name the checkpoint of a trained detector.")
     task = DetectionTask(cfg)
     check_device(task.settings.device, 1, task.settings.key("device"))
     model = task.build_model()
@@ -177,9 +178,7 @@ def _known_classes(
     names = known.get("thing_classes")
     if names is not None and count not in (None, len(names)):
         logger.warning(
-            "Classes have numbers: the model has %d classes, the data set %d names.",
-            count,
-            len(names),
+            f"Classes have numbers: the model has {count} classes, the data set {len(names)} names."
         )
         return {}
     return known

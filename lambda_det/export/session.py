@@ -21,7 +21,7 @@ from lambda_det.export.formats import Runner, format_of, why_not
 from lambda_det.export.networks import Network, takes_rgb
 from lambda_det.export.onnx_file import OPSET, finish_onnx, read_openvino
 from lambda_det.export.proof import Proof
-from lambda_det.files import replace_text
+from lambda_det.files import refuse_existing, replace_text
 
 __all__ = ["SIZES", "TOLERANCE", "Comparison", "Report", "export_network"]
 
@@ -205,10 +205,7 @@ def check_output(output: Path, overwrite: bool) -> None:
     if not output.parent.is_dir():
         raise ConfigError(f"There is no folder {output.parent} for {output.name}; make it first.")
     for path in (output, sidecar(output)):
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder; give another name.")
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path} is there already; add --overwrite to replace it.")
+        refuse_existing(path, overwrite)
 
 
 def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from lambda_det.errors import ConfigError
 from lambda_det.files import replace_text
 from lambda_det.prediction.predictor import Prediction
 
-__all__ = ["Annotations", "check_target"]
+__all__ = ["Annotations"]
 
 
 class Annotations:
@@ -88,20 +88,6 @@ class Annotations:
             replace_text(path, text)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error}.") from error
-
-
-def check_target(path: Path, overwrite: bool) -> None:
-    """Refuse a file that must not be written to.
-
-    Raises:
-        ConfigError: it is a folder, or exists and must not be replaced.
-    """
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; give the name of a file for the annotations.")
-    if path.exists() and not overwrite:
-        raise ConfigError(
-            f"{path} exists already; add --overwrite to replace it, or give another file."
-        )
 
 
 def _rounded(values: list[float]) -> list[float]:

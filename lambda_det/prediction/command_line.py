@@ -12,8 +12,9 @@ from lambda_det.detection.data.label_files import WRITTEN, place_labels
 from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, exit_status
+from lambda_det.files import refuse_existing
 from lambda_det.hub import of_hub
-from lambda_det.prediction.annotations import Annotations, check_target
+from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.prediction.predictor import Predictor, find_config, is_exported
 
@@ -117,9 +118,9 @@ def run(args: argparse.Namespace) -> None:
         pictures = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
     if args.json:
-        check_target(Path(args.json), args.overwrite)
-    if args.format and labels.exists() and not args.overwrite:
-        raise ConfigError(f"{labels} exists already; add --overwrite to write into it.")
+        refuse_existing(args.json, args.overwrite)
+    if args.format:
+        refuse_existing(labels, args.overwrite, folder=args.format != "coco")
     if args.format and args.format != "coco":  # two names that clash are refused before the work
         place_labels((p.name for p in pictures if not p.is_video), args.format, labels)
     weights = args.weights

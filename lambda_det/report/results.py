@@ -120,10 +120,8 @@ def belonging(
         )
     if len(kept) < len(entries):
         logger.warning(
-            "%d of the %d predictions are of images that %s does not have; they are ignored.",
-            len(entries) - len(kept),
-            len(entries),
-            dataset,
+            f"{len(entries) - len(kept)} of the {len(entries)} predictions are of images that "
+            f"{dataset} does not have; they are ignored."
         )
     return kept
 

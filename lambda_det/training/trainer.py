@@ -110,9 +110,7 @@ class Trainer(TrainerBase):
         self._divided = 1
         self._loader_state: Mapping[str, Any] | None = None
         self._load(checkpoint)
-        self._read_data(resumed=checkpoint is not None)
-
-    def _read_data(self, *, resumed: bool) -> None:
+        resumed = checkpoint is not None
         on_main_process(lambda: self.task.check_data(train=True, resumed=resumed))
         self._build_loaders()
 

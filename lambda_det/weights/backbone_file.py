@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.files import replace_file
+from lambda_det.files import refuse_existing, replace_file
 from lambda_det.foundation import FrozenBatchNorm2d
 from lambda_det.weights.formats import WRITERS, read_checkpoint
 from lambda_det.weights.names import tensors_only
@@ -30,8 +30,7 @@ def check_target(path: str | Path, *, overwrite: bool = False) -> None:
         raise ConfigError(
             f"The name of the backbone file {path} must end in one of {', '.join(WRITERS)}."
         )
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
+    refuse_existing(path, overwrite)
 
 
 def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bool = False) -> None:

@@ -75,21 +75,18 @@ def parser() -> argparse.ArgumentParser:
 def _check_outputs(labels: Path, predictions: Path, overwrite: bool) -> None:
     """Make the folder of the outputs, and refuse early what could not be written later."""
     from lambda_det.errors import ConfigError
+    from lambda_det.files import refuse_existing
 
     try:
         labels.parent.mkdir(parents=True, exist_ok=True)
-        for path in (labels, predictions):
-            if path.is_dir():
-                raise ConfigError(f"{path} is a folder: name another file for the labels.")
-        exists = labels.exists()
+        refuse_existing(predictions, overwrite=True)
+        refuse_existing(labels, overwrite)
     except OSError as error:
         raise ConfigError(
             f"{labels} cannot be written ({error.strerror}): name another file for the labels."
         ) from error
     if not os.access(labels.parent, os.W_OK):
         raise ConfigError(f"{labels} cannot be written: its folder is read-only.")
-    if exists and not overwrite:
-        raise ConfigError(f"{labels} exists already: name another file, or add --overwrite.")
 
 
 def label(args: argparse.Namespace) -> None:

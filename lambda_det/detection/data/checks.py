@@ -48,9 +48,8 @@ def check_datasets(cfg: CfgNode, *, train: bool, test: bool) -> None:
     sampler = cfg.DATALOADER.SAMPLER_TRAIN
     if train and sampler == "RepeatFactorTrainingSampler" and cfg.DATALOADER.REPEAT_THRESHOLD == 0:
         logger.warning(
-            "DATALOADER.SAMPLER_TRAIN %s repeats no image while DATALOADER.REPEAT_THRESHOLD is 0; "
-            "give it the share of images below which a class is repeated, such as 0.001.",
-            sampler,
+            f"DATALOADER.SAMPLER_TRAIN {sampler} repeats no image: DATALOADER.REPEAT_THRESHOLD is "
+            "0; give it the share of images below which a class is repeated, such as 0.001."
         )
     if train and test and cfg.TEST.LOSS:
         for name in cfg.DATASETS.TEST:
@@ -79,13 +78,8 @@ def check_pixels(pixels: PixelSettings) -> None:
         return
     if np.allclose(pixels.mean, IMAGENET_PIXELS.in_order(reverse).mean, rtol=0.01):
         logger.warning(
-            "%s is %s, but %s %s are ImageNet's means in the order %s; reverse them, unless the "
-            "weights were trained so.",
-            key,
-            pixels.format,
-            pixels.keys[1],
-            list(pixels.mean),
-            reverse,
+            f"{key} is {pixels.format}, but {pixels.keys[1]} {list(pixels.mean)} are ImageNet's "
+            f"means in the order {reverse}; reverse them, unless the weights were trained so."
         )
 
 

@@ -13,7 +13,8 @@ from lambda_det.detection.data.labels import FORMATS, as_coco
 from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import ConfigError, DataError, exit_status
+from lambda_det.errors import DataError, exit_status
+from lambda_det.files import refuse_existing
 
 EXAMPLES = """examples:
   %(prog)s my/
@@ -110,8 +111,7 @@ all formats, masks into YOLO (one outline), LabelMe and CVAT; crowds are left ou
 def convert(arguments: argparse.Namespace) -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     output, labels = Path(arguments.output), arguments.labels
-    if output.exists() and not arguments.overwrite:
-        raise ConfigError(f"{output} exists; --overwrite replaces it.")
+    refuse_existing(output, arguments.overwrite, folder=arguments.format != "coco")
     images = arguments.images or find_images(labels)
     (json_file,) = as_coco((labels, str(images)))
     report = check_coco(json_file, images, files="none")

@@ -16,6 +16,7 @@ from lambda_det.errors import DataError
 
 VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
 {objects}</annotation>"""
+EMPTY = VOC.format(name="a.png", objects="")
 VOC_OBJECT = """<object><name>{}</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax>
 <ymax>{}</ymax></bndbox></object>"""
 CVAT = """<annotations><image id="0" name="sub/größe 1.png" width="40" height="30">
@@ -46,10 +47,8 @@ def test_pascal_voc(tmp_path):
         file.parent.mkdir(exist_ok=True)
         file.write_text(VOC.format(name=f"{name}.png", objects=text), "utf-8")
     content = read_labels(tmp_path / "labels", tmp_path / "images")
-    assert [(i["file_name"], i["width"], i["height"]) for i in content["images"]] == [
-        ("empty.png", 40, 30),
-        ("größe 1.png", 40, 30),
-    ]
+    sizes = [(image["file_name"], image["width"], image["height"]) for image in content["images"]]
+    assert sizes == [("empty.png", 40, 30), ("größe 1.png", 40, 30)]
     assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
     assert {a["image_id"] for a in content["annotations"]} == {2}
 
@@ -58,8 +57,7 @@ def test_cvat(tmp_path):
     picture(tmp_path / "sub" / "größe 1.png")
     (tmp_path / "annotations.xml").write_text(CVAT, "utf-8")
     content = read_labels(tmp_path)
-    (one,) = content["images"]
-    assert one["file_name"] == "sub/größe 1.png"
+    assert content["images"][0]["file_name"] == "sub/größe 1.png"
     plain, turned, triangle, mask = content["annotations"]
     assert plain["bbox"] == [1, 2, 10, 5] and "segmentation" not in plain
     assert turned["bbox"] == pytest.approx([10, 10, 10, 10]) and turned["segmentation"]
@@ -72,11 +70,8 @@ def test_cvat(tmp_path):
 def test_a_box_turns_clockwise_as_in_cvat(tmp_path):
     """By 45 degrees the corner at the upper left comes to the top."""
     picture(tmp_path / "a.png")
-    text = (
-        '<annotations><image name="a.png"><box label="a" xtl="10" ytl="10" xbr="20" ybr="12" {}/>'
-    )
-    text = text.format('rotation="90"') + "</image></annotations>"
-    (tmp_path / "a.xml").write_text(text)
+    box = '<box label="a" xtl="10" ytl="10" xbr="20" ybr="12" rotation="90"/>'
+    (tmp_path / "a.xml").write_text(f'<annotations><image name="a.png">{box}</image></annotations>')
     (one,) = read_labels(tmp_path)["annotations"]
     assert one["bbox"] == pytest.approx([14, 6, 2, 10])
     assert one["segmentation"][0][:2] == pytest.approx([16, 6])  # was the upper left
@@ -91,8 +86,7 @@ def test_labelme(tmp_path):
         {"label": "a", "points": [[10, 10], [13, 14]], "shape_type": "circle"},
         {"label": "a", "points": [[10, 10]], "shape_type": "point"},
     ]
-    text = json.dumps({"imagePath": "..\\elsewhere\\a.png", "shapes": shapes})
-    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "a.json").write_text(json.dumps({"imagePath": "..\\x\\a.png", "shapes": shapes}))
     content = read_labels(tmp_path)
     assert boxes(content)[:2] == [("a", [1, 2, 10, 5]), ("b", [0, 0, 9, 9])]
     assert len(content["annotations"][1]["segmentation"]) == 2
@@ -150,10 +144,7 @@ REFUSED = {
         {"a.xml": VOC.format(name="a.png", objects="<object><name>x</name></object>")},
         "a.xml, line 2",
     ),
-    "two files of one picture": (
-        {f"{name}.xml": VOC.format(name="a.png", objects="") for name in "xy"},
-        "y.xml and ",
-    ),
+    "two files of one picture": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml and "),
     "no picture": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its picture 'b.png'"),
     "a word": ({"data.yaml": "names: [x]", "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
     "an unknown class": (
@@ -195,7 +186,7 @@ def test_a_file_of_coco_s_may_have_any_name(name, tmp_path):
 def test_pictures_of_one_name_are_not_guessed(tmp_path):
     for folder in ("day", "night"):
         picture(tmp_path / folder / "a.png")
-    (tmp_path / "a.xml").write_text(VOC.format(name="a.png", objects=""))
+    (tmp_path / "a.xml").write_text(EMPTY)
     with pytest.raises(DataError, match="2 pictures"):
         read_labels(tmp_path)
     (tmp_path / "a.xml").write_text(VOC.format(name="night/a.png", objects=""))
