@@ -30,6 +30,7 @@ from PIL import Image
 
 from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.detection.data.records import LYING, exif_turn
+from lambda_det.detection.data.truth import area_of, rectangle
 from lambda_det.errors import DataError, listed, printable, reason
 
 __all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise", "refuse_address"]
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 COCO = "COCO"
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _CIRCLE = 32  # corners of the polygon that takes a circle's place
+_IGNORED = "__ignore__"  # no class: LabelMe's own exporters leave it out
 
 
 class Thing(NamedTuple):
@@ -110,6 +112,8 @@ class _Pictures:
                 if found := self._places.get(key := "/".join(parts[start:])):
                     if beside in found:
                         return beside
+                    if len(found) > 1:  # such as drawings of Pascal VOC's labels
+                        found = {p for p in found if p.parent.name == "JPEGImages"} or found
                     if len(found) > 1:
                         raise DataError(
                             f"{where}: {len(found)} pictures below {self.folder} are named "
@@ -150,6 +154,13 @@ def _size(picture: Path) -> tuple[int, int]:
 
 def _around(points: np.ndarray) -> tuple[float, float, float, float]:
     return (*points.min(0).tolist(), *points.max(0).tolist())
+
+
+def _area(thing: Thing) -> float:
+    """Of the mask where there is one, as COCO has it."""
+    if isinstance(thing.mask, dict):
+        return float(pycocotools.mask.area(thing.mask))
+    return sum(map(area_of, thing.mask or [rectangle(*thing.box)]))
 
 
 def _polygon(label: str, points: Iterable[Iterable[float]]) -> Thing:
@@ -249,7 +260,8 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
         where = f"{file}: shape {number}"
         with _reading(where):
             points = np.array(shape["points"], float).reshape(-1, 2)
-            kind, label = shape.get("shape_type", "polygon"), str(shape["label"])
+            label = str(shape["label"])
+            kind = label if label == _IGNORED else shape.get("shape_type", "polygon")
             if kind == "rectangle":
                 thing = Thing(label, _around(points))
             elif kind == "circle":
@@ -492,7 +504,7 @@ def read_labels(
                 "image_id": number,
                 "category_id": ids[thing.label],
                 "bbox": [x0, y0, x1 - x0, y1 - y0],
-                "area": (x1 - x0) * (y1 - y0),
+                "area": _area(thing),
                 "iscrowd": 0,
                 "source": thing.where,
             }

@@ -268,14 +268,14 @@ def _is_whole(counts: str | bytes) -> bool:
     return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
 
 
-def _has_area(points: Any) -> bool:
-    """Whether the signed area of a polygon [x0, y0, x1, y1, ...] is not 0.
-
-    A polygon that crosses itself may have lobes whose signed areas cancel out.
-    """
+def area_of(points: Any) -> float:
+    """The area of a polygon [x0, y0, x1, y1, ...]; lobes of one that crosses itself may cancel."""
     x, y = list(points[::2]), list(points[1::2])
-    doubled = sum(map(mul, x, y[1:] + y[:1])) - sum(map(mul, y, x[1:] + x[:1]))
-    return abs(doubled) > 1e-6 * max(max(x) - min(x), 1) ** 2
+    return abs(sum(map(mul, x, y[1:] + y[:1])) - sum(map(mul, y, x[1:] + x[:1]))) / 2
+
+
+def _has_area(points: Any) -> bool:
+    return area_of(points) > 5e-7 * max(max(points[::2]) - min(points[::2]), 1) ** 2
 
 
 def without_crossings(points: np.ndarray) -> list[np.ndarray]:

@@ -85,13 +85,16 @@ def test_labelme(tmp_path):
         {"label": "b", "points": [[8, 8], [9, 8], [9, 9]], "shape_type": "polygon", "group_id": 7},
         {"label": "a", "points": [[10, 10], [13, 14]], "shape_type": "circle"},
         {"label": "a", "points": [[10, 10]], "shape_type": "point"},
+        {"label": "__ignore__", "points": [[1, 1], [9, 1], [9, 9]], "shape_type": "polygon"},
     ]
     (tmp_path / "a.json").write_text(json.dumps({"imagePath": "..\\x\\a.png", "shapes": shapes}))
     content = read_labels(tmp_path)
     assert boxes(content)[:2] == [("a", [1, 2, 10, 5]), ("b", [0, 0, 9, 9])]
     assert len(content["annotations"][1]["segmentation"]) == 2
     assert content["annotations"][2]["bbox"] == pytest.approx([5, 5, 10, 10])
-    assert len(content["annotations"]) == 3
+    areas = [annotation["area"] for annotation in content["annotations"]]
+    assert areas == pytest.approx([50, 8.5, 25 * 16 * np.sin(np.pi / 16)])
+    assert [category["name"] for category in content["categories"]] == ["a", "b"]
 
 
 def test_labelme_masks(tmp_path):
@@ -105,7 +108,7 @@ def test_labelme_masks(tmp_path):
     (one,) = read_labels(tmp_path)["annotations"]
     found = pycocotools.mask.decode(one["segmentation"])
     assert found.shape == (30, 40) and found[2:4, 3:5].tolist() == [[0, 1], [1, 1]]
-    assert found.sum() == 3 and one["bbox"] == [3, 2, 2, 2]
+    assert found.sum() == 3 == one["area"] and one["bbox"] == [3, 2, 2, 2]
 
 
 def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):
@@ -184,11 +187,14 @@ def test_a_file_of_coco_s_may_have_any_name(name, tmp_path):
 
 
 def test_pictures_of_one_name_are_not_guessed(tmp_path):
+    """But for those of Pascal VOC, which may have drawings of the labels beside them."""
     for folder in ("day", "night"):
         picture(tmp_path / folder / "a.png")
     (tmp_path / "a.xml").write_text(EMPTY)
     with pytest.raises(DataError, match="2 pictures"):
         read_labels(tmp_path)
+    (tmp_path / "day").rename(tmp_path / "JPEGImages")
+    assert read_labels(tmp_path)["images"][0]["file_name"] == "JPEGImages/a.png"
     (tmp_path / "a.xml").write_text(VOC.format(name="night/a.png", objects=""))
     assert read_labels(tmp_path)["images"][0]["file_name"] == "night/a.png"
 
