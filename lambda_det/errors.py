@@ -7,10 +7,12 @@ A run that a scheduler stopped ends with a status of its own, so that a script c
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
 
@@ -45,6 +47,15 @@ class LostProcessError(UserError):
 
 class Preempted(Exception):
     """A signal stopped the run. Everything is saved, and the run can be resumed."""
+
+
+def command_parser(
+    name: str, description: str | None, examples: str, **options: Any
+) -> argparse.ArgumentParser:
+    """The parser of ``lambda-det NAME``, whose examples keep their lines."""
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, **options}
+    name = f"lambda-det {name}"
+    return argparse.ArgumentParser(name, description=description, epilog=examples, **raw)
 
 
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:

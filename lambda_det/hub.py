@@ -24,7 +24,7 @@ from lambda_det.detection.data.classes import ENTRY
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.inference import Taken
 from lambda_det.detection.lazy import is_lazy_file
-from lambda_det.errors import ConfigError, DataError, UserError, exit_status, reason
+from lambda_det.errors import ConfigError, DataError, UserError, command_parser, exit_status, reason
 from lambda_det.training.checkpoint_files import PUSHED, choose_checkpoint
 from lambda_det.version import __version__
 from lambda_det.weights.formats import WRITERS, read_checkpoint
@@ -291,12 +291,11 @@ def _card(
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the words after ``lambda-det push`` say, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="lambda-det push",
-        description="Send a trained detector to the Hugging Face Hub: model card, weights as "
+    parser = command_parser(
+        "push",
+        "Send a trained detector to the Hugging Face Hub: model card, weights as "
         "safetensors, configuration, and the run's .onnx file if there is one.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of a training")
     parser.add_argument("repository", metavar="OWNER/NAME", help="made if it is not there")

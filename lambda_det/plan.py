@@ -31,7 +31,7 @@ from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.detection.lazy import is_lazy_file
 from lambda_det.detection.task import DetectionTask, load_any_config
-from lambda_det.errors import ConfigError, DataError, exit_status
+from lambda_det.errors import ConfigError, DataError, command_parser, exit_status
 from lambda_det.training.command_line import add_config_flag
 from lambda_det.training.memory import FRAGMENTS, GIB, peak_memory, tensor_bytes
 from lambda_det.training.precision import Precision
@@ -309,11 +309,8 @@ def _plan_lines(
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        prog="lambda-det plan",
-        description="Say what a training will take before it runs: memory, steps and hours.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    result = command_parser(
+        "plan", "Say what a training will take before it runs: memory, steps and hours.", _EXAMPLES
     )
     add_config_flag(result, "YAML or LazyConfig of a detector, or recipe of a classifier")
     result.add_argument(

@@ -7,11 +7,12 @@ the processes that the script starts, too. The rest is as if Python ran the scri
 
 from __future__ import annotations
 
-import argparse
 import os
 import runpy
 import sys
 from pathlib import Path
+
+from lambda_det.errors import command_parser
 
 EXAMPLES = """examples:
   lambda-det run path/to/train_net.py --config-file my.yaml --num-gpus 8 \\
@@ -55,12 +56,8 @@ def setup_environment() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det run",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [-m] SCRIPT [ARGUMENT ...]",
+    parser = command_parser(
+        "run", __doc__, EXAMPLES, usage="%(prog)s [-h] [-m] SCRIPT [ARGUMENT ...]"
     )
     parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT names a module")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file, with its own arguments")

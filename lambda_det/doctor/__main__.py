@@ -11,6 +11,7 @@ import textwrap
 import warnings
 
 from lambda_det.doctor.checks import Fault, Finding, examine, first_line, folder_of, version
+from lambda_det.errors import command_parser
 
 DESCRIPTION = """\
 Print what is installed here and what of it works, and how to mend what does not: the versions,
@@ -36,12 +37,7 @@ _WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False}  # command
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det doctor",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("doctor", DESCRIPTION, EXAMPLES)
     parser.add_argument("--gpu", action="store_true", help="prove the kernels on this GPU")
     return parser.parse_args(argv)
 

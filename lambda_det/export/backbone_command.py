@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.config import find_config_file
-from lambda_det.errors import ConfigError, exit_status
+from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.export.backbone import extract_backbone, in_half, names_network
 from lambda_det.export.public import read_source
 from lambda_det.export.sources import KnownNetwork, configured_network, find_checkpoint
@@ -45,11 +45,8 @@ exit status: 0; 1 if the file failed the verification and was removed; 2 if it c
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det backbone",
-        description="Make a verified backbone file for detectors from a checkpoint.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "backbone", "Make a verified backbone file for detectors from a checkpoint.", EXAMPLES
     )
     parser.add_argument(
         "checkpoint",

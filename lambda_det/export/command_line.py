@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lambda_det.detection.inference import Taken, add_model_flags, typed_weights
 from lambda_det.detection.task import load_any_config
-from lambda_det.errors import exit_status
+from lambda_det.errors import command_parser, exit_status
 from lambda_det.export.networks import Network, takes_rgb
 from lambda_det.export.onnx_file import OPSET
 from lambda_det.export.proof import MOST
@@ -43,12 +43,11 @@ status: 0; 1 if the file did not compute the same and was removed; 2 if it could
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det export",
-        description="Write a trained backbone or detector as TorchScript, torch.export or ONNX, "
+    parser = command_parser(
+        "export",
+        "Write a trained backbone or detector as TorchScript, torch.export or ONNX, "
         "and compare the file with the model.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        EXAMPLES,
     )
     parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
     source = parser.add_mutually_exclusive_group(required=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 
-from lambda_det.errors import exit_status
+from lambda_det.errors import command_parser, exit_status
 from lambda_det.modeling.complexity import measure_named
 from lambda_det.modeling.specs import PaperFigures, get_spec, list_models
 
@@ -25,11 +25,8 @@ HEADER = [
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det info",
-        description="Print the networks: parameters, multiply-adds, and the paper's figures.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "info", "Print the networks: parameters, multiply-adds, and the paper's figures.", EXAMPLES
     )
     parser.add_argument("models", nargs="*", default=["*"], help="names or patterns; all if none")
     parser.add_argument("--image-size", type=int, help="side of the input instead of the paper's")

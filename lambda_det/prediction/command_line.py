@@ -11,7 +11,7 @@ from lambda_det.detection import load_config
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
 from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
 from lambda_det.detection.task import load_any_config
-from lambda_det.errors import ConfigError, exit_status
+from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.files import refuse_existing
 from lambda_det.hub import of_hub
 from lambda_det.prediction.annotations import Annotations
@@ -39,12 +39,8 @@ configuration's train or test set:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det predict",
-        description="Draw the predictions of a trained detector on images, folders of images or "
-        "videos.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "predict", "Draw the predictions of a trained detector on images and videos.", EXAMPLES
     )
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lambda_det.errors import DataError, exit_status
+from lambda_det.errors import DataError, command_parser, exit_status
 from lambda_det.report.run_page import (
     draw_panel,
     read_metrics,
@@ -39,12 +39,7 @@ Only the losses and the AP or accuracy, of one run or of several, as a picture:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det report",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("report", DESCRIPTION, EXAMPLES)
     parser.add_argument(
         "runs", metavar="RUN", nargs="+", help="folder of a training or an evaluation"
     )

@@ -13,7 +13,7 @@ from lambda_det.detection.data.labels import FORMATS, as_coco
 from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import DataError, exit_status
+from lambda_det.errors import DataError, command_parser, exit_status
 from lambda_det.files import refuse_existing
 
 EXAMPLES = """examples:
@@ -27,11 +27,8 @@ read at all.
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det check",
-        description="Check a data set before a long run: COCO, YOLO, Pascal VOC, LabelMe or CVAT.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "check", "Check a data set before a long run, of one of " + ", ".join(FORMATS), EXAMPLES
     )
     parser.add_argument(
         "json", nargs="?", metavar="LABELS", help="file or folder of labels; all parts of a folder"
@@ -124,11 +121,8 @@ def convert(arguments: argparse.Namespace) -> None:
 
 
 def convert_main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="lambda-det convert",
-        description=f"Write labels of {', '.join(FORMATS)} in COCO's format, or another one.",
-        epilog=CONVERT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "convert", f"Write labels of {', '.join(FORMATS)} in COCO's or another.", CONVERT_EXAMPLES
     )
     parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")
     parser.add_argument("output", metavar="OUT.json", help="the file to write, or the folder")
