@@ -84,7 +84,9 @@ def check(arguments: argparse.Namespace) -> int:
         files = "none" if arguments.no_images else "all"
         report = check_coco(json_file, images, files=files, progress=True)
         print_report(report)
-        found |= bool(report.of(REFUSED) or report.of(BAD_BOX))
+        if not report.usable:
+            print("\nNo object can be trained on. Are the labels where their format has them?")
+        found |= bool(report.of(REFUSED) or report.of(BAD_BOX) or not report.usable)
     print("\nProblems were found." if found else "\nNothing is wrong.")
     return int(found)
 

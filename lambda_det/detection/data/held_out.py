@@ -14,7 +14,7 @@ from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.errors import ConfigError, DataError, listed
 
-__all__ = ["Split", "hold_out"]
+__all__ = ["Split", "hold_out", "part_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
             f"{option} would hold out {len(held_out)} of {len(images)} images; give another share, "
             "or a file with --test-json."
         )
-    train, val = (_part(content, held_out, keep) for keep in (False, True))
+    train, val = (part_of(content, held_out, keep) for keep in (False, True))
     if gone := _classes(content) - _classes(train):
         raise DataError(
             f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "
@@ -177,12 +177,12 @@ def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[
     return parts
 
 
-def _part(content: Mapping[str, Any], held_out: set[Any], keep: bool) -> dict[str, Any]:
-    """The file with only the images that are held out, or without them."""
+def part_of(content: Mapping[str, Any], ids: set[Any], keep: bool = True) -> dict[str, Any]:
+    """A file in COCO's format with only the images of these ids, or without them."""
     return {
         **content,
-        "images": [i for i in content["images"] if (i["id"] in held_out) is keep],
-        "annotations": [a for a in content["annotations"] if (a["image_id"] in held_out) is keep],
+        "images": [i for i in content["images"] if (i["id"] in ids) is keep],
+        "annotations": [a for a in content["annotations"] if (a["image_id"] in ids) is keep],
     }
 
 

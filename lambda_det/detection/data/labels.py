@@ -223,7 +223,9 @@ def _read_cvat(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
                 things.append(thing._replace(where=where))
             else:
                 pictures.left_out[shape.tag].append(where)
-        yield Labelled(file, node.get("name", ""), things)
+        # A project's pictures are in a folder for each subset
+        parts = filter(None, (node.get("subset"), node.get("name")))
+        yield Labelled(file, "/".join(parts), things)
 
 
 def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thing | None:
@@ -478,6 +480,8 @@ def read_labels(
         stems = {path.stem for path in pictures.paths}
         files = [file for file in files if read is _read_yolo or file.stem in stems]
     rows = [row for file in files for row in read(file, pictures)]
+    if not rows:
+        raise DataError(f"{place} names no picture.")
     for shape, where in pictures.left_out.items():
         logger.warning(f"{len(where)} x {shape} left out, or without a pixel; first: {where[0]}")
     names = sorted({thing.label for row in rows for thing in row.things})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lambda_det.detection.data.coco_format import keep_json
+from lambda_det.detection.data.held_out import part_of
 from lambda_det.detection.data.labels import (
     COCO,
     PICTURES,
@@ -60,7 +61,7 @@ def find_parts(place: str | Path, images: str | Path | None = None) -> tuple[str
     root = place if place.is_dir() else place.parent
     home = Path(images) if images else root
     parts = _BY_KIND.get(kind, _in_folders)(root, files, home)
-    if images and kind != COCO:
+    if images and kind not in (COCO, "CVAT"):
         found = _folders(_pictures(home), home)
         parts = {name: Part(part.labels, found.get(name, home)) for name, part in parts.items()}
     train = parts.get("train")
@@ -223,4 +224,19 @@ def _in_folders(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     return {name: Part(path, pictures.get(name, home)) for name, path in labels.items()}
 
 
-_BY_KIND = {COCO: _of_coco, "YOLO": _of_yolo}
+def _of_cvat(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
+    """Folders, or a project's one file, whose pictures are in a folder for each part."""
+    parts = _in_folders(root, files, home)
+    if parts or "train" not in _folders(_pictures(home), home):
+        return parts
+    content = read_labels(only(root, files), home)
+    paths = {image["id"]: Path(home, image["file_name"]) for image in content["images"]}
+    _refuse_strays(home, list(paths.values()))
+    for name in _WORDS:
+        if ids := {id for id, path in paths.items() if _part_of(path.parent, home) == name}:
+            file = keep_json(part_of(content, ids), "labels", f"{files[0].stem}_{name}.json")
+            parts[name] = Part(Path(file), home)
+    return parts
+
+
+_BY_KIND = {COCO: _of_coco, "YOLO": _of_yolo, "CVAT": _of_cvat}

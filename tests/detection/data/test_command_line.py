@@ -40,6 +40,8 @@ def test_problems_are_listed(shapes, capsys):
     assert "Problems were found" in output
     assert run(json_file, images, "--no-images") == 1
     assert "000001.png" not in capsys.readouterr().out
+    json_file.write_text(json.dumps({**content, "annotations": []}))
+    assert run(json_file, images, "--no-images") == 1 and "No obj" in capsys.readouterr().out
 
 
 def test_unusable_input(shapes, capsys):

@@ -163,13 +163,11 @@ REFUSED = {
         },
         "1 of 2 files",
     ),
-    "two data.yaml": (
-        {"x/data.yaml": YAML + "train: .\n", "y/data.yaml": YAML + "train: .\n"},
-        "name one of them",
-    ),
-    "several folders, of which one is not there": (
-        {"data.yaml": YAML + "train: [a, b]\n", "a/a.png": ""},
-        "data.yaml",
+    "two data.yaml": ({f"{x}/data.yaml": YAML + "train: .\n" for x in "xy"}, "name one of them"),
+    "a folder that is not there": ({"data.yaml": YAML + "train: [a, b]", "a/a.png": ""}, "'b']"),
+    "an empty list": (
+        {"ImageSets/Main/train.txt": "", "b.xml": VOC.format("a.png", "a")},
+        "train.txt names no picture",
     ),
     "a list elsewhere of what is not there": (
         {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
@@ -191,21 +189,7 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
     assert words in str(found.value)
 
 
-DAMAGE = [
-    b"5",
-    b"null",
-    b"[]",
-    b"{}",
-    b"-1",
-    b"1e999",
-    b"\xff",
-    b"\0",
-    b"..",
-    b"nan",
-    b"<",
-    b"\n",
-    b"",
-]
+DAMAGE = [*rb"5 null [] {} -1 1e999 .. nan <".split(), b"\xff", b"\0", b"\n", b""]
 CVAT = """<annotations><image name="a.png" width="40" height="30">
 <box label="a" xtl="1" ytl="2" xbr="11" ybr="7" rotation="9"/>
 <mask label="b" left="3" top="2" width="2" height="2" rle="1,3"/></image></annotations>"""
@@ -241,6 +225,21 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
                     write_labels(read_json(converted), kind, root / "out" / kind, images)
 
 
+def test_a_project_of_cvat_has_a_part_for_each_subset(tmp_path):
+    """In one file, which gives the pictures of all the same names."""
+    box = (
+        '<image name="a.png" subset="{}"><box label="{}" xtl="1" ytl="2" xbr="9" ybr="7"/></image>'
+    )
+    subsets = ("Validation", "Train", "Test")
+    text = f"<annotations>{''.join(map(box.format, subsets, 'abc'))}</annotations>"
+    pictures = {f"images/{name}/a.png": "" for name in subsets}
+    _, parts = find_parts(make(tmp_path, {"annotations.xml": text, **pictures}))
+    contents = [read_json(file) for file in as_coco(*(tuple(map(str, part)) for part in parts))]
+    found = [[image["file_name"] for image in content["images"]] for content in contents]
+    assert found == [["images/Train/a.png"], ["images/Validation/a.png"]]
+    assert [len(c["annotations"]) for c in contents] == [1, 1] and parts[1].images == tmp_path
+
+
 def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
     """The rarest class is in one part alone; the check names the line of the original file."""
     bad = VOC.format("b.jpg", "rare").replace("<xmax>9", "<xmax>1")
@@ -262,8 +261,7 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["[day1/images, ../day2/images]", "lists/all.txt", "[day1/images, lists/second.txt]"],
+    "value", ["[day1/images, ../day2/images]", "lists/all.txt", "[day1/images, lists/second.txt]"]
 )
 def test_yolo_pictures_of_several_folders_and_of_lists_elsewhere(value, tmp_path):
     """A list has whole paths, or ones from its own folder or from that of data.yaml."""
