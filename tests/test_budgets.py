@@ -53,7 +53,7 @@ BUDGETS = {
     # images are held out by group, by class, and as folds (190); mosaic, copy-paste, colour and
     # Albumentations with exact ground truth (350); keys for data count as their flags do (25);
     # YOLO's parts may be several folders and lists (50); broken images of an evaluation are found
-    # before the training (5); check has --data, masks have their area, subsets of CVAT are parts (24)
+    # before the training (5); check has --data, masks have areas, subsets of CVAT are parts (24)
     ("detection",): (8_823, 5_600),
     ("classification",): (2_456, 2_400),
     # Whole detectors as ONNX, proved by AP (320); the command lines that stood in tools/; pictures

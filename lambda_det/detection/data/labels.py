@@ -89,10 +89,9 @@ class _Pictures:
                 for key in {end, end.removesuffix(path.suffix)}:
                     self._places.setdefault(key, set()).add(path)
         if list_file:
-            lines = enumerate(_text(list_file).splitlines(), 1)
-            named = {n: line.strip() for n, line in lines if line.strip() and line[0] != "#"}
-            home = list_file.parent
-            self.paths = [self.find(f"{list_file}, line {n}", home, named[n]) for n in named]
+            lines = enumerate(map(str.strip, _text(list_file).splitlines()), 1)
+            named = {f"{list_file}, line {n}": t for n, t in lines if t[:1] not in ("", "#")}
+            self.paths = [self.find(where, list_file.parent, named[where]) for where in named]
 
     def find(self, where: str, home: Path, *names: str) -> Path:
         """The picture of the first name that is there; of a path, its last parts do as well.
@@ -236,9 +235,8 @@ def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thi
         if not angle:
             return Thing(value["label"], (left, top, right, bottom))
         turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
-        centre = np.array([left + right, top + bottom]) / 2
-        corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
-        return _polygon(value["label"], (corners - centre) @ turn + centre)
+        corners = np.reshape(rectangle(left, top, right, bottom), (-1, 2))
+        return _polygon(value["label"], (corners - corners.mean(0)) @ turn + corners.mean(0))
     if shape.tag == "polygon":
         return _polygon(value["label"], (p.split(",") for p in value["points"].split(";")))
     if shape.tag == "mask":  # runs of a part of the image, row by row, from zeros on
@@ -517,7 +515,9 @@ def read_labels(
             content["annotations"].append(annotation)
     counts = Counter(thing.label for row in rows for thing in row.things)
     found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    logger.info(f"{place}: {kind}, {len(rows)} pictures with {found or 'no object'}")
+    rest = len({*pictures.paths} - taken.keys())
+    unused = f"; {rest} other pictures below {folder} have none and are not used" * bool(rest)
+    logger.info(f"{place}: {kind}, {len(rows)} pictures with {found or 'no object'}{unused}")
     return content
 
 

@@ -37,10 +37,11 @@ def boxes(content):
     return [(names[a["category_id"]], a["bbox"]) for a in content["annotations"]]
 
 
-def test_pascal_voc(tmp_path):
+def test_pascal_voc(tmp_path, caplog):
     """The size is that of the picture, not the one that the file gets wrong."""
-    picture(tmp_path / "images" / "größe 1.png")
-    picture(tmp_path / "images" / "empty.png")
+    caplog.set_level("INFO")
+    for name in ("größe 1", "empty", "without"):
+        picture(tmp_path / "images" / f"{name}.png")
     objects = VOC_OBJECT.format("cell", 1, 2, 11, 7.5) + VOC_OBJECT.format("a cell", 0, 0, 4, 4)
     for name, text in (("größe 1", objects), ("empty", "")):
         file = tmp_path / "labels" / f"{name}.xml"
@@ -50,7 +51,7 @@ def test_pascal_voc(tmp_path):
     sizes = [(image["file_name"], image["width"], image["height"]) for image in content["images"]]
     assert sizes == [("empty.png", 40, 30), ("größe 1.png", 40, 30)]
     assert boxes(content) == [("cell", [1, 2, 10, 5.5]), ("a cell", [0, 0, 4, 4])]
-    assert {a["image_id"] for a in content["annotations"]} == {2}
+    assert {a["image_id"] for a in content["annotations"]} == {2} and "1 other" in caplog.text
 
 
 def test_cvat(tmp_path):
@@ -141,6 +142,7 @@ def test_yolo_polygons(tmp_path):
     assert one["segmentation"][0] == pytest.approx([4, 3, 20, 3, 20, 15])
 
 
+NAMES = "names: [x]"
 REFUSED = {
     "not XML": ({"a.xml": "<annotation>"}, "a.xml"),
     "a box without a side": (
@@ -149,19 +151,16 @@ REFUSED = {
     ),
     "two files of one picture": ({"x.xml": EMPTY, "y.xml": EMPTY}, "y.xml and "),
     "no picture": ({"b.xml": VOC.format(name="b.png", objects="")}, "b.xml: its picture 'b.png'"),
-    "a word": ({"data.yaml": "names: [x]", "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
-    "an unknown class": (
-        {"data.yaml": "names: [x]", "a.txt": "0 .5 .5 1 1\n2 .5 .5 1 1"},
-        "a.txt, line 2: class 2",
-    ),
-    "three numbers": ({"data.yaml": "names: [x]", "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
+    "a word": ({"data.yaml": NAMES, "a.txt": "0 0.5 0.5 w 1"}, "a.txt, line 1"),
+    "another class": ({"data.yaml": NAMES, "a.txt": "0 0 0 1 1\n2 0 0 1 1"}, "line 2: class 2"),
+    "three numbers": ({"data.yaml": NAMES, "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
     "no names": ({"data.yaml": "nc: 1\ntrain: images"}, "data.yaml"),
     "a name of YOLO's without a number": ({"data.yaml": "names: {a: x}"}, "data.yaml: names"),
     "half a LabelMe": ({"a.json": '{"shapes": [{"points": [[1, 1]]}]}'}, "a.json: shape 0"),
     "not YAML": ({"data.yaml": "names: [x"}, "data.yaml"),
-    "two YOLO files": ({"a.yaml": "names: [x]", "b.yaml": "names: [x]"}, "b.yaml"),
-    "not a number": ({"data.yaml": "names: [x]", "a.txt": "0 nan .5 1 1"}, "a.txt, line 1"),
-    "a picture that is none": ({"data.yaml": "names: [x]", "b.png": "text"}, "b.png"),
+    "two YOLO files": ({"a.yaml": NAMES, "b.yaml": NAMES}, "b.yaml"),
+    "not a number": ({"data.yaml": NAMES, "a.txt": "0 nan .5 1 1"}, "a.txt, line 1"),
+    "a picture that is none": ({"data.yaml": NAMES, "b.png": "text"}, "b.png"),
     "CVAT of a video": ({"a.xml": "<annotations><track/></annotations>"}, "for images"),
     "nothing": ({}, "YOLO"),
 }
