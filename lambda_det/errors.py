@@ -8,10 +8,11 @@ A run that a scheduler stopped ends with a status of its own, so that a script c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
@@ -82,6 +83,28 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
+
+
+@contextlib.contextmanager
+def refused(
+    kind: type[UserError], what: str, advice: str, *errors: type[Exception]
+) -> Iterator[None]:
+    """Errors of others as one of ours: "WHAT (REASON); ADVICE."
+
+    Args:
+        kind: of the error that is raised. One that is ours already stays what it is.
+        what: went wrong, with the name of the file, key or value.
+        advice: what to do; "" for none.
+        errors: that are meant.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except errors as error:
+        named = getattr(error, "strerror", None) and str(error.filename) in what
+        why = error.strerror if named else reason(error)
+        raise kind(f"{what} ({why}){'; ' * bool(advice)}{advice}.") from error
 
 
 def reason(error: BaseException) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from lambda_det.errors import ConfigError
+from lambda_det.errors import ConfigError, refused
 
 __all__ = [
     *("DRAFT", "refuse_existing", "relative_path", "replace_file", "replace_text", "sync_folder"),
+    "writing_to",
 ]
 
 DRAFT = ".tmp"  # ends the name of a file that is not complete yet
@@ -35,6 +36,18 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} is a folder; give the name of a file.")
     if os.path.exists(path) and not overwrite:
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
+
+
+@contextlib.contextmanager
+def writing_to(path: str | Path) -> Iterator[None]:
+    """Make the folder of a file that is about to be written.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    with refused(ConfigError, f"{path} cannot be written", "", OSError):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        yield
 
 
 def replace_file(

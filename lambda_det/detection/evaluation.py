@@ -30,7 +30,7 @@ from lambda_det.detection.data.records import exif_turn, label_fault
 from lambda_det.detection.data.truth import complete
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
-from lambda_det.errors import ConfigError, DataError, printable, reason
+from lambda_det.errors import ConfigError, DataError, printable, reason, refused
 
 
 @contextmanager
@@ -250,16 +250,12 @@ def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarr
 
     Detectron2's own reader fails with numpy 2, which must copy here.
     """
-    try:
-        with PathManager.open(path, "rb") as file:
-            image = Image.open(file)
-            turn = exif_turn(image)
-            labels = np.array(image if turn is None else image.transpose(turn), dtype=dtype)
-    except Exception as error:  # Pillow may raise anything for a broken file
-        raise DataError(
-            f"The semantic mask {printable(path)} cannot be read ({reason(error)}); fetch or make "
-            "it again."
-        ) from error
+    what = f"The semantic mask {printable(path)} cannot be read"
+    # Pillow may raise anything for a broken file
+    with refused(DataError, what, "make it again", Exception), PathManager.open(path, "rb") as file:
+        image = Image.open(file)
+        turn = exif_turn(image)
+        labels = np.array(image if turn is None else image.transpose(turn), dtype=dtype)
     if fault := label_fault(path, labels, classes, ignored):
         raise DataError(fault)
     return labels

@@ -17,7 +17,7 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
-from lambda_det.errors import DataError, listed, printable, reason
+from lambda_det.errors import DataError, listed, printable, refused
 
 VOID = 0  # id of pixels without a segment, in the ground truth and in predictions
 
@@ -108,15 +108,11 @@ def _numbered(
 
 def _read_ids(path: str, shape: tuple[int, ...]) -> np.ndarray:
     """The segment ids [H, W] that an image encodes in its colours."""
-    try:
-        with PathManager.open(path, "rb") as file:
-            image = Image.open(file)
-            colours = np.asarray(image.convert("RGB"), dtype=np.int64)
-    except Exception as error:  # Pillow may raise anything for a broken file
-        raise DataError(
-            f"The image of segments {printable(path)} cannot be read ({reason(error)}); fetch or "
-            "make it again."
-        ) from error
+    what = f"The image of segments {printable(path)} cannot be read"
+    # Pillow may raise anything for a broken file
+    with refused(DataError, what, "make it again", Exception), PathManager.open(path, "rb") as file:
+        image = Image.open(file)
+        colours = np.asarray(image.convert("RGB"), dtype=np.int64)
     check_segments_mode(path, image.mode)
     if colours.shape[:2] != shape:
         raise DataError(

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, DataError, UserError, WeightsError, reason
+from lambda_det.errors import ConfigError, DataError, WeightsError, reason, refused
 from lambda_det.export.formats import FORMATS
 from lambda_det.export.networks import kept
 from lambda_det.export.onnx_file import Runner
@@ -87,30 +87,21 @@ class ExportedDetector:
         """
         form = FORMATS[path.suffix]
         beside = path if form.about else sidecar(path)
-        try:
+        what = f"{beside}, which lambda-det export writes, is missing or is something else"
+        with refused(DataError, what, "give a detector with it", Exception):
             about = described or (form.about(path) if form.about else None)
             about = about or json.loads(sidecar(path).read_text("utf-8"))
             channels, shortest, longest = (
                 about[key] for key in ("input_format", "min_size_test", "max_size_test")
             )
             names, where = about["outputs"], torch.device(about["device"])
-        except UserError:
-            raise
-        except Exception as error:  # each runtime has its own
-            raise DataError(
-                f"{beside}, which lambda-det export writes, is missing or is something else "
-                f"({reason(error)}); give a detector with it."
-            ) from error
         if device:
             where = check_device(device, 1, "--device")
         if not {"boxes", "pred_boxes"} & set(names):
             raise ConfigError(f"{path} is no detector: its outputs are {', '.join(names)}.")
-        try:
+        # Each runtime has its own
+        with refused(WeightsError, f"{path} cannot be loaded", "", Exception):
             self._run = (read or form.read)(path, names, where)
-        except UserError:
-            raise
-        except Exception as error:  # each runtime has its own
-            raise WeightsError(f"{path} cannot be loaded ({reason(error)}).") from error
         self._path, self._device, self.described = path, where, about
         self.batch, fixed = about.get("batch", 1), about.get("fixed")
         # A graph of ONNX that normalises takes RGB whatever its run takes

@@ -24,7 +24,7 @@ from lambda_det.detection.data.records import read_image
 from lambda_det.detection.inference import Taken, find_weights, trained_detector
 from lambda_det.detection.lazy import dump_lazy, is_lazy, load_lazy_file
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, WeightsError, listed, reason
+from lambda_det.errors import ConfigError, WeightsError, listed, refused
 from lambda_det.export.networks import Network, backbone_network, detector_network
 from lambda_det.export.proof import MOST, prove
 from lambda_det.modeling import create_backbone
@@ -82,7 +82,8 @@ def configured_network(file: str | Path) -> KnownNetwork | None:
     Raises:
         ConfigError: the file cannot be read, or has a value that cannot be.
     """
-    try:
+    what = f"{file}, the configuration of the checkpoint, does not describe its network"
+    with refused(ConfigError, what, "give another one with --config", *_UNREADABLE):
         program = Path(file).suffix == ".py"
         text = dump_lazy(load_lazy_file(file)) if program else Path(file).read_text("utf-8")
         loaded = read_plain(text)
@@ -90,11 +91,6 @@ def configured_network(file: str | Path) -> KnownNetwork | None:
             resolved = OmegaConf.to_container(OmegaConf.create(loaded), resolve=True)
             return _network_of_lazy(resolved["model"])
         return _network_of_yacs(file)
-    except _UNREADABLE as error:
-        raise ConfigError(
-            f"{file}, the configuration of the checkpoint, does not describe its network "
-            f"({reason(error)}); give another one with --config."
-        ) from error
 
 
 def _network_of_yacs(file: str | Path) -> KnownNetwork | None:

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lambda_det.errors import ConfigError
 from lambda_det.export.onnx_file import read_session
+from lambda_det.files import writing_to
 
 __all__ = ["MOST", "write_repository"]
 
@@ -40,12 +40,9 @@ def write_repository(path: Path, folder: Path) -> Path:
     if free:
         lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {WAIT} }}")
     made = folder / path.stem
-    try:
-        (made / "1").mkdir(parents=True, exist_ok=True)
+    with writing_to(made / "1/model.onnx"):
         shutil.copyfile(path, made / "1/model.onnx")
         (made / "config.pbtxt").write_text("\n".join(lines) + "\n", "utf-8")
-    except OSError as error:
-        raise ConfigError(f"{made} cannot be written: {error}.") from error
     return made / "config.pbtxt"
 
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lambda_det.detection.model import build_model
 from lambda_det.errors import ConfigError, UserError, reason
 from lambda_det.export.backbone import extract_backbone, is_backbone_file
 from lambda_det.export.sources import KnownNetwork
+from lambda_det.files import writing_to
 from lambda_det.modeling import create_backbone
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.backbone_file import check_target, read_backbone, save_backbone
@@ -81,18 +83,15 @@ def export_backbone(
     """
     check_target(path, overwrite=overwrite)
     path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A folder, so that the draft has the final suffix and name
-        with tempfile.TemporaryDirectory(prefix=".unverified_", dir=path.parent) as folder:
-            draft = Path(folder, path.name)
-            save_backbone(content, draft)
-            report = verify_backbone(draft, checkpoint, target)
-            report.offenders = [o.replace(str(draft), str(path)) for o in report.offenders]
-            if report.passed:
-                os.replace(draft, path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
+    # A folder, so that the draft has the final suffix and name
+    drafts = partial(tempfile.TemporaryDirectory, prefix=".unverified_", dir=path.parent)
+    with writing_to(path), drafts() as folder:
+        draft = Path(folder, path.name)
+        save_backbone(content, draft)
+        report = verify_backbone(draft, checkpoint, target)
+        report.offenders = [o.replace(str(draft), str(path)) for o in report.offenders]
+        if report.passed:
+            os.replace(draft, path)
     return report
 
 

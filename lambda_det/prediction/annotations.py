@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lambda_det.detection.data.label_files import polygons, write_labels
-from lambda_det.errors import ConfigError
-from lambda_det.files import replace_text
+from lambda_det.files import replace_text, writing_to
 from lambda_det.prediction.predictor import Prediction
 
 __all__ = ["Annotations"]
@@ -71,8 +70,7 @@ class Annotations:
             kind: the format, see :func:`lambda_det.detection.data.label_files.write_labels`.
 
         Raises:
-            ConfigError: the file cannot be written.
-            DataError: the folder cannot.
+            ConfigError: it cannot be written.
         """
         names = self._names or [str(index) for index in range(self._highest)]
         categories = [json.dumps({"id": i, "name": name}) for i, name in enumerate(names, start=1)]
@@ -83,11 +81,8 @@ class Annotations:
         if kind != "coco":
             write_labels(json.loads(text), kind, path, Path(), self._sources)
             return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing_to(path):
             replace_text(path, text)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error}.") from error
 
 
 def _rounded(values: list[float]) -> list[float]:

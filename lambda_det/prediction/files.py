@@ -29,8 +29,8 @@ from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, DataError, listed, reason
-from lambda_det.files import relative_path
+from lambda_det.errors import ConfigError, DataError, listed, refused
+from lambda_det.files import relative_path, writing_to
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
 
@@ -185,7 +185,8 @@ def _fetched(address: str) -> list[Path]:
     Raises:
         DataError: they cannot be fetched.
     """
-    try:
+    # Each kind of address has errors of its own
+    with refused(DataError, f"{address} cannot be fetched", "correct it", Exception):
         if address.startswith(("http://", "https://")):
             # Not Detectron2's cache: it knows pictures without their host, and never fetches again
             folder = tempfile.mkdtemp(prefix="lambda_det_")
@@ -198,8 +199,6 @@ def _fetched(address: str) -> list[Path]:
         if files := list(map(Path, [found] if isinstance(found, str) else found)):
             return files
         raise FileNotFoundError("no file is there")
-    except Exception as error:  # each kind of address has errors of its own
-        raise DataError(f"{address} cannot be fetched ({reason(error)}); correct it.") from error
 
 
 def _target(output: Path, relative: Path) -> Path:
@@ -391,11 +390,9 @@ def _written(target: Path) -> Iterator[Path]:
     """Write to a temporary name, which is renamed at the end, so that ``target`` is complete."""
     draft = target.with_name(f"unfinished-{target.name}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        yield draft
-        os.replace(draft, target)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}.") from error
+        with writing_to(target):
+            yield draft
+            os.replace(draft, target)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()

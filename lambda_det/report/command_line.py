@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from lambda_det.errors import DataError, command_parser, exit_status
+from lambda_det.files import writing_to
 from lambda_det.report.run_page import (
     draw_panel,
     read_metrics,
@@ -92,7 +93,8 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
     left, right = figure.subplots(1, 2)
     draw_panel(left, "losses", records)
     draw_panel(right, "AP or accuracy, percent", records)
-    figure.savefig(picture, dpi=100)
+    with writing_to(picture):
+        figure.savefig(picture, dpi=100)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from detectron2.structures import Boxes, BoxMode, Instances
 from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.drawing import side_by_side
-from lambda_det.errors import DataError, listed, reason
+from lambda_det.errors import DataError, listed, refused
 from lambda_det.report.matching import FALSE, assign, overlaps
 
 __all__ = ["Match", "belonging", "draw_worst", "match", "read_results"]
@@ -77,13 +77,9 @@ def read_results(path: str | Path, dataset: str) -> list[dict[str, Any]]:
     Raises:
         DataError: the file is missing or no JSON, or its entries are no predictions of instances.
     """
-    try:
+    advice = "an evaluation writes it as inference/coco_instances_results.json into its OUTPUT_DIR"
+    with refused(DataError, f"The results file {path} cannot be read", advice, OSError, ValueError):
         entries = json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"The results file {path} cannot be read ({reason(error)}); an evaluation writes it as "
-            "inference/coco_instances_results.json into its OUTPUT_DIR."
-        ) from error
     needed = {"image_id", "category_id", "score"}
     if not isinstance(entries, list) or not all(
         isinstance(e, dict) and needed <= set(e) and ("bbox" in e or "segmentation" in e)

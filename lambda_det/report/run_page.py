@@ -34,7 +34,7 @@ from lambda_det.detection.inference import Taken
 from lambda_det.detection.lazy import is_lazy
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, UserError, listed
-from lambda_det.files import replace_text
+from lambda_det.files import replace_text, writing_to
 from lambda_det.report.advice import advise
 from lambda_det.report.class_results import Detections, evaluate_detections
 from lambda_det.report.page import Page, new_axes, to_svg
@@ -222,11 +222,8 @@ def _check_name(path: Path) -> None:
 
 
 def _write(text: str, path: Path) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to(path):
         replace_text(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
     return path
 
 

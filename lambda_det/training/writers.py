@@ -9,7 +9,7 @@ from collections.abc import Callable
 from detectron2.utils.events import EventWriter, TensorboardXWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lambda_det.errors import ConfigError, reason
+from lambda_det.errors import ConfigError, refused
 from lambda_det.training.settings import Settings
 from lambda_det.training.trackers import TRACKERS, hyperparameters
 
@@ -38,13 +38,10 @@ def check_writers(settings: Settings) -> None:
 
 def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
     module, _, attribute = name.rpartition(".")
-    try:
+    advice = "it can be tensorboard, wandb, mlflow, or the path of a class as package.module.Writer"
+    errors = (ImportError, AttributeError, TypeError, ValueError)
+    with refused(ConfigError, f"{key} names {name!r}, which is not there", advice, *errors):
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{key} names {name!r}, which is not there ({reason(error)}); it can be tensorboard, "
-            "wandb, mlflow, or the path of a class such as package.module.Writer."
-        ) from error
     if not (isinstance(found, type) and issubclass(found, EventWriter)):
         raise ConfigError(f"{key} names {name!r}, which is no EventWriter of Detectron2.")
     return found

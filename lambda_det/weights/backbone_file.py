@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.files import refuse_existing, replace_file
+from lambda_det.files import refuse_existing, replace_file, writing_to
 from lambda_det.foundation import FrozenBatchNorm2d
 from lambda_det.weights.formats import WRITERS, read_checkpoint
 from lambda_det.weights.names import tensors_only
@@ -47,11 +47,8 @@ def save_backbone(content: Mapping[str, Any], path: str | Path, *, overwrite: bo
     """
     check_target(path, overwrite=overwrite)
     path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to(path):
         replace_file(path, lambda file: WRITERS[path.suffix](content, file))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def read_backbone(path: str | Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from lambda_det.errors import WeightsError, reason
+from lambda_det.errors import WeightsError, refused
 
 # The globals that weight files of Detectron2 and Caffe2 need. Any other may run code.
 _PICKLE_GLOBALS = {
@@ -141,13 +141,11 @@ def read_pickle(path: str | Path) -> Any:
     """
     with open(path, "rb") as file:
         content = io.BytesIO(file.read())
-    try:
+    advice = "a .pkl of weights must be complete and hold only arrays, numbers, strings and "
+    advice += "containers of them"
+    # A damaged pickle raises errors of many types
+    with refused(WeightsError, f"{path} is refused", advice, Exception):
         data = _NumpyUnpickler(content, encoding="latin1").load()
-    except Exception as error:  # a damaged pickle raises errors of many types
-        raise WeightsError(
-            f"{path} is refused ({reason(error)}): a .pkl of weights must be complete and may only "
-            "hold arrays, numbers, strings and containers of them."
-        ) from error
     if not isinstance(data, dict) or "model" in data:
         return data
     # A file of Caffe2. Those of detectors have their tensors under "blobs".
@@ -167,16 +165,13 @@ def read_safetensors(path: str | Path) -> dict[str, Any]:
         OSError: the file is missing or cannot be opened.
     """
     data = Path(path).read_bytes()
-    try:
+    advice = "it is damaged, incomplete, or in another format: use another copy"
+    errors = (safetensors.SafetensorError, ValueError, KeyError)
+    with refused(WeightsError, f"{path} cannot be read as safetensors", advice, *errors):
         model = load_safetensors(data)
         length = int.from_bytes(data[:8], "little")
         texts = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         about = json.loads(texts[_ABOUT]) if _ABOUT in texts else {}
-    except (safetensors.SafetensorError, ValueError, KeyError) as error:
-        raise WeightsError(
-            f"{path} cannot be read as safetensors ({reason(error)}): it is damaged, incomplete, "
-            "or in another format; use another copy."
-        ) from error
     if not isinstance(about, dict):
         raise WeightsError(f"The metadata {_ABOUT!r} of {path} is no mapping; export it again.")
     return {**about, "model": model}

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlparse
 
 from torch import Tensor, nn
 
-from lambda_det.errors import WeightsError, listed, reason
+from lambda_det.errors import WeightsError, listed, refused
 from lambda_det.weights.backbone_file import fold_normalisation
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.import_names import import_weights
@@ -89,10 +89,10 @@ def read_weights(path: str) -> dict[str, Any]:
 
     url = urlparse(path)
     options = parse_qs(url.query)
-    try:
+    with refused(
+        WeightsError, f"The weights {path} cannot be fetched", "", OSError, AssertionError
+    ):
         file = PathManager.get_local_path(url._replace(query="").geturl())
-    except (OSError, AssertionError) as error:
-        raise WeightsError(f"The weights {path} cannot be fetched ({reason(error)}).") from error
     content = read_checkpoint(file)
     if file.endswith(".pyth"):  # of pycls
         model = content.get("model_state", {})

@@ -18,7 +18,7 @@ import torch
 
 from lambda_det.classification.data.sources import PackedNames, Source, decode_image, is_image
 from lambda_det.classification.data.subset import read_list
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, refused
 
 _INDEX_VERSION = 2
 _TAR_BLOCK = 512  # bytes
@@ -49,10 +49,8 @@ def read_index(shard: Path) -> ShardIndex:
     Raises:
         DataError: the shard cannot be read, is damaged, or an image in it has no class.
     """
-    try:
+    with refused(DataError, f"The shard {shard} cannot be read", "", OSError):
         state = os.stat(shard)
-    except OSError as error:
-        raise DataError(f"The shard {shard} cannot be read ({error.strerror}).") from error
     stamp = {"version": _INDEX_VERSION, "size": state.st_size, "modified": state.st_mtime_ns}
     file = Path(f"{shard}.index")
     index = _load_index(file, stamp)
@@ -216,14 +214,11 @@ class ShardSource(Source):
         name = self._path(index)
         shard = os.path.join(self._root, self._shards[int(self._shard[index])])
         size, offset = int(self._sizes[index]), int(self._offsets[index])
-        try:
+        what = f"The image {name} cannot be read"
+        with refused(DataError, what, "copy the shard again", OSError):
             data = os.pread(_opened(shard).fileno(), size, offset)
             if len(data) < size:
-                raise OSError(0, "the shard has been cut off since the run began")
-        except OSError as error:
-            raise DataError(
-                f"The image {name} cannot be read ({error.strerror}); copy the shard again."
-            ) from error
+                raise OSError("the shard has been cut off since the run began")
         return decode_image(data, name)
 
     def _path(self, index: int) -> str:

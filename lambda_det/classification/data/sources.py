@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
-from lambda_det.errors import DataError, listed, printable, reason
+from lambda_det.errors import DataError, listed, printable, reason, refused
 
 try:
     import simplejpeg
@@ -138,14 +138,9 @@ class FileSource(Source):
 
     def load(self, index: int) -> np.ndarray:
         path = os.path.join(self._root, self._names[index])
-        try:
-            with open(path, "rb", buffering=0) as file:
-                data = file.readall()
-        except OSError as error:
-            raise DataError(
-                f"The image {path} cannot be read ({error.strerror}); put it back, or take it out "
-                "of the data."
-            ) from error
+        what, advice = f"The image {path} cannot be read", "put it back, or take it out of the data"
+        with refused(DataError, what, advice, OSError), open(path, "rb", buffering=0) as file:
+            data = file.readall()
         return decode_image(data, path)
 
 
@@ -216,13 +211,9 @@ def _class_folders(root: str | Path) -> list[str]:
 
 def _entries(folder: str | Path) -> list[tuple[str, bool]]:
     """The name of each entry that is not hidden, and whether it is a folder."""
-    try:
-        with os.scandir(folder) as entries:
-            return [(e.name, e.is_dir()) for e in entries if not e.name.startswith(".")]
-    except OSError as error:  # circular links raise it, too
-        raise DataError(
-            f"The image folder {folder} cannot be read ({error.strerror}); check its path."
-        ) from error
+    what = f"The image folder {folder} cannot be read"
+    with refused(DataError, what, "check its path", OSError), os.scandir(folder) as entries:
+        return [(e.name, e.is_dir()) for e in entries if not e.name.startswith(".")]
 
 
 class Cifar10Source(Source):

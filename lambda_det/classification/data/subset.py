@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lambda_det.classification.data.sources import Source
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, refused
 from lambda_det.files import replace_text
 from lambda_det.training.randomness import Purpose, generator
 
@@ -86,10 +86,8 @@ def read_list(path: str | Path) -> list[str]:
     Raises:
         DataError: the file cannot be read.
     """
-    try:
+    with refused(DataError, f"The list {path} cannot be read", "", OSError):
         text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise DataError(f"The list {path} cannot be read ({error.strerror}).") from error
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 

@@ -23,7 +23,7 @@ from lambda_det.detection.data.coco_format import check_segments_mode, read_pano
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.data.report import BAD_BOX, Report
-from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, reason
+from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, refused
 from lambda_det.weights.import_names import IMAGENET_PIXELS
 from lambda_det.weights.provenance import PixelSettings
 
@@ -233,13 +233,10 @@ class Instances(NamedTuple):
         Raises:
             DataError: it cannot be read.
         """
-        try:
+        advice = "put its files there, or correct how it is registered"
+        errors = (OSError, ImportError, AssertionError)
+        with refused(DataError, f"The data set {name} cannot be read", advice, *errors):
             records = DatasetCatalog.get(name)
-        except (OSError, ImportError, AssertionError) as error:
-            raise DataError(
-                f"The data set {name} cannot be read ({reason(error)}); put its files there, or "
-                "correct how it is registered."
-            ) from error
         if not isinstance(records, list):
             return None
         annotations = [(a, r) for r in records for a in r.get("annotations", ())]

@@ -13,7 +13,7 @@ from typing import Any
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import get_cache_dir
 
-from lambda_det.errors import DataError, printable
+from lambda_det.errors import DataError, printable, refused
 from lambda_det.files import replace_text
 
 # The lists of a file, and of each the keys that every entry has, with the type of their values
@@ -70,20 +70,16 @@ def keep_json(content: Any, folder: str, name: str, *, whole: Any = None) -> str
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = Path(get_cache_dir(), "lambda_det", folder, digest, name)
     if not path.is_file():
-        try:
+        # Another process may write the same: it has a name of its own until it is complete
+        own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        advice = "FVCORE_CACHE names the folder of such files"
+        with refused(DataError, f"{path} cannot be written", advice, OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may write the same: it has a name of its own until it is complete
-            own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
             try:
                 replace_text(own, json.dumps(content))
                 os.replace(own, path)
             finally:
                 own.unlink(missing_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be written ({error.strerror}): FVCORE_CACHE names the folder of "
-                "such files."
-            ) from error
     return str(path)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import keep_json, read_json
-from lambda_det.errors import ConfigError, DataError, listed
+from lambda_det.errors import ConfigError, DataError, listed, refused
 
 __all__ = ["Split", "hold_out", "part_of"]
 
@@ -52,13 +52,9 @@ class Split(NamedTuple):
                 raise ConfigError(f"{self} is a share already; leave --val-share out.")
         elif not 0 < self.share < 1:
             raise ConfigError(f"{self}: give a share between 0 and 1, such as 0.1.")
-        try:
+        what = f"--group-by {self.group_by!r} (DATASETS.GROUP_BY) is no regular expression"
+        with refused(ConfigError, what, "", re.error):
             re.compile(self.group_by)
-        except re.error as error:
-            raise ConfigError(
-                f"--group-by {self.group_by!r} (DATASETS.GROUP_BY) is no regular expression: "
-                f"{error}."
-            ) from error
 
 
 def _digest(name: str) -> bytes:

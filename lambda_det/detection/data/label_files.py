@@ -15,7 +15,7 @@ import numpy as np
 import pycocotools.mask
 import yaml
 
-from lambda_det.errors import DataError, reason
+from lambda_det.errors import DataError, refused
 from lambda_det.files import relative_path, replace_text
 
 __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
@@ -67,7 +67,8 @@ def write_labels(
     Raises:
         DataError: two pictures have the same name but for its ending, or a file cannot be written.
     """
-    try:
+    # ValueError: of a name that no file can have
+    with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):
         if kind == "coco":
             kept = {key: value for key, value in content.items() if key != "info"}
             for annotation in kept["annotations"]:
@@ -76,8 +77,6 @@ def write_labels(
             replace_text(target, json.dumps(kept))
         else:
             _write_folder(content, kind, target, Path(images), sources or {})
-    except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
-        raise DataError(f"{target} cannot be written ({reason(error)}).") from error
 
 
 def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Path]:

@@ -9,7 +9,6 @@ object keeps its file and line, which messages then name.
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import logging
 import math
@@ -18,6 +17,7 @@ import re
 from codecs import BOM_UTF8
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -31,7 +31,7 @@ from PIL import Image
 from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.detection.data.records import LYING, exif_turn
 from lambda_det.detection.data.truth import area_of, rectangle
-from lambda_det.errors import DataError, listed, printable, reason
+from lambda_det.errors import DataError, listed, printable, refused
 
 __all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise", "refuse_address"]
 
@@ -125,13 +125,9 @@ class _Pictures:
         )
 
 
-@contextlib.contextmanager
-def _reading(what: object, advice: str = "write it again") -> Iterator[None]:
+def _reading(what: object, advice: str = "write it again") -> AbstractContextManager[None]:
     """Errors of what the libraries and we make of a file, as one that names it."""
-    try:
-        yield
-    except _ERRORS as error:
-        raise DataError(f"{what} cannot be read ({reason(error)}); {advice}.") from error
+    return refused(DataError, f"{what} cannot be read", advice, *_ERRORS)
 
 
 _ERRORS = (

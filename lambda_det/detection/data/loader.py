@@ -25,7 +25,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
-from lambda_det.errors import ConfigError, DataError, reason
+from lambda_det.errors import ConfigError, DataError, refused
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
 from lambda_det.training.workers import KEYS, UnreadableImages, WatchedLoader, reading
@@ -252,14 +252,11 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
     _check_proposals(cfg, "TRAIN")
     mapper, mixing = TolerantMapper(cfg, is_train=True), Mixing.from_config(cfg)
     records = training_records(cfg)
-    try:  # Detectron2 reads the sampler from the config
+    what = f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made"
+    advice = "take TrainingSampler or RepeatFactorTrainingSampler. A LazyConfig can use any"
+    # It is not known, or a key of it is not there: Detectron2 reads the sampler from the config
+    with refused(ConfigError, what, advice, ValueError, AttributeError):
         arguments = build_detection_train_loader.from_config(cfg, mapper=mapper, dataset=records)
-    except (ValueError, AttributeError) as error:  # it is not known, or a key of it is not there
-        raise ConfigError(
-            f"DATALOADER.SAMPLER_TRAIN {cfg.DATALOADER.SAMPLER_TRAIN} cannot be made "
-            f"({reason(error)}); take TrainingSampler or RepeatFactorTrainingSampler. A LazyConfig "
-            "can use any."
-        ) from error
     arguments["total_batch_size"] = images_per_batch
     if cfg.INPUT.LSJ.ENABLED:
         # All images get the same size, so groups by orientation would only spoil the shuffle.

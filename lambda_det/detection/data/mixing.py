@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.errors import ConfigError, reason
+from lambda_det.errors import ConfigError, reason, refused
 
 Sample = dict[str, Any]  # what a mapper returns
 _GREY = 128  # where a mosaic has no image, as beside the images of large-scale jitter
@@ -303,12 +303,8 @@ def _load(file: str) -> tuple[Any, bool]:
             'albumentations.save(pipeline, "FILE.yaml", data_format="yaml"), or as json.'
         )
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks PyPI at its import
-    try:
+    with refused(ConfigError, f"{key} needs a package", "pip install albumentations", ImportError):
         import albumentations
-    except ImportError as error:
-        raise ConfigError(
-            f"{key} needs a package ({reason(error)}): pip install albumentations."
-        ) from error
     Compose = albumentations.Compose
     still = albumentations.ImageOnlyTransform
 
@@ -316,7 +312,8 @@ def _load(file: str) -> tuple[Any, bool]:
         inner = getattr(step, "transforms", None)
         return not isinstance(step, still) if inner is None else any(map(moves, inner))
 
-    try:
+    # Whatever its parsers and classes raise
+    with refused(ConfigError, f"{key} holds no pipeline of albumentations", "", Exception):
         loaded = albumentations.load(file, data_format="json" if form == ".json" else "yaml")
         whole = loaded if isinstance(loaded, Compose) else Compose([loaded])
         steps, p = list(whole.transforms), whole.p  # without its own treatment of boxes
@@ -324,5 +321,3 @@ def _load(file: str) -> tuple[Any, bool]:
             return Compose(steps, p=p), False
         boxes = albumentations.BboxParams("pascal_voc", label_fields=["number"])
         return Compose(steps, p=p, bbox_params=boxes), True
-    except Exception as error:  # whatever its parsers and classes raise
-        raise ConfigError(f"{key} holds no pipeline of albumentations: {reason(error)}.") from error
