@@ -9,7 +9,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lambda_det.errors import DataError, command_parser, exit_status
+from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, refused
 from lambda_det.files import writing_to
 from lambda_det.report.run_page import (
     draw_panel,
@@ -93,7 +93,7 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
     left, right = figure.subplots(1, 2)
     draw_panel(left, "losses", records)
     draw_panel(right, "AP or accuracy, percent", records)
-    with writing_to(picture):
+    with writing_to(picture), refused(ConfigError, f"{picture} cannot be drawn", "", ValueError):
         figure.savefig(picture, dpi=100)
 
 

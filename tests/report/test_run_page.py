@@ -465,7 +465,7 @@ def test_curves_of_several_runs_as_a_picture(tmp_path, capsys):
         losses = [{"iteration": 19, "total_loss": 3.0}, {"iteration": 39, "total_loss": 2.0}]
         records = [*losses, {"iteration": 39, "bbox/AP": 40.0}]
         (run / "metrics.json").write_text("".join(json.dumps(r) + "\n" for r in records))
-    picture = tmp_path / "curves.png"
+    picture = tmp_path / "new" / "curves.png"
     words = [*map(str, runs), "--curves", str(picture)]
     assert main(words) == 0 and str(picture) in capsys.readouterr().out
     image = cv2.imread(str(picture))
@@ -473,6 +473,7 @@ def test_curves_of_several_runs_as_a_picture(tmp_path, capsys):
     for half in (left, right):  # lines and points are coloured, axes and text are not
         assert (half.max(2).astype(int) - half.min(2) > 100).sum() > 10
     picture.unlink()
+    assert main([*words, "--curves", "a.xyz"]) == 2 and "a.xyz" in capsys.readouterr().err
     assert main([str(tmp_path), *words]) == 2
     assert "metrics.json" in capsys.readouterr().err and not picture.exists()
     with pytest.raises(SystemExit):
