@@ -86,7 +86,7 @@ def lazy_parser() -> argparse.ArgumentParser:
 
 def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: str) -> None:
     data = result.add_argument_group(
-        f"data, instead of {instead_of}; labels of COCO, YOLO, Pascal VOC, LabelMe or CVAT"
+        f"data, instead of {instead_of}; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA or CVAT"
     )
     data.add_argument(
         "--data",

@@ -1,9 +1,9 @@
 """Labels as annotation tools write them, read into COCO's format.
 
-YOLO (boxes, polygons and rotated boxes), Pascal VOC, LabelMe and CVAT's XML for images. A format is
-recognised by what lies in the folder. The readers are ours: labelformat 0.1.17 has none for
-LabelMe, needs the class names of Pascal VOC beforehand, and reads only the boxes of CVAT. Each
-object keeps its file and line, which messages then name.
+YOLO (boxes, polygons and rotated boxes), Pascal VOC, LabelMe, VIA and CVAT's XML for images. A
+format is recognised by what lies in the folder. The readers are ours: labelformat 0.1.17 has none
+for LabelMe and VIA, needs the class names of Pascal VOC beforehand, and reads only the boxes of
+CVAT. Each object keeps its file and line, which messages then name.
 """
 
 from __future__ import annotations
@@ -251,19 +251,31 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     picture, shapes = str(content.get("imagePath") or file.stem), content.get("shapes") or []
     if not isinstance(shapes, list):
         raise DataError(f"{file} has no list of shapes; write it again.")
+    yield Labelled(file, picture, _shapes(file, picture, shapes, pictures))
+
+
+def _shapes(
+    file: Path,
+    picture: str,
+    shapes: Iterable[Any],
+    pictures: _Pictures,
+    place: str = "",
+    convert: Callable[[Any], dict[str, Any]] = dict,
+) -> list[Thing]:
+    """The objects of shapes, each of which ``convert`` makes one of LabelMe's."""
     groups: dict[Any, list[Thing]] = {}
     for number, shape in enumerate(shapes):
-        where = f"{file}: shape {number}"
+        where = f"{file}: {place}shape {number}"
         with _reading(where):
+            shape = convert(shape)
             points = np.array(shape["points"], float).reshape(-1, 2)
             label = str(shape["label"])
             kind = label if label == _IGNORED else shape.get("shape_type", "polygon")
             if kind == "rectangle":
                 thing = Thing(label, _around(points))
             elif kind == "circle":
-                turn = np.linspace(0, 2 * np.pi, _CIRCLE, endpoint=False)
                 radius = np.hypot(*(points[1] - points[0]))
-                thing = _polygon(label, points[0] + radius * np.c_[np.cos(turn), np.sin(turn)])
+                thing = _polygon(label, _ellipse(points[0], radius, radius))
             elif kind == "mask":  # a PNG of a part of the image
                 part = np.array(Image.open(io.BytesIO(base64.b64decode(shape["mask"])))) > 0
                 mask = Image.new("1", _size(pictures.find(where, file.parent, picture)))
@@ -280,7 +292,14 @@ def _read_labelme(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
         alone = group is None or isinstance(thing.mask, dict)
         key = number if alone else (label, str(group))
         groups.setdefault(key, []).append(thing._replace(where=where))
-    yield Labelled(file, picture, list(map(_joined, groups.values())))
+    return list(map(_joined, groups.values()))
+
+
+def _ellipse(centre: Iterable[float], rx: float, ry: float, angle: float = 0.0) -> np.ndarray:
+    """Corners [_CIRCLE, 2] of an ellipse that is turned by an angle in radians, clockwise."""
+    turn = np.linspace(0, 2 * np.pi, _CIRCLE, endpoint=False)
+    ring = (rx * np.cos(turn) + 1j * ry * np.sin(turn)) * np.exp(1j * angle)
+    return np.c_[ring.real, ring.imag] + centre
 
 
 def _joined(parts: list[Thing]) -> Thing:
@@ -290,6 +309,37 @@ def _joined(parts: list[Thing]) -> Thing:
     masks = [part.mask for part in parts]
     polygons = [part for mask in masks for part in mask] if all(masks) else None
     return parts[0]._replace(box=_around(corners), mask=polygons)
+
+
+# ---------------------------------------------------------------------------------------------- VIA
+def _read_via(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
+    """A file for all pictures of a folder, or a project."""
+    content = read_json(str(file))
+    for entry in content.get("_via_img_metadata", content).values():
+        with _reading(file, "export it again as JSON"):
+            name, regions = str(entry["filename"]), entry["regions"]
+            regions = list(regions.values() if isinstance(regions, dict) else regions)
+        things = _shapes(file, name, regions, pictures, f"{name}, ", _of_region)
+        yield Labelled(file, name, things)
+
+
+def _of_region(region: dict[str, Any]) -> dict[str, Any]:
+    """A shape of LabelMe's. Its class is the first attribute that has a value, or "object"."""
+    shape, label = region["shape_attributes"], "object"
+    for value in reversed(list((region.get("region_attributes") or {}).values())):
+        if isinstance(value, dict):  # a box to tick for each class
+            value = next((key for key, is_ticked in value.items() if is_ticked), "")
+        label = value or label
+    kind, columns = shape["name"], (shape.get(f"all_points_{x}", ()) for x in "xy")
+    points = list(zip(*columns, strict=True))
+    if kind == "rect":
+        x, y = shape["x"], shape["y"]
+        kind, points = "rectangle", [[x, y], [x + shape["width"], y + shape["height"]]]
+    elif kind in ("circle", "ellipse"):
+        radii = [shape.get(f"r{x}", shape.get("r")) for x in "xy"]
+        points = _ellipse((shape["cx"], shape["cy"]), *radii, shape.get("theta", 0))
+        kind = "polygon"
+    return {"label": str(label).strip(), "points": points, "shape_type": kind}
 
 
 # --------------------------------------------------------------------------------------------- YOLO
@@ -370,6 +420,7 @@ def _begins(file: Path, pattern: str) -> bool:
 
 
 _HEAD = 2**16  # bytes
+_CHIEF = ("data.yaml", "via_region_data.json")  # beside which others are copies
 
 
 class Format(NamedTuple):
@@ -394,6 +445,7 @@ FORMATS = {
     "CVAT": Format(("*.xml",), r"<annotations\b", _read_cvat),
     "Pascal VOC": Format(("*.xml",), r"<annotation\b", _read_voc),
     "LabelMe": Format(("*.json",), r'"shapes"\s*:', _read_labelme),
+    "VIA": Format(("*.json",), r'"(_via_settings|file_attributes|regions)"\s*:', _read_via),
     "YOLO with a list of names": Format(("classes.txt", "obj.names"), "", _read_yolo),
 }
 
@@ -413,7 +465,8 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         by_content = place.is_file() and row.sign
         files = [path for path in there if by_content or any(map(path.match, row.patterns))]
         if files := [path for path in files if _begins(path, row.sign)]:
-            return name, [path for path in files if path.name == "data.yaml"] or files
+            chief = {path.parent for path in files if path.name in _CHIEF}
+            return name, [p for p in files if p.name in _CHIEF or chief.isdisjoint(p.parents)]
     if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
         return COCO, [place]  # whose own reader says what is wrong with it
     raise DataError(f"{place} holds no labels of a known format: {', '.join(FORMATS)}.")
@@ -444,8 +497,8 @@ def read_labels(
     """The labels of a file or folder in COCO's format.
 
     Args:
-        place: a folder of Pascal VOC, LabelMe or CVAT files, such a file, YOLO's data.yaml, a file
-            of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
+        place: a folder of Pascal VOC, LabelMe, VIA or CVAT files, such a file, YOLO's data.yaml, a
+            file of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
         images: the folder of the pictures; by default that of the labels. Names are relative to it.
         paths: of YOLO's pictures, those that are meant; by default all.
 

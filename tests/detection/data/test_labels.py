@@ -112,6 +112,31 @@ def test_labelme_masks(tmp_path):
     assert found.sum() == 3 == one["area"] and one["bbox"] == [3, 2, 2, 2]
 
 
+def test_via(tmp_path):
+    """Of a folder, and of a project; a class is the first attribute that has a value."""
+    picture(tmp_path / "a.png")
+    corners = {"all_points_x": [0, 4, 4], "all_points_y": [0, 0, 4]}
+    ticked, turned = {"type": {"b": False, "c": True}}, {"rx": 8, "ry": 2, "theta": np.pi / 2}
+    shapes = [
+        ({"name": "rect", "x": 1, "y": 2, "width": 10, "height": 5}, {"kind": "", "type": "a"}),
+        ({"name": "polygon", **corners}, ticked),
+        ({"name": "circle", "cx": 10, "cy": 10, "r": 5}, {}),
+        ({"name": "ellipse", "cx": 20, "cy": 10, **turned}, {"name": "d", "type": "e"}),
+        ({"name": "polyline", **corners}, ticked),
+    ]
+    regions = [{"shape_attributes": s, "region_attributes": a} for s, a in shapes]
+    for kind in (list, lambda regions: {str(n): region for n, region in enumerate(regions)}):
+        entry = {"filename": "a.png", "regions": kind(regions), "file_attributes": {}}
+        content = {"a.png9": entry}
+        if kind is list:
+            content = {"_via_settings": {}, "_via_img_metadata": content}
+        (tmp_path / "a.json").write_text(json.dumps(content))
+        box, *others = boxes(read_labels(tmp_path))
+        assert box == ("a", [1, 2, 10, 5]) and [name for name, _ in others] == ["c", "object", "d"]
+        wanted = [0, 0, 4, 4], [5, 5, 10, 10], [18, 2, 4, 16]
+        assert np.allclose([corners for _, corners in others], wanted)
+
+
 def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):
     picture(tmp_path / "images" / "a.png")
     (tmp_path / "images" / "data.yaml").write_text("names: [x]\n")
@@ -156,6 +181,10 @@ REFUSED = {
     "three numbers": ({"data.yaml": NAMES, "a.txt": "0 .5 .5 1"}, "a.txt, line 1"),
     "no names": ({"data.yaml": "nc: 1\ntrain: images"}, "data.yaml"),
     "a name of YOLO's without a number": ({"data.yaml": "names: {a: x}"}, "data.yaml: names"),
+    "half a VIA": (
+        {"a.json": '{"a": {"filename": "a.png", "file_attributes": {}, "regions": [5]}}'},
+        "a.json: a.png, shape 0",
+    ),
     "half a LabelMe": ({"a.json": '{"shapes": [{"points": [[1, 1]]}]}'}, "a.json: shape 0"),
     "not YAML": ({"data.yaml": "names: [x"}, "data.yaml"),
     "two YOLO files": ({"a.yaml": NAMES, "b.yaml": NAMES}, "b.yaml"),

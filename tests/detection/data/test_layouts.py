@@ -23,6 +23,7 @@ from tests.coco import coco_content
 BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax>"
 VOC = "<annotation><filename>{}</filename>\n" + BOX + "</bndbox></object></annotation>"
 YAML = "names: [cell]\n"
+VIA = '{"a.png9": {"filename": "a.png", "regions": [], "file_attributes": {}}}'
 LABELME = json.dumps({"shapes": [], "imagePath": "a.png"})
 
 
@@ -130,6 +131,13 @@ LAYOUTS = {
     "LabelMe, a file a picture, and pictures of one name": (
         {"x/a.json": LABELME, "y/a.json": LABELME, "x/a.png": "", "y/a.png": ""},
         ("LabelMe", ".", ".", 2),
+    ),
+    "VIA, with a copy": (
+        {
+            **dict.fromkeys(["train/via_region_data.json", "train/copy.json", "val/b.json"], VIA),
+            **dict.fromkeys(["train/a.png", "val/a.png"], ""),
+        },
+        ("VIA", "train", "train", "val", "val", 1),
     ),
     "COCO in one file": (
         {"config.yaml": "train:\n  a: 1\n", "labels.json": coco("a.png"), "pictures/a.png": ""},
