@@ -54,9 +54,8 @@ def command_parser(
     name: str, description: str | None, examples: str, **options: Any
 ) -> argparse.ArgumentParser:
     """The parser of ``lambda-det NAME``, whose examples keep their lines."""
-    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter, **options}
-    name = f"lambda-det {name}"
-    return argparse.ArgumentParser(name, description=description, epilog=examples, **raw)
+    options |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": examples}
+    return argparse.ArgumentParser(f"lambda-det {name}", description=description, **options)
 
 
 def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") -> int:
@@ -102,8 +101,8 @@ def refused(
     except UserError:
         raise
     except errors as error:
-        named = getattr(error, "strerror", None) and str(error.filename) in what
-        why = error.strerror if named else reason(error)
+        is_named = isinstance(error, OSError) and f" {error.filename} " in f" {what} "
+        why = error.strerror if is_named else reason(error)
         raise kind(f"{what} ({why}){'; ' * bool(advice)}{advice}.") from error
 
 

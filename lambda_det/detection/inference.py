@@ -102,8 +102,7 @@ def trained_detector(
         WeightsError: the weights are missing or do not fit the model.
     """
     if not os.path.isfile(weights):
-        what = "is to start a training from" if "://" in weights else "is no file"
-        raise WeightsError(f"{weights} {what}; name the checkpoint of a trained detector.")
+        raise WeightsError(f"{weights} is no file of a trained detector; name its checkpoint.")
     task = DetectionTask(cfg)
     check_device(task.settings.device, 1, task.settings.key("device"))
     model = task.build_model()

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.distributed.launch import check_device
-from lambda_det.errors import ConfigError, DataError, WeightsError, reason, refused
+from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.export.formats import FORMATS
 from lambda_det.export.networks import kept
 from lambda_det.export.onnx_file import Runner
@@ -125,13 +125,10 @@ class ExportedDetector:
         found, step = [], self.batch or max(len(inputs), 1)
         for start in range(0, len(inputs), step):
             part = inputs[start : start + step]
-            try:
+            size = "x".join(map(str, part[0]["image"].shape[:0:-1]))
+            what = f"{self._path} cannot compute an image of {size} pixels"
+            with refused(DataError, what, "", Exception):  # each runtime has its own
                 outputs = self._outputs([entry["image"] for entry in part])
-            except Exception as error:  # a guard of its graph; each runtime has its own
-                size = "x".join(map(str, part[0]["image"].shape[:0:-1]))
-                raise DataError(
-                    f"{self._path} cannot compute an image of {size} pixels ({reason(error)})."
-                ) from error
             for entry, values in zip(part, outputs, strict=True):
                 instances = Instances(tuple(entry["image"].shape[1:]))
                 for name, value in self._chosen(values).items():

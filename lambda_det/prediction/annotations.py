@@ -70,7 +70,8 @@ class Annotations:
             kind: the format, see :func:`lambda_det.detection.data.label_files.write_labels`.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the file cannot be written.
+            DataError: the folder cannot.
         """
         names = self._names or [str(index) for index in range(self._highest)]
         categories = [json.dumps({"id": i, "name": name}) for i, name in enumerate(names, start=1)]

@@ -141,8 +141,7 @@ def read_pickle(path: str | Path) -> Any:
     """
     with open(path, "rb") as file:
         content = io.BytesIO(file.read())
-    advice = "a .pkl of weights must be complete and hold only arrays, numbers, strings and "
-    advice += "containers of them"
+    advice = "a .pkl of weights must be complete and hold only arrays, numbers, strings and lists"
     # A damaged pickle raises errors of many types
     with refused(WeightsError, f"{path} is refused", advice, Exception):
         data = _NumpyUnpickler(content, encoding="latin1").load()

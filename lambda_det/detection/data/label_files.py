@@ -67,8 +67,7 @@ def write_labels(
     Raises:
         DataError: two pictures have the same name but for its ending, or a file cannot be written.
     """
-    # ValueError: of a name that no file can have
-    with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):
+    with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
         if kind == "coco":
             kept = {key: value for key, value in content.items() if key != "info"}
             for annotation in kept["annotations"]:

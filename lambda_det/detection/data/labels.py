@@ -56,11 +56,12 @@ class Thing(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """A picture: the file of its labels, the name that the file gives it, and its objects."""
+    """A picture: the file of its labels, its name there, its objects, and a part it belongs to."""
 
     source: Path
     picture: str
     things: list[Thing]
+    subset: str = ""
 
 
 class _Pictures:
@@ -80,7 +81,8 @@ class _Pictures:
             raise DataError(f"There is no image folder {folder}; name it with --images.")
         if paths is None:
             paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-        self.paths = sorted(path for path in paths if path.name.lower().endswith(PICTURES))
+        seen = (path for path in paths if not path.name.startswith("."))  # such as macOS's copies
+        self.paths = sorted(path for path in seen if path.suffix.lower() in PICTURES)
         self._places: dict[str, set[Path]] = {}
         for path in self.paths:
             parts = path.relative_to(folder).parts
@@ -104,15 +106,14 @@ class _Pictures:
         Raises:
             DataError: there is none, or there are several.
         """
+        beside = {Path(os.path.normpath(home / name)) for name in names}
         for name in names:
-            beside = Path(os.path.normpath(home / name))
             parts = name.replace("\\", "/").split("/")
             for start in range(len(parts)):
                 if found := self._places.get(key := "/".join(parts[start:])):
-                    if beside in found:
-                        return beside
                     if len(found) > 1:  # such as drawings of Pascal VOC's labels
-                        found = {p for p in found if p.parent.name == "JPEGImages"} or found
+                        own = {path for path in found if path.parent.name == "JPEGImages"}
+                        found = found & beside or own or found
                     if len(found) > 1:
                         raise DataError(
                             f"{where}: {len(found)} pictures below {self.folder} are named "
@@ -155,7 +156,7 @@ def _area(thing: Thing) -> float:
     """Of the mask where there is one, as COCO has it."""
     if isinstance(thing.mask, dict):
         return float(pycocotools.mask.area(thing.mask))
-    return sum(map(area_of, thing.mask or [rectangle(*thing.box)]))
+    return sum(map(area_of, thing.mask or ())) or area_of(rectangle(*thing.box))
 
 
 def _polygon(label: str, points: Iterable[Iterable[float]]) -> Thing:
@@ -218,9 +219,7 @@ def _read_cvat(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
                 things.append(thing._replace(where=where))
             else:
                 pictures.left_out[shape.tag].append(where)
-        # A project's pictures are in a folder for each subset
-        parts = filter(None, (node.get("subset"), node.get("name")))
-        yield Labelled(file, "/".join(parts), things)
+        yield Labelled(file, node.get("name", ""), things, node.get("subset", ""))
 
 
 def _cvat_shape(shape: ElementTree.Element, picture: ElementTree.Element) -> Thing | None:
@@ -315,10 +314,12 @@ def _joined(parts: list[Thing]) -> Thing:
 def _read_via(file: Path, pictures: _Pictures) -> Iterator[Labelled]:
     """A file for all pictures of a folder, or a project."""
     content = read_json(str(file))
-    for entry in content.get("_via_img_metadata", content).values():
-        with _reading(file, "export it again as JSON"):
-            name, regions = str(entry["filename"]), entry["regions"]
-            regions = list(regions.values() if isinstance(regions, dict) else regions)
+    with _reading(file, "export it again as JSON"):
+        entries = [
+            (str(one["filename"]), list(r.values() if isinstance(r := one["regions"], dict) else r))
+            for one in content.get("_via_img_metadata", content).values()
+        ]
+    for name, regions in entries:
         things = _shapes(file, name, regions, pictures, f"{name}, ", _of_region)
         yield Labelled(file, name, things)
 
@@ -329,17 +330,16 @@ def _of_region(region: dict[str, Any]) -> dict[str, Any]:
     for value in reversed(list((region.get("region_attributes") or {}).values())):
         if isinstance(value, dict):  # a box to tick for each class
             value = next((key for key, is_ticked in value.items() if is_ticked), "")
-        label = value or label
+        label = str(value or "").strip() or label
     kind, columns = shape["name"], (shape.get(f"all_points_{x}", ()) for x in "xy")
     points = list(zip(*columns, strict=True))
     if kind == "rect":
         x, y = shape["x"], shape["y"]
         kind, points = "rectangle", [[x, y], [x + shape["width"], y + shape["height"]]]
     elif kind in ("circle", "ellipse"):
-        radii = [shape.get(f"r{x}", shape.get("r")) for x in "xy"]
+        kind, radii = "polygon", (shape.get(f"r{x}", shape.get("r")) for x in "xy")
         points = _ellipse((shape["cx"], shape["cy"]), *radii, shape.get("theta", 0))
-        kind = "polygon"
-    return {"label": str(label).strip(), "points": points, "shape_type": kind}
+    return {"label": label, "points": points, "shape_type": kind}
 
 
 # --------------------------------------------------------------------------------------------- YOLO
@@ -420,7 +420,7 @@ def _begins(file: Path, pattern: str) -> bool:
 
 
 _HEAD = 2**16  # bytes
-_CHIEF = ("data.yaml", "via_region_data.json")  # beside which others are copies
+_VIA = "via_region_data.json"  # beside which others are copies
 
 
 class Format(NamedTuple):
@@ -445,8 +445,8 @@ FORMATS = {
     "CVAT": Format(("*.xml",), r"<annotations\b", _read_cvat),
     "Pascal VOC": Format(("*.xml",), r"<annotation\b", _read_voc),
     "LabelMe": Format(("*.json",), r'"shapes"\s*:', _read_labelme),
-    "VIA": Format(("*.json",), r'"(_via_settings|file_attributes|regions)"\s*:', _read_via),
     "YOLO with a list of names": Format(("classes.txt", "obj.names"), "", _read_yolo),
+    "VIA": Format(("*.json",), r'"(_via_settings|file_attributes)"\s*:', _read_via),
 }
 
 
@@ -465,8 +465,8 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         by_content = place.is_file() and row.sign
         files = [path for path in there if by_content or any(map(path.match, row.patterns))]
         if files := [path for path in files if _begins(path, row.sign)]:
-            chief = {path.parent for path in files if path.name in _CHIEF}
-            return name, [p for p in files if p.name in _CHIEF or chief.isdisjoint(p.parents)]
+            kept = [p for p in files if p.name == _VIA or p.with_name(_VIA) not in files]
+            return name, [path for path in files if path.name == "data.yaml"] or kept
     if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
         return COCO, [place]  # whose own reader says what is wrong with it
     raise DataError(f"{place} holds no labels of a known format: {', '.join(FORMATS)}.")
@@ -528,25 +528,28 @@ def read_labels(
         files = [file for file in files if read is _read_yolo or file.stem in stems]
     rows = [row for file in files for row in read(file, pictures)]
     if not rows:
-        raise DataError(f"{place} names no picture.")
+        raise DataError(f"{place}: of {len(pictures.paths)} pictures in {folder}, none has labels.")
     for shape, where in pictures.left_out.items():
         logger.warning(f"{len(where)} x {shape} left out, or without a pixel; first: {where[0]}")
-    names = sorted({thing.label for row in rows for thing in row.things})
+    classes = sorted({thing.label for row in rows for thing in row.things})
     if read is _read_yolo:
-        names = list(map(str, _yolo_names(files[0]).values()))
+        classes = list(map(str, _yolo_names(files[0]).values()))
     content: dict[str, Any] = {"info": {"labels": str(place)}, "images": [], "annotations": []}
-    content["categories"] = [{"id": number, "name": name} for number, name in enumerate(names, 1)]
-    ids = {name: number for number, name in enumerate(names, 1)}
+    content["categories"] = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
+    ids = {name: number for number, name in enumerate(classes, 1)}
     taken: dict[Path, Path] = {}
     for number, row in enumerate(rows, 1):
-        path = pictures.find(str(row.source), row.source.parent, row.picture, row.source.stem)
+        names = [f"{row.subset}/{row.picture}"] * bool(row.subset) + [row.picture, row.source.stem]
+        path = pictures.find(str(row.source), row.source.parent, *names)
         other = taken.setdefault(path, row.source)
         if other != row.source:
             raise DataError(
-                f"{row.source} and {other} both name {path}; correct the name in one of them."
+                f"{row.source} and {other} both name {path}; correct the name in one of them, or "
+                "give one of the files alone."
             )
         width, height = _size(path)
         image = {"id": number, "file_name": path.relative_to(pictures.folder).as_posix()}
+        image |= {"subset": row.subset} if row.subset else {}
         content["images"].append({**image, "width": width, "height": height})
         for thing in row.things:
             x0, y0, x1, y1 = thing.box
@@ -564,8 +567,9 @@ def read_labels(
             content["annotations"].append(annotation)
     counts = Counter(thing.label for row in rows for thing in row.things)
     found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    rest = len({*pictures.paths} - taken.keys())
-    unused = f"; {rest} other pictures below {folder} have none and are not used" * bool(rest)
+    folders = {path.parent for path in taken}
+    rest = len({path for path in pictures.paths if path.parent in folders} - taken.keys())
+    unused = f"; {rest} other pictures in their folders have no labels here" * bool(rest)
     logger.info(f"{place}: {kind}, {len(rows)} pictures with {found or 'no object'}{unused}")
     return content
 

@@ -225,15 +225,20 @@ def _in_folders(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
 
 
 def _of_cvat(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
-    """Folders, or a project's one file, whose pictures are in a folder for each part."""
+    """Folders, or the subsets that a project's file has."""
     parts = _in_folders(root, files, home)
-    if parts or "train" not in _folders(_pictures(home), home):
+    if parts or not any(b' subset="' in file.read_bytes() for file in files):
         return parts
-    content = read_labels(only(root, files), home)
-    paths = {image["id"]: Path(home, image["file_name"]) for image in content["images"]}
-    _refuse_strays(home, list(paths.values()))
-    for name in _WORDS:
-        if ids := {id for id, path in paths.items() if _part_of(path.parent, home) == name}:
+    content = read_labels(root if len(files) > 1 else files[0], home)
+    places = {
+        image["id"]: home / Path(image.get("subset", "")).name / Path(image["file_name"]).name
+        for image in content["images"]
+    }
+    named = {id: _part_of(place.parent, home) for id, place in places.items()}
+    if "train" in named.values():
+        _refuse_strays(home, list(places.values()))
+        for name in set(named.values()):
+            ids = {id for id, part in named.items() if part == name}
             file = keep_json(part_of(content, ids), "labels", f"{files[0].stem}_{name}.json")
             parts[name] = Part(Path(file), home)
     return parts

@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.errors import ConfigError, reason, refused
+from lambda_det.errors import ConfigError, refused
 
 Sample = dict[str, Any]  # what a mapper returns
 _GREY = 128  # where a mosaic has no image, as beside the images of large-scale jitter
@@ -155,13 +155,10 @@ class Mixing:
         seed = int(np.random.randint(2**31))
         if hasattr(self._pipeline, "set_random_seed"):  # since 1.4.19; before, the global ones
             self._pipeline.set_random_seed(seed)
-        try:
+        what = f"INPUT.ALBUMENTATIONS {self.albumentations} fails on {sample.get('file_name')} of "
+        what += f"{pixels.shape[1]}x{pixels.shape[0]} pixels"
+        with refused(ConfigError, what, "", Exception):
             found = self._pipeline(**given)
-        except Exception as error:  # whatever a transform raises for an image of this size
-            raise ConfigError(
-                f"INPUT.ALBUMENTATIONS {self.albumentations} fails on {sample.get('file_name')} of "
-                f"{pixels.shape[1]}x{pixels.shape[0]} pixels: {reason(error)}."
-            ) from error
         image = torch.from_numpy(np.ascontiguousarray(found["image"])).permute(2, 0, 1)
         if image.dtype != torch.uint8 or len(image) != 3:
             raise ConfigError(

@@ -116,12 +116,12 @@ def test_via(tmp_path):
     """Of a folder, and of a project; a class is the first attribute that has a value."""
     picture(tmp_path / "a.png")
     corners = {"all_points_x": [0, 4, 4], "all_points_y": [0, 0, 4]}
-    ticked, turned = {"type": {"b": False, "c": True}}, {"rx": 8, "ry": 2, "theta": np.pi / 2}
+    ticked, turned = {"type": {"b": False, "c": True}}, {"rx": 8, "ry": 2, "theta": np.pi / 6}
     shapes = [
         ({"name": "rect", "x": 1, "y": 2, "width": 10, "height": 5}, {"kind": "", "type": "a"}),
         ({"name": "polygon", **corners}, ticked),
         ({"name": "circle", "cx": 10, "cy": 10, "r": 5}, {}),
-        ({"name": "ellipse", "cx": 20, "cy": 10, **turned}, {"name": "d", "type": "e"}),
+        ({"name": "ellipse", "cx": 20, "cy": 10, **turned}, {"a": " ", "name": "d", "type": "e"}),
         ({"name": "polyline", **corners}, ticked),
     ]
     regions = [{"shape_attributes": s, "region_attributes": a} for s, a in shapes]
@@ -131,10 +131,12 @@ def test_via(tmp_path):
         if kind is list:
             content = {"_via_settings": {}, "_via_img_metadata": content}
         (tmp_path / "a.json").write_text(json.dumps(content))
-        box, *others = boxes(read_labels(tmp_path))
-        assert box == ("a", [1, 2, 10, 5]) and [name for name, _ in others] == ["c", "object", "d"]
-        wanted = [0, 0, 4, 4], [5, 5, 10, 10], [18, 2, 4, 16]
-        assert np.allclose([corners for _, corners in others], wanted)
+        content = read_labels(tmp_path)
+        assert [name for name, _ in boxes(content)] == ["a", "c", "object", "d"]
+        found = [box for _, box in boxes(content)][:3]
+        assert np.allclose(found, [[1, 2, 10, 5], [0, 0, 4, 4], [5, 5, 10, 10]])
+        tip = content["annotations"][3]["segmentation"][0][:2]  # clockwise, as on the screen
+        assert tip == pytest.approx([20 + 8 * np.sqrt(3) / 2, 14])
 
 
 def test_yolo_labels_lie_beside_pictures_of_a_folder_images(tmp_path):

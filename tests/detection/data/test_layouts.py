@@ -175,7 +175,7 @@ REFUSED = {
     "a folder that is not there": ({"data.yaml": YAML + "train: [a, b]", "a/a.png": ""}, "'b']"),
     "an empty list": (
         {"ImageSets/Main/train.txt": "", "b.xml": VOC.format("a.png", "a")},
-        "train.txt names no picture",
+        "train.txt: of 0 pictures",
     ),
     "a list elsewhere of what is not there": (
         {"data.yaml": YAML + "train: lists/a.txt\n", "lists/a.txt": "../a.png\nb.png\n"},
@@ -234,17 +234,16 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
 
 
 def test_a_project_of_cvat_has_a_part_for_each_subset(tmp_path):
-    """In one file, which gives the pictures of all the same names."""
-    box = (
-        '<image name="a.png" subset="{}"><box label="{}" xtl="1" ytl="2" xbr="9" ybr="7"/></image>'
-    )
+    """In one file, which gives the pictures of all the same names, in folders that say nothing."""
+    box = '<box label="a" xtl="1" ytl="2" xbr="9" ybr="7"/>'
     subsets = ("Validation", "Train", "Test")
-    text = f"<annotations>{''.join(map(box.format, subsets, 'abc'))}</annotations>"
-    pictures = {f"images/{name}/a.png": "" for name in subsets}
+    images = [f'<image name="val/a.png" subset="{name}">{box}</image>' for name in subsets]
+    text = f"<annotations>{''.join(images)}</annotations>"
+    pictures = {f"images/{name}/val/a.png": "" for name in subsets}
     _, parts = find_parts(make(tmp_path, {"annotations.xml": text, **pictures}))
     contents = [read_json(file) for file in as_coco(*(tuple(map(str, part)) for part in parts))]
     found = [[image["file_name"] for image in content["images"]] for content in contents]
-    assert found == [["images/Train/a.png"], ["images/Validation/a.png"]]
+    assert found == [["images/Train/val/a.png"], ["images/Validation/val/a.png"]]
     assert [len(c["annotations"]) for c in contents] == [1, 1] and parts[1].images == tmp_path
 
 
