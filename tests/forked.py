@@ -20,11 +20,7 @@ import torch
 _PRELOADED = (
     *("lambda_det.detection", "lambda_det.classification", "lambda_det.report.run_page"),
     # What every run imports when it starts and opens its log
-    *(
-        "lambda_det.detection.task",
-        "lambda_det.classification.task",
-        "lambda_det.training.start",
-    ),
+    *("lambda_det.detection.task", "lambda_det.classification.task", "lambda_det.training.start"),
     *("torch.utils.tensorboard", "torch.utils.cpp_extension"),
 )
 

@@ -9,6 +9,8 @@ import pytest
 
 from lambda_det import cli
 from lambda_det.config import CONFIGS, find_config_file
+from lambda_det.errors import ConfigError, DataError, refused
+from lambda_det.files import writing_to
 from lambda_det.training import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -107,6 +109,21 @@ def test_the_words_after_ctrl_c(monkeypatch, capsys):
     monkeypatch.setattr(command_line, "run", interrupted)
     assert cli.main(["train", "--config", "mask_rcnn_lambdaresnet50.yaml"]) == 130
     assert "--resume" in capsys.readouterr().err
+
+
+def test_errors_of_others_have_their_reason_once(tmp_path):
+    """A file that the sentence names is not named again, another one is; ours stay as they are."""
+    file = tmp_path / "a"
+    once = pytest.raises(DataError, match=r"a is gone \(No such file or directory\); look\.$")
+    with once, refused(DataError, f"{file} is gone", "look", OSError):
+        file.read_text()
+    file.write_text("")
+    for target in (file / "c", file / "b" / "c"):
+        other = pytest.raises(ConfigError, match=r"c cannot be written \(\[Errno.*'\S*a.*'\)\.$")
+        with other, writing_to(target):
+            raise AssertionError
+    with pytest.raises(ConfigError, match=r"^ours$"), refused(DataError, "what", "", Exception):
+        raise ConfigError("ours")
 
 
 @pytest.mark.slow

@@ -25,11 +25,7 @@ def started(monkeypatch, tmp_path):
     ("recipe", "keys", "opts"),
     [
         (None, {"INPUT.MIN_SIZE_TRAIN": (48,), "SEED": 1}, "INPUT.MIN_SIZE_TRAIN|(48,)|SEED|1"),
-        (
-            LAZY,
-            {KEY: "a b", "a.b": [1, 2]},
-            "dataloader.train_json='a b'|a.b=[1, 2]",
-        ),
+        (LAZY, {KEY: "a b", "a.b": [1, 2]}, "dataloader.train_json='a b'|a.b=[1, 2]"),
     ],
 )
 def test_flags_and_keys_are_those_of_the_command(recipe, keys, opts, started, tmp_path):

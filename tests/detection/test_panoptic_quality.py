@@ -95,10 +95,7 @@ def test_an_iou_of_one_half_is_no_match():
 def test_void_and_crowds_forgive():
     truth = _row(0, 0, 0, 1, 1, 1, 2, 2)
     predicted = _row(4, 4, 5, 5, 5, 5, 6, 6)
-    truth_segments = [
-        {"id": 1, "category_id": 1},
-        {"id": 2, "category_id": 1, "iscrowd": 1},
-    ]
+    truth_segments = [{"id": 1, "category_id": 1}, {"id": 2, "category_id": 1, "iscrowd": 1}]
     predicted_segments = [{"id": i, "category_id": 1} for i in (4, 5, 6)]
     count = match_segments(truth, truth_segments, predicted, predicted_segments)[1]
     assert (count.matched, count.iou) == (1, 1.0)  # the void pixel of 5 does not count

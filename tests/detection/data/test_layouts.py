@@ -23,7 +23,8 @@ from tests.coco import coco_content
 BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax>"
 VOC = "<annotation><filename>{}</filename>\n" + BOX + "</bndbox></object></annotation>"
 YAML = "names: [cell]\n"
-VIA = '{"a.png9": {"filename": "a.png", "regions": [], "file_attributes": {}}}'
+VIA = """{"a.png9": {"filename": "a.png", "file_attributes": {}, "regions": [{"region_attributes":
+{"a": "b"}, "shape_attributes": {"name": "circle", "cx": 9, "cy": 9, "r": 5.5}}]}}"""
 LABELME = json.dumps({"shapes": [], "imagePath": "a.png"})
 
 

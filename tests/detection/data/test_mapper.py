@@ -71,12 +71,7 @@ NO_CHANGE = {"augmentations": T.AugmentationList([])}
 
 @pytest.mark.parametrize(
     "annotations",
-    [
-        None,
-        [],
-        [thing(iscrowd=1, segmentation=runs())],
-        [thing(box=(-50, -50, 20, 20))],
-    ],
+    [None, [], [thing(iscrowd=1, segmentation=runs())], [thing(box=(-50, -50, 20, 20))]],
     ids=["no key", "none", "a crowd", "outside"],
 )
 @pytest.mark.parametrize("mask_format", ["polygon", "bitmask"])

@@ -24,10 +24,7 @@ from lambda_det.detection.data.transforming import (
 )
 
 RGB = CHANNELS["RGB"]
-JITTER = [
-    *large_scale_jitter(0.1, 2.0, 100),
-    T.RandomFlip(),
-]
+JITTER = [*large_scale_jitter(0.1, 2.0, 100), T.RandomFlip()]
 
 
 def picture(height, width, seed=0):
