@@ -69,7 +69,7 @@ class _Pictures:
 
     Attributes:
         folder: their names are relative to it.
-        paths: of all of them, or of those that a list names.
+        paths: of all of them but hidden ones, or of those that a list names.
         left_out: where shapes were that no box or mask can be made of, by their kind.
     """
 
@@ -81,8 +81,7 @@ class _Pictures:
             raise DataError(f"There is no image folder {folder}; name it with --images.")
         if paths is None:
             paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-        seen = (path for path in paths if not path.name.startswith("."))  # such as macOS's copies
-        self.paths = sorted(path for path in seen if path.suffix.lower() in PICTURES)
+        self.paths = sorted(p for p in paths if p.suffix.lower() in PICTURES and p.name[0] != ".")
         self._places: dict[str, set[Path]] = {}
         for path in self.paths:
             parts = path.relative_to(folder).parts
@@ -465,7 +464,8 @@ def recognise(place: Path) -> tuple[str, list[Path]]:
         by_content = place.is_file() and row.sign
         files = [path for path in there if by_content or any(map(path.match, row.patterns))]
         if files := [path for path in files if _begins(path, row.sign)]:
-            kept = [p for p in files if p.name == _VIA or p.with_name(_VIA) not in files]
+            folders = {path.parent for path in files if path.name == _VIA}
+            kept = [path for path in files if path.name == _VIA or path.parent not in folders]
             return name, [path for path in files if path.name == "data.yaml"] or kept
     if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
         return COCO, [place]  # whose own reader says what is wrong with it
