@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +82,9 @@ def export_backbone(
     """
     check_target(path, overwrite=overwrite)
     path = Path(path)
+    place = {"prefix": ".unverified_", "dir": path.parent}
     # A folder, so that the draft has the final suffix and name
-    drafts = partial(tempfile.TemporaryDirectory, prefix=".unverified_", dir=path.parent)
-    with writing_to(path), drafts() as folder:
+    with writing_to(path), tempfile.TemporaryDirectory(**place) as folder:
         draft = Path(folder, path.name)
         save_backbone(content, draft)
         report = verify_backbone(draft, checkpoint, target)

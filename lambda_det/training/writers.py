@@ -38,7 +38,7 @@ def check_writers(settings: Settings) -> None:
 
 def _class_of(name: str, key: str) -> Callable[[str], EventWriter]:
     module, _, attribute = name.rpartition(".")
-    advice = "it can be tensorboard, wandb, mlflow, or the path of a class as package.module.Writer"
+    advice = "it can be tensorboard, wandb, mlflow, or a class such as package.module.Writer"
     errors = (ImportError, AttributeError, TypeError, ValueError)
     with refused(ConfigError, f"{key} names {name!r}, which is not there", advice, *errors):
         found = getattr(importlib.import_module(module), attribute)

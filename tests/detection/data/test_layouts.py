@@ -234,18 +234,20 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
                     write_labels(read_json(converted), kind, root / "out" / kind, images)
 
 
-def test_a_project_of_cvat_has_a_part_for_each_subset(tmp_path):
+@pytest.mark.parametrize("inner", ["", "val/"])
+def test_a_project_of_cvat_has_a_part_for_each_subset(inner, tmp_path):
     """In one file, which gives the pictures of all the same names, in folders that say nothing."""
     box = '<box label="a" xtl="1" ytl="2" xbr="9" ybr="7"/>'
     subsets = ("Validation", "Train", "Test")
-    images = [f'<image name="val/a.png" subset="{name}">{box}</image>' for name in subsets]
+    images = [f'<image name="{inner}a.png" subset="{name}">{box}</image>' for name in subsets]
     text = f"<annotations>{''.join(images)}</annotations>"
-    pictures = {f"images/{name}/val/a.png": "" for name in subsets}
-    _, parts = find_parts(make(tmp_path, {"annotations.xml": text, **pictures}))
+    pictures = {f"images/{name}/{inner}a.png": "" for name in subsets}
+    home = make(tmp_path, {"annotations.xml": text, **pictures}) / "images"
+    _, parts = find_parts(tmp_path, home)
     contents = [read_json(file) for file in as_coco(*(tuple(map(str, part)) for part in parts))]
     found = [[image["file_name"] for image in content["images"]] for content in contents]
-    assert found == [["images/Train/val/a.png"], ["images/Validation/val/a.png"]]
-    assert [len(c["annotations"]) for c in contents] == [1, 1] and parts[1].images == tmp_path
+    assert found == [[f"Train/{inner}a.png"], [f"Validation/{inner}a.png"]]
+    assert [len(c["annotations"]) for c in contents] == [1, 1] and parts[1].images == home
 
 
 def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
