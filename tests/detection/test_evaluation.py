@@ -15,7 +15,11 @@ from PIL import Image
 
 from lambda_det.detection import evaluation, registry
 from lambda_det.detection.data import check_datasets
-from lambda_det.detection.evaluation import TolerantCOCOEvaluator, build_evaluator, check_evaluators
+from lambda_det.detection.evaluation import (
+    TolerantCOCOEvaluator,
+    build_evaluator,
+    check_evaluators,
+)
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, coco_content, found
 

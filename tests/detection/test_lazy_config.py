@@ -23,7 +23,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from lambda_det.detection import DetectionTask, load_lazy_config
-from lambda_det.detection.lazy import dump_lazy, read_saved
+from lambda_det.detection.lazy import (
+    dump_lazy,
+    read_saved,
+)
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.run_folder import changed_keys
 from lambda_det.weights.provenance import PixelSettings

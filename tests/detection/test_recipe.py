@@ -13,7 +13,11 @@ from lambda_det.config import add_lambda_config
 from lambda_det.detection import recipe
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import FITTED_KEYS, load_config
-from lambda_det.detection.data import build_train_loader, check_detector_data, register_coco_files
+from lambda_det.detection.data import (
+    build_train_loader,
+    check_detector_data,
+    register_coco_files,
+)
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.parts import Parts

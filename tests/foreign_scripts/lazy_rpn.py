@@ -1,7 +1,11 @@
 """A LazyConfig of a region proposal network that takes its backbone from the registry."""
 
 from detectron2.config import LazyCall as L
-from detectron2.data import DatasetMapper, build_detection_train_loader, get_detection_dataset_dicts
+from detectron2.data import (
+    DatasetMapper,
+    build_detection_train_loader,
+    get_detection_dataset_dicts,
+)
 from detectron2.data.transforms import RandomFlip
 from detectron2.modeling import BACKBONE_REGISTRY
 from detectron2.modeling.anchor_generator import DefaultAnchorGenerator

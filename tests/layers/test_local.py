@@ -10,7 +10,13 @@ import torch
 from torch.func import grad, jvp, vmap
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers.local import IMPLEMENTATIONS, choose, compiled, fused, local_position_output
+from lambda_det.layers.local import (
+    IMPLEMENTATIONS,
+    choose,
+    compiled,
+    fused,
+    local_position_output,
+)
 from lambda_det.layers.local.query_first import TILE_HEIGHT, TILE_WIDTH
 
 from . import reference

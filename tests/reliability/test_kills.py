@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.killing import Kill, train
-from tests.reliability.runs import assert_same_run, classification_words, detection_words, table
+from tests.reliability.runs import (
+    assert_same_run,
+    classification_words,
+    detection_words,
+    table,
+)
 
 pytestmark = pytest.mark.slow  # trains
 

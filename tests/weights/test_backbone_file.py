@@ -20,7 +20,11 @@ import lambda_det
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.backbone_file import fold_normalisation, read_backbone, save_backbone
+from lambda_det.weights.backbone_file import (
+    fold_normalisation,
+    read_backbone,
+    save_backbone,
+)
 from lambda_det.weights.formats import read_checkpoint
 from lambda_det.weights.loading import load_backbone_weights
 from lambda_det.weights.provenance import PixelSettings, checksum

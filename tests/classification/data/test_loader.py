@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from lambda_det.classification.data import FolderSource, TrainLoader, build_eval_loader, transforms
+from lambda_det.classification.data import (
+    FolderSource,
+    TrainLoader,
+    build_eval_loader,
+    transforms,
+)
 from lambda_det.classification.data.loader import EpochBatches
 from lambda_det.errors import DataError
 from tests.classification.data.toy import ToySource
