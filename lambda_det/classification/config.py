@@ -55,7 +55,6 @@ def get_classification_config() -> CN:
     # ---------------------------------------------------------------------------------------------
     _C.DATA = CN()
     # "folder": TRAIN and VAL hold one folder of images for each class.
-    # "shards": they hold .tar files, as datasets/make_shards.py makes them.
     # "cifar10": TRAIN holds what torchvision's CIFAR10 has downloaded; VAL is not used.
     # "synthetic": noise made on the spot, to measure the rest (--synthetic-data).
     _C.DATA.FORMAT = "folder"

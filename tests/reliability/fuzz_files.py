@@ -1,7 +1,7 @@
 """Damage files of all kinds that a run reads: each is used, or refused in words that name it.
 
 Annotations and images of detection have a fuzz test of their own, tests/detection/data/fuzz.py.
-Here are panoptic and semantic masks, shards, configuration files and backbone files. A case takes
+Here are panoptic and semantic masks, configuration files and backbone files. A case takes
 sound files, changes one of them at a seed's choice, and reads them as a run does. Anything but
 success or one of the package's own errors is a failure.
 """
@@ -12,7 +12,6 @@ import io
 import json
 import random
 import re
-import tarfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from lambda_det.classification import ClassificationTask
 from lambda_det.classification import parser as classification_parser
 from lambda_det.classification.config import check_ranges
 from lambda_det.classification.data.build import Sources
-from lambda_det.classification.data.shards import ShardSource
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.detection import DetectionTask, lazy_parser, load_config
 from lambda_det.detection import parser as detection_parser
@@ -39,12 +37,11 @@ from lambda_det.detection.data import (
 )
 from lambda_det.detection.evaluation import build_evaluator
 from lambda_det.detection.lazy import refuse_unknown_train_keys
-from lambda_det.errors import DataError, UserError
+from lambda_det.errors import UserError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.task import Task
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
 from lambda_det.weights.loading import load_backbone_weights
-from tests.classification.tiny import COLOURS, make_pictures
 from tests.detection.data.fuzz import assert_clear, mutate, used_or_refused
 from tests.export.toy import classifier_checkpoint
 from tests.shapes import make_panoptic_shapes
@@ -108,36 +105,6 @@ def _use_panoptic(folder: Path, file: Path) -> None:
     assert {"bbox", "segm", "sem_seg", "panoptic_seg"} <= set(evaluator.evaluate())
 
 
-# ------------------------------------------------------------------------------------------- shards
-def _make_shards(folder: Path) -> None:
-    make_pictures(folder / "pictures")
-    with tarfile.open(folder / "a.tar", "w") as tar:
-        for name in sorted(COLOURS):
-            tar.add(folder / "pictures" / "val" / name, name)
-    with tarfile.open(folder / "b.tar", "w") as tar:  # as WebDataset has them
-        for number, path in enumerate(sorted((folder / "pictures" / "val").glob("*/*.jpg"))):
-            tar.add(path, f"{number}.jpg")
-            info = tarfile.TarInfo(f"{number}.cls")
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"%d" % (number % 3)))
-    (folder / "classes.txt").write_text("\n".join(sorted(COLOURS)) + "\n")
-    ShardSource(folder)  # writes the indices
-
-
-def _use_shards(folder: Path, file: Path) -> None:
-    source = ShardSource(folder)
-    unreadable = None
-    for index in range(len(source)):
-        try:
-            image = source.load(index)
-        except DataError as error:  # the loader would take another image
-            unreadable = error
-        else:
-            assert image.dtype.name == "uint8" and image.shape[2] == 3
-    if unreadable:
-        raise unreadable
-
-
 # ------------------------------------------------------------------------------------ configuration
 def _lazy_task(args: argparse.Namespace) -> Task:
     task = DetectionTask.read(args)
@@ -189,7 +156,6 @@ def _use_backbone(folder: Path, file: Path) -> None:
 KINDS = {
     "panoptic": Kind(_make_panoptic, ("*/panoptic_*/*", "*/*/panoptic_*.json"), _use_panoptic),
     "semantic": Kind(_make_panoptic, ("*/stuff_*/*",), _use_panoptic),
-    "shards": Kind(_make_shards, ("*.*",), _use_shards),
     "configs": Kind(_make_configs, ("*.yaml",), _use_config),
     "backbones": Kind(_make_backbones, ("backbone.*",), _use_backbone),
 }
@@ -251,8 +217,7 @@ def _change_structure(content: bytes, rng: random.Random) -> bytes:
 
 def change(path: Path, rng: random.Random) -> None:
     """Change a file in place, in one of the ways that its kind has."""
-    ways = {".json": _change_structure, ".index": _change_structure}
-    ways |= dict.fromkeys((".yaml", ".txt", ".tsv"), _change_words)
+    ways = {".json": _change_structure, ".yaml": _change_words}
     way = ways.get(path.suffix, _change_bytes)
     if rng.random() < 0.3:
         way = _change_bytes

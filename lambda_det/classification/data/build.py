@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from detectron2.config import CfgNode
 
-from lambda_det.classification.data.shards import ShardSource
 from lambda_det.classification.data.sources import (
     Cifar10Source,
     FolderSource,
@@ -68,14 +67,13 @@ def build_sources(cfg: CfgNode) -> Sources:
     return Sources(train, held_out, val)
 
 
-def _both(kind: type[Source]) -> Callable[[CfgNode], tuple[Source, Source | None]]:
-    return lambda cfg: (kind(cfg.DATA.TRAIN), kind(cfg.DATA.VAL) if cfg.DATA.VAL else None)
+def _folders(cfg: CfgNode) -> tuple[Source, Source | None]:
+    return FolderSource(cfg.DATA.TRAIN), FolderSource(cfg.DATA.VAL) if cfg.DATA.VAL else None
 
 
 # By DATA.FORMAT the images to train and to validate on
 _FORMATS: dict[str, Callable[[CfgNode], tuple[Source, Source | None]]] = {
-    "folder": _both(FolderSource),
-    "shards": _both(ShardSource),
+    "folder": _folders,
     "cifar10": lambda cfg: (Cifar10Source(cfg.DATA.TRAIN, True), Cifar10Source(cfg.DATA.TRAIN)),
     "synthetic": lambda cfg: (
         SyntheticSource(cfg.INPUT.SIZE),
@@ -89,7 +87,7 @@ def _check(cfg: CfgNode) -> None:
     if data.FORMAT not in _FORMATS:
         hint = suggest(data.FORMAT, _FORMATS)
         raise ConfigError(f"DATA.FORMAT {data.FORMAT!r} is not known{hint}")
-    if not (data.VAL or data.HELD_OUT) and data.FORMAT in ("folder", "shards"):
+    if not (data.VAL or data.HELD_OUT) and data.FORMAT == "folder":
         raise ConfigError(
             "DATA.VAL is empty and DATA.HELD_OUT is 0, so there is nothing to evaluate on; give "
             "one of them."
