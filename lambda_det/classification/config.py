@@ -168,21 +168,6 @@ def get_classification_config() -> CN:
     return _C
 
 
-# Of projects/noisy_student now, at the values that mean nothing; earlier runs' config.yaml has them
-_FORMER = {
-    "DATA.PSEUDO_LABELS": "",
-    "DATA.PSEUDO_IMAGES": "",
-    "DATA.PSEUDO_RATIO": 1.0,
-    "DATA.PSEUDO_TEMPERATURE": 1.0,
-}
-
-
-def _accept_former(cfg: CN, settings: list[tuple[str, Any]]) -> None:
-    given = [(key, value) for key, value in settings if key in _FORMER]
-    if all(value == _FORMER[key] for key, value in given):
-        cfg.DATA.update({key.removeprefix("DATA."): value for key, value in given})
-
-
 def load_recipe(args: argparse.Namespace, defaults: CN | None = None) -> CN:
     """The recipe of a command line, not frozen.
 
@@ -194,7 +179,7 @@ def load_recipe(args: argparse.Namespace, defaults: CN | None = None) -> CN:
         ConfigError: the file or a key or value cannot be.
     """
     cfg = defaults or get_classification_config()
-    read_config(cfg, args.config_file, args.opts, _accept_former)
+    read_config(cfg, args.config_file, args.opts)
     if args.synthetic_data:
         cfg.DATA.FORMAT = "synthetic"
     if args.debug_numerics:

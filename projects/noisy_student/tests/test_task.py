@@ -213,12 +213,3 @@ def test_the_page_names_the_keys_and_files_there_are():
     assert own - {key for key, _ in leaves(get_classification_config())} <= set(
         re.findall(r"DATA\.PSEUDO_[A-Z]+", text)
     )
-
-
-def test_config_yaml_of_an_earlier_run_is_read(tmp_path):
-    """It has the project's keys at their defaults."""
-    (tmp_path / "config.yaml").write_text(get_student_config().dump())
-    words = ["--config-file", str(tmp_path / "config.yaml")]
-    load_recipe(parser().parse_args(words))
-    with pytest.raises(ConfigError, match=r"DATA\.PSEUDO_"):
-        load_recipe(parser().parse_args([*words, "DATA.PSEUDO_LABELS", "mine.tsv"]))
