@@ -136,8 +136,6 @@ def add_lambda_config(cfg: CN) -> None:
     _C.INPUT.COPY_PASTE = 0.0
     # Brightness, contrast and saturation change by up to this part, hue by a fourth of it
     _C.INPUT.COLOR = 0.0
-    # A pipeline of Albumentations: a .yaml or .json file that albumentations.save wrote
-    _C.INPUT.ALBUMENTATIONS = ""
 
     # ---------------------------------------------------------------------------------------------
     # COCO-format data without writing code; where set, these replace DATASETS.TRAIN and .TEST

@@ -295,7 +295,7 @@ def tolerant_train_loader(
         own_seeds: whether ``sampler`` keeps its seeds; otherwise it gets those of the run.
         aspect_ratio_grouping: whether the images of a batch are all upright or all wide.
         max_unreadable: how many different images may be unreadable.
-        mixing: colour, copy-paste, mosaic and Albumentations, or the arguments of ``Mixing``.
+        mixing: colour, copy-paste and mosaic, or the arguments of ``Mixing``.
         keys: how messages name ``max_unreadable``, ``timeout`` and ``num_workers``.
         options: ``num_workers`` (0), ``collate_fn``, ``timeout`` (600 seconds to wait for a batch),
             and those of torch's DataLoader.

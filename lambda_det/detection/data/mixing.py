@@ -1,4 +1,4 @@
-"""Augmentation of mapped training images: mosaic, copy-paste, colour, Albumentations.
+"""Augmentation of mapped training images: mosaic, copy-paste and colour.
 
 They follow resizing, crop and flip, and see an image with its ground truth. What they draw follows
 from the seed and the place of the image, as that of the mapper does.
@@ -6,7 +6,6 @@ from the seed and the place of the image, as that of the mapper does.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.errors import ConfigError, refused
+from lambda_det.errors import ConfigError
 
 Sample = dict[str, Any]  # what a mapper returns
 _GREY = 128  # where a mosaic has no image, as beside the images of large-scale jitter
@@ -33,8 +32,7 @@ class Mixing:
     - a mosaic: four images meet at a point, and are made smaller by up to a half (YOLOv4);
     - copy-paste: some objects of another image are put on this one, and cover what is below them
       (Ghiasi et al., 2021: https://arxiv.org/abs/2012.07177);
-    - colour: torchvision's ``v2.ColorJitter``;
-    - a pipeline of Albumentations.
+    - colour: torchvision's ``v2.ColorJitter``.
 
     The first two make bitmaps of masks. An object of which a part is left has the box of that part
     of its mask, or, without masks, that part of its box. One of which nothing is left is dropped.
@@ -45,7 +43,6 @@ class Mixing:
         color: float = 0.0,
         copy_paste: float = 0.0,
         mosaic: float = 0.0,
-        albumentations: str = "",
         image_format: str = "BGR",
     ) -> None:
         """
@@ -54,25 +51,22 @@ class Mixing:
                 a fourth of it, in turns; SimCLR has 0.8 with these proportions.
             copy_paste: probability that objects are put on an image; it needs masks.
             mosaic: probability of a mosaic.
-            albumentations: a file that ``albumentations.save`` wrote, .yaml or .json; "" for none.
             image_format: of the mapped images, "BGR" or "RGB".
 
         Raises:
-            ConfigError: a number or the file cannot be, or the package is missing.
+            ConfigError: a probability is not from 0 to 1, or the format is another one.
         """
         for key, value in {"COLOR": color, "COPY_PASTE": copy_paste, "MOSAIC": mosaic}.items():
             if not 0 <= value <= 1:
                 raise ConfigError(f"INPUT.{key} is {value}; it must be from 0 to 1.")
         if image_format not in ("BGR", "RGB"):
             raise ConfigError(
-                f"INPUT.COLOR, COPY_PASTE, MOSAIC and ALBUMENTATIONS need images in BGR or RGB; "
+                f"INPUT.COLOR, COPY_PASTE and MOSAIC need images in BGR or RGB; "
                 f"INPUT.FORMAT is {image_format}."
             )
         self.color, self.copy_paste, self.mosaic = color, copy_paste, mosaic
-        self.albumentations = albumentations
         self._is_bgr = image_format == "BGR"
         self._jitter = v2.ColorJitter(color, color, color, color / 4)
-        self._pipeline, self._moves = _load(albumentations) if albumentations else (None, False)
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> Mixing | None:
@@ -82,9 +76,9 @@ class Mixing:
             ConfigError: a value is invalid, or the model learns what cannot be mixed.
         """
         given = cfg.INPUT
-        if not (given.COLOR or given.COPY_PASTE or given.MOSAIC or given.ALBUMENTATIONS):
+        if not (given.COLOR or given.COPY_PASTE or given.MOSAIC):
             return None
-        made = cls(given.COLOR, given.COPY_PASTE, given.MOSAIC, given.ALBUMENTATIONS, given.FORMAT)
+        made = cls(given.COLOR, given.COPY_PASTE, given.MOSAIC, given.FORMAT)
         learnt = {
             "keypoints (MODEL.KEYPOINT_ON)": cfg.MODEL.KEYPOINT_ON,
             "semantic masks": "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE),
@@ -95,11 +89,7 @@ class Mixing:
 
     def _refuse(self, learnt: Sequence[str], has_masks: bool) -> None:
         """Refuse what would silently give wrong ground truth."""
-        moving = {
-            "INPUT.MOSAIC": self.mosaic > 0,
-            "INPUT.COPY_PASTE": self.copy_paste > 0,
-            "INPUT.ALBUMENTATIONS with a transform that moves pixels": self._moves,
-        }
+        moving = {"INPUT.MOSAIC": self.mosaic > 0, "INPUT.COPY_PASTE": self.copy_paste > 0}
         named = ", ".join(key for key, on in moving.items() if on)
         if named and learnt:
             raise ConfigError(
@@ -119,12 +109,13 @@ class Mixing:
             another: maps a random image of the training data.
 
         Returns:
-            A sample with another image and other instances. Only Albumentations changes the size.
+            A sample with another image of the same size and other instances.
         """
         instances = sample["instances"]
         others = {"sem_seg": "semantic masks", "proposals": "from proposals"}
         learnt = [name for key, name in others.items() if key in sample]
-        learnt += ["keypoints"] * instances.has("gt_keypoints")
+        if instances.has("gt_keypoints"):
+            learnt.append("keypoints")
         self._refuse(learnt, instances.has("gt_masks"))
         sample = {**sample}
         if np.random.rand() < self.mosaic:
@@ -134,52 +125,11 @@ class Mixing:
         if self.color:
             image = self._jitter(self._turned(sample["image"]))
             sample["image"] = self._turned(image).contiguous()
-        if self._pipeline is not None:
-            self._albumented(sample)
         return sample
 
     def _turned(self, image: torch.Tensor) -> torch.Tensor:
         """From the order of channels of the model to RGB, or back: [3, H, W]."""
         return image.flip(0) if self._is_bgr else image
-
-    def _albumented(self, sample: Sample) -> None:
-        instances = sample["instances"]
-        has_masks = instances.has("gt_masks")
-        pixels = self._turned(sample["image"]).permute(1, 2, 0).numpy()
-        given: dict[str, Any] = {"image": np.ascontiguousarray(pixels)}
-        if self._moves:
-            given["bboxes"] = instances.gt_boxes.tensor.numpy()
-            given["number"] = np.arange(len(instances))
-            if has_masks and len(instances):
-                given["masks"] = list(_bitmaps(instances).numpy().astype(np.uint8))
-        seed = int(np.random.randint(2**31))
-        if hasattr(self._pipeline, "set_random_seed"):  # since 1.4.19; before, the global ones
-            self._pipeline.set_random_seed(seed)
-        what = f"INPUT.ALBUMENTATIONS {self.albumentations} fails on {sample.get('file_name')} of "
-        what += f"{pixels.shape[1]}x{pixels.shape[0]} pixels"
-        with refused(ConfigError, what, "", Exception):
-            found = self._pipeline(**given)
-        image = torch.from_numpy(np.ascontiguousarray(found["image"])).permute(2, 0, 1)
-        if image.dtype != torch.uint8 or len(image) != 3:
-            raise ConfigError(
-                f"INPUT.ALBUMENTATIONS {self.albumentations} gives {len(image)} channels of "
-                f"{image.dtype}; leave out Normalize, ToFloat and the like, which the model does."
-            )
-        sample["image"] = self._turned(image).contiguous()
-        if not self._moves:
-            return
-        size = tuple(image.shape[1:])
-        if has_masks:
-            masks = np.array(found.get("masks", []), dtype=bool).reshape(-1, *size)
-            masks = BitMasks(torch.from_numpy(masks))
-            boxes = masks.get_bounding_boxes().tensor
-            sample["instances"] = _instances(size, boxes, instances.gt_classes, masks)
-        else:
-            kept = torch.from_numpy(np.array(found["number"], dtype=np.int64))
-            boxes = np.array(found["bboxes"], dtype=np.float32).reshape(-1, 4)
-            sample["instances"] = _instances(
-                size, torch.from_numpy(boxes), instances.gt_classes[kept]
-            )
 
 
 # ------------------------------------------------------------------------------ of several images
@@ -279,42 +229,3 @@ def _bitmaps(instances: Instances) -> torch.Tensor:
         return masks.tensor
     drawn = [polygons_to_bitmask(polygons, *size) for polygons in masks]
     return torch.from_numpy(np.array(drawn, dtype=bool).reshape(-1, *size))
-
-
-# ----------------------------------------------------------------------------------- Albumentations
-
-
-def _load(file: str) -> tuple[Any, bool]:
-    """A pipeline from its file, and whether it moves pixels.
-
-    The file holds names and numbers; nothing of it is run as a program.
-
-    Raises:
-        ConfigError: the package or the file is missing, or the file holds something else.
-    """
-    key = f"INPUT.ALBUMENTATIONS {file}"
-    form = os.path.splitext(file)[1]
-    if form not in (".yaml", ".yml", ".json") or not os.path.isfile(file):
-        raise ConfigError(
-            f"{key} is no file of a pipeline; write one by "
-            'albumentations.save(pipeline, "FILE.yaml", data_format="yaml"), or as json.'
-        )
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # it asks PyPI at its import
-    with refused(ConfigError, f"{key} needs a package", "pip install albumentations", ImportError):
-        import albumentations
-    Compose = albumentations.Compose
-    still = albumentations.ImageOnlyTransform
-
-    def moves(step: Any) -> bool:
-        inner = getattr(step, "transforms", None)
-        return not isinstance(step, still) if inner is None else any(map(moves, inner))
-
-    # Whatever its parsers and classes raise
-    with refused(ConfigError, f"{key} holds no pipeline of albumentations", "", Exception):
-        loaded = albumentations.load(file, data_format="json" if form == ".json" else "yaml")
-        whole = loaded if isinstance(loaded, Compose) else Compose([loaded])
-        steps, p = list(whole.transforms), whole.p  # without its own treatment of boxes
-        if not moves(loaded):
-            return Compose(steps, p=p), False
-        boxes = albumentations.BboxParams("pascal_voc", label_fields=["number"])
-        return Compose(steps, p=p, bbox_params=boxes), True

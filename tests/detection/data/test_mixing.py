@@ -1,4 +1,4 @@
-"""Mosaic, copy-paste, colour and Albumentations, against images whose pixels are their labels."""
+"""Mosaic, copy-paste and colour, against images whose pixels are their labels."""
 
 import itertools
 
@@ -142,69 +142,6 @@ def test_colour_is_that_of_the_picture_whatever_the_order_of_channels():
     assert 2 < change < 100 and found["RGB"].dtype == torch.uint8
 
 
-# --------------------------------------------------------------------------------- Albumentations
-
-
-@pytest.fixture
-def save(tmp_path):
-    """Write a pipeline as its users do; its path."""
-    package = pytest.importorskip("albumentations")
-
-    def write(make, form="yaml"):
-        file = str(tmp_path / f"pipeline.{form}")
-        package.save(make(package), file, data_format=form)
-        return file
-
-    return write
-
-
-@pytest.mark.parametrize("masks", ["bitmask", "polygon", ""])
-@pytest.mark.parametrize("form", ["yaml", "json"])
-def test_a_pipeline_that_moves_pixels(save, masks, form):
-    """A flip, a turn of a right angle and a crop; without masks the boxes are those of the crop."""
-    file = save(
-        lambda a: a.Compose(
-            [
-                a.OneOf([a.HorizontalFlip(p=1), a.Transpose(p=1)], p=1),
-                a.RandomCrop(32, 32, p=1),
-            ]
-        ),
-        form,
-    )
-    for seed in range(4):
-        found = mixed([(64, 48)], seed, masks, albumentations=file)
-        assert found["image"].shape == (3, 32, 32)
-        assert_as_painted(found, with_masks=bool(masks))
-
-
-def test_a_pipeline_that_changes_colours_keeps_polygons(save):
-    file = save(lambda a: a.RandomBrightnessContrast((0.2, 0.3), p=1))
-    found, before = mixed([(64, 48)], 0, "polygon", albumentations=file), labelled(0, (64, 48))
-    assert isinstance(found["instances"].gt_masks, PolygonMasks)
-    assert not found["image"].equal(before["image"])
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda a: a.RandomCrop(1000, 1000, p=1), "fails on .*48x64"),
-        (lambda a: a.Normalize(p=1), "leave out Normalize"),
-    ],
-    ids=["a crop that is too large", "floats"],
-)
-def test_a_pipeline_that_does_not_fit(save, make, named):
-    with pytest.raises(ConfigError, match=named):
-        mixed([(64, 48)], albumentations=save(make))
-
-
-def test_a_file_that_is_no_pipeline(tmp_path, save):
-    file = tmp_path / "other.yaml"
-    for text in ("a: 1", "transform: {__class_fullname__: os.system}", "]["):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match="no pipeline of albumentations"):
-            Mixing(albumentations=str(file))
-
-
 # --------------------------------------------------------------------------------- configurations
 
 
@@ -219,20 +156,12 @@ def test_a_file_that_is_no_pipeline(tmp_path, save):
             {"INPUT.COPY_PASTE": 0.5, "MODEL.META_ARCHITECTURE": "PanopticFPN"},
             r"semantic masks.*INPUT.COPY_PASTE",
         ),
-        ({"INPUT.ALBUMENTATIONS": "none.yaml"}, r"none.yaml is no file.*albumentations.save"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(cfg, settings, named):
     cfg.merge_from_list([word for item in settings.items() for word in item])
     with pytest.raises(ConfigError, match=named):
         Mixing.from_config(cfg)
-
-
-def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "albumentations", None)
-    (tmp_path / "a.yaml").write_text("")
-    with pytest.raises(ConfigError, match="pip install albumentations"):
-        Mixing(albumentations=str(tmp_path / "a.yaml"))
 
 
 def test_colour_works_for_keypoints_and_nothing_is_made_of_defaults(cfg):
@@ -253,27 +182,20 @@ def read(loader, count, first=0):
     return [plain(sample) for batch in itertools.islice(loader, count) for sample in batch]
 
 
-@pytest.mark.parametrize("uses_albumentations", [False, True])
-def test_what_is_drawn_follows_from_seed_and_place(
-    cfg, content, write, request, uses_albumentations
-):
+def test_what_is_drawn_follows_from_seed_and_place(cfg, content, write):
     """The number of workers, a resume and an unreadable image change nothing else."""
     cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = write(content)
     cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = write(content)
     cfg.INPUT.LSJ.MIN_SCALE, cfg.INPUT.LSJ.MAX_SCALE = 0.9, 1.1
     cfg.INPUT.COLOR, cfg.INPUT.COPY_PASTE, cfg.INPUT.MOSAIC = 0.4, 0.5, 0.5
-    if uses_albumentations:
-        save = request.getfixturevalue("save")
-        cfg.INPUT.ALBUMENTATIONS = save(lambda a: a.Affine(rotate=(-40, 40), p=1))
     register_json_datasets(cfg)
     expected = read(build_train_loader(cfg, 2), 6)
     cfg.DATALOADER.NUM_WORKERS = 2
     loader = build_train_loader(cfg, 2)
     assert read(loader, 6) == expected and read(loader, 2, first=3) == expected[6:10]
     cfg.INPUT.MOSAIC = cfg.INPUT.COPY_PASTE = cfg.INPUT.COLOR = 0.0
-    cfg.INPUT.ALBUMENTATIONS = ""
-    without = read(build_train_loader(cfg, 2), 6) if not uses_albumentations else []
-    assert sum(a[0] == b[0] for a, b in zip(without, expected, strict=False)) == 0
+    without = read(build_train_loader(cfg, 2), 6)
+    assert sum(a[0] == b[0] for a, b in zip(without, expected, strict=True)) == 0
 
 
 def test_the_loader_of_a_lazyconfig_takes_the_arguments_and_the_format_of_the_mapper():
