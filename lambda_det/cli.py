@@ -16,9 +16,9 @@ __all__ = ["COMMANDS", "main", "train", "training_parser"]
 # returns the exit status; and what the command does
 COMMANDS = {
     "train": ("cli:train", "train or evaluate a detector or a classifier"),
-    "check": ("detection.data.command_line:main", "check labels and pictures before a run"),
+    "check": ("own_data.command_line:main", "check labels and pictures before a run"),
     "convert": (
-        "detection.data.command_line:convert_main",
+        "own_data.command_line:convert_main",
         "write labels of one tool in the format of another",
     ),
     "predict": ("prediction.command_line:main", "draw predictions on images and videos"),

@@ -70,7 +70,7 @@ def test_the_folder_of_a_run(tmp_path):
 
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
     shown, hidden = (
-        logging.getLogger("lambda_det.detection.choice"),
+        logging.getLogger("lambda_det.own_data.choice"),
         logging.getLogger("detectron2"),
     )
     for name in "ab":

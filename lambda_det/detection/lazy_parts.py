@@ -43,7 +43,6 @@ from lambda_det.detection.lazy import (
 )
 from lambda_det.detection.parts import KEYS as YAML_KEYS
 from lambda_det.detection.parts import Parts, padded
-from lambda_det.detection.recipe import fit_to_data
 from lambda_det.detection.registry import class_keys, needed_packages
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError, UserError, reason
@@ -246,6 +245,8 @@ class LazyParts(Parts):
                 OmegaConf.update(lazy, key, cfg.MODEL.ROI_HEADS.NUM_CLASSES)
 
     def fit(self) -> None:
+        from lambda_det.own_data.recipe import fit_to_data
+
         lazy, settings = self.lazy, self.settings
         if not _has_steps(lazy) or None in (settings.images_per_step, settings.base_lr):
             raise ConfigError(

@@ -22,7 +22,6 @@ from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
 from lambda_det.detection.model import check_precision, make_model
-from lambda_det.detection.recipe import fit_to_data
 from lambda_det.detection.schedule import DetectionSettings, build_lr_scheduler, build_optimizer
 from lambda_det.errors import ConfigError
 from lambda_det.training import config_file
@@ -224,6 +223,8 @@ class Parts:
 
     def fit(self) -> None:
         """Change the configuration as a recipe says for the data."""
+        from lambda_det.own_data.recipe import fit_to_data
+
         fit_to_data(self.cfg)
 
     def check_data(self, train: bool) -> None:

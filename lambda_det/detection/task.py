@@ -18,7 +18,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lambda_det.detection.choice import complete
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes
 from lambda_det.detection.evaluation import images_of_any_size
@@ -97,6 +96,8 @@ class DetectionTask(Task):
     # ------------------------------------------------------------------------------- configuration
     @classmethod
     def read(cls, args: argparse.Namespace) -> DetectionTask:
+        from lambda_det.own_data.choice import complete
+
         complete(args)
         return cls(load_any_config(args))
 

@@ -38,7 +38,7 @@ Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
 
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
 # Tables and evaluations: what is shown beside a bar of the progress
-_SHOWN = tuple(f"lambda_det.{name}" for name in ("detection.choice", "detection.schedule"))
+_SHOWN = tuple(f"lambda_det.{name}" for name in ("own_data.choice", "detection.schedule"))
 _SHOWN += ("lambda_det.training.evaluation",)
 
 

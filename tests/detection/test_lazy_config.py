@@ -181,7 +181,7 @@ def test_what_cannot_be_trained_is_refused(evaluated, changes, named):
 
 
 def test_rules_without_a_place_are_left_out(files, monkeypatch, caplog):
-    monkeypatch.setattr("lambda_det.detection.recipe.LEAST_BOXES", 1)
+    monkeypatch.setattr("lambda_det.own_data.recipe.LEAST_BOXES", 1)
     lazy = loaded("train.recipe.enabled=True", "train.device=cpu", "train.max_iter=70", **files)
     del lazy.model.proposal_generator.anchor_generator.sizes
     task = DetectionTask(lazy).prepare(train=True)

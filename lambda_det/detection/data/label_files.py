@@ -58,7 +58,7 @@ def write_labels(
     or, for CVAT, for all of them.
 
     Args:
-        content: of COCO's format, see :func:`lambda_det.detection.data.labels.read_labels`.
+        content: of COCO's format, see :func:`lambda_det.own_data.labels.read_labels`.
         kind: one of ``WRITTEN``.
         target: the file, or the folder; files that are there are replaced.
         images: the folder that the names of the pictures are relative to.

@@ -17,8 +17,6 @@ from iopath.common.file_io import get_cache_dir
 from lambda_det.config import leaves
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
-from lambda_det.detection.data.held_out import Split, hold_out
-from lambda_det.detection.data.labels import as_coco, refuse_address
 from lambda_det.detection.data.truth import sanitise
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, suggest
@@ -145,6 +143,9 @@ def register_json_datasets(cfg: CfgNode) -> None:
 
 def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
     """File in COCO's format and folder of images by split, "" where there is none."""
+    from lambda_det.own_data.held_out import Split, hold_out
+    from lambda_det.own_data.labels import as_coco, refuse_address
+
     files = {
         split: (cfg.DATASETS[f"{split.upper()}_JSON"], cfg.DATASETS[f"{split.upper()}_IMAGES"])
         for split in ("train", "test")

@@ -8,8 +8,8 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from lambda_det.detection.data import check_datasets, register_json_datasets
 from lambda_det.detection.data.classes import describe
 from lambda_det.detection.data.coco_format import read_json
-from lambda_det.detection.data.held_out import Split, hold_out
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.held_out import Split, hold_out
 
 
 def name_files(cfg, split, json_file, images):
@@ -250,7 +250,7 @@ def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
     (warning,) = [
         r.getMessage()
         for r in caplog.records
-        if r.name.startswith("lambda_det.detection") and r.levelname == "WARNING"
+        if r.name.startswith("lambda_det.own_data") and r.levelname == "WARNING"
     ]
     assert "VAL_SHARE" in warning and "quince" in warning
 

@@ -27,12 +27,12 @@ from lambda_det.config import CONFIGS, leaves, read_plain
 from lambda_det.detection.config import DATA_FLAGS, typed_keys
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.held_out import Split, hold_out
-from lambda_det.detection.data.labels import as_coco, refuse_address
-from lambda_det.detection.data.layouts import find_images, find_parts
-from lambda_det.detection.recipe import USABLE
 from lambda_det.distributed.launch import check_device
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.held_out import Split, hold_out
+from lambda_det.own_data.labels import as_coco, refuse_address
+from lambda_det.own_data.layouts import find_images, find_parts
+from lambda_det.own_data.recipe import USABLE
 
 __all__ = ["RECIPES", "complete"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
-from lambda_det.detection.data.labels import FORMATS, as_coco
-from lambda_det.detection.data.layouts import find_images, find_parts
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
 from lambda_det.errors import DataError, command_parser, exit_status
 from lambda_det.files import refuse_existing
+from lambda_det.own_data.labels import FORMATS, as_coco
+from lambda_det.own_data.layouts import find_images, find_parts
 
 EXAMPLES = """examples:
   %(prog)s my/

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools.mask import area, frPyObjects, merge
 
-from lambda_det.detection.data import command_line
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
-from lambda_det.detection.data.labels import as_coco, read_labels
-from lambda_det.detection.data.layouts import find_parts
 from lambda_det.errors import DataError
+from lambda_det.own_data import command_line
+from lambda_det.own_data.labels import as_coco, read_labels
+from lambda_det.own_data.layouts import find_parts
 from tests.coco import coco_content
 
 BOX = "<object><name>{}</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax>"

@@ -10,7 +10,6 @@ from detectron2.structures import BoxMode
 from PIL import Image
 
 from lambda_det.config import add_lambda_config
-from lambda_det.detection import recipe
 from lambda_det.detection.command_line import parser
 from lambda_det.detection.config import FITTED_KEYS, load_config
 from lambda_det.detection.data import (
@@ -21,7 +20,9 @@ from lambda_det.detection.data import (
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.parts import Parts
-from lambda_det.detection.recipe import (
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data import recipe
+from lambda_det.own_data.recipe import (
     Derived,
     Statistics,
     derive,
@@ -29,7 +30,6 @@ from lambda_det.detection.recipe import (
     fit_to_data,
     input_scale,
 )
-from lambda_det.errors import ConfigError, DataError
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
 from tests.coco import annotation, coco_content

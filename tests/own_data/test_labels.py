@@ -9,10 +9,10 @@ import pycocotools.mask
 import pytest
 from PIL import Image
 
-from lambda_det.detection.data.command_line import convert_main
-from lambda_det.detection.data.labels import read_labels, recognise
 from lambda_det.detection.data.records import read_image
 from lambda_det.errors import DataError
+from lambda_det.own_data.command_line import convert_main
+from lambda_det.own_data.labels import read_labels, recognise
 
 VOC = """<annotation><filename>{name}</filename><size><width>1</width><height>1</height></size>
 {objects}</annotation>"""

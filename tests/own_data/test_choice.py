@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 from lambda_det import cli
-from lambda_det.detection import choice
 from lambda_det.detection.command_line import lazy_parser, parser
-from lambda_det.detection.data.held_out import Split, hold_out
-from lambda_det.detection.data.labels import as_coco
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data import choice
+from lambda_det.own_data.held_out import Split, hold_out
+from lambda_det.own_data.labels import as_coco
 
 VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
 <ymin>6</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object></annotation>"""

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from detectron2.data import MetadataCatalog
 
-from lambda_det.detection.data import command_line, register_shapes
+from lambda_det.detection.data import register_shapes
+from lambda_det.own_data import command_line
 from tests.shapes import make_shapes
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lambda_det.detection.data.coco_format import keep_json
-from lambda_det.detection.data.held_out import part_of
-from lambda_det.detection.data.labels import (
+from lambda_det.errors import DataError
+from lambda_det.own_data.held_out import part_of
+from lambda_det.own_data.labels import (
     COCO,
     PICTURES,
     only,
@@ -27,7 +28,6 @@ from lambda_det.detection.data.labels import (
     yolo_content,
     yolo_file,
 )
-from lambda_det.errors import DataError
 
 __all__ = ["Part", "find_images", "find_parts"]
 
@@ -40,7 +40,7 @@ _WORDS = {
 
 
 class Part(NamedTuple):
-    """Labels, see :func:`lambda_det.detection.data.labels.read_labels`, and folder of pictures."""
+    """Labels, see :func:`lambda_det.own_data.labels.read_labels`, and folder of pictures."""
 
     labels: Path
     images: Path
