@@ -349,7 +349,8 @@ def test_predictions_in_bfloat16(taken, monkeypatch):
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         got, plain = model(x), conv.float()(x)
         assert len(taken) == 1 and got.dtype == torch.bfloat16
-        assert (got - exact).norm() <= (plain - exact).norm()
+        # Both round their output alike, which is all of the error where PyTorch sums in float32
+        assert (got - exact).norm() <= 1.01 * (plain - exact).norm()
         monkeypatch.setattr(winograd, "_twice_the_rate", lambda: False)
         assert torch.equal(model(x), plain) and len(taken) == 1
 

@@ -68,7 +68,10 @@ def test_features_are_finite(name, options):
 )
 def test_odd_sizes(size):
     net = _network("lambda_resnet26_slim", {}).eval()
-    for dtype in DTYPES:
+    # oneDNN's strided convolution of bfloat16 is wrong on processors with AMX where its output is
+    # one position wide and many high (PyTorch 2.15; docs/reliability.md)
+    narrow = size[1] < 33 < size[0]
+    for dtype in DTYPES[:1] if narrow else DTYPES:
         features = net.to(dtype)(torch.randn(1, 3, *size).to(dtype))
         assert all(x.isfinite().all() for x in features.values())
 
