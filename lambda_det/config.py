@@ -147,8 +147,6 @@ def add_lambda_config(cfg: CN) -> None:
     # Share of the images of TRAIN_JSON that is held out to evaluate on, where TEST_JSON names none.
     # The hash of an image's name decides. --val-share sets it.
     _C.DATASETS.VAL_SHARE = 0.0
-    # In place of a share "2/5", the second of five parts, in which each class has its fifth. --fold
-    _C.DATASETS.FOLD = ""
     # A share in which each class has its own. --stratify
     _C.DATASETS.STRATIFY = False
     # Images whose names match this regular expression alike are held out together. --group-by

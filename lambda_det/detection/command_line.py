@@ -114,11 +114,6 @@ def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: st
         "--stratify", action="store_const", const=True, help="each class has its share, too"
     )
     data.add_argument(
-        "--fold",
-        metavar="K/N",
-        help="evaluate on part K of N, stratified; lambda-det report FOLDERS has the mean",
-    )
-    data.add_argument(
         "--group-by",
         metavar="REGEX",
         help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",

@@ -41,7 +41,6 @@ DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 # Keys of other flags of the command line
 _FLAGS = {flag: f"DATASETS.{flag.upper()}" for flag in DATA_FLAGS} | {
     "val_share": "DATASETS.VAL_SHARE",
-    "fold": "DATASETS.FOLD",
     "group_by": "DATASETS.GROUP_BY",
     "stratify": "DATASETS.STRATIFY",
     "batch": "SOLVER.IMS_PER_BATCH",

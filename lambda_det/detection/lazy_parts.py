@@ -228,9 +228,7 @@ class LazyParts(Parts):
     # ----------------------------------------------------------------------------------------- data
     def register(self) -> None:
         lazy, cfg = self.lazy, self.cfg
-        if not any(
-            lazy.dataloader.get(key) for key in (*DATA_FLAGS, "val_share", "fold", "group_by")
-        ):
+        if not any(lazy.dataloader.get(key) for key in (*DATA_FLAGS, "val_share", "group_by")):
             return
         before = cfg.DATASETS.clone()
         with _in_lazy_keys():

@@ -76,14 +76,14 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     for part in (place, args.train_json, args.train_images, args.test_json, args.test_images):
         refuse_address(part or "")
     if place or args.config_file is None:
-        _take(args, typed_keys(args.opts), (*DATA_FLAGS, "fold", "group_by", "val_share"))
+        _take(args, typed_keys(args.opts), (*DATA_FLAGS, "group_by", "val_share"))
     if place and args.train_json:
         raise ConfigError("--data and --train-json both name data to train on; give one of them.")
     if place:
         kind, (train, *tests) = find_parts(place, args.train_images)
         rows.append(("labels", kind, f"of what lies in {place}"))
         args.train_json, args.train_images = map(str, train)
-        if tests and not (args.test_json or args.fold) and args.val_share is None:
+        if tests and not args.test_json and args.val_share is None:
             args.test_json = str(tests[0].labels)
             args.test_images = args.test_images or str(tests[0].images)
             rows.append(("evaluation", args.test_json, f"with the images in {args.test_images}"))
@@ -92,15 +92,15 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
         if labels and not getattr(args, f"{part}_images") and Path(labels).exists():
             setattr(args, f"{part}_images", str(find_images(labels)))
     holds_out = place or (args.config_file is None and args.train_json)
-    if holds_out and not (args.test_json or args.fold) and args.val_share is None:
+    if holds_out and not args.test_json and args.val_share is None:
         why = "--resume goes on as the run was started"
         if saved := _saved(args):
-            _take(args, saved, ("val_share", "fold", "group_by", "stratify"))
+            _take(args, saved, ("val_share", "group_by", "stratify"))
         else:
             args.val_share = _share(args.train_json, args.train_images, args.group_by or "")
             why = "no part of the data is called val or test; --val-share changes it"
         part = f"{args.val_share:g} of the images" if args.val_share else "none: too few images"
-        rows.append(("evaluation", f"fold {args.fold}" if args.fold else part, why))
+        rows.append(("evaluation", part, why))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Images of a training file held out to evaluate on: a share, or one of several folds."""
+"""Hold out a share of the images of a training file to evaluate on."""
 
 from __future__ import annotations
 
@@ -24,33 +24,24 @@ class Split(NamedTuple):
 
     Attributes:
         share: of the images, above 0 and below 1, by the hash of their names.
-        fold: "2/5" in place of a share: the second of five parts, which are stratified.
         group_by: a regular expression. Images whose names match the same (of an expression with
             groups, the first one) stay on one side; another image is alone.
         stratify: each class has its share, as far as groups allow, and not only the images.
     """
 
     share: float
-    fold: str = ""
     group_by: str = ""
     stratify: bool = False
 
     def __str__(self) -> str:
-        fold, share = f"--fold {self.fold} (DATASETS.FOLD)", f"--val-share {self.share:g}"
-        return fold if self.fold else f"{share} (DATASETS.VAL_SHARE)"
+        return f"--val-share {self.share:g} (DATASETS.VAL_SHARE)"
 
     def check(self) -> None:
         """
         Raises:
-            ConfigError: a value cannot be, or two exclude each other.
+            ConfigError: the share or the regular expression cannot be.
         """
-        if self.fold:
-            known = re.fullmatch(r"(\d+)/(\d+)", self.fold)
-            if not known or not 1 <= int(known[1]) <= int(known[2]) > 1:
-                raise ConfigError(f"{self}: give a fold of several, such as 2/5.")
-            if self.share:
-                raise ConfigError(f"{self} is a share already; leave --val-share out.")
-        elif not 0 < self.share < 1:
+        if not 0 < self.share < 1:
             raise ConfigError(f"{self}: give a share between 0 and 1, such as 0.1.")
         what = f"--group-by {self.group_by!r} (DATASETS.GROUP_BY) is no regular expression"
         with refused(ConfigError, what, "", re.error):
@@ -94,7 +85,7 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
             f"{option} would leave no image of {_named(gone, names)} to train on; give a smaller "
             "share, or a file with --test-json."
         )
-    how = "stratified" if split.fold or split.stratify else "by the hash of their names"
+    how = "stratified" if split.stratify else "by the hash of their names"
     how += f", in groups by {split.group_by}" if split.group_by else ""
     logger.info(
         f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {labels}, {how}"
@@ -105,7 +96,7 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
             "give a larger share, or a file with --test-json"
         )
     stem = f"{Path(json_file).stem}_{split.share!r}"
-    if split != Split(split.share):  # of which the names of the files are as they always were
+    if split != Split(split.share):
         stem += f"_{_digest(repr(split)).hex()[:8]}"
     return (
         keep_json(train, "held_out", f"{stem}_train.json", whole=content),
@@ -130,15 +121,11 @@ def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
             f"--group-by {split.group_by!r} (DATASETS.GROUP_BY) is in no image's name, such as "
             f"{next(iter(groups))}."
         )
-    if not (split.fold or split.stratify):
+    if not split.stratify:
         # Only the name decides, so images that are added later do not move others
         limit = split.share * 2**64
         names = [name for name in groups if int.from_bytes(_digest(name)[:8], "big") < limit]
         return {id for name in names for id in groups[name]}
-    number, folds = map(int, split.fold.split("/")) if split.fold else (1, 0)
-    if folds > len(groups):
-        return set()
-    shares = [1 / folds] * folds if folds else [split.share, 1 - split.share]
     classes = defaultdict(set)
     for annotation in content["annotations"]:
         classes[annotation["image_id"]].add(annotation["category_id"])
@@ -146,8 +133,8 @@ def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
         name: Counter(kind for id in ids for kind in (None, *classes[id]))
         for name, ids in groups.items()
     }
-    parts = _stratified(counts, shares)
-    return {id for name in groups if parts[name] == number - 1 for id in groups[name]}
+    parts = _stratified(counts, (split.share, 1 - split.share))
+    return {id for name in groups if parts[name] == 0 for id in groups[name]}
 
 
 def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[str, int]:

@@ -370,10 +370,9 @@ def _known(cfg: CfgNode) -> list[Derived]:
         reason = "the categories of --train-json"
         key = Detector.from_config(cfg).keys["num_classes"]
         known.append(Derived(key or "classes", classes, reason))
-    if cfg.DATASETS.VAL_SHARE or cfg.DATASETS.FOLD:
+    if cfg.DATASETS.VAL_SHARE:
         (name,) = cfg.DATASETS.TEST
         count, share = len(DatasetCatalog.get(name)), cfg.DATASETS.VAL_SHARE
-        option = f"--fold {cfg.DATASETS.FOLD}" if cfg.DATASETS.FOLD else f"--val-share {share:g}"
-        reason = f"{option}: {count} images are held out"
+        reason = f"--val-share {share:g}: {count} images are held out"
         known.append(Derived("DATASETS.TEST", name, reason))
     return known

@@ -141,13 +141,6 @@ def test_a_share_that_nobody_typed_stays_over_a_resume(data, caplog, file, of):
     assert table(args := arguments(*words, of=of), caplog) and args.val_share == choice.VAL_SHARE
     (data.parent / "config.yaml").write_text(key)
     assert table(args := arguments(*words, of=of), caplog) and args.val_share == 0.3
-    (data.parent / "config.yaml").write_text(
-        key.replace("VAL_SHARE: 0.3", "FOLD: 2/5").replace("val_share: 0.3", "fold: 2/5")
-    )
-    assert table(args := arguments(*words, of=of), caplog)["evaluation"][0] == "fold 2/5"
-    assert args.fold == "2/5" and not args.val_share
-    assert table(args := arguments(*words[:4], "--fold", "1/3", of=of), caplog).keys() == {"labels"}
-    assert args.val_share is None and load_any_config(args) is not None
     (data.parent / "config.yaml").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         choice.complete(arguments(*words, of=of))
@@ -161,14 +154,14 @@ def test_keys_for_data_count_as_their_flags(data, caplog, of):
         if of is parser
         else (
             "mask_rcnn_lambdaresnet50.py",
-            {"FOLD": "fold", "VAL_SHARE": "val_share", "TEST_JSON": "test_json"},
+            {"VAL_SHARE": "val_share", "TEST_JSON": "test_json"},
         )
     )
 
     def typed(key, value):
         return [f"dataloader.{ends[key]}={value}"] if ends else [f"DATASETS.{key}", str(value)]
 
-    for key, value in (("FOLD", "1/3"), ("VAL_SHARE", 0.3), ("TEST_JSON", data)):
+    for key, value in (("VAL_SHARE", 0.3), ("TEST_JSON", data)):
         args = arguments("--config", config, "--data", data, *typed(key, value), of=of)
         assert "evaluation" not in table(args, caplog)
         assert getattr(args, key.lower()) == (value if key != "TEST_JSON" else str(data))

@@ -112,7 +112,7 @@ def register_json_datasets(cfg: CfgNode) -> None:
     ``DATASETS.TRAIN`` and ``.TEST`` become the new names. The numbers of classes become the number
     of categories in the training file, or in the test file if no training file is given. A training
     file without a test file empties ``DATASETS.TEST``, which named other data, unless
-    ``DATASETS.VAL_SHARE`` or ``.FOLD`` holds out a part of it. Without a file nothing changes. It
+    ``DATASETS.VAL_SHARE`` holds out a part of it. Without a file nothing changes. It
     is safe to call it again, in the same or another process.
 
     Raises:
@@ -156,10 +156,10 @@ def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
     found = as_coco(*(tuple(map(os.path.expanduser, files[split])) for split in named))
     files |= {split: (file, files[split][1]) for split, file in zip(named, found, strict=True)}
     keys = cfg.DATASETS
-    split = Split(keys.VAL_SHARE, keys.FOLD, keys.GROUP_BY, keys.STRATIFY)
-    if not (split.share or split.fold):
+    split = Split(keys.VAL_SHARE, keys.GROUP_BY, keys.STRATIFY)
+    if not split.share:
         if any(split):
-            raise ConfigError("--group-by and --stratify need a --val-share or a --fold.")
+            raise ConfigError("--group-by and --stratify need a --val-share.")
         return files
     if any(files["test"]):
         raise ConfigError(f"{split} is for data without a --test-json; give only one of both.")

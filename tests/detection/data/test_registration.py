@@ -154,25 +154,22 @@ def _named(split, files):
     return [{i["file_name"] for i in read_json(file)["images"]} for file in hold_out(*files, split)]
 
 
-def test_folds_are_stratified_parts_of_all(many, content, write):
-    """Each image is held out once; each fold has its fifth of a class of 10 images and of 90."""
+def test_each_class_has_its_share(many, content, write):
+    """Of a class of 10 images and of one of 90, whatever their order in the file."""
     ids = [category["id"] for category in content["categories"]]
     for number, annotation in enumerate(content["annotations"]):
         annotation["category_id"] = ids[number % 10 > 0]
     rare = {f"{number}.jpg" for number in range(0, 100, 10)}
     files = write(content)
-    splits = [Split(0.0, fold=f"{n}/5") for n in range(1, 6)]
-    parts = [_named(split, files)[1] for split in splits]
-    everything = _named(splits[0], files)[0] | parts[0]
-    assert sum(map(len, parts)) == 100 and set.union(*parts) == everything
-    assert {(len(part), len(part & rare)) for part in parts} == {(20, 2)}
-    content["images"].reverse()  # the order in the file does not matter
-    assert _named(splits[2], write(content, "again"))[1] == parts[2]
-    _, part = _named(Split(0.3, stratify=True), files)
-    assert (len(part), len(part & rare)) == (30, 3)
+    split = Split(0.3, stratify=True)
+    train, val = _named(split, files)
+    assert not train & val and len(train | val) == 100
+    assert (len(val), len(val & rare)) == (30, 3)
+    content["images"].reverse()
+    assert _named(split, write(content, "again"))[1] == val
 
 
-@pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True), Split(0.0, "1/3")])
+@pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True)])
 def test_a_group_stays_on_one_side(split, content, many, write):
     """Frames of ten videos; images without a number are alone."""
     for number, image in enumerate(content["images"][:90]):
@@ -187,13 +184,6 @@ def test_a_group_stays_on_one_side(split, content, many, write):
 @pytest.mark.parametrize(
     ("split", "words"),
     [
-        (Split(0.0, "6/5"), "--fold 6/5"),
-        (Split(0.0, "0/5"), "FOLD"),
-        (Split(0.0, "1/1"), "FOLD"),
-        (Split(0.0, "half"), "--fold half"),
-        (Split(0.0, "2"), "--fold 2 "),
-        (Split(0.0, "/2"), "--fold /2"),
-        (Split(0.2, "1/5"), "leave --val-share out"),
         (Split(0.2, group_by="(film"), "GROUP_BY.*regular"),
         (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
     ],
@@ -230,8 +220,6 @@ def test_a_share_that_is_none(cfg, many, share):
 
 
 def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
-    with pytest.raises(DataError, match=r"FOLD.*0 of 100"):
-        hold_out(*many, Split(0.0, f"1/{9**9}"))
     for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
         with pytest.raises(DataError, match=f"VAL_SHARE.*{words}"):
             share_out(cfg, many, share)
@@ -257,7 +245,7 @@ def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
 
 def test_groups_without_a_share(cfg, many):
     cfg.DATASETS.GROUP_BY = "^.*_"
-    with pytest.raises(ConfigError, match="--val-share or a --fold"):
+    with pytest.raises(ConfigError, match="need a --val-share"):
         share_out(cfg, many, 0.0)
 
 
