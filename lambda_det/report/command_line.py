@@ -14,7 +14,6 @@ from lambda_det.files import writing_to
 from lambda_det.report.run_page import (
     draw_panel,
     read_metrics,
-    write_comparison,
     write_report,
 )
 
@@ -30,9 +29,6 @@ The page of a run, output/mine/report.html:
 
 Its confusion of classes and its pictures at another score; another file:
   %(prog)s output/mine --score-threshold 0.3 --pictures 20 --output mine.html
-
-AP of several runs, the folds of a data set for example, with mean and standard deviation:
-  %(prog)s output/fold1 output/fold2 output/fold3 --output folds.html
 
 Only the losses and the AP or accuracy, of one run or of several, as a picture:
   %(prog)s output/mine output/other --curves curves.png
@@ -68,8 +64,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         help="of the worst images (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    if len(args.runs) > 1 and not (args.curves or args.output):
-        parser.error("the page of several runs needs a name: --output FILE, or --curves FILE")
+    if len(args.runs) > 1 and not args.curves:
+        parser.error("a page is of one run; --curves FILE draws several")
     return args
 
 
@@ -101,10 +97,6 @@ def run(args: argparse.Namespace) -> None:
     if args.curves:
         draw_curves(args.runs, args.curves)
         print(f"The picture is {args.curves}")
-        return
-    if len(args.runs) > 1:
-        path, table = write_comparison(args.runs, args.output)
-        print(f"{table}\nThe page is {path}")
         return
     path = write_report(
         *args.runs,

@@ -11,7 +11,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ import yaml
 from detectron2.config import CfgNode
 from matplotlib.axes import Axes
 from pycocotools.coco import COCO
-from tabulate import tabulate
 
 from lambda_det.classification.config import load_recipe
 from lambda_det.config import read_plain
@@ -54,7 +53,6 @@ __all__ = [
     "read_saved",
     "results_until",
     "what_was_changed",
-    "write_comparison",
     "write_report",
 ]
 
@@ -110,7 +108,7 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, list[dict[str, float]]
     Args:
         axes: to draw in.
         title: one of ``PANELS``.
-        runs: records of :func:`read_metrics` by the beginning of their labels. Of several runs the
+        runs: records of :func:`read_metrics` by the beginning of their labels. Of several runs
             only the sum of the losses is drawn.
     """
     percent = "percent" in title
@@ -271,47 +269,6 @@ def build_report(
             page.section("What is missing", str(error))
     _add_configuration(page, run, config)
     return page
-
-
-def write_comparison(runs: Sequence[str | Path], output: str | Path) -> tuple[Path, str]:
-    """Write one page on several runs, folds for example: results of each, mean and deviation.
-
-    Args:
-        runs: their folders.
-        output: an .html file, replaced if it is there.
-
-    Returns:
-        The file, and its table as text.
-
-    Raises:
-        ConfigError: the file cannot be written, or a run is named twice.
-        DataError: a folder is not that of a run, or no result is in all of them.
-    """
-    paths = list(map(Path, runs))
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError(f"{listed(map(str, paths))}: a run is named twice; name each once.")
-    _check_name(Path(output))
-    named = [path.resolve().name for path in paths]
-    results, curves = {}, {}
-    for run, name in zip(paths, named, strict=True):
-        records = read_metrics(run)
-        _, best = _state(run, read_saved(run), 0)
-        results[str(run)], _ = results_until(records, best)
-        curves[f"{name if named.count(name) == 1 else run}: "] = records
-    names = [
-        n for n in next(iter(results.values())) if all(n in found for found in results.values())
-    ]
-    if not names:
-        raise DataError(f"{listed(results)}: there is no result that all of them have.")
-    columns = {name: [found[name] for found in results.values()] for name in names}
-    rows = [[run, *(f"{found[name]:.2f}" for name in names)] for run, found in results.items()]
-    for what, of in (("mean", statistics.fmean), ("standard deviation", statistics.stdev)):
-        rows.append([what, *(f"{of(values):.2f}" for values in columns.values())])
-    head = ["best checkpoint of", *map(label_of, names)]
-    page = Page(f"{len(results)} runs", "Results of the best checkpoints, and curves.")
-    page.table(head, rows)
-    page.figures(*draw_curves(curves))
-    return _write(page.text(), Path(output)), tabulate(rows, head, disable_numparse=True)
 
 
 def read_saved(run: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@ import dataclasses
 import io
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 
 import cv2
@@ -21,7 +20,7 @@ from lambda_det.report import run_page
 from lambda_det.report.class_results import evaluate_detections
 from lambda_det.report.command_line import main
 from lambda_det.report.page import Page, new_axes, to_svg
-from lambda_det.report.run_page import read_metrics, write_comparison, write_report
+from lambda_det.report.run_page import read_metrics, write_report
 from lambda_det.training.run_folder import save_config
 from tests.coco import annotation as make_annotation
 from tests.coco import coco_content
@@ -301,45 +300,6 @@ def test_the_best_checkpoint_counts_and_an_early_stop_is_said(run):
     text = _page(run)
     assert "model_best.pth (after 50 steps, raw weights)" in text and "<b>61.2</b>" in text
     assert "<b>100</b><span>steps" in text and "after 100 of 40,000 steps" in text
-
-
-def test_folds_have_one_table(run, tmp_path, capsys):
-    """Of each run its best checkpoint's results; those that one run lacks are left out."""
-    shutil.copytree(run, tmp_path / "other")
-    torch.save({"model": {}, "iteration": 49}, run / "model_best.pth")
-    for folder, aps in ((run, (60, 10)), (tmp_path / "other", (0, 50))):
-        rows = [{"iteration": i, "bbox/AP": ap} for i, ap in zip((49, 99), aps, strict=True)]
-        rows[0] |= {"segm/AP": 7.0} if folder == run else {}
-        (folder / "metrics.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [str(run), str(tmp_path / "other")]
-    assert main([*words, "--output", str(tmp_path / "folds.html")]) == 0
-    printed = capsys.readouterr().out
-    values = [line.split()[-1] for line in printed.splitlines()[2:6]]
-    assert values == ["60.00", "50.00", "55.00", "7.07"]
-    page = (tmp_path / "folds.html").read_text("utf-8")
-    assert "box AP" in page and "mask AP" not in page and "<td>55.00</td>" in page
-    (run / "metrics.json").unlink()
-    assert main([*words, "--output", str(tmp_path / "folds.html")]) == 2
-    assert "no result" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(words)
-    assert "--output" in capsys.readouterr().err
-    for words, named in (
-        ([run, f"{run}/", "--output", "a.html"], "twice"),
-        ([run, tmp_path / "other", "--output", tmp_path / "a.png"], r"a\.png"),
-    ):
-        assert main(list(map(str, words))) == 2
-        assert re.search(named, capsys.readouterr().err)
-
-
-def test_folds_whose_folders_have_one_name_have_a_curve_each(run, tmp_path, monkeypatch):
-    shutil.copytree(run, tmp_path / "other" / run.name)
-    drawn = []
-    monkeypatch.setattr(run_page, "draw_curves", lambda runs: drawn.append(runs) or [])
-    for folder in (run, tmp_path / "other" / run.name):
-        (folder / "metrics.json").write_text('{"iteration": 9, "bbox/AP": 1.0}\n')
-    write_comparison([run, tmp_path / "other" / run.name], tmp_path / "folds.html")
-    assert len(drawn[0]) == 2
 
 
 @pytest.mark.parametrize("size", [1024, 0])
