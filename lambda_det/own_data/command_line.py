@@ -102,8 +102,8 @@ CONVERT_EXAMPLES = """examples:
   %(prog)s annotations.xml train.json --images pictures
   %(prog)s train.json labels/ --images pictures --format yolo
 
-COCO's format is a file, the others are folders, with a file a picture but for CVAT. Boxes go into
-all formats, masks into YOLO (one outline), LabelMe and CVAT; crowds are left out of these.
+COCO's format is a file, the others are folders with a file for each picture. In YOLO's labels a
+mask is one outline; crowds are left out of YOLO's and LabelMe's.
 """
 
 
@@ -124,7 +124,9 @@ def convert(arguments: argparse.Namespace) -> None:
 
 def convert_main(argv: list[str] | None = None) -> int:
     parser = command_parser(
-        "convert", f"Write labels of {', '.join(FORMATS)} in COCO's or another.", CONVERT_EXAMPLES
+        "convert",
+        f"Write labels of {', '.join(FORMATS)} in COCO's format, YOLO's or LabelMe's.",
+        CONVERT_EXAMPLES,
     )
     parser.add_argument("labels", metavar="IN", help="folder of labels, or a file of them")
     parser.add_argument("output", metavar="OUT.json", help="the file to write, or the folder")

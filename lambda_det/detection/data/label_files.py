@@ -1,4 +1,4 @@
-"""Content of COCO's format written as labels of other tools: YOLO, Pascal VOC, LabelMe and CVAT."""
+"""Content of COCO's format written as labels of other tools: YOLO and LabelMe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.sax.saxutils import escape, quoteattr
 
 import cv2
 import numpy as np
@@ -22,19 +21,7 @@ __all__ = ["WRITTEN", "place_labels", "polygons", "write_labels"]
 
 logger = logging.getLogger(__name__)
 
-WRITTEN = ("coco", "yolo", "voc", "labelme", "cvat")
-_VOC = """<annotation>
-  <filename>{}</filename>
-  <size><width>{}</width><height>{}</height><depth>3</depth></size>
-{}</annotation>
-"""
-_VOC_OBJECT = """  <object>
-    <name>{}</name><truncated>0</truncated><difficult>0</difficult>
-    <bndbox>
-      <xmin>{:.9g}</xmin><ymin>{:.9g}</ymin><xmax>{:.9g}</xmax><ymax>{:.9g}</ymax>
-    </bndbox>
-  </object>
-"""
+WRITTEN = ("coco", "yolo", "labelme")
 
 
 class _Object(NamedTuple):
@@ -54,8 +41,7 @@ def write_labels(
     images: str | os.PathLike,
     sources: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write a data set as a file of COCO's format, or as a folder with a file for each picture,
-    or, for CVAT, for all of them.
+    """Write a data set as a file of COCO's format, or as a folder with a file for each picture.
 
     Args:
         content: of COCO's format, see :func:`lambda_det.own_data.labels.read_labels`.
@@ -84,20 +70,18 @@ def place_labels(names: Iterable[str], kind: str, target: Path) -> dict[str, Pat
     Raises:
         DataError: two pictures have the same name but for its ending.
     """
-    if kind == "cvat":
-        return dict.fromkeys(names, target / "annotations.xml")
-    taken: dict[Path, str] = {}
+    picture_of: dict[Path, str] = {}
     for given in names:
         name = Path(given).with_suffix(_WRITERS[kind][0])
         # A name may lead out of the folder of the pictures; the labels stay in theirs
         file = target.joinpath(*(part for part in name.parts if part not in ("..", name.anchor)))
-        if file in taken:
+        if file in picture_of:
             raise DataError(
-                f"{given} and {taken[file]} would both have their labels in {file}; give the "
+                f"{given} and {picture_of[file]} would both have their labels in {file}; give the "
                 "pictures other names."
             )
-        taken[file] = given
-    return {name: file for file, name in taken.items()}
+        picture_of[file] = given
+    return {name: file for file, name in picture_of.items()}
 
 
 def _write_folder(
@@ -119,14 +103,13 @@ def _write_folder(
         box = (x, y, x + width, y + height)
         objects[one["image_id"]].append(_Object(index, name, box, outline, one.get("score")))
     files = place_labels((image["file_name"] for image in content["images"]), kind, target)
-    texts: dict[Path, str] = {}
+    _, write = _WRITERS[kind]
     for image in content["images"]:
-        file = files[name := image["file_name"]]
+        name = image["file_name"]
+        file = files[name]
         place = relative_path(sources.get(name, images / name), file.parent)
-        texts[file] = texts.get(file, "") + _WRITERS[kind][1](image, objects[image["id"]], place)
-    for file, text in texts.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_CVAT.format(text) if kind == "cvat" else text, "utf-8")
+        file.write_text(write(image, objects[image["id"]], place), "utf-8")
     if kind == "yolo":
         text = yaml.safe_dump({"names": dict(enumerate(names.values()))}, allow_unicode=True)
         (target / "data.yaml").write_text(text, "utf-8")
@@ -147,11 +130,6 @@ def _yolo(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
     return "".join(lines)
 
 
-def _voc(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
-    nodes = "".join(_VOC_OBJECT.format(escape(one.name), *one.box) for one in objects)
-    return _VOC.format(escape(image["file_name"]), image["width"], image["height"], nodes)
-
-
 def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> str:
     shapes = [
         {
@@ -170,41 +148,9 @@ def _labelme(image: Mapping[str, Any], objects: list[_Object], place: str) -> st
     return json.dumps(content, ensure_ascii=False, indent=1)
 
 
-def _cvat(image: Mapping[str, Any], objects: list[_Object], _: str) -> str:
-    names = ("id", "file_name", "width", "height")
-    values = (quoteattr(str(image[name])) for name in names)
-    shapes = "".join(f"    {_cvat_shape(image, one)}\n" for one in objects)
-    return "  <image id={} name={} width={} height={}>\n{}  </image>\n".format(*values, shapes)
-
-
-def _cvat_shape(image: Mapping[str, Any], one: _Object) -> str:
-    label = f'label={quoteattr(one.name)} occluded="0"'
-    if not one.outline:
-        box = '<box {} xtl="{:.9g}" ytl="{:.9g}" xbr="{:.9g}" ybr="{:.9g}"/>'
-        return box.format(label, *one.box)
-    if len(one.outline) == 1:
-        points = ";".join(f"{x:.9g},{y:.9g}" for x, y in np.reshape(one.outline[0], (-1, 2)))
-        return f'<polygon {label} points="{points}"/>'
-    # Several polygons are a mask: runs of its part of the image, row by row, from zeros on
-    parts = pycocotools.mask.frPyObjects(one.outline, image["height"], image["width"])
-    mask = pycocotools.mask.decode(pycocotools.mask.merge(parts))
-    if not mask.any():  # parts too thin for a pixel
-        return _cvat_shape(image, one._replace(outline=one.outline[:1]))
-    rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-    part = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    ends = np.flatnonzero(np.diff(part.ravel(), prepend=0, append=2))
-    runs = ", ".join(map(str, np.diff(ends, prepend=0)))
-    height, width = part.shape
-    place = f'left="{columns[0]}" top="{rows[0]}" width="{width}" height="{height}"'
-    return f'<mask {label} rle="{runs}" {place}/>'
-
-
-_CVAT = '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n{}</annotations>\n'
 _WRITERS = {
     "yolo": (".txt", _yolo),
-    "voc": (".xml", _voc),
     "labelme": (".json", _labelme),
-    "cvat": (".xml", _cvat),
 }
 
 
