@@ -26,7 +26,6 @@ COMMANDS = {
     "export": ("export.command_line:main", "write TorchScript, torch.export or ONNX"),
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
     "push": ("hub:main", "send a detector with its model card to the Hugging Face Hub"),
-    "plan": ("plan:main", "say what a training will take: memory, steps and hours"),
     "info": ("modeling.command_line:main", "list the networks with their operations"),
     "doctor": ("doctor.__main__:main", "look for what is missing or broken here"),
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),

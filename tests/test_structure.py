@@ -23,7 +23,7 @@ FLOORS = (
     ("export", "report", "doctor"),
     ("hub",),
     ("prediction",),
-    ("run", "plan"),
+    ("run",),
     ("cli",),
     ("from_python",),
     ("__init__", "__main__"),

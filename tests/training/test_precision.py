@@ -47,7 +47,6 @@ def test_bfloat16_is_emulated_on_gpus_before_ampere(monkeypatch, capability, has
 
 
 def test_auto_is_bfloat16_for_a_gpu_that_is_not_here(monkeypatch):
-    """As lambda_det/plan.py names it."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert _precision("cuda", "auto").dtype == torch.bfloat16
 

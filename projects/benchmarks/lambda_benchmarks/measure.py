@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import timer
 
+from lambda_benchmarks.memory import peak_memory, tensor_bytes
 from lambda_det.errors import reason
-from lambda_det.plan import peak_memory, tensor_bytes
 
 try:
     import resource

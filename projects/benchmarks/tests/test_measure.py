@@ -8,7 +8,7 @@ from torch import nn
 
 from lambda_benchmarks import measure, report
 from lambda_benchmarks.measure import BOTH, FORWARD, STEP, Case, Group, Setting, Subject
-from lambda_det.plan import peak_memory
+from lambda_benchmarks.memory import peak_memory
 
 CPU = torch.device("cpu")
 MB = 1_000_000
@@ -106,6 +106,28 @@ def test_case_that_fails_has_its_reason():
     # Without a base there are no ratios
     _, other = figures_of(group_of({"base": fall, "other": lambda x: x}), 1)["cases"].values()
     assert "ratio" not in other[FORWARD] and other[FORWARD]["seconds"][1] > 0
+
+
+def test_peak_memory():
+    held = torch.empty(MB)
+
+    def work():
+        first, second = torch.empty(MB // 4), torch.empty(MB // 2)  # 1 and 2 MB
+        del first
+        third = torch.empty(MB // 8)
+        view = third[10:]
+        fourth = view.clone()[:1]
+        del second, third, view
+        return torch.empty(MB // 4), fourth
+
+    at_once = 2 * MB + MB // 2 + MB // 2 - 40
+    for _ in range(2):
+        assert at_once <= peak_memory(work, CPU) <= at_once + 200
+    assert peak_memory(lambda: held.add_(1), CPU) < 200
+    # What was there before doesn't make room by going
+    several = []
+    peak_memory(lambda: several.append(torch.empty(MB)), CPU)
+    assert peak_memory(lambda: (several.clear(), torch.empty(MB // 4)), CPU) >= MB
 
 
 def test_peak_memory_of_a_layer():

@@ -1,10 +1,11 @@
-"""The plan of a training: time and memory of its steps, from two small ones that are taken here.
+#!/usr/bin/env python
+"""Estimate time and memory of a training from two small steps that are measured here.
 
 A detector computes one image of a quarter and one of half the side of its training images, a
 classifier two and six images of their size. Seconds and bytes are taken for linear in the pixels of
 all images, with a part that each image (of a detector) or each pass (of a classifier) takes
-whatever its size. Weights, gradients and the optimiser's numbers are counted. docs/gpu.md has how
-far that was from steps of other sizes.
+whatever its size. Weights, gradients and the optimiser's numbers are counted. README.md has how far
+the estimate was from steps of other sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints
@@ -25,21 +29,20 @@ from detectron2.utils.events import EventStorage
 from tabulate import tabulate
 from torch import Tensor
 
+from lambda_benchmarks.memory import GIB, peak_memory, tensor_bytes
 from lambda_det.classification.config import check_ranges, is_recipe, load_recipe
 from lambda_det.classification.data import Sources, build_sources
 from lambda_det.classification.data.sources import SyntheticSource
 from lambda_det.classification.task import ClassificationTask
-from lambda_det.detection.lazy import is_lazy_file
-from lambda_det.detection.task import DetectionTask, load_any_config
-from lambda_det.errors import ConfigError, DataError, command_parser, exit_status
+from lambda_det.detection import load_config
+from lambda_det.detection.task import DetectionTask
+from lambda_det.errors import ConfigError, DataError, exit_status
 from lambda_det.training.command_line import add_config_flag
-from lambda_det.training.memory import FRAGMENTS, GIB, peak_memory, tensor_bytes
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import Settings
 from lambda_det.training.task import Task
 
-__all__ = ["Fit", "Step", "main", "make_plan", "measure", "peak_memory", "tensor_bytes"]
-
+FRAGMENTS = 1.08  # of all tensors, for what the allocator loses between them
 OBJECTS = 20  # of an image of a detector; COCO has 7 on average
 CONTEXT = GIB  # of CUDA, cuDNN and cuBLAS on a GPU
 MOST_IMAGES = 512  # at once; more are not looked at
@@ -47,7 +50,6 @@ _KNOWN = {"cifar10": (10, 50_000)}  # classes and images of a DATA.FORMAT; else 
 
 _EXAMPLES = """examples:
   %(prog)s --config configs/mask_rcnn_lambdaresnet152.yaml --gpu-memory 80 --num-gpus 8
-  %(prog)s --config configs/mask_rcnn_lambdaresnet50.py dataloader.image_size=640
   %(prog)s --config configs/imagenet/lambda_resnet50_160.yaml --num-gpus 8
 
 Data are not needed. Times are those of this machine, which takes four steps or so of each size.
@@ -134,7 +136,8 @@ def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:
                 loss = sum(model(batch).values())
             loss.backward()
 
-        times = [(timed(gradients), timed(optimizer.step)) for _ in range(3)][1:]
+        timed(gradients), timed(optimizer.step)  # the first ones take longer
+        times = [(timed(gradients), timed(optimizer.step)) for _ in range(2)]
         held = [value for state in optimizer.state.values() for value in state.values()]
         held += [p.grad for p in model.parameters() if p.grad is not None]
         held += [*model.parameters(), *model.buffers()]
@@ -142,7 +145,8 @@ def measure(task: Task, sizes: Iterable[tuple[int, int]]) -> list[Step]:
             Step(
                 images,
                 side,
-                *map(min, zip(*times, strict=True)),
+                seconds=min(seconds for seconds, _ in times),
+                update=min(update for _, update in times),
                 peak=peak_memory(gradients, device),
                 state=tensor_bytes(tensor for tensor in held if isinstance(tensor, Tensor)),
             )
@@ -184,34 +188,31 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
     """The task of a file, the largest size of its images, and notes for the user.
 
     Raises:
-        ConfigError: the file, a key or a value cannot be, or the size does not follow from it.
+        ConfigError: the file, a key or a value cannot be.
     """
     words = argparse.Namespace(
         config_file=file, opts=list(opts), synthetic_data=False, debug_numerics=False
     )
+    notes = []
     if not is_recipe(file):
-        task = DetectionTask(load_any_config(words))
+        task = DetectionTask(load_config(words))
         task.register_data()
-        if task.parts.training_size is None:
-            raise ConfigError(
-                "The size of training images does not follow from "
-                "dataloader.train.mapper.augmentations: let the last of them be a FixedSizeCrop, "
-                "or a ResizeShortestEdge with a max_size."
+        if task.parts.cfg.RECIPE.ENABLED:
+            notes.append(
+                "Batch and steps are the file's; in the training they follow from the data."
             )
-        note = "Batch and steps are the file's; in the training they follow from the data."
-        return task, task.parts.training_size, [note] * task.parts.cfg.RECIPE.ENABLED
+        return task, task.parts.training_size, notes
     cfg = load_recipe(words)
     check_ranges(cfg)
-    notes = []
     try:
         sources = build_sources(cfg)
     except DataError:
         classes, images = _KNOWN.get(cfg.DATA.FORMAT, (1000, 1_281_167))
         sources = Sources(SyntheticSource(cfg.INPUT.SIZE, classes, images), None, None)
-        notes = [
+        notes.append(
             f"Guessed, since DATA.TRAIN {cfg.DATA.TRAIN} is not here: {images:,} images of "
             f"{classes:,} classes."
-        ]
+        )
     return ClassificationTask(cfg, sources), (cfg.INPUT.SIZE, cfg.INPUT.SIZE), notes
 
 
@@ -247,8 +248,7 @@ def make_plan(
     here = settings.device
     if torch.device(here).type == "cuda" and not torch.cuda.is_available():
         here = "cpu"
-        opts = [*opts, *(["train.device=cpu"] if is_lazy_file(file) else ["MODEL.DEVICE", "cpu"])]
-        task, *_ = load_task(file, opts)
+        task, *_ = load_task(file, [*opts, "MODEL.DEVICE", "cpu"])
     if gpu_memory is None and torch.cuda.is_available():
         gpu_memory = torch.cuda.get_device_properties(0).total_memory / GIB
     limit = int((gpu_memory or 24) * GIB)
@@ -309,10 +309,12 @@ def _plan_lines(
 
 
 def parser() -> argparse.ArgumentParser:
-    result = command_parser(
-        "plan", "Say what a training will take before it runs: memory, steps and hours.", _EXAMPLES
+    result = argparse.ArgumentParser(
+        description="Estimate memory, steps and hours of a training before it runs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_config_flag(result, "YAML or LazyConfig of a detector, or recipe of a classifier")
+    add_config_flag(result, "YAML file of a detector, or recipe of a classifier")
     result.add_argument(
         "--gpu-memory",
         type=float,

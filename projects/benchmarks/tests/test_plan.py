@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from lambda_det import plan
 from lambda_det.detection.schedule import scale_settings
-from tests.tool import ROOT
+from tests.tool import ROOT, load_tool
+
+plan = load_tool("plan", "projects/benchmarks")
 
 SHAPES = str(ROOT / "configs/quick/shapes_lambdaresnet26_slim.yaml")
 PAPER = str(ROOT / "configs/mask_rcnn_lambdaresnet50.yaml")
@@ -18,7 +19,6 @@ SMALL = [
 ]
 SMALL_RECIPE = ["MODEL.DEVICE", "cpu", "MODEL.NAME", "lambda_resnet26_slim", "INPUT.SIZE", "64"]
 GIB = plan.GIB
-CPU, MB = torch.device("cpu"), 1_000_000
 
 
 def _step(images, side, seconds, peak):
@@ -77,15 +77,6 @@ def test_a_recipe_without_its_data():
     assert task.settings.max_iter == round(350 * 1_281_167 * share / 4096)
 
 
-def test_a_lazy_config_is_planned_as_the_yaml_file():
-    (yaml, *one), (lazy, *other) = (
-        plan.load_task(PAPER.replace("yaml", e), []) for e in ("yaml", "py")
-    )
-    assert one == other
-    same = {"seed": 0, "keys": {}, "output_dir": ""}
-    assert dataclasses.replace(lazy.settings, **same) == dataclasses.replace(yaml.settings, **same)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "opts", "sizes", "others"),
@@ -128,25 +119,3 @@ def test_the_command(capsys, file, opts):
 def test_refusals(capsys, words, named):
     assert plan.main(["--config", SHAPES, *words]) == 2
     assert named in capsys.readouterr().err
-
-
-def test_peak_memory():
-    held = torch.empty(MB)
-
-    def work():
-        first, second = torch.empty(MB // 4), torch.empty(MB // 2)  # 1 and 2 MB
-        del first
-        third = torch.empty(MB // 8)
-        view = third[10:]
-        fourth = view.clone()[:1]
-        del second, third, view
-        return torch.empty(MB // 4), fourth
-
-    at_once = 2 * MB + MB // 2 + MB // 2 - 40
-    for _ in range(2):
-        assert at_once <= plan.peak_memory(work, CPU) <= at_once + 200
-    assert plan.peak_memory(lambda: held.add_(1), CPU) < 200
-    # What was there before doesn't make room by going
-    several = []
-    plan.peak_memory(lambda: several.append(torch.empty(MB)), CPU)
-    assert plan.peak_memory(lambda: (several.clear(), torch.empty(MB // 4)), CPU) >= MB
