@@ -3,7 +3,7 @@
 #   docker run --rm -it --shm-size 1g -v "$PWD:/work" lambda_det train --data my/ --output output/mine
 # and for NVIDIA GPUs, on a machine with a driver and the NVIDIA Container Toolkit:
 #   docker build -t lambda_det:cuda --build-arg TORCH_INDEX=https://pypi.org/simple .
-#   docker run --rm -it --gpus all --shm-size 8g -v "$PWD:/work" lambda_det:cuda doctor --gpu
+#   docker run --rm -it --gpus all --shm-size 8g -v "$PWD:/work" lambda_det:cuda doctor
 # PyTorch's wheels bring CUDA. There is no CUDA compiler, so Detectron2's operators for rotated boxes
 # and deformable convolutions run on the CPU only.
 FROM python:3.12-slim

@@ -44,7 +44,6 @@ from lambda_det.classification.schedule import (
 )
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.modeling.implementations import Implementations
 from lambda_det.training import config_file
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import FixedKeys, Settings
@@ -204,7 +203,7 @@ class ClassificationTask(Task):
         return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)
 
     def build_hooks(self) -> list[HookBase]:
-        return [Implementations(self.settings.device), _HeldOutList(self)]
+        return [_HeldOutList(self)]
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:

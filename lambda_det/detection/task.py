@@ -33,7 +33,6 @@ from lambda_det.detection.parts import Parts
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
-from lambda_det.modeling.implementations import Implementations
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import PixelSettings
@@ -173,7 +172,7 @@ class DetectionTask(Task):
         return self.parts.make_train_loader(settings)
 
     def build_hooks(self) -> list[HookBase]:
-        return [LossNormalizers(), Implementations(self.settings.device)]
+        return [LossNormalizers()]
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:

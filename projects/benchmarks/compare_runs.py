@@ -1,9 +1,8 @@
 #!/usr/bin/env python
 """Compare the metrics and checkpoints of two runs, and name the first step and tensor that differ.
 
-Times, speeds and memory are not compared, nor which implementations computed. Values and tensors
-are equal if they are so to the bit, or with --tolerance T if they differ by less than T times the
-larger magnitude of the two.
+Times, speeds and memory are not compared. Values and tensors are equal if they are so to the bit,
+or with --tolerance T if they differ by less than T times the larger magnitude of the two.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from lambda_det.training.logged import is_of_machine
 if TYPE_CHECKING:
     import torch
 
-# Parts of a checkpoint: what the machine chose, and a text that config.yaml is compared instead of
-_LEFT_OUT = ("implementations", "Implementations", "config")
+_LEFT_OUT = ("config",)  # of a checkpoint: its text, for which config.yaml is compared
 _STATUS = """
 Exit status: 0 if nothing differs, 1 if something does, 2 after an error, which is one sentence.
 """

@@ -6,7 +6,6 @@ import csv
 import errno
 import multiprocessing
 import os
-import pickle
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,15 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from detectron2.engine import HookBase
-from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS
 from lambda_det.errors import ConfigError, DiskError, Preempted, WeightsError
-from lambda_det.layers.local import verdict
-from lambda_det.modeling.implementations import Implementations
 from lambda_det.training import checkpointer, start
 from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
@@ -471,22 +467,3 @@ def test_each_learning_rate_is_recorded_under_its_name(folder, groups, rates):
     found = {name: value for name, value in record.items() if name.startswith("lr")}
     step = min(metrics(folder))
     assert found == {name: pytest.approx(rate * 0.9**step) for name, rate in rates.items()}
-
-
-@pytest.mark.parametrize("common", [{"float16 contiguous"}, set()])
-def test_all_processes_take_the_same_kernels(common, monkeypatch):
-    """The CPU stands in for a GPU; the kernels are recorded, and continued with if still proved."""
-    own = frozenset({"bfloat16 contiguous", "float16 contiguous"})
-    monkeypatch.setattr(verdict, "DEVICES", {"cpu"})
-    monkeypatch.setattr(verdict, "_allowed", {})
-    monkeypatch.setattr(verdict, "read", lambda device: (own, "a test"))
-
-    def all_gather(own):  # processes send it to each other as bytes
-        return pickle.loads(pickle.dumps([own, frozenset(common)]))
-
-    monkeypatch.setattr(comm, "all_gather", all_gather)
-    hook = Implementations("cpu")
-    assert verdict.allowed("cpu") == common
-    assert hook.state_dict() == {"fused": sorted(common)}
-    hook.load_state_dict({"fused": []})
-    assert verdict.allowed("cpu") == set()

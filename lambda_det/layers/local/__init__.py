@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.errors import ConfigError, reason
-from lambda_det.layers.local import compiled, fused, verdict
+from lambda_det.errors import ConfigError
+from lambda_det.layers.local import compiled, fused
 from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
-from lambda_det.layers.local.query_first import (
-    operator,
-    query_first_gradients,
-    query_first_output,
-)
+from lambda_det.layers.local.query_first import query_first_output
 from lambda_det.layers.tensors import crop_offsets, grid_size, without_autocast
 from lambda_det.native import is_transformed
 
@@ -53,18 +48,16 @@ def check_implementation(name: str) -> None:
 def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
     """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
 
-    On a GPU that is ``fused`` where it was proved (:mod:`lambda_det.layers.local.verdict`), and
-    otherwise ``query_first``.
+    On a GPU nothing has been measured yet (docs/gpu.md). There it is ``query_first``, which is
+    plain PyTorch. A rule by capability, dtype or size belongs here, with its measurement.
 
     Args:
         queries: [b, H, W, h, k].
         values: [b, H, W, v, u].
         embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
     """
-    if queries.device.type in verdict.DEVICES:
-        is_proved = verdict.allows(str(queries.device), verdict.kind_of(queries))
-        is_able = is_proved and unsupported("fused", queries, values, embedding) is None
-        return "fused" if is_able else verdict.FALLBACK
+    if queries.device.type == "cuda":
+        return "query_first"
     if compiled.unsupported(queries, values, embedding) is None:
         return "compiled"
     height, width = queries.shape[1:3]
@@ -119,9 +112,7 @@ def local_position_output(
     with without_autocast(queries):
         if implementation == "auto":
             name = "depthwise" if is_transformed() else choose(queries, values, embedding)
-            is_proved = name == "fused" and queries.device.type in verdict.DEVICES
-            chosen = _proved_fused if is_proved else IMPLEMENTATIONS[name]
-            return chosen(queries, values, embedding)
+            return IMPLEMENTATIONS[name](queries, values, embedding)
         why = unsupported(implementation, queries, values, embedding)
         if why is not None:
             raise ConfigError(
@@ -129,34 +120,6 @@ def local_position_output(
                 f"used: {why}; choose another one, or auto."
             )
         return IMPLEMENTATIONS[implementation](queries, values, embedding)
-
-
-def _or_fallback(
-    proved: Callable[..., Any], fallback: Callable[..., Any], *arguments: Tensor
-) -> Any:
-    """What the proved kernels compute; what plain operators do from their first failure on.
-
-    A kernel can fail after its proof, as another size may need other resources.
-    """
-    queries = arguments[-3]
-    device, kind = str(queries.device), verdict.kind_of(queries)
-    if verdict.allows(device, kind):
-        try:
-            return proved(*arguments)
-        except torch.cuda.OutOfMemoryError:
-            raise  # by no fault of the kernel
-        except Exception as error:  # Triton raises its own
-            left = verdict.allowed(device) - {kind}
-            verdict.allow(device, left, f"{kind}: the kernel failed ({reason(error)})")
-    return fallback(*arguments)
-
-
-# An operator, so that a failure in the backward pass or in a compiled graph is seen, too
-_proved_fused, _ = operator(
-    "proved_fused",
-    lambda *inputs: _or_fallback(IMPLEMENTATIONS["fused"], query_first_output, *inputs),
-    lambda *inputs: _or_fallback(fused.fused_gradients, query_first_gradients, *inputs),
-)
 
 
 def dilated(

@@ -78,7 +78,7 @@ def test_values_beside_the_tensors_are_compared(runs, capsys):
         return change
 
     first = runs("first", add())
-    left_out = {"time": 2.0, "implementations": {"a": "b"}, "config": "OUTPUT_DIR: same"}
+    left_out = {"time": 2.0, "config": "OUTPUT_DIR: same"}
     assert tool.main([runs("zeroth", add(config="")), runs("same", add(**left_out))]) == 0
     capsys.readouterr()
     second = runs("second", add(best=41.0, last="b"))

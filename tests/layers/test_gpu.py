@@ -1,0 +1,204 @@
+"""``pytest -m gpu``: what can compute the position output on a GPU, held against float64 there.
+
+The maps are those of the paper's networks and awkward ones, in each dtype and layout. Without a GPU
+the same checks run on one small map, the fused kernels in Triton's interpreter, and have to see
+kernels that are wrong on purpose.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lambda_det.layers.local import IMPLEMENTATIONS, unsupported
+
+from .reference import RESULTS, errors, exactly, with_gradients
+
+PLAIN = "conv"  # plain PyTorch, in float64 the reference, and else the measure of a usual error
+TOLERANCE = 2  # times that error
+REPEATS = 3  # of which every bit must be the same
+LARGE = 2**31 + 2**20  # numbers of a tensor, more than 32 bits can count
+NAMES = ("query_first", "fused")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LAYOUTS = ("channels last", "a map per channel")
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
+
+
+class Case(NamedTuple):
+    """Images, height and width of their map, heads, query and value depth, and the scope."""
+
+    images: int
+    height: int
+    width: int
+    heads: int = 4
+    k: int = 16
+    v: int = 64
+    scope: int = 23
+
+    def inputs(self, dtype: torch.dtype, layout: str, device: str) -> list[Tensor]:
+        """Queries, values and embedding as the layer lays them out, with gradients."""
+        options = {"device": device, "dtype": dtype}
+        parts = []
+        for groups, depth in ((self.heads, self.k), (self.v, 1)):
+            if layout == "channels last":
+                shape = (self.images, self.height, self.width, groups, depth)
+                parts.append(torch.randn(shape, **options))
+            else:
+                shape = (self.images, groups, depth, self.height, self.width)
+                parts.append(torch.randn(shape, **options).permute(0, 3, 4, 1, 2))
+        scope = [min(self.scope, 2 * side - 1) for side in (self.height, self.width)]
+        parts.append(torch.randn(self.k, 1, *scope, **options))
+        return [x.requires_grad_() for x in parts]
+
+    def grad(self, like: Tensor) -> Tensor:
+        """A gradient of the output; small, so that no sum leaves the range of float16."""
+        shape = (self.images, self.height, self.width, self.heads, self.v)
+        return torch.randn(shape, device=like.device, dtype=like.dtype) * 2**-6
+
+
+CASES = {
+    # Layers of detectors at 1024 pixels, and of classifiers
+    "c4 at 1024": Case(2, 64, 64),
+    "c5 at 1024": Case(4, 32, 32, v=128),
+    "c4 at 320": Case(64, 20, 20),
+    "c4 at 224": Case(128, 14, 14),
+    "c5 at 320": Case(128, 10, 10, v=128),
+    "c5 at 224": Case(64, 7, 7, v=128),
+    # Odd sides, other depths, heads and scopes. On a tiny map there are many images, since plain
+    # PyTorch's error may be small by chance on one.
+    "odd sides": Case(1, 33, 61),
+    "eight heads": Case(3, 34, 35, heads=8, v=32, scope=15),
+    "one head, deep queries": Case(2, 17, 40, heads=1, k=32, v=256, scope=7),
+    "a scope beyond the map": Case(2, 13, 21, heads=2, k=8, v=24, scope=41),
+    "one row": Case(32, 1, 3),
+    "one position": Case(64, 1, 1),
+}
+SMALL = Case(2, 4, 5, heads=2, k=8, v=4, scope=3)
+
+
+def check(name: str, case: Case, dtype: torch.dtype, layout: str, device: str) -> None:
+    """Compare output and gradients with float64, and with themselves when they are repeated."""
+    inputs = case.inputs(dtype, layout, device)
+    if why := unsupported(name, *inputs):
+        pytest.skip(why)
+    grad = case.grad(inputs[0])
+    runs = []
+    for _ in range(REPEATS):
+        for tensor in (*inputs, grad):  # NaN in the memory that results get, so that a gap is seen
+            torch.full_like(tensor, torch.nan)
+        runs.append(with_gradients(IMPLEMENTATIONS[name], inputs, grad))
+    exact = with_gradients(IMPLEMENTATIONS[PLAIN], exactly(inputs), grad.double())
+    plain = errors(with_gradients(IMPLEMENTATIONS[PLAIN], inputs, grad), exact)
+    # On a small map plain PyTorch may have no error at all; half a unit in the last place is none
+    limits = {part: max(TOLERANCE * plain[part], torch.finfo(dtype).eps / 2) for part in RESULTS}
+    own = errors(runs[0], exact)
+    assert all(x.dtype == dtype for x in runs[0])
+    assert all(own[part] <= limits[part] for part in RESULTS), f"{own} above {limits}"
+    for again in runs[1:]:
+        for part, a, b in zip(RESULTS, runs[0], again, strict=True):
+            assert torch.equal(a, b), f"the {part} differs when it is repeated"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_float64_on_a_gpu(case, name, dtype, layout, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    check(name, CASES[case], dtype, layout, "cuda")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_checks_without_a_gpu(name, layout):
+    check(name, SMALL, torch.float32, layout, "cpu")
+
+
+def _hooked(tensor, hook):
+    copy = tensor.clone()
+    copy.register_hook(hook)
+    return copy
+
+
+def one_offset_left_out(queries, values, embedding):
+    embedding = embedding.clone()
+    embedding[..., -1, -1] = 0
+    return IMPLEMENTATIONS[PLAIN](queries, values, embedding)
+
+
+def wrong_gradient(queries, values, embedding):
+    values = _hooked(values, lambda grad: grad * 1.001)
+    return IMPLEMENTATIONS[PLAIN](queries, values, embedding)
+
+
+def in_short(*inputs):
+    """With products in 16 bits, which float32 does not allow."""
+    return IMPLEMENTATIONS[PLAIN](*(x.bfloat16() for x in inputs)).to(inputs[0].dtype)
+
+
+def not_written(*inputs):
+    y = IMPLEMENTATIONS[PLAIN](*inputs)
+    return torch.where(torch.arange(y.shape[-1]) == 0, torch.nan, y)
+
+
+_calls = itertools.count()
+
+
+def never_the_same(*inputs):
+    return IMPLEMENTATIONS[PLAIN](*inputs) * (1 + 1.2e-7 * (next(_calls) % 2))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [one_offset_left_out, wrong_gradient, in_short, not_written, never_the_same],
+    ids=lambda fault: fault.__name__,
+)
+def test_the_checks_see_a_fault(fault, monkeypatch):
+    monkeypatch.setitem(IMPLEMENTATIONS, "query_first", fault)
+    with pytest.raises(AssertionError, match="repeated" if fault is never_the_same else "above"):
+        check("query_first", SMALL, torch.float32, LAYOUTS[0], "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_more_numbers_than_32_bits_count(name, dtype):
+    """The last image of a batch, where the memory allows."""
+    case = Case(LARGE // (64 * 64 * 4 * 16) + 2, 64, 64, v=16, scope=3)
+    # Queries, output and their gradients; values, padded and as gradients in float32; some chunks
+    wanted = 7 * LARGE * dtype.itemsize
+    if torch.cuda.mem_get_info()[0] < wanted:
+        pytest.skip(f"it takes {wanted / 2**30:.0f} GiB of memory")
+    inputs = case.inputs(dtype, LAYOUTS[0], "cuda")
+    if why := unsupported(name, *inputs):
+        pytest.skip(why)
+    grad = case.grad(inputs[0])
+    grad[:-1] = 0  # so that the embedding's gradient is that of the last image
+    output, of_queries, of_values, of_embedding = with_gradients(
+        IMPLEMENTATIONS[name], inputs, grad
+    )
+    last = [*(x.detach()[-1:] for x in inputs[:2]), inputs[2]]
+    exact = with_gradients(IMPLEMENTATIONS[PLAIN], exactly(last), grad[-1:].double())
+    found = errors([output[-1:], of_queries[-1:], of_values[-1:], of_embedding], exact)
+    assert max(found.values()) <= 4 * torch.finfo(dtype).eps, found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_empty_batch(name, device):
+    case = SMALL._replace(images=0)
+    inputs = case.inputs(torch.float32, LAYOUTS[0], device)
+    if why := unsupported(name, *inputs):
+        pytest.skip(why)
+    output, *_, of_embedding = with_gradients(IMPLEMENTATIONS[name], inputs, case.grad(inputs[0]))
+    assert output.shape == (0, case.height, case.width, case.heads, case.v)
+    assert not of_embedding.any()
