@@ -27,7 +27,7 @@ COMMANDS = {
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
     "push": ("hub:main", "send a detector with its model card to the Hugging Face Hub"),
     "info": ("modeling.command_line:main", "list the networks with their operations"),
-    "doctor": ("doctor.__main__:main", "look for what is missing or broken here"),
+    "doctor": ("doctor:main", "look for what is missing or broken here"),
     "run": ("run:main", "run a training script of Detectron2 with our backbones"),
 }
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("detectron2", "fvcore", "iopath"):
             raise
-        from lambda_det.doctor.checks import INSTALL_DETECTRON2
+        from lambda_det.doctor import INSTALL_DETECTRON2
 
         print(
             f"error: lambda-det {name} needs Detectron2 (there is no {error.name}), not on PyPI: "

@@ -1,0 +1,376 @@
+"""``lambda-det doctor``, also ``python -m lambda_det.doctor``: what is installed, and what works.
+
+This file imports neither PyTorch nor Detectron2 at its top, nor a part of lambda_det that does: it
+has to work where those are missing or broken.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from lambda_det.errors import command_parser
+
+DESCRIPTION = """\
+Print what is installed here and what of it works, and how to mend what does not: the versions, the
+operators that were tried, memory and threads, Detectron2's own report of the environment, and each
+fault with its mend. It works where PyTorch or Detectron2 are missing, too.
+"""
+EXAMPLES = """examples:
+  %(prog)s
+
+status: 0 if nothing was found that breaks; 1 otherwise
+"""
+UPSTREAM = "git+https://github.com/facebookresearch/detectron2.git"
+INSTALL_DETECTRON2 = (
+    "python tools/install_detectron2.py in the lambda_det repository installs it; or, with torch "
+    f"installed first: pip install --no-build-isolation {UPSTREAM}"
+)
+_DISTRIBUTIONS = (
+    "lambda_det",
+    "detectron2",
+    "torch",
+    "torchvision",
+    "triton",
+    "numpy",
+    "pycocotools",
+    "opencv-python-headless",
+    "opencv-python",
+    "opencv-contrib-python",
+    "shapely",
+    "timm",
+    "setuptools",
+    "onnx",
+    "onnxruntime",
+)
+_SHARED_MEMORY = Path("/dev/shm")
+_LEAST_SHARED = 2**30  # bytes; a container of Docker has 64 MiB unless told otherwise
+
+
+class Fault(Exception):
+    """A fault whose text says all; errors of a library are named with their type."""
+
+
+class Check(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        name: of the distribution, or of what is looked at.
+        probe: returns what works; raises a ``Fault``, or what the broken library raises.
+        advice: what to do about a fault.
+        effect: what fails without it.
+        needs: names of rows before this one without which it cannot be tried.
+        breaks: whether something cannot run; False where it is only slower or lacks a part.
+    """
+
+    name: str
+    probe: Callable[[], str]
+    advice: str = ""
+    effect: str = ""
+    needs: tuple[str, ...] = ()
+    breaks: bool = True
+
+
+def examine(checks: Iterable[Check]) -> tuple[dict[str, str], dict[str, str]]:
+    """What each row says, by its name, and the problems of those that found a fault."""
+    lines: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    not_tried: set[str] = set()
+    for check in checks:
+        if missing := [name for name in check.needs if name in problems or name in not_tried]:
+            lines[check.name] = f"not tried without {missing[0]}"
+            not_tried.add(check.name)
+            continue
+        try:
+            lines[check.name] = check.probe()
+        except Fault as fault:
+            lines[check.name] = problems[check.name] = str(fault)
+        except Exception as error:  # broken libraries raise RuntimeError, AttributeError, ...
+            lines[check.name] = f"no: {_first_line(error)}"
+            name = f"{check.name} {version(check.name) or ''}".strip()
+            problems[check.name] = f"{name} does not work ({_first_line(error)})."
+    return lines, problems
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+# Versions -----------------------------------------------------------------------------------------
+
+
+def version(distribution: str) -> str | None:
+    """The installed version of a distribution; None where there is none."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Python, the system, and the packages that matter here."""
+    lines = {
+        "python": f"{platform.python_version()}, {sys.executable}",
+        "system": platform.platform(),
+    }
+    return lines | {name: version(name) or "not installed" for name in _DISTRIBUTIONS}
+
+
+# Operators ----------------------------------------------------------------------------------------
+
+
+def _package(*modules: str, works: Callable[[], None] = lambda: None) -> str:
+    """Import modules of a distribution, and try one."""
+    for name in modules:
+        module = importlib.import_module(name)
+        if module.__spec__.origin is None:
+            raise Fault(
+                f"`import {name}` finds a folder of that name without code "
+                f"({next(iter(module.__path__))}), and not the package: start from another folder, "
+                "or rename that one."
+            )
+    works()
+    return "works"
+
+
+def _expect(what: str, result: object, expected: object) -> None:
+    if result != expected:
+        raise RuntimeError(f"{what} {result} instead of {expected}")
+
+
+def _try_torchvision() -> None:
+    torch = importlib.import_module("torch")
+    ops = importlib.import_module("torchvision").ops
+    boxes = torch.tensor([[0.0, 0.0, 9.0, 9.0], [0.0, 0.0, 9.0, 8.0], [20.0, 20.0, 30.0, 30.0]])
+    kept = ops.nms(boxes, torch.tensor([0.5, 0.9, 0.1]), 0.5).tolist()
+    _expect("nms keeps", kept, [1, 2])
+    ramp = torch.arange(8.0).repeat(1, 1, 8, 1)  # the value is x, and the mean of a box its middle
+    box = torch.tensor([[2.0, 2.0, 6.0, 6.0]])
+    mean = ops.roi_align(ramp, [box], 2, aligned=True).mean().item()
+    _expect("roi_align has a mean of", round(mean, 4), 3.5)
+
+
+def _try_pycocotools() -> None:
+    numpy = importlib.import_module("numpy")
+    mask = importlib.import_module("pycocotools.mask")
+    area = int(mask.area(mask.encode(numpy.ones((3, 5), numpy.uint8, order="F"))))
+    _expect("a mask has an area of", area, 15)
+
+
+def _kernels() -> str:
+    if reason := importlib.import_module("lambda_det.native").missing():
+        raise RuntimeError(reason)
+    return "built for this processor"
+
+
+def _operators() -> str:
+    importlib.import_module("torch")  # whose libraries they need in the process
+    try:
+        importlib.import_module("detectron2._C")
+    except ModuleNotFoundError:
+        return (
+            "not built: no deformable convolutions, no rotated boxes, slower COCO evaluation; the "
+            "lambda networks, Mask R-CNN, RetinaNet and Panoptic FPN need none of it"
+        )
+    return "works"
+
+
+def _gpus() -> str:
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return "none that PyTorch can use"  # and why not is in the report of the environment
+    for index in range(torch.cuda.device_count()):
+        ones = torch.ones(8, 8, device=f"cuda:{index}")
+        _expect(f"on cuda:{index} the sum of 8x8 products is", (ones @ ones).sum().item(), 512)
+    return "compute"
+
+
+# Memory and threads -------------------------------------------------------------------------------
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB"
+
+
+def _memory() -> str:
+    """Of the machine, and of each GPU: free and total."""
+    texts = []
+    if hasattr(os, "sysconf") and "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free, total = (os.sysconf(name) for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
+        page = os.sysconf("SC_PAGE_SIZE")
+        texts.append(f"{_gib(page * free)} free of {_gib(page * total)}")
+    try:
+        cuda = importlib.import_module("torch").cuda
+        for index in range(cuda.device_count() if cuda.is_available() else 0):
+            free, total = cuda.mem_get_info(index)
+            texts.append(f"cuda:{index} {_gib(free)} free of {_gib(total)}")
+    except Exception as error:  # the rows of torch and of the GPUs say what to do
+        texts.append(f"GPUs unknown ({_first_line(error)})")
+    return "; ".join(texts) or "unknown"
+
+
+def _shared_memory() -> str:
+    if not _SHARED_MEMORY.is_dir():
+        return "not as a folder"
+    size = shutil.disk_usage(_SHARED_MEMORY)
+    if size.free < _LEAST_SHARED:
+        raise Fault(
+            f"{_SHARED_MEMORY} has {size.free / 2**20:.0f} MiB left of "
+            f"{size.total / 2**20:.0f}; the data workers hand over images through it, and die "
+            "with a bus error when it is full."
+        )
+    return f"{_gib(size.free)} free"
+
+
+def _threads() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    named = [f"{name}={os.environ[name]}" for name in _THREAD_VARIABLES if name in os.environ]
+    return ", ".join([f"{cores} cores", *named])
+
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+CHECKS = (
+    Check(
+        "torch",
+        partial(_package, "torch"),
+        "pip install --upgrade --force-reinstall torch torchvision",
+    ),
+    Check(
+        "numpy",
+        partial(_package, "numpy", works=lambda: sys.modules["torch"].zeros(1).numpy()),
+        'Take a PyTorch built for numpy 2 (2.4 or newer), or pip install "numpy<2".',
+        "No image reaches the model.",
+        needs=("torch",),
+    ),
+    Check(
+        "torchvision",
+        partial(_package, "torchvision", works=_try_torchvision),
+        "Install the two that belong together, in one command and from one index: pip install "
+        "--force-reinstall torch torchvision (for the CPU only, with --index-url "
+        "https://download.pytorch.org/whl/cpu).",
+        "Detection needs its operators, which have to fit the version of torch.",
+        needs=("torch",),
+    ),
+    Check(
+        "pycocotools",
+        partial(_package, "pycocotools", works=_try_pycocotools),
+        "pip install --upgrade --force-reinstall --no-cache-dir pycocotools",
+        "It has to be built for the version of numpy.",
+        needs=("numpy",),
+    ),
+    Check(
+        "OpenCV",
+        partial(_package, "cv2"),
+        "pip uninstall -y opencv-python opencv-contrib-python; pip install --force-reinstall "
+        "opencv-python-headless",
+        "opencv-python needs libraries of a desktop (libGL, libgthread).",
+    ),
+    Check(
+        "detectron2",
+        partial(_package, "detectron2", "detectron2.modeling"),
+        f"If another module is missing, install that; else: {INSTALL_DETECTRON2}",
+        needs=("torch", "torchvision"),
+    ),
+    Check(
+        "lambda_det",
+        partial(_package, "lambda_det.modeling", "lambda_det.detection.task"),
+        "pip install of the lambda_det repository brings what it needs. If numpy or Pillow lacks a "
+        f"name, Detectron2 is older than 2023: {INSTALL_DETECTRON2}",
+        needs=("torch", "torchvision", "detectron2"),
+    ),
+    Check(
+        "kernels of the CPU",
+        _kernels,
+        "Install a compiler (Debian and Ubuntu: apt install g++), or name one in CXX.",
+        "On the CPU the layer takes the slower way through PyTorch's own operators.",
+        needs=("torch",),
+        breaks=False,
+    ),
+    Check(
+        "detectron2._C",
+        _operators,
+        f"Build it anew: pip install --force-reinstall --no-deps --no-build-isolation {UPSTREAM}",
+        "It was probably built for another PyTorch.",
+        needs=("detectron2",),
+    ),
+    Check(
+        "GPUs",
+        _gpus,
+        "If there is no kernel image for the device, install a PyTorch that is built for it; if it "
+        "is out of memory, another process holds it (nvidia-smi); else restart the driver.",
+        needs=("torch",),
+    ),
+    Check("memory", _memory),
+    Check(
+        "shared memory",
+        _shared_memory,
+        "Give a container more (docker run --shm-size=8g, or --ipc=host), remove what is left "
+        "there, or set DATALOADER.NUM_WORKERS 0.",
+    ),
+    Check("threads", _threads),
+)
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def environment() -> str:
+    """What Detectron2 prints about its environment: GPUs, driver, compilers, build options."""
+    try:
+        return importlib.import_module("detectron2.utils.collect_env").collect_env_info()
+    except Exception as error:
+        return f"Detectron2 cannot collect it ({_first_line(error)})"
+
+
+def _print_section(title: str, lines: dict[str, str]) -> None:
+    print(title)
+    for label, text in lines.items():
+        print(f"  {label:<30}{text}")
+    print(flush=True)
+
+
+def _print_problems(checks: Iterable[Check], problems: dict[str, str]) -> None:
+    wrap = partial(
+        textwrap.fill,
+        width=100,
+        subsequent_indent="    ",
+        break_long_words=False,  # commands are to be copied
+        break_on_hyphens=False,
+    )
+    checks = [check for check in checks if check.name in problems]
+    breaking = sum(check.breaks for check in checks)
+    notes = len(checks) - breaking
+    print(f"Found: {breaking} that break something, {notes} to know" if checks else "Found: none")
+    for check in sorted(checks, key=lambda check: not check.breaks):
+        mark = "  BREAKS: " if check.breaks else "  note: "
+        problem = f"{problems[check.name]} {check.effect}".strip()
+        print("\n" + wrap(problem, initial_indent=mark))
+        print(f"    mend: {check.advice}")  # on one line, since it holds commands
+
+
+def main(argv: list[str] | None = None) -> int:
+    command_parser("doctor", DESCRIPTION, EXAMPLES).parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the findings say it more clearly
+        lines, problems = examine(CHECKS)
+        _print_section("Versions", versions())
+        _print_section("Tried", lines)
+        print(f"Environment\n{textwrap.indent(environment(), '  ')}")
+        _print_problems(CHECKS, problems)
+    return int(any(check.breaks for check in CHECKS if check.name in problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""``lambda-det doctor``: what it finds, what it says, and that it runs where little else does."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from importlib import import_module, metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from lambda_det import doctor
+from lambda_det.doctor import CHECKS, Check, Fault, examine
+
+ROOT = Path(__file__).parents[1]
+BY_NAME = {check.name: check for check in CHECKS}
+# Of a machine or a Detectron2, which may have them where the tests run
+CIRCUMSTANCES = {"detectron2._C", "GPUs", "shared memory"}
+
+
+def look(name):
+    """What a row says, and its problem or None, when nothing before it failed."""
+    lines, problems = examine([BY_NAME[name]._replace(needs=())])
+    return lines[name], problems.get(name)
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Make the import of a module end in an error."""
+
+    def broken(module, error):
+        def import_broken(name, package=None):
+            if name == module:
+                raise error
+            return import_module(name, package)
+
+        monkeypatch.setattr("importlib.import_module", import_broken)
+
+    return broken
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in CIRCUMSTANCES])
+def test_silent_where_all_is_well(name):
+    text, problem = look(name)
+    assert text and problem is None
+
+
+PACKAGES = {"OpenCV": "cv2", "detectron2": "detectron2.modeling"}
+PACKAGES |= {name: name for name in ("torch", "numpy", "torchvision", "pycocotools")}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_that_is_missing_or_broken(name, monkeypatch, broken):
+    broken(PACKAGES[name], OSError("libGL.so.1: no such file\nmore"))
+    text, problem = look(name)
+    assert text == "no: OSError: libGL.so.1: no such file"
+    assert name in problem and "libGL.so.1: no such file" in problem and "more" not in problem
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    text, problem = look(name)
+    assert name in problem and PACKAGES[name] in problem
+
+
+def test_a_row_waits_for_what_it_needs(broken):
+    broken("torch", OSError("broken"))
+    lines, problems = examine(CHECKS)
+    assert "torch" in problems
+    for name in ("numpy", "torchvision", "detectron2", "lambda_det", "kernels of the CPU"):
+        assert "not tried without" in lines[name] and name not in problems
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "substitute", "said"),
+    [
+        ("torchvision", "torchvision.ops.nms", lambda *_: torch.tensor([0, 1, 2]), "instead of"),
+        ("numpy", "torch.zeros", lambda size: 1 / 0, "ZeroDivisionError"),
+        ("pycocotools", "pycocotools.mask.area", lambda mask: 7, "7 instead of 15"),
+        (
+            "kernels of the CPU",
+            "lambda_det.native.missing",
+            lambda: "no compiler",
+            "no compiler",
+        ),
+    ],
+)
+def test_a_package_that_does_not_work(name, target, substitute, said, monkeypatch):
+    monkeypatch.setattr(target, substitute)
+    assert said in look(name)[1]
+
+
+def test_a_folder_that_is_called_detectron2(monkeypatch, tmp_path):
+    (tmp_path / "detectron2").mkdir()
+    for name in [name for name in sys.modules if name.split(".")[0] == "detectron2"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    problem = look("detectron2")[1]
+    assert str(tmp_path / "detectron2") in problem and "rename" in problem
+
+
+def test_compiled_operators(broken):
+    broken("detectron2._C", ModuleNotFoundError("No module named 'detectron2._C'"))
+    text, problem = look("detectron2._C")
+    assert "not built" in text and problem is None
+    broken("detectron2._C", ImportError("undefined symbol: _ZN3c10"))
+    assert "undefined symbol" in look("detectron2._C")[1]
+
+
+def test_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert look("GPUs")[0].startswith("none")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (2**30, 2**31))
+    real = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device: real(*size))
+    assert look("GPUs") == ("compute", None)
+    assert "cuda:0 1.0 GiB free of 2.0 GiB" in look("memory")[0]
+
+    def no_kernel(*size, device):
+        raise RuntimeError("CUDA error: no kernel image is available")
+
+    monkeypatch.setattr(torch, "ones", no_kernel)
+    assert "no kernel image" in look("GPUs")[1]
+    monkeypatch.setattr(torch, "ones", lambda *size, device: 2 * real(*size))
+    assert "cuda:0" in look("GPUs")[1]
+
+
+def test_memory_and_threads(monkeypatch, broken):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "cores" in look("threads")[0] and "OMP_NUM_THREADS=3" in look("threads")[0]
+    broken("torch", OSError("broken"))
+    assert "OSError: broken" in look("memory")[0]
+
+
+def test_shared_memory(monkeypatch, tmp_path):
+    usage = namedtuple("usage", "total used free")
+    for folder, size, said in (
+        ("none", 0, None),
+        (".", 2**26, "64 MiB left of 64"),
+        (".", 2**33, None),
+    ):
+        monkeypatch.setattr(doctor, "_SHARED_MEMORY", tmp_path / folder)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, size=size: usage(size, 0, size))
+        problem = look("shared memory")[1]
+        assert said in problem if said else problem is None
+
+
+def _faulty(text):
+    def probe():
+        raise Fault(text)
+
+    return probe
+
+
+def test_report_and_status(monkeypatch, capsys):
+    serious = Check("one", _faulty("One fails."), "mend one", "It is needed.")
+    mild = Check("two", _faulty("Two is slow."), "mend two", breaks=False)
+    well = Check("three", lambda: "works")
+    for checks, status in (([mild, well, serious], 1), ([mild, well], 0), ([well], 0)):
+        monkeypatch.setattr(doctor, "CHECKS", checks)
+        assert doctor.main([]) == status
+        text = capsys.readouterr().out
+        assert metadata.version("torch") in text and "GPU available" in text
+        faults = [check for check in (serious, mild) if check in checks]
+        marks = {serious: "BREAKS: One fails. It is needed.", mild: "note: Two is slow."}
+        places = [text.index(marks[check]) for check in faults]
+        assert places == sorted(places)
+        assert all(f"mend: {check.advice}" in text for check in faults)
+    assert "Found: none" in text
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Run Python in another folder, by its arguments; modules there go before others."""
+
+    def python(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+            capture_output=True,
+            text=True,
+        )
+
+    return python
+
+
+@pytest.mark.checkout
+def test_where_torch_is_missing_or_broken(python, tmp_path):
+    """Without site-packages; the first use names the doctor, and the doctor what is missing."""
+    process = python("-S", "-c", "import lambda_det; lambda_det.LambdaLayer")
+    assert "torch" in process.stderr and "python -m lambda_det.doctor" in process.stderr
+    process = python("-S", "-m", "lambda_det.doctor")
+    assert process.returncode == 1, process.stderr
+    for text in ("No module named 'torch'", "pip install --upgrade --force-reinstall torch"):
+        assert text in process.stdout
+    (tmp_path / "torch.py").write_text("raise RuntimeError('broken')")
+    process = python("-m", "lambda_det.doctor")
+    assert process.returncode == 1 and "RuntimeError: broken" in process.stdout
