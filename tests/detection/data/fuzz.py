@@ -40,11 +40,11 @@ from lambda_det.detection.data import (
     build_test_loader,
     build_train_loader,
     check_datasets,
-    command_line,
     register_json_datasets,
 )
 from lambda_det.detection.evaluation import build_evaluator
 from lambda_det.errors import ConfigError, UserError
+from lambda_det.own_data import command_line
 from tests.shapes import make_panoptic_shapes
 from tests.training.tiny_detector import tiny_config
 
