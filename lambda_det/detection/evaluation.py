@@ -19,14 +19,12 @@ from detectron2.evaluation import (
     SemSegEvaluator,
 )
 from detectron2.utils import comm
-from detectron2.utils.file_io import PathManager
-from PIL import Image
 from pycocotools.coco import COCO
 from torch.backends import cudnn
 
 from lambda_det.detection.data.classes import write_categories
 from lambda_det.detection.data.predictions import Detector, evaluated
-from lambda_det.detection.data.records import exif_turn, label_fault
+from lambda_det.detection.data.records import label_fault, read_pixels
 from lambda_det.detection.data.truth import complete
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
@@ -248,14 +246,12 @@ class _MaskEvaluator(SemSegEvaluator):
 def _read_labels(path: str, dtype: type, classes: int, ignored: int) -> np.ndarray:
     """A semantic mask [H, W], turned as its EXIF data say, which training does too.
 
-    Detectron2's own reader fails with numpy 2, which must copy here.
+    Detectron2's own reader fails with numpy 2, and turns a TIFF twice.
     """
     what = f"The semantic mask {printable(path)} cannot be read"
     # Pillow may raise anything for a broken file
-    with refused(DataError, what, "make it again", Exception), PathManager.open(path, "rb") as file:
-        image = Image.open(file)
-        turn = exif_turn(image)
-        labels = np.array(image if turn is None else image.transpose(turn), dtype=dtype)
+    with refused(DataError, what, "make it again", Exception):
+        labels = read_pixels(path).astype(dtype)
     if fault := label_fault(path, labels, classes, ignored):
         raise DataError(fault)
     return labels

@@ -29,7 +29,8 @@ import yaml
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import keep_json, read_json
-from lambda_det.detection.data.records import LYING, exif_turn
+from lambda_det.detection.data.picture_folder import PictureFolder
+from lambda_det.detection.data.records import upright_size
 from lambda_det.detection.data.truth import area_of, rectangle
 from lambda_det.errors import DataError, listed, printable, refused
 
@@ -38,7 +39,6 @@ __all__ = ["COCO", "FORMATS", "as_coco", "read_labels", "recognise", "refuse_add
 logger = logging.getLogger(__name__)
 
 COCO = "COCO"
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 _CIRCLE = 32  # corners of the polygon that takes a circle's place
 _IGNORED = "__ignore__"  # no class: LabelMe's own exporters leave it out
 
@@ -64,31 +64,20 @@ class Labelled(NamedTuple):
     subset: str = ""
 
 
-class _Pictures:
-    """The pictures below a folder, found by the end of a path, with or without the name's ending.
+class _Pictures(PictureFolder):
+    """The pictures below a folder, or those that a list names.
 
     Attributes:
-        folder: their names are relative to it.
-        paths: of all of them but hidden ones, or of those that a list names.
         left_out: where shapes were that no box or mask can be made of, by their kind.
     """
 
     def __init__(
         self, folder: Path, list_file: Path | None = None, paths: Iterable[Path] | None = None
     ) -> None:
-        self.folder, self.left_out = folder, defaultdict(list)
         if not folder.is_dir():
             raise DataError(f"There is no image folder {folder}; name it with --images.")
-        if paths is None:
-            paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-        self.paths = sorted(p for p in paths if p.suffix.lower() in PICTURES and p.name[0] != ".")
-        self._places: dict[str, set[Path]] = {}
-        for path in self.paths:
-            parts = path.relative_to(folder).parts
-            for start in range(len(parts)):
-                end = "/".join(parts[start:])
-                for key in {end, end.removesuffix(path.suffix)}:
-                    self._places.setdefault(key, set()).add(path)
+        super().__init__(folder, paths)
+        self.left_out: dict[str, list[str]] = defaultdict(list)
         if list_file:
             lines = enumerate(map(str.strip, _text(list_file).splitlines()), 1)
             named = {f"{list_file}, line {n}": t for n, t in lines if t[:1] not in ("", "#")}
@@ -107,18 +96,17 @@ class _Pictures:
         """
         beside = {Path(os.path.normpath(home / name)) for name in names}
         for name in names:
-            parts = name.replace("\\", "/").split("/")
-            for start in range(len(parts)):
-                if found := self._places.get(key := "/".join(parts[start:])):
-                    if len(found) > 1:  # such as drawings of Pascal VOC's labels
-                        own = {path for path in found if path.parent.name == "JPEGImages"}
-                        found = found & beside or own or found
-                    if len(found) > 1:
-                        raise DataError(
-                            f"{where}: {len(found)} pictures below {self.folder} are named "
-                            f"{printable(key)}; name the folder of these labels' pictures."
-                        )
-                    return next(iter(found))
+            end, pictures = self.named(name)
+            if len(pictures) > 1:  # such as drawings of Pascal VOC's labels
+                own = {path for path in pictures if path.parent.name == "JPEGImages"}
+                pictures = pictures & beside or own or pictures
+            if len(pictures) > 1:
+                raise DataError(
+                    f"{where}: {len(pictures)} pictures below {self.folder} are named "
+                    f"{printable(end)}; name the folder of these labels' pictures."
+                )
+            if pictures:
+                return pictures.pop()
         raise DataError(
             f"{where}: its picture {printable(names[0])!r} is not below {self.folder}; name the "
             "folder of the pictures with --images."
@@ -144,7 +132,7 @@ def _text(file: Path) -> str:
 def _size(picture: Path) -> tuple[int, int]:
     """Width and height of a picture, upright as training and annotation tools show it."""
     with _reading(picture, "remove or mend it"), Image.open(picture) as image:
-        return image.size[::-1] if exif_turn(image) in LYING else image.size
+        return upright_size(image)
 
 
 def _around(points: np.ndarray) -> tuple[float, float, float, float]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lambda_det.detection.data.coco_format import keep_json
+from lambda_det.detection.data.picture_folder import PICTURES, walk
 from lambda_det.errors import DataError
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.labels import (
     COCO,
-    PICTURES,
     only,
     read_labels,
     recognise,
@@ -109,7 +109,7 @@ def _refuse_strays(root: Path, files: list[Path]) -> None:
 
 
 def _pictures(root: Path) -> Iterator[Path]:
-    return (path for path in root.rglob("*") if path.suffix.lower() in PICTURES)
+    return (path for path in walk(root) if path.suffix.lower() in PICTURES)
 
 
 def _images_of(file: Path, root: Path, home: Path) -> Path:

@@ -14,7 +14,13 @@ from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
 
 from lambda_det.detection.data.jitter import build_augmentation
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.detection.data.records import head_fault, image_fault, label_fault, mask_fault
+from lambda_det.detection.data.records import (
+    head_fault,
+    image_fault,
+    label_fault,
+    mask_fault,
+    read_pixels,
+)
 from lambda_det.detection.data.transforming import (
     CHANNELS,
     ImageFile,
@@ -64,6 +70,11 @@ class TolerantMapper(DatasetMapper):
         self.semantic_classes = semantic_classes
         self.ignored_label = ignored_label
         self.exact_pixels = exact_pixels
+
+    @property
+    def draws_by_size(self) -> bool:
+        """Whether the augmentations are drawn before the image is read, which saves most of it."""
+        return draws_by_size(self.augmentations) and self.image_format in CHANNELS
 
     @classmethod
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
@@ -123,33 +134,43 @@ class TolerantMapper(DatasetMapper):
 
     def _map(self, record: dict[str, Any]) -> dict[str, Any]:
         """What Detectron2's mapper makes of a record; in training in less time."""
-        by_size = draws_by_size(self.augmentations) and self.image_format in CHANNELS
-        if self.exact_pixels or not self.is_train or not by_size:
-            return super().__call__(record)
         sample = {**record}
+        labels = None
+        if "sem_seg_file_name" in sample:
+            labels = read_pixels(sample.pop("sem_seg_file_name"), "L").squeeze(2)
+        if self.is_train and self.draws_by_size and not self.exact_pixels:
+            image, transforms = self._drawn(sample)
+            labels = None if labels is None else transforms.apply_segmentation(labels)
+        else:
+            given = T.AugInput(read_pixels(sample["file_name"], self.image_format), sem_seg=labels)
+            detection_utils.check_image_size(sample, given.image)
+            transforms = self.augmentations(given)
+            image, labels = _planes(given.image), given.sem_seg
+        sample["image"] = image
+        size = tuple(image.shape[1:])
+        if labels is not None:
+            sample["sem_seg"] = torch.from_numpy(labels.astype(np.int64))
+        if self.proposal_topk is not None:
+            detection_utils.transform_proposals(
+                sample, size, transforms, proposal_topk=self.proposal_topk
+            )
+        if self.is_train:
+            self._transform_annotations(sample, transforms, size)
+        else:
+            sample.pop("annotations", None)
+        return sample
+
+    def _drawn(self, sample: dict[str, Any]) -> tuple[torch.Tensor, T.TransformList]:
+        """The training image [C, H, W] and its transforms, drawn before the pixels are read."""
         file = ImageFile(sample["file_name"])
         outline = Outline(*file.size)
         detection_utils.check_image_size(sample, outline.image)
         transforms = self.augmentations(outline)
         place = Placement.of(file.size, transforms)
         if place is not None:
-            image = file.draw(place, CHANNELS[self.image_format])
-        else:
-            pixels = detection_utils.read_image(sample["file_name"], self.image_format)
-            pixels = transforms.apply_image(pixels).transpose(2, 0, 1)
-            image = torch.from_numpy(np.ascontiguousarray(pixels))
-        sample["image"] = image
-        size = tuple(image.shape[1:])
-        if "sem_seg_file_name" in sample:
-            labels = detection_utils.read_image(sample.pop("sem_seg_file_name"), "L").squeeze(2)
-            labels = transforms.apply_segmentation(labels)
-            sample["sem_seg"] = torch.from_numpy(labels.astype(np.int64))
-        if self.proposal_topk is not None:
-            detection_utils.transform_proposals(
-                sample, size, transforms, proposal_topk=self.proposal_topk
-            )
-        self._transform_annotations(sample, transforms, size)
-        return sample
+            return file.draw(place, CHANNELS[self.image_format]), transforms
+        pixels = read_pixels(sample["file_name"], self.image_format)
+        return _planes(transforms.apply_image(pixels)), transforms
 
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
@@ -228,6 +249,11 @@ class TolerantMapper(DatasetMapper):
                 )
             result.append(moved)
         return result
+
+
+def _planes(pixels: np.ndarray) -> torch.Tensor:
+    """An image [H, W, C] as [C, H, W]."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def _boxes_of(masks: PolygonMasks | BitMasks) -> Boxes:

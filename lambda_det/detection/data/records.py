@@ -7,7 +7,8 @@ import stat
 from typing import Any
 
 import numpy as np
-from detectron2.data import detection_utils
+from detectron2.data.detection_utils import convert_PIL_to_numpy
+from detectron2.utils.file_io import PathManager
 from PIL import Image
 
 from lambda_det.errors import DataError, printable, reason
@@ -22,16 +23,57 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-LYING = tuple(_TURNS[value] for value in (5, 6, 7, 8))  # turns that exchange height and width
+_LYING = (5, 6, 7, 8)  # those that exchange height and width
 
 
-def exif_turn(image: Image.Image) -> Image.Transpose | None:
-    """The turn that the EXIF data of an image ask for, as Detectron2 reads them; None for none."""
+def orientation(image: Image.Image) -> int:
+    """EXIF's orientation of a picture, 1 for upright.
+
+    It is 1 for a TIFF, which Pillow turns by itself while it loads the pixels.
+    """
+    return 1 if image.format == "TIFF" else _tag(image)
+
+
+def _tag(image: Image.Image) -> int:
     try:
-        orientation = image.getexif().get(274)
+        value = image.getexif().get(274, 1)
     except Exception:  # as Detectron2 has it: the pixels may be sound nevertheless
-        return None
-    return _TURNS.get(orientation)
+        return 1
+    return value if value in _TURNS else 1
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """A picture as its EXIF data ask for, whoever reads it: the one place that turns pictures."""
+    turn = _TURNS.get(orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height of :func:`upright`. The pixels are not read but for a turned TIFF."""
+    if image.format == "TIFF":
+        if _tag(image) in _LYING:
+            image.load()  # before that, only newer versions of Pillow give the turned size
+        return image.size
+    return image.size[::-1] if orientation(image) in _LYING else image.size
+
+
+def read_pixels(path: str | os.PathLike, image_format: str | None = None) -> np.ndarray:
+    """The pixels of a picture, :func:`upright`, as Detectron2's reader has them.
+
+    Detectron2 itself turns a TIFF a second time.
+
+    Args:
+        path: of the file.
+        image_format: as in ``INPUT.FORMAT``; None for that of the file.
+
+    Returns:
+        [H, W, C], or [H, W] where the format of the file has one channel.
+
+    Raises:
+        Exception: of any kind, as Pillow has it for a broken file.
+    """
+    with PathManager.open(os.fspath(path), "rb") as file:
+        return convert_PIL_to_numpy(upright(Image.open(file)), image_format)
 
 
 def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
@@ -51,7 +93,7 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
     if fault := head_fault(path, "any" if image_format == "L" else "pixels"):
         raise DataError(fault)
     try:
-        image = detection_utils.read_image(path, format=image_format)
+        image = read_pixels(path, image_format)
     except FileNotFoundError as error:
         raise DataError(
             f"The image {printable(path)} does not exist; put it there or leave it out."

@@ -23,7 +23,7 @@ from lambda_det.detection.data.jitter import (
     ResizeScaleAtLeastOnePixel,
     ResizeShortestEdgeAtLeastOnePixel,
 )
-from lambda_det.detection.data.records import LYING, exif_turn
+from lambda_det.detection.data.records import orientation, upright, upright_size
 from lambda_det.detection.data.truth import without_crossings
 
 CHANNELS = {"BGR": (2, 1, 0), "RGB": (0, 1, 2)}  # places of INPUT.FORMAT's channels in RGB
@@ -141,9 +141,7 @@ class ImageFile:
         """
         with PathManager.open(path, "rb") as file:
             self._head = Image.open(io.BytesIO(file.read()))
-        self._turn = exif_turn(self._head)
-        width, height = self._head.size
-        self.size = (width, height) if self._turn in LYING else (height, width)
+        self.size = upright_size(self._head)[::-1]
 
     def draw(self, place: Placement, channels: Sequence[int]) -> Tensor:
         """The training image, once.
@@ -174,8 +172,8 @@ class ImageFile:
         then lie outside the image by a part.
         """
         image, extent = self._head, self.size
-        if self._turn is not None:
-            image = image.transpose(self._turn)
+        if orientation(image) != 1:
+            image = upright(image)
         elif image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
             eighths = _eighths(self.size, resized)
             image.draft(None, tuple(side * eighths // 8 for side in image.size))

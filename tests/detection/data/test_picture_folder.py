@@ -1,0 +1,72 @@
+"""The pictures that names in labels mean."""
+
+import unicodedata
+
+import pytest
+
+from lambda_det.detection.data.picture_folder import PictureFolder, walk
+
+
+def make(root, *names: str) -> PictureFolder:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return PictureFolder(root)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jpg",
+        "a",
+        "A.JPG",
+        "images/a.jpg",
+        "./images/a.jpg",
+        "/home/ann/set1/images/a.jpg",
+        r"C:\pictures\images\a.jpg",
+        r"images\a.jpg",
+        "../../label-studio/media/upload/4/a.jpg",
+        "https://example.org/data/images/a.jpg?token=1%2F2",
+        "http://localhost:8080/data/local-files/?d=set1/images/a.jpg",
+        "s3://bucket/images/a.jpg",
+        "file:///images/%61.jpg",
+    ],
+)
+def test_a_picture_is_found_by_the_end_of_its_name(tmp_path, name):
+    pictures = make(tmp_path, "images/a.jpg", "images/b.jpg")
+    assert pictures.named(name)[1] == {tmp_path / "images/a.jpg"}
+
+
+@pytest.mark.parametrize("name", ["c.jpg", "", ".", "xa.jpg", "https://[/c.jpg", "a.jp"])
+def test_a_name_of_no_picture(tmp_path, name):
+    assert make(tmp_path, "images/a.jpg").named(name) == ("", set())
+
+
+def test_several_pictures_of_a_name(tmp_path):
+    pictures = make(tmp_path, "one/a.jpg", "two/a.jpg", "A.png", "a.png")
+    assert len(pictures.named("a.jpg")[1]) == 2
+    assert pictures.named("set/one/a.jpg") == ("one/a.jpg", {tmp_path / "one/a.jpg"})
+    assert pictures.named("a.png")[1] == {tmp_path / "a.png"}  # capital letters tell these apart
+    assert len(pictures.named("A.PNG")[1]) == 2
+
+
+def test_a_folder_in_a_name_counts_where_it_has_pictures(tmp_path):
+    pictures = make(tmp_path, "cam1/0.png", "cam2/1.png")
+    assert pictures.named("cam2/0.png") == ("", set())
+    assert pictures.named("cam3/0.png")[1] == {tmp_path / "cam1/0.png"}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_are_compared_in_one_form_of_unicode(tmp_path, form):
+    pictures = make(tmp_path, unicodedata.normalize(form, "süß/café.jpg"))
+    for other in ("NFC", "NFD"):
+        assert pictures.named(unicodedata.normalize(other, "süß/café.jpg"))[1]
+
+
+@pytest.mark.posix
+def test_links_are_followed_without_circles_and_hidden_folders_left_out(tmp_path):
+    make(tmp_path / "store", "a.jpg", ".hidden.jpg", ".ipynb_checkpoints/a.jpg")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/images").symlink_to(tmp_path / "store")
+    (tmp_path / "store/again").symlink_to(tmp_path / "data")
+    assert list(walk(tmp_path / "data")) == [tmp_path / "data/images/a.jpg"]
