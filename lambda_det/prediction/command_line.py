@@ -52,8 +52,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--input",
         nargs="+",
         metavar="PATH",
-        help="images, videos, folders, which are searched recursively for images, patterns, "
-        "addresses (http, https, s3, gs), or the number of a webcam, whose video Ctrl-C ends",
+        help="images, videos, folders, which are searched recursively for images, or patterns",
     )
     source.add_argument(
         "--dataset",

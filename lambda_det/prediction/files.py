@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import copy
 import glob
 import logging
 import os
 import re
-import shutil
-import subprocess
-import tempfile
-import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +16,6 @@ import cv2
 import numpy as np
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from iopath.common.download import download
 from omegaconf import DictConfig
 from tqdm import tqdm
 
@@ -29,7 +23,7 @@ from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
 from lambda_det.detection.task import DetectionTask
-from lambda_det.errors import ConfigError, DataError, listed, refused
+from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.files import relative_path, writing_to
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
@@ -54,7 +48,6 @@ class Picture:
         name: of the source, relative to the folder that was given, or to that of the data set.
         annotations: the ground truth, to draw beside the predictions; None without.
         true_class_names: names of the classes of ``annotations``.
-        camera: the number of a webcam, which is a video without a file; None of a file.
     """
 
     source: Path
@@ -62,37 +55,31 @@ class Picture:
     name: str
     annotations: list[dict] | None = None
     true_class_names: list[str] | None = None
-    camera: int | None = None
 
     @property
     def is_video(self) -> bool:
-        return self.camera is not None or self.source.suffix.lower() in VIDEO_SUFFIXES
+        return self.source.suffix.lower() in VIDEO_SUFFIXES
 
 
 def plan_files(inputs: Iterable[str | Path], output: str | Path, overwrite: bool) -> list[Picture]:
     """List the images and videos to predict on and their targets. Writes nothing.
 
     Args:
-        inputs: images, videos, folders, which are searched recursively for images, patterns such
-            as ``day?/*.jpg``, addresses (http, https, and with fsspec s3, gs and others), and the
-            numbers of webcams.
+        inputs: images, videos, folders, which are searched recursively for images, and patterns
+            such as ``day?/*.jpg``.
         output: folder of the targets. Images of a folder keep their relative paths.
         overwrite: replace existing targets.
 
     Raises:
-        DataError: an input is missing or cannot be fetched, or a folder holds no image.
+        DataError: an input is missing, or a folder holds no image.
         ConfigError: two targets coincide, or a file would be overwritten.
     """
     output = Path(output)
     pictures = []
     for given in map(str, inputs):
-        if given.isdecimal() and not Path(given).exists():
-            name = f"webcam{given}.mp4"
-            pictures.append(Picture(Path(given), output / name, name, camera=int(given)))
-            continue
         folder, files = _files_of(given, output)
         for file in files:
-            name = file.relative_to(folder) if folder else Path(file.name)
+            name = file.relative_to(folder)
             pictures.append(Picture(file, _target(output, name), name.as_posix()))
     _check_targets(pictures, overwrite)
     return pictures
@@ -146,15 +133,13 @@ def plan_dataset(
     return pictures
 
 
-def _files_of(given: str, output: Path) -> tuple[Path | None, list[Path]]:
-    """The files of an input, and the folder that their names are relative to; None: by themselves.
+def _files_of(given: str, output: Path) -> tuple[Path, list[Path]]:
+    """The folder that names of an input's files are relative to, and the files.
 
     Raises:
         DataError: there are none.
     """
     path, is_folder = Path(given), Path(given).is_dir()
-    if "://" in given:
-        return None, _fetched(given)
     if path.exists() and not is_folder:
         return path.parent, [path]
     folder = path if is_folder else Path(f"{re.split('[*?[]', given)[0]}x").parent
@@ -176,29 +161,7 @@ def _files_of(given: str, output: Path) -> tuple[Path | None, list[Path]]:
     hint = "correct the path"
     if "." in path.name and path.name.isupper():
         hint = "KEY VALUE pairs must follow another option, such as --output DIR"
-    raise DataError(f"There is no file or folder {path}; {hint}.")
-
-
-def _fetched(address: str) -> list[Path]:
-    """Local copies of the files of an address, which may be a pattern where fsspec reads it.
-
-    Raises:
-        DataError: they cannot be fetched.
-    """
-    # Each kind of address has errors of its own
-    with refused(DataError, f"{address} cannot be fetched", "correct it", Exception):
-        if address.startswith(("http://", "https://")):
-            # Not Detectron2's cache: it knows pictures without their host, and never fetches again
-            folder = tempfile.mkdtemp(prefix="lambda_det_")
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            name = Path(urllib.parse.unquote(urllib.parse.urlparse(address).path)).name
-            return [Path(download(address, folder, filename=name or "picture", progress=False))]
-        import fsspec  # which PyTorch brings; s3 and gs need s3fs and gcsfs
-
-        found = fsspec.open_local(f"simplecache::{address}", simplecache={"same_names": True})
-        if files := list(map(Path, [found] if isinstance(found, str) else found)):
-            return files
-        raise FileNotFoundError("no file is there")
+    raise DataError(f"There is no file or folder {given}; {hint}.")
 
 
 def _target(output: Path, relative: Path) -> Path:
@@ -252,8 +215,7 @@ def predict(
 ) -> Result:
     """Predict on each file, draw the result, and show the progress.
 
-    A file that cannot be read is skipped with a warning. A video keeps its sound where ffmpeg is
-    installed.
+    A file that cannot be read is skipped with a warning. A drawn video has no sound.
 
     Args:
         predictor: the detector.
@@ -266,8 +228,6 @@ def predict(
     """
     result = Result()
     videos = [picture for picture in pictures if picture.is_video]
-    if videos and not shutil.which("ffmpeg"):
-        logger.warning("Drawn videos have no sound, because ffmpeg is not installed.")
     if videos and annotations is not None:
         logger.warning(
             "Annotations are written only for images: %s is only drawn.",
@@ -316,12 +276,10 @@ def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
 
 def _draw_video(predictor: Predictor, picture: Picture) -> int:
     """Draw all frames in the size and rate of the video; returns the number of instances."""
-    is_camera = picture.camera is not None
-    capture = cv2.VideoCapture(picture.camera if is_camera else str(picture.source))
+    capture = cv2.VideoCapture(str(picture.source))
     first = capture.read()[1]
     if first is None:
-        what = "webcam" if is_camera else "video"
-        raise DataError(f"The {what} {picture.source} cannot be read: it has no first frame.")
+        raise DataError(f"The video {picture.source} cannot be read: it has no first frame.")
     announced, rate = (capture.get(name) for name in (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS))
     if not 0 < rate < 1000:
         logger.warning("%s records no frame rate; 25 is used.", picture.source)
@@ -332,50 +290,24 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
         try:
-            shown = {"desc": picture.name, "unit": "frame"}
-            # Ctrl-C is the end of a webcam's video
-            with contextlib.suppress(*[KeyboardInterrupt] * is_camera):
-                for frame in tqdm(
-                    _frames(first, capture), total=max(int(announced), 0) or None, **shown
-                ):
-                    found = predictor(frame).instances
-                    drawn += 1
-                    instances += len(found)
-                    # None before OpenCV 5
-                    if not writer.isOpened() or writer.write(draw(frame, found)) is False:
-                        break
+            total = max(int(announced), 0) or None
+            for frame in tqdm(
+                _frames(first, capture), total=total, desc=picture.name, unit="frame"
+            ):
+                found = predictor(frame).instances
+                drawn += 1
+                instances += len(found)
+                # None before OpenCV 5
+                if not writer.isOpened() or writer.write(draw(frame, found)) is False:
+                    break
         finally:
             writer.release()
         # The end of a file is written on release, which reports no full disk
-        # Ctrl-C may come between the counter and the frame
-        if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn - is_camera:
+        if cv2.VideoCapture(str(draft)).get(cv2.CAP_PROP_FRAME_COUNT) < drawn:
             raise OSError("frames are missing in it; look whether the disk has free space")
-        if not is_camera:
-            _add_sound(draft, picture.source)
     if drawn < announced:
         logger.warning("%s ends after %d of %d frames.", picture.source, drawn, announced)
     return instances
-
-
-def _add_sound(drawn: Path, source: Path) -> None:
-    """Copy the sound of ``source``, if it has any, to a drawn video, where ffmpeg is installed."""
-    ffmpeg = shutil.which("ffmpeg")
-    if not ffmpeg:
-        return
-    both = drawn.with_name(f"sound-{drawn.name}")
-    inputs = ["-i", f"file:{drawn}", "-i", f"file:{source}"]
-    # The codec of the source may have no place in an .mp4
-    copied = ["-map", "0:v", "-map", "1:a?", "-c:v", "copy", "-c:a", "aac", f"file:{both}"]
-    command = [ffmpeg, "-nostdin", "-y", "-v", "error", *inputs, *copied]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode == 0:
-            os.replace(both, drawn)
-        else:
-            fault = done.stderr.strip().rpartition("\n")[2]
-            logger.warning("%s is drawn without its sound: ffmpeg failed (%s).", source, fault)
-    finally:
-        both.unlink(missing_ok=True)
 
 
 def _frames(first: np.ndarray, capture: cv2.VideoCapture) -> Iterator[np.ndarray]:
