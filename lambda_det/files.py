@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from lambda_det.errors import ConfigError, refused
+from lambda_det.errors import ConfigError, DataError, printable, refused
 
 __all__ = [
-    *("DRAFT", "refuse_existing", "relative_path", "replace_file", "replace_text", "sync_folder"),
+    "DRAFT",
+    "decoded",
+    "read_text",
+    "refuse_existing",
+    "relative_path",
+    "replace_file",
+    "replace_text",
+    "sync_folder",
     "writing_to",
 ]
 
@@ -36,6 +44,61 @@ def refuse_existing(path: str | Path, overwrite: bool, *, folder: bool = False) 
         raise ConfigError(f"{path} is a folder; give the name of a file.")
     if os.path.exists(path) and not overwrite:
         raise ConfigError(f"{path} exists already; give another name, or add --overwrite.")
+
+
+# Marks at the beginning of a text; that of UTF-32 begins with that of UTF-16
+_MARKS = {
+    BOM_UTF32_LE: "UTF-32",
+    BOM_UTF32_BE: "UTF-32",
+    BOM_UTF16_LE: "UTF-16",
+    BOM_UTF16_BE: "UTF-16",
+}
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Raises:
+        DataError: it cannot be read, or is in another encoding, which the message names.
+    """
+    with refused(DataError, f"{path} cannot be read", "make it readable", OSError):
+        content = Path(path).read_bytes()
+    if encoding := _wide_encoding(content):
+        raise DataError(f"{path} is text in {encoding}; save it as UTF-8.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start)
+        line = content.split(b"\n")[number].strip()[:200]
+        forms = [f"{text!r} in {name}" for name in _NARROW if (text := _text_in(name, line))]
+        seen = f"line {number + 1} is {printable(' and '.join(forms) or repr(line))}"
+        raise DataError(f"{path} is not text in UTF-8: {seen}; save it as UTF-8.") from error
+
+
+def decoded(content: bytes) -> str:
+    """Bytes as text of the encoding that they seem to be in; what does not fit is replaced."""
+    return content.decode(_wide_encoding(content) or "utf-8-sig", "replace")
+
+
+_NARROW = ("GBK", "Windows-1252")  # encodings that editors still write where they are the default
+
+
+def _wide_encoding(content: bytes) -> str | None:
+    """The encoding of text that is marked as UTF-16 or UTF-32, or has the zeros of UTF-16."""
+    for mark, name in _MARKS.items():
+        if content.startswith(mark):
+            return name
+    start = content[:1000]
+    for name, zeros in (("UTF-16-LE", start[1::2]), ("UTF-16-BE", start[::2])):
+        if zeros.count(0) > len(start) / 4:
+            return name
+    return None
+
+
+def _text_in(encoding: str, content: bytes) -> str | None:
+    with contextlib.suppress(UnicodeDecodeError):
+        return content.decode(encoding)
+    return None
 
 
 @contextlib.contextmanager

@@ -49,6 +49,8 @@ def print_report(report: Report) -> None:
     headings = {
         REFUSED: "Problems that training and evaluation refuse",
         BAD_BOX: "Left out, cut at the border, or a box as mask; more than 1 % of them are refused",
+        "repaired": "Repaired",
+        "doubtful": "Left out or doubtful; training goes on with the rest",
         NOTED: "For information",
     }
     print(f"{report.json_file}\nimages in {report.image_root}\n")
@@ -86,7 +88,8 @@ def check(arguments: argparse.Namespace) -> int:
         print_report(report)
         if not report.usable:
             print("\nNo object can be trained on. Are the labels where their format has them?")
-        found |= bool(report.of(REFUSED) or report.of(BAD_BOX) or not report.usable)
+        wrong = [report.of(severity) for severity in (REFUSED, BAD_BOX, "doubtful")]
+        found |= any(wrong) or not report.usable
     print("\nProblems were found." if found else "\nNothing is wrong.")
     return int(found)
 

@@ -20,14 +20,8 @@ from lambda_det.detection.data.coco_format import keep_json
 from lambda_det.detection.data.picture_folder import PICTURES, walk
 from lambda_det.errors import DataError
 from lambda_det.own_data.held_out import part_of
-from lambda_det.own_data.labels import (
-    COCO,
-    only,
-    read_labels,
-    recognise,
-    yolo_content,
-    yolo_file,
-)
+from lambda_det.own_data.labels import COCO, only, read_labels, recognise
+from lambda_det.own_data.labels.yolo import has_labels, yolo_content
 
 __all__ = ["Part", "find_images", "find_parts"]
 
@@ -160,7 +154,7 @@ def _of_yolo(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
         return parts
     found = _folders(_pictures(home), home)
     if "train" in found:
-        _refuse_strays(home, [path for path in _pictures(home) if yolo_file(path, path).is_file()])
+        _refuse_strays(home, [path for path in _pictures(home) if has_labels(path)])
     return {name: Part(file, folder) for name, folder in found.items()}
 
 
@@ -205,7 +199,7 @@ def _gathered(file: Path, name: str, places: list[Path], homes: Iterable[Path]) 
     if not paths:
         raise DataError(f"{file}: {name} names no picture.")
     folder = Path(os.path.commonpath([path.parent for path in paths]))
-    content = read_labels(file, folder, paths)
+    content = read_labels(file, folder, paths=paths)
     return Part(Path(keep_json(content, "labels", f"{file.stem}_{name}.json")), folder)
 
 

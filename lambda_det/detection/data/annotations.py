@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from lambda_det.detection.data.coco_format import read_keypoint_names, read_lists
 from lambda_det.detection.data.records import image_fault
-from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, SIZES, Report
+from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, SIZES, Problem, Report
 from lambda_det.detection.data.truth import FAR, MAX_PIXELS, is_area, is_polygon, usable_runs
 from lambda_det.errors import DataError
 
@@ -192,6 +192,10 @@ def inspect_annotations(json_file: str, version: Any = None) -> Report:
         per_category={name: counts[number] for number, name in names.items()},
         files=[{k: i[k] for k in ("file_name", "width", "height")} for i in images],
     )
+    if isinstance(about, dict):
+        for finding in about.get("findings", []):  # of the reader of labels of another format
+            problem = Problem(finding["severity"], finding["count"], finding["first"])
+            report.problems[finding["text"]] = problem
     lists = {"image": images, "annotation": annotations, "category": categories}
     for name, entries in lists.items():
         for number, count in Counter(entry["id"] for entry in entries).items():

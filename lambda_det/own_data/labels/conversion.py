@@ -1,0 +1,361 @@
+"""Labels of any format as one content of COCO's format."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lambda_det.detection.data.coco_format import keep_json, read_json
+from lambda_det.detection.data.picture_folder import normal, walk
+from lambda_det.detection.data.records import upright
+from lambda_det.errors import DataError, listed, printable
+from lambda_det.files import read_text
+from lambda_det.own_data.labels.findings import (
+    NO_PICTURE,
+    OTHER_COPY,
+    OTHER_NAME,
+    RENAMED,
+    SIZE,
+    Findings,
+)
+from lambda_det.own_data.labels.formats import COCO, FORMATS, format_of, recognise
+from lambda_det.own_data.labels.objects import (
+    LabelledPicture,
+    area,
+    reading,
+    size_of,
+)
+from lambda_det.own_data.labels.pictures import MissingPicture, Pictures
+from lambda_det.own_data.labels.yolo import read_yolo, yolo_names
+
+logger = logging.getLogger(__name__)
+
+
+def read_labels(
+    place: str | Path,
+    images: str | Path | None = None,
+    *,
+    files: Sequence[Path] | None = None,
+    paths: Iterable[Path] | None = None,
+) -> dict[str, Any]:
+    """The labels of a file or folder in COCO's format.
+
+    Args:
+        place: a folder of Pascal VOC, LabelMe, VIA or CVAT files, such a file, YOLO's data.yaml, a
+            file of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
+        images: the folder of the pictures; by default that of the labels. Names are relative to it.
+        files: the files of labels that are meant; by default all in ``place``.
+        paths: the pictures that are meant; by default all in ``images``.
+
+    Returns:
+        ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
+        name. The size of an image is the one that its file of labels states, else that of the
+        picture. Objects with polygons or masks have a ``segmentation``, and all have a ``source``:
+        their file, and what in it. ``info`` has ``labels``, which is ``place``, and ``findings``:
+        what was repaired or left out.
+
+    Raises:
+        DataError: a file cannot be read, or no picture is there.
+    """
+    place = Path(place)
+    home = place
+    if _is_list(place):
+        home = place.parents[2] if place.match("ImageSets/Main/*") else place.parent
+    name, there = recognise(home)
+    row = FORMATS[name]
+    if row.read is None:
+        return read_json(only(home, there))
+    files = there if files is None else list(files)
+    if row.is_whole:
+        only(home, files)
+    folder = Path(images or (home if home.is_dir() else home.parent))
+    pictures = Pictures(folder, paths)
+    if home != place:
+        pictures = Pictures(folder, _listed_pictures(place, pictures))
+        if not row.is_whole:
+            stems = {normal(path.stem) for path in pictures.paths}
+            files = [file for file in files if normal(file.stem) in stems]
+    findings = Findings()
+    rows = [picture for file in files for picture in row.read(file, pictures, findings)]
+    if not rows:
+        raise DataError(f"{place}: of {len(pictures.paths)} pictures in {folder}, none has labels.")
+    if row.read is read_yolo:
+        classes = list(yolo_names(files[0]).values())
+    else:
+        classes = sorted({thing.label for picture in rows for thing in picture.objects})
+    placed = _placed(rows, pictures, findings)
+    content = _content(placed, folder, classes, findings)
+    content["info"] = {"labels": str(place), "findings": findings.plain()}
+    _log(place, name, placed, pictures, findings)
+    return content
+
+
+def _is_list(place: Path) -> bool:
+    """Whether it is a list of pictures, and not names of classes, nor COCO's of another ending."""
+    if not place.is_file() or place.suffix != ".txt":
+        return False
+    return not place.name.endswith(_LISTS) and format_of(place) != COCO
+
+
+def _listed_pictures(list_file: Path, pictures: Pictures) -> list[Path]:
+    """The pictures that a list names, one a line.
+
+    Raises:
+        DataError: one is not there.
+    """
+    lines = enumerate(map(str.strip, read_text(list_file).splitlines()), 1)
+    return [
+        pictures.find(f"{list_file}, line {number}", list_file.parent, line)
+        for number, line in lines
+        if line and not line.startswith("#")
+    ]
+
+
+# ------------------------------------------------------------------ the picture of a file of labels
+def _placed(
+    rows: Iterable[LabelledPicture], pictures: Pictures, findings: Findings
+) -> list[tuple[LabelledPicture, Path]]:
+    """Labelled pictures that are there, with their files.
+
+    Raises:
+        DataError: none is there, or two labels name the same one.
+    """
+    placed, missing = [], []
+    for row in rows:
+        try:
+            placed.append((row, _picture_of(row, pictures, findings)))
+        except MissingPicture as error:
+            missing.append((row, error))
+    if missing and not placed:
+        raise missing[0][1]
+    if missing:
+        others = {normal(path.stem): path.name for path in walk(pictures.folder)}
+        for row, _ in missing:
+            other = others.get(normal(_stem(row.name)))
+            beside = f", beside {other}" if other else ""
+            findings.add(NO_PICTURE, f"{row.source}: {row.name}{beside}")
+    _refuse_second_claims(placed)
+    return placed
+
+
+def _picture_of(row: LabelledPicture, pictures: Pictures, findings: Findings) -> Path:
+    """The file of a labelled picture.
+
+    Pictures may have been renamed since they were labelled. Where the file of labels is called like
+    another picture than the one that it names, its own copy or its size decides between them.
+
+    Raises:
+        DataError: it is not there, or it is not clear which one it is.
+    """
+    where, home = str(row.source), row.source.parent
+    names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
+    own = row.source.stem
+    if not row.is_alone or normal(_stem(row.name)) == normal(own):
+        return pictures.find(where, home, *names)
+    there = []
+    for name in (row.name, own):
+        with contextlib.suppress(MissingPicture):
+            there.append(pictures.find(where, home, name))
+    if not there:
+        return pictures.find(where, home, row.name)
+    if row.copy:
+        fitting = [path for path in there if _difference(row.copy, path) < _SAME]
+        fitting.sort(key=lambda path: _difference(row.copy, path))
+        kind = OTHER_COPY
+    elif there[0] != there[-1]:
+        fitting = [path for path in there if size_of(path) == row.size]
+        fitting = fitting if len(fitting) == 1 else []
+        kind = OTHER_NAME
+    else:
+        return there[0]
+    seen = f"{row.source} names {row.name}"
+    if not fitting:
+        findings.add(kind, seen)
+        return there[0]
+    if fitting[0] != there[0]:
+        findings.add(RENAMED, f"{seen}, and {fitting[0].name} is taken")
+    return fitting[0]
+
+
+def _stem(name: str) -> str:
+    return Path(name.replace("\\", "/")).stem
+
+
+_SAME = 6  # levels of grey by which a copy that was compressed again may differ in the mean
+
+
+def _difference(copy: bytes, picture: Path) -> float:
+    """The mean difference of two pictures in levels of grey, seen from afar."""
+    small = []
+    for file in (io.BytesIO(copy), picture):
+        with reading(picture, "remove or mend it"), Image.open(file) as image:
+            image.draft("L", (64, 64))
+            small.append(np.asarray(upright(image).convert("L").resize((64, 64)), float))
+    return float(abs(small[0] - small[1]).mean())
+
+
+def _refuse_second_claims(placed: Iterable[tuple[LabelledPicture, Path]]) -> None:
+    """A picture named twice in one file by one name has two entries; others are a mistake.
+
+    Raises:
+        DataError: two files, or two names in one, are of the same picture.
+    """
+    claims: dict[Path, LabelledPicture] = {}
+    doubled = []
+    for row, path in placed:
+        first = claims.setdefault(path, row)
+        if (first.source, normal(first.name)) != (row.source, normal(row.name)):
+            doubled.append((row, first, path))
+    if not doubled:
+        return
+    row, first, path = doubled[0]
+    if row.source == first.source:
+        both = f"{row.source}: {row.name} and {first.name}"
+    else:
+        both = f"{row.source} and {first.source}"
+    more = f" ({len(doubled)} such pictures in all)" if len(doubled) > 1 else ""
+    raise DataError(
+        f"{printable(both)} both name {path}{more}; correct the name in one of them, or give one "
+        "of the files alone."
+    )
+
+
+# -------------------------------------------------------------------------------------- the content
+def _content(
+    placed: Sequence[tuple[LabelledPicture, Path]],
+    folder: Path,
+    classes: Sequence[str],
+    findings: Findings,
+) -> dict[str, Any]:
+    """The lists of a file in COCO's format."""
+    ids = {name: number for number, name in enumerate(classes, 1)}
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for number, (row, path) in enumerate(placed, 1):
+        width, height = _size(row, path, findings)
+        image = {"id": number, "file_name": path.relative_to(folder).as_posix()}
+        image |= {"subset": row.subset} if row.subset else {}
+        images.append({**image, "width": width, "height": height})
+        for thing in row.objects:
+            x0, y0, x1, y1 = thing.box
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": ids[thing.label],
+                "bbox": [x0, y0, x1 - x0, y1 - y0],
+                "area": area(thing),
+                "iscrowd": 0,
+                "source": thing.where,
+            }
+            if thing.mask is not None:
+                annotation["segmentation"] = thing.mask
+            annotations.append(annotation)
+    categories = [{"id": number, "name": name} for name, number in ids.items()]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def _size(row: LabelledPicture, path: Path, findings: Findings) -> tuple[int, int]:
+    """The size that the boxes count in: what their file states, if they fit into it.
+
+    Whether it is the picture's is for ``check`` and the reader of records to say, as of COCO's own.
+    """
+    if row.size is None or not row.objects:
+        return size_of(path)
+    if _fits(row, row.size):
+        return row.size
+    own = size_of(path)
+    if own == row.size or not _fits(row, own):
+        return row.size
+    where = f"{row.source}: {row.size[0]}x{row.size[1]}, and {path.name} is {own[0]}x{own[1]}"
+    findings.add(SIZE, where)
+    return own
+
+
+def _fits(row: LabelledPicture, size: tuple[int, int]) -> bool:
+    """Whether all boxes are within a picture of a size, but for a pixel."""
+    corners = np.array([thing.box for thing in row.objects]).reshape(-1, 4)
+    return bool((corners[:, 2:] <= np.array(size) + 1).all())
+
+
+def _log(
+    place: Path,
+    name: str,
+    placed: Sequence[tuple[LabelledPicture, Path]],
+    pictures: Pictures,
+    findings: Findings,
+) -> None:
+    counts = Counter(thing.label for row, _ in placed for thing in row.objects)
+    objects = ", ".join(f"{count} {label}" for label, count in counts.most_common())
+    used = {path for _, path in placed}
+    folders = {path.parent for path in used}
+    unused = len({path for path in pictures.paths if path.parent in folders} - used)
+    rest = f"; {unused} other pictures in their folders have no labels here" if unused else ""
+    logger.info(f"{place}: {name}, {len(placed)} pictures with {objects or 'no object'}{rest}")
+    for kind, cases in findings.items():
+        logger.warning(f"{len(cases)} x {kind.text}; first: {printable(cases[0])}")
+
+
+_LISTS = FORMATS["YOLO with a list of names"].endings
+
+
+def only(place: Path, files: list[Path]) -> str:
+    """The file of labels where there is to be one. Lists of names that say the same count as one.
+
+    Raises:
+        DataError: there are several.
+    """
+    are_names = all(file.name.endswith(_LISTS) for file in files)
+    if len(files) > 1 and not (are_names and len({file.read_bytes() for file in files}) == 1):
+        raise DataError(f"{place} holds {listed(map(str, files))}; name one of them.")
+    return str(files[0])
+
+
+def as_coco(*places: tuple[str, str]) -> list[str]:
+    """Files in COCO's format for labels of any, kept in the cache of Detectron2's files.
+
+    Args:
+        places: labels as in :func:`read_labels` and the folder of their pictures, of the parts of
+            one data set: all get the classes of all. Those of COCO's format stay themselves, as
+            does what is not there.
+
+    Raises:
+        DataError: as :func:`read_labels`.
+    """
+    files, contents = [place for place, _ in places], {}
+    for index, (place, images) in enumerate(places):
+        path = Path(place)
+        name, there = recognise(path) if path.exists() and not _is_list(path) else ("", [])
+        if name == COCO:
+            files[index] = only(path, there)
+        elif path.exists():
+            contents[index] = read_labels(path, images)
+    give_all_classes(contents.values())
+    for index, content in contents.items():
+        files[index] = keep_json(content, "labels", f"{Path(files[index]).stem}.json")
+    return files
+
+
+def give_all_classes(contents: Collection[dict[str, Any]]) -> None:
+    """Let the parts of a data set have the classes of all, in place.
+
+    Raises:
+        DataError: they have none.
+    """
+    names = [entry["name"] for content in contents for entry in content["categories"]]
+    ids = {name: number for number, name in enumerate(dict.fromkeys(names), 1)}
+    if contents and not ids:
+        places = listed(content["info"]["labels"] for content in contents)
+        raise DataError(f"{places}: no object is labelled, so there is no class to learn.")
+    for content in contents:
+        new = {entry["id"]: ids[entry["name"]] for entry in content["categories"]}
+        for annotation in content["annotations"]:
+            annotation["category_id"] = new[annotation["category_id"]]
+        content["categories"] = [{"id": number, "name": name} for name, number in ids.items()]

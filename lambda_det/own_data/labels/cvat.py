@@ -1,0 +1,77 @@
+"""CVAT's XML for images: a file for all pictures of a task or project."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from lambda_det.detection.data.truth import MAX_PIXELS, rectangle
+from lambda_det.errors import DataError
+from lambda_det.own_data.labels.findings import Findings
+from lambda_det.own_data.labels.objects import (
+    LabelledObject,
+    LabelledPicture,
+    around,
+    ellipse,
+    leave_out,
+    of_mask,
+    polygon,
+    reading,
+    turned,
+)
+from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.xml import line_of, read_xml, stated_size
+
+
+def read_cvat(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+    nodes = list(read_xml(file).iter("image"))
+    if not nodes:
+        raise DataError(f"{file} has no image; export it as CVAT for images 1.1, not for video.")
+    for node in nodes:
+        size = stated_size(node.get("width"), node.get("height"))
+        objects = []
+        for shape in node:
+            where = f"{file}, line {line_of(shape)}"
+            with reading(f"{where}: a {shape.tag}", "export it again as CVAT for images 1.1"):
+                thing = _object(shape, size)
+            if thing:
+                objects.append(thing._replace(where=where))
+            else:
+                leave_out(findings, shape.tag, where)
+        yield LabelledPicture(file, node.get("name", ""), objects, size, node.get("subset", ""))
+
+
+def _object(shape: ElementTree.Element, size: tuple[int, int] | None) -> LabelledObject | None:
+    """The object of a shape in a picture of a size; None for one without an area."""
+    value = shape.attrib
+    angle = math.radians(float(value.get("rotation", 0)))
+    if shape.tag == "box":
+        box = tuple(float(value[key]) for key in ("xtl", "ytl", "xbr", "ybr"))
+        if not angle:
+            return LabelledObject(value["label"], box)
+        return polygon(value["label"], turned(np.reshape(rectangle(*box), (-1, 2)), angle))
+    if shape.tag == "polygon":
+        return polygon(value["label"], (point.split(",") for point in value["points"].split(";")))
+    if shape.tag == "ellipse":
+        x, y, rx, ry = (float(value[key]) for key in ("cx", "cy", "rx", "ry"))
+        return polygon(value["label"], ellipse((x, y), rx, ry, angle))
+    if shape.tag == "cuboid":  # the corners of its front and of its back
+        points = [[float(value[f"{axis}{at}"]) for axis in "xy"] for at in _CUBOID]
+        return LabelledObject(value["label"], around(np.array(points)))
+    if shape.tag == "mask":  # runs of a part of the image, row by row, from zeros on
+        left, top, width, height = (int(value[key]) for key in ("left", "top", "width", "height"))
+        runs = [int(run) for run in value["rle"].split(",")]
+        if sum(runs) != width * height or math.prod(size) > MAX_PIXELS:
+            raise ValueError(f"its runs are of {sum(runs)} pixels")
+        part = np.repeat(np.arange(len(runs)) % 2, runs).reshape(height, width)
+        mask = np.zeros(size[::-1], np.uint8)
+        mask[top : top + height, left : left + width] = part
+        return of_mask(value["label"], mask)
+    return None
+
+
+_CUBOID = ("tl1", "bl1", "tr1", "br1", "tl2", "bl2", "tr2", "br2")

@@ -1,0 +1,174 @@
+"""The table of label formats, and how the format of files is recognised."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lambda_det.detection.data.picture_folder import walk
+from lambda_det.errors import DataError, listed
+from lambda_det.files import decoded
+from lambda_det.own_data.labels.cvat import read_cvat
+from lambda_det.own_data.labels.findings import Findings
+from lambda_det.own_data.labels.labelme import read_labelme
+from lambda_det.own_data.labels.objects import LabelledPicture, reading
+from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.via import read_via
+from lambda_det.own_data.labels.voc import read_voc
+from lambda_det.own_data.labels.xml import root_name
+from lambda_det.own_data.labels.yolo import is_list_of_names, looks_like_labels, read_yolo
+
+__all__ = ["COCO", "FORMATS", "Format", "format_of", "recognise", "refuse_address"]
+
+COCO = "COCO"
+Reader = Callable[[Path, Pictures, Findings], Iterator[LabelledPicture]]
+
+
+class Format(NamedTuple):
+    """A row of the table of formats.
+
+    Attributes:
+        endings: of the names of its files, or whole names.
+        signs: what the file has at its top: ``<root>`` of XML, ``"key"`` of JSON, ``key:`` of YAML;
+            one of them is enough. ``"*.key"`` is a key of an entry. The name is enough where there
+            are none.
+        read: gives the pictures with their objects; None for COCO's own.
+        is_whole: whether a file is of a whole data set, so that there is to be one.
+    """
+
+    endings: tuple[str, ...]
+    signs: tuple[str, ...]
+    read: Reader | None
+    is_whole: bool = False
+
+
+# The first format of which there are files counts
+FORMATS = {
+    "YOLO": Format((".yaml", ".yml"), ("names:",), read_yolo, is_whole=True),
+    COCO: Format((".json",), ('"images"', '"annotations"'), None, is_whole=True),
+    "CVAT": Format((".xml",), ("<annotations>",), read_cvat),
+    "Pascal VOC": Format((".xml",), ("<annotation>",), read_voc),
+    "LabelMe": Format((".json",), ('"shapes"',), read_labelme),
+    "YOLO with a list of names": Format(("classes.txt", ".names"), (), read_yolo, is_whole=True),
+    "VIA": Format((".json",), ('"_via_settings"', '"*.regions"'), read_via),
+}
+_OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
+_VIA = "via_region_data.json"  # beside which others are copies
+
+
+def recognise(place: Path) -> tuple[str, list[Path]]:
+    """The format of a file or folder, and its files of labels.
+
+    Raises:
+        DataError: nothing there is of a known format.
+    """
+    refuse_address(place)
+    if not place.exists():
+        raise DataError(f"There is no file or folder of labels {place}.")
+    there = list(walk(place)) if place.is_dir() else [place]
+    for name, row in FORMATS.items():
+        # A file that is named counts by its content, whatever its ending is
+        by_content = place.is_file() and row.signs
+        files = [file for file in there if by_content or file.name.lower().endswith(row.endings)]
+        if row.signs:
+            files = [file for file in files if format_of(file) == name]
+        if files:
+            folders = {file.parent for file in files if file.name == _VIA}
+            kept = [file for file in files if file.name == _VIA or file.parent not in folders]
+            return name, [file for file in files if file.name == "data.yaml"] or kept
+    if place.is_file() and place.suffix not in (".xml", ".yaml", ".yml"):
+        return COCO, [place]  # whose own reader says what is wrong with it
+    names = ", ".join(FORMATS)
+    raise DataError(f"{place} holds no labels of a known format ({names}); {_seen(there)}.")
+
+
+def refuse_address(place: str | Path) -> None:
+    """
+    Raises:
+        DataError: it is an address, and no file or folder.
+    """
+    if re.match(r"\w{2,}:/", str(place)):
+        raise DataError(
+            f"{place} is an address, and data to train or evaluate on have to be files here: copy "
+            "them, as aws s3 sync and gcloud storage rsync do, or mount them."
+        )
+
+
+# ----------------------------------------------------------------------------------- signs of files
+def format_of(file: Path) -> str | None:
+    """The format whose sign a file has, by its content; None for none.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with reading(file, "make it readable"):
+        status = file.stat()
+        return _OF_SIGN.get(_sign(file, status.st_mtime_ns, status.st_size))
+
+
+@functools.cache
+def _sign(file: Path, *version: int) -> str | None:
+    """The first sign of a format that is at the top of a file, which may be broken behind it.
+
+    Args:
+        file: it is read as far as it takes.
+        version: its time and size, by which a changed file is read again.
+    """
+    content = file.read_bytes()
+    if file.suffix.lower() in (".yaml", ".yml"):
+        return "names:" if _YOLO.search(decoded(content)) else None
+    if root := root_name(content):
+        return f"<{root}>"
+    keys = (f'"{key}"' for key in _json_keys(decoded(content)))
+    return next(filter(_OF_SIGN.__contains__, keys), None)
+
+
+# Names, or as the older ones their number with a part: train alone is in files of other programs
+_YOLO = re.compile(
+    r"^(?:{\s*)?[\"']?names[\"']?\s*:|\A(?=[^\0]*^nc\s*:)[^\0]*^train\s*:", re.MULTILINE
+)
+
+
+def _json_keys(text: str) -> Iterator[str]:
+    """The keys of a JSON object in their order, and ``*.key`` for those of its entries.
+
+    A value is parsed only when the next key is asked for; at a mistake the keys end.
+    """
+    decoder, start = json.JSONDecoder(), _OPENING.match(text)
+    with contextlib.suppress(ValueError, RecursionError):
+        while start:
+            key, end = decoder.raw_decode(text, start.end())
+            yield key
+            colon = _COLON.match(text, end)
+            if not colon:
+                return
+            value, end = decoder.raw_decode(text, colon.end())
+            if isinstance(value, dict):
+                yield from (f"*.{inner}" for inner in value)
+            start = _COMMA.match(text, end)
+
+
+_OPENING, _COLON, _COMMA = (re.compile(rf"\s*{sign}\s*") for sign in ("{", ":", ","))
+
+
+# ------------------------------------------------------------------------- what is there in place
+def _seen(there: list[Path]) -> str:
+    """What files of no known format are, for the end of a sentence."""
+    if len(there) == 1 and there[0].suffix in (".xml", ".yaml", ".yml", ".json"):
+        return f"{there[0]} has none of the signs {', '.join(_OF_SIGN)} at its top"
+    labels = [file for file in there if file.suffix == ".txt" and looks_like_labels(file)]
+    if labels:
+        lists = [file for file in there if file.suffix == ".txt" and is_list_of_names(file)]
+        names = f"{listed(lists)} may be it: call it classes.txt" if lists else "add classes.txt"
+        return (
+            f"{len(labels)} files such as {labels[0]} look like YOLO's labels, but a list of the "
+            f"names of their classes is missing; {names}"
+        )
+    endings = Counter(file.suffix.lower() or file.name for file in there)
+    return f"there are {listed(f'{count} {ending}' for ending, count in endings.most_common())}"

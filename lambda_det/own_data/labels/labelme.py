@@ -1,0 +1,130 @@
+"""LabelMe's JSON, a file for each picture; and its shapes, which other formats resemble."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.errors import DataError
+from lambda_det.own_data.labels.findings import EMPTY_MASK, NO_CLASS, Findings
+from lambda_det.own_data.labels.objects import (
+    LabelledObject,
+    LabelledPicture,
+    around,
+    ellipse,
+    leave_out,
+    of_mask,
+    polygon,
+    reading,
+    size_of,
+)
+from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.xml import stated_size
+
+_IGNORED = "__ignore__"  # no class: LabelMe's own exporters leave it out
+_OUTLINES = ("polygon", "rotation", "oriented_rectangle", "quadrilateral")  # also X-AnyLabeling's
+
+
+def read_labelme(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+    content = read_json(str(file))
+    shapes = content.get("shapes") or []
+    if not isinstance(shapes, list):
+        raise DataError(f"{file} has no list of shapes; write it again.")
+    name = str(content.get("imagePath") or file.stem)
+    size = mask_size = stated_size(content.get("imageWidth"), content.get("imageHeight"))
+    if size is None and any(isinstance(s, dict) and s.get("mask") for s in shapes):
+        mask_size = size_of(pictures.find(str(file), file.parent, name, file.stem))
+    copy = None
+    with contextlib.suppress(TypeError, ValueError):
+        copy = base64.b64decode(content.get("imageData")) or None
+    objects = objects_of(file, shapes, findings, mask_size)
+    yield LabelledPicture(file, name, objects, size, is_alone=True, copy=copy)
+
+
+def objects_of(
+    file: Path,
+    shapes: Iterable[Any],
+    findings: Findings,
+    size: tuple[int, int] | None = None,
+    place: str = "",
+    convert: Callable[[Any], dict[str, Any]] = dict,
+) -> list[LabelledObject]:
+    """The objects of shapes.
+
+    Args:
+        file: of the shapes.
+        shapes: each of which ``convert`` makes one of LabelMe's.
+        findings: where shapes are counted that are left out.
+        size: width and height of the picture, which masks of a part of it need.
+        place: of the shapes in the file, for messages.
+    """
+    groups: dict[Any, list[LabelledObject]] = {}
+    for number, shape in enumerate(shapes):
+        where = f"{file}: {place}shape {number}"
+        with reading(where):
+            shape = convert(shape)
+            label = str(shape["label"])
+            if label == _IGNORED:
+                findings.add(NO_CLASS, where)
+                continue
+            thing = _object(label, shape, size, findings, where)
+        if thing is None:
+            leave_out(findings, str(shape.get("shape_type")), where)
+            continue
+        group = shape.get("group_id")  # polygons of one object
+        alone = group is None or isinstance(thing.mask, dict)
+        key = number if alone else (label, str(group))
+        groups.setdefault(key, []).append(thing._replace(where=where))
+    return list(map(_joined, groups.values()))
+
+
+def _object(
+    label: str,
+    shape: dict[str, Any],
+    size: tuple[int, int] | None,
+    findings: Findings,
+    where: str,
+) -> LabelledObject | None:
+    """The object of a shape; None for one without an area."""
+    form = shape.get("shape_type") or "polygon"
+    points = np.array(shape["points"], float).reshape(-1, 2)
+    if form == "rectangle":
+        return LabelledObject(label, around(points))
+    if form == "circle":
+        radius = np.hypot(*(points[1] - points[0]))
+        return polygon(label, ellipse(points[0], radius, radius))
+    if form in _OUTLINES:
+        return polygon(label, points)
+    if form == "mask":  # a PNG of a part of the image, which begins at the first point
+        part = _decoded(shape["mask"]) if shape.get("mask") else None
+        if part is not None:
+            mask = Image.new("1", size)
+            left, top = points[0].round().astype(int).tolist()
+            mask.paste(Image.fromarray(np.array(part) > 0), (left, top))
+            if thing := of_mask(label, np.array(mask)):
+                return thing
+        findings.add(EMPTY_MASK, where)
+        return LabelledObject(label, around(points))
+    return None
+
+
+def _decoded(text: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(text)))
+
+
+def _joined(parts: list[LabelledObject]) -> LabelledObject:
+    """One object of several polygons or rectangles."""
+    if len(parts) == 1:
+        return parts[0]
+    corners = np.array([part.box for part in parts]).reshape(-1, 2)
+    masks = [part.mask for part in parts]
+    polygons = [part for mask in masks for part in mask] if all(masks) else None
+    return parts[0]._replace(box=around(corners), mask=polygons)

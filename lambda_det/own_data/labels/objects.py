@@ -1,0 +1,148 @@
+"""What a reader of a label format gives: pictures with objects, made of the shapes in its file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.parsers import expat
+
+import numpy as np
+import pycocotools.mask
+import yaml
+from PIL import Image
+
+from lambda_det.detection.data.records import upright_size
+from lambda_det.detection.data.truth import area_of, rectangle
+from lambda_det.errors import DataError, refused
+from lambda_det.own_data.labels.findings import NO_AREA, Findings
+
+__all__ = [
+    "LabelledObject",
+    "LabelledPicture",
+    "area",
+    "around",
+    "ellipse",
+    "leave_out",
+    "of_mask",
+    "polygon",
+    "reading",
+    "size_of",
+    "turned",
+]
+
+_CIRCLE = 32  # corners of the polygon that takes a circle's place
+
+
+class LabelledObject(NamedTuple):
+    """An object in a picture.
+
+    Attributes:
+        label: its class.
+        box: x0, y0, x1, y1 in pixels.
+        mask: polygons [[x0, y0, x1, y1, ...], ...], or run lengths; None where it has only a box.
+        where: its place, for messages: a file, and what in it.
+    """
+
+    label: str
+    box: tuple[float, float, float, float]
+    mask: list[list[float]] | dict[str, Any] | None = None
+    where: str = ""
+
+
+class LabelledPicture(NamedTuple):
+    """A picture as a file of labels has it.
+
+    Attributes:
+        source: the file of labels.
+        name: of the picture, which may be a path of another machine.
+        objects: in it.
+        size: width and height that the file of labels states, which its numbers count in; None
+            where it states none.
+        subset: a part of the data that it belongs to, where the format has such.
+        is_alone: whether the file of labels has this picture alone, and may be called like it.
+        copy: the picture itself as a file of labels may have it.
+    """
+
+    source: Path
+    name: str
+    objects: list[LabelledObject]
+    size: tuple[int, int] | None = None
+    subset: str = ""
+    is_alone: bool = False
+    copy: bytes | None = None
+
+
+def reading(what: object, advice: str = "write it again") -> AbstractContextManager[None]:
+    """Turns errors of libraries, and of a file's missing parts, into one that names the file."""
+    return refused(DataError, f"{what} cannot be read", advice, *_ERRORS)
+
+
+_ERRORS = (
+    AttributeError,
+    LookupError,
+    OSError,
+    TypeError,
+    ValueError,
+    expat.ExpatError,
+    yaml.YAMLError,
+    Image.DecompressionBombError,
+    MemoryError,
+    RecursionError,
+)
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height of a picture, upright as training and annotation tools show it."""
+    with reading(picture, "remove or mend it"), Image.open(picture) as image:
+        return upright_size(image)
+
+
+def leave_out(findings: Findings, shape: str, where: str) -> None:
+    """Count a shape that no box or mask can be made of."""
+    findings.add(NO_AREA, f"{where}: {shape}")
+
+
+def area(thing: LabelledObject) -> float:
+    """Of the mask where there is one, as COCO has it."""
+    if isinstance(thing.mask, dict):
+        return float(pycocotools.mask.area(thing.mask))
+    return sum(map(area_of, thing.mask or ())) or area_of(rectangle(*thing.box))
+
+
+def around(points: np.ndarray) -> tuple[float, float, float, float]:
+    """The box around points [N, 2]."""
+    return (*points.min(0).tolist(), *points.max(0).tolist())
+
+
+def polygon(label: str, points: Iterable[Iterable[float]]) -> LabelledObject:
+    """The object of an outline [N, 2]."""
+    corners = np.array(list(points), float).reshape(-1, 2)
+    return LabelledObject(label, around(corners), [corners.ravel().tolist()])
+
+
+def ellipse(centre: Iterable[float], rx: float, ry: float, angle: float = 0.0) -> np.ndarray:
+    """Corners [_CIRCLE, 2] of an ellipse that is turned by an angle in radians, clockwise."""
+    turn = np.linspace(0, 2 * np.pi, _CIRCLE, endpoint=False)
+    ring = (rx * np.cos(turn) + 1j * ry * np.sin(turn)) * np.exp(1j * angle)
+    return np.c_[ring.real, ring.imag] + centre
+
+
+def turned(corners: np.ndarray, angle: float) -> np.ndarray:
+    """Corners [N, 2] turned about their middle by an angle in radians, clockwise."""
+    turn = np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
+    return (corners - corners.mean(0)) @ turn + corners.mean(0)
+
+
+def of_mask(label: str, mask: np.ndarray) -> LabelledObject | None:
+    """The object of a mask [H, W]; None if it is empty."""
+    rows, columns = np.nonzero(mask)
+    if not len(rows):
+        return None
+    runs = pycocotools.mask.encode(np.asfortranarray(mask, np.uint8))
+    box = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+    return LabelledObject(
+        label, tuple(map(float, box)), {**runs, "counts": runs["counts"].decode()}
+    )

@@ -1,0 +1,71 @@
+"""Which picture a file of labels means."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from lambda_det.detection.data.picture_folder import PictureFolder, normal
+from lambda_det.errors import DataError, listed, printable
+
+__all__ = ["MissingPicture", "Pictures"]
+
+
+class MissingPicture(DataError):
+    """The picture of a file of labels is not there."""
+
+
+class Pictures(PictureFolder):
+    """The pictures below a folder, or some of them, found by the names that labels have."""
+
+    def __init__(self, folder: Path, paths: Iterable[Path] | None = None) -> None:
+        """
+        Args:
+            folder: where they are; their names are relative to it.
+            paths: of the pictures that are meant; None for all below the folder.
+
+        Raises:
+            DataError: there is no such folder.
+        """
+        if not folder.is_dir():
+            raise DataError(f"There is no image folder {folder}; name it with --images.")
+        super().__init__(folder, paths)
+        self._by_path = {_absolute(path): path for path in self.paths}
+
+    def find(self, where: str, home: Path, *names: str) -> Path:
+        """The picture of the first name that is there.
+
+        A path below ``home`` comes first, and then the last parts of a path.
+
+        Args:
+            where: what names it, for messages.
+            home: the folder of the file that names it.
+            names: as labels have them, which may be paths of another machine.
+
+        Raises:
+            MissingPicture: there is none.
+            DataError: there are several.
+        """
+        for name in names:
+            if path := self._by_path.get(_absolute(home / name)):
+                return path
+            end, pictures = self.named(name)
+            if len(pictures) > 1:  # Pascal VOC has drawings of its labels beside the pictures
+                pictures = {p for p in pictures if p.parent.name == "JPEGImages"} or pictures
+            if len(pictures) > 1:
+                raise DataError(
+                    f"{where}: {len(pictures)} pictures below {self.folder} are named "
+                    f"{printable(end)}, {listed(sorted(pictures), 2)}; name the folder of these "
+                    "labels' pictures."
+                )
+            if pictures:
+                return pictures.pop()
+        raise MissingPicture(
+            f"{where}: its picture {printable(names[0])!r} is not below {self.folder}; name the "
+            "folder of the pictures with --images."
+        )
+
+
+def _absolute(path: Path) -> str:
+    return normal(os.path.abspath(path))

@@ -1,0 +1,48 @@
+"""VIA's JSON (the VGG Image Annotator): a file for all pictures of a folder, or a project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.own_data.labels.findings import Findings
+from lambda_det.own_data.labels.labelme import objects_of
+from lambda_det.own_data.labels.objects import LabelledPicture, ellipse, reading
+from lambda_det.own_data.labels.pictures import Pictures
+
+
+def read_via(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+    content = read_json(str(file))
+    with reading(file, "export it again as JSON"):
+        entries = [
+            (str(entry["filename"]), _regions(entry["regions"]))
+            for entry in content.get("_via_img_metadata", content).values()
+        ]
+    for name, regions in entries:
+        objects = objects_of(file, regions, findings, None, f"{name}, ", _shape)
+        yield LabelledPicture(file, name, objects)
+
+
+def _regions(regions: Any) -> list[Any]:
+    """The first version has them in an object, by their numbers."""
+    return list(regions.values() if isinstance(regions, dict) else regions)
+
+
+def _shape(region: dict[str, Any]) -> dict[str, Any]:
+    """A shape of LabelMe's. Its class is the first attribute that has a value, or "object"."""
+    shape, label = region["shape_attributes"], "object"
+    for value in reversed(list((region.get("region_attributes") or {}).values())):
+        if isinstance(value, dict):  # a box to tick for each class
+            value = next((key for key, is_ticked in value.items() if is_ticked), "")
+        label = str(value or "").strip() or label
+    form, columns = shape["name"], (shape.get(f"all_points_{x}", ()) for x in "xy")
+    points = list(zip(*columns, strict=True))
+    if form == "rect":
+        x, y = shape["x"], shape["y"]
+        form, points = "rectangle", [[x, y], [x + shape["width"], y + shape["height"]]]
+    elif form in ("circle", "ellipse"):
+        form, radii = "polygon", (shape.get(f"r{x}", shape.get("r")) for x in "xy")
+        points = ellipse((shape["cx"], shape["cy"]), *radii, shape.get("theta", 0))
+    return {"label": label, "points": points, "shape_type": form}

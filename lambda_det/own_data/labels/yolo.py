@@ -1,0 +1,204 @@
+"""YOLO's labels: a text file for each picture, and a file with the names of the classes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lambda_det.detection.data.picture_folder import PICTURES, normal, walk
+from lambda_det.errors import DataError
+from lambda_det.files import decoded, read_text
+from lambda_det.own_data.labels.findings import NO_PICTURE, Findings
+from lambda_det.own_data.labels.objects import (
+    LabelledObject,
+    LabelledPicture,
+    polygon,
+    reading,
+    size_of,
+)
+from lambda_det.own_data.labels.pictures import Pictures
+
+__all__ = [
+    "has_labels",
+    "is_list_of_names",
+    "looks_like_labels",
+    "read_yolo",
+    "yolo_content",
+    "yolo_names",
+]
+
+Listing = Callable[[Path], dict[str, Path]]  # see _text_files
+
+
+class _Loader(yaml.SafeLoader):
+    """Merge keys, whose nested aliases grow without limit, are refused."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise yaml.YAMLError("it has a merge key, <<")
+        super().flatten_mapping(node)
+
+
+def read_yolo(file: Path, pictures: Pictures, findings: Findings) -> Iterator[LabelledPicture]:
+    """The labels of all pictures; one without a label file has no object."""
+    names, has_points = yolo_names(file), "kpt_shape" in yolo_content(file)
+    listing = functools.cache(_text_files)
+    for picture in pictures.paths:
+        name = picture.relative_to(pictures.folder).as_posix()
+        labels = _label_file(picture, file.parent / name, listing)
+        objects = []
+        if labels:
+            size = np.array(size_of(picture))
+            for number, line in enumerate(read_text(labels).splitlines(), 1):
+                if words := line.split():
+                    # A box, and of a pose its points
+                    words = words[:5] if has_points else words
+                    objects.append(_object(words, size, names, f"{labels}, line {number}"))
+        yield LabelledPicture(labels or picture, str(picture.absolute()), objects)
+    for labels, reason in _unused(pictures.folder, file.parent, listing):
+        findings.add(NO_PICTURE, f"{labels}{reason}")
+
+
+def yolo_content(file: Path) -> dict[str, Any]:
+    """What data.yaml says. Of a list of names, such as classes.txt, these, and what a ``.data``
+    file of Darknet beside it says of the parts.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if file.suffix in (".yaml", ".yml"):
+        with reading(file):
+            content = yaml.load(read_text(file), _Loader)
+        return content if isinstance(content, dict) else {}
+    content: dict[str, Any] = {}
+    for beside in sorted(file.parent.glob("*.data")):
+        lines = (line.partition("=") for line in read_text(beside).splitlines())
+        content |= {key.strip(): value.strip() for key, sign, value in lines if sign}
+    return {**content, "names": [n.strip() for n in read_text(file).rstrip().splitlines()]}
+
+
+def yolo_names(file: Path) -> dict[int, str]:
+    """The names of the classes by their numbers.
+
+    Raises:
+        DataError: there are none, or they are no names.
+    """
+    names = yolo_content(file).get("names")
+    if not names or not isinstance(names, (list, dict)):
+        raise DataError(f"{file} has no list of names, as YOLO's data.yaml has; add it.")
+    with reading(f"{file}: names"):
+        pairs = enumerate(names) if isinstance(names, list) else names.items()
+        numbered = {int(key): name for key, name in pairs}
+    for number, name in numbered.items():
+        # The text of nested aliases can be larger than any memory
+        if isinstance(name, (list, dict, set, tuple)) or name is None:
+            kind = "nothing" if name is None else f"a {type(name).__name__}"
+            raise DataError(f"{file}: the name of class {number} is {kind}; write a text there.")
+    return {number: str(name) for number, name in numbered.items()}
+
+
+def has_labels(picture: Path) -> bool:
+    """Whether a picture has a label file in one of the places where all tools look for it."""
+    return _label_file(picture, picture, _text_files) is not None
+
+
+def _label_file(picture: Path, beside_names: Path, listing: Listing) -> Path | None:
+    for place in _places(picture, beside_names):
+        if labels := listing(place.parent).get(normal(place.stem)):
+            return labels
+    return None
+
+
+def _places(picture: Path, beside_names: Path) -> tuple[Path, Path, Path]:
+    """In labels/ where the path of a picture has images/, beside it, or beside the names."""
+    return _among_labels(picture), picture.absolute(), beside_names.absolute()
+
+
+def _among_labels(path: Path) -> Path:
+    """The path with labels/ in place of its last images/."""
+    parts = list(path.absolute().parts)
+    if "images" in parts:
+        parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+    return Path(*parts)
+
+
+def _text_files(folder: Path) -> dict[str, Path]:
+    """The files .txt of a folder by their names without ending, in the normal form of Unicode."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".txt")]
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return {normal(name.removesuffix(".txt")): folder / name for name in names}
+
+
+def _unused(folder: Path, home: Path, listing: Listing) -> Iterator[tuple[Path, str]]:
+    """The label files of no picture below a folder, each with what is in the picture's place."""
+    below = list(walk(folder))
+    labels_folder = _among_labels(folder)
+    if labels_folder != folder.absolute() and labels_folder.is_dir():
+        below += walk(labels_folder)
+    used, others = set(), {}
+    for path in below:
+        if path.suffix.lower() in PICTURES:
+            places = _places(path, home / path.relative_to(folder))
+            used.update(listing(place.parent).get(normal(place.stem)) for place in places)
+        elif path.suffix.lower() != ".txt":
+            others.update((normal(str(p.with_suffix(""))), path.name) for p in _places(path, path))
+    for path in below:
+        if (
+            path.suffix.lower() == ".txt"
+            and path.absolute() not in used
+            and looks_like_labels(path)
+        ):
+            other = others.get(normal(str(path.with_suffix("").absolute())))
+            yield path, f", beside {other}" if other else ""
+
+
+def looks_like_labels(file: Path) -> bool:
+    """Whether the first line with words is an object: a number and at least four more."""
+    with file.open("rb") as opened:
+        lines = decoded(opened.read(_HEAD)).splitlines()
+    words = next(filter(None, map(str.split, lines)), [])
+    return len(words) > 4 and all(map(_NUMBER.fullmatch, words[:5]))
+
+
+def is_list_of_names(file: Path) -> bool:
+    """Whether a text file may be a list of the names of classes: some short lines of words."""
+    with file.open("rb") as opened:
+        lines = decoded(opened.read(_HEAD + 1))
+    words = list(filter(None, map(str.strip, lines.splitlines())))
+    return len(words) > 0 and len(lines) <= _HEAD and all(len(w.split()) <= 4 for w in words)
+
+
+_HEAD = 1000  # bytes of a file that tell what it is
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+
+
+def _object(
+    words: list[str], size: np.ndarray, names: dict[int, str], where: str
+) -> LabelledObject:
+    with reading(where, "correct it"):
+        number, numbers = float(words[0]), np.array(words[1:], float)
+        if not np.isfinite(numbers).all() or not number.is_integer():
+            raise ValueError("its numbers are not finite, or the class is no whole number")
+    if number not in names:
+        raise DataError(f"{where}: class {words[0]} is not among the {len(names)} names.")
+    name = names[int(number)]
+    if len(numbers) == 4:
+        centre, sides = numbers[:2] * size, numbers[2:] * size
+        box = (*(centre - sides / 2).tolist(), *(centre + sides / 2).tolist())
+        return LabelledObject(name, box, where=where)
+    if len(numbers) < 6 or len(numbers) % 2:
+        raise DataError(
+            f"{where}: a class and {len(numbers)} numbers; a box has 4, and a polygon two for each "
+            "of its corners, which are 3 at least."
+        )
+    return polygon(name, numbers.reshape(-1, 2) * size)._replace(where=where)
