@@ -12,6 +12,7 @@ from detectron2.modeling.roi_heads import (
 )
 from torch import Tensor, nn
 
+from lambda_det.cpu.folding import is_hooked
 from lambda_det.cpu.pooling import convolve_pooled, patch_pooling
 from lambda_det.cpu.winograd import use_winograd
 from lambda_det.distributed.memory import keep_memory
@@ -69,7 +70,8 @@ def use_channels_last(model: nn.Module, on: bool = True) -> None:
         elif isinstance(head, BaseKeypointRCNNHead):
             left.update(head.modules())
         elif type(head) is MaskRCNNConvUpsampleHead:
-            head.deconv_relu.inplace = on  # its largest map
+            # Its largest map; a hook on the layer before may have kept it
+            head.deconv_relu.inplace = on and not is_hooked(head.deconv)
     layout = torch.channels_last if on else torch.contiguous_format
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module not in left:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from lambda_det.cpu.folding import is_hooked
 from lambda_det.native import call, longs, missing, new_map, pixels, readable
 
 _MULTIPLE = 16  # the kernel in C++ reads whole vectors of channels
@@ -131,6 +132,8 @@ def convolve_pooled(model: nn.Module, on: bool = True) -> None:
             for head in heads.box_head.modules():  # a cascade has several
                 if type(head) is not FastRCNNConvFCHead or not head.fcs:
                     continue
+                if on and (is_hooked(head.flatten) or is_hooked(head.fc1)):
+                    continue  # the hooks expect vectors
                 if type(head.fc1) is (nn.Linear if on else _ConvolvedLinear):
                     head.flatten = nn.Identity() if on else nn.Flatten()
                     head.fc1.__class__ = _ConvolvedLinear if on else nn.Linear
@@ -143,9 +146,11 @@ def without_mkl() -> bool:
 
 class _ConvolvedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [K, C, h, w] give [K, C']."""
+        """Maps [K, C, h, w] give [K, C']; anything else is taken as by PyTorch's layer."""
         # A graph may run on another processor, and on any number of boxes
         graph = torch.jit.is_tracing() or torch.compiler.is_compiling()
+        if x.dim() != 4 or (not graph and x.shape[-1] == self.in_features):
+            return super().forward(x)
         if graph or not self._pays(x):
             return super().forward(x.flatten(1))
         weight = self.weight.view(len(self.weight), *x.shape[1:])
@@ -154,5 +159,5 @@ class _ConvolvedLinear(nn.Linear):
 
     def _pays(self, x: Tensor) -> bool:
         plain = readable(x, self.weight) and not torch.is_autocast_enabled("cpu")
-        wide = x.dtype == torch.float32 and x.dim() == 4 and len(x) >= _ROWS
+        wide = x.dtype == torch.float32 and len(x) >= _ROWS
         return plain and wide and without_mkl()

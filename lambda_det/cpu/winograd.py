@@ -22,9 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_weight
 
+from lambda_det.cpu.folding import folded, is_foldable, is_hooked
 from lambda_det.cpu.pooling import without_mkl
-from lambda_det.layers.tensors import without_autocast
-from lambda_det.modeling.fold import folded, is_foldable
 from lambda_det.native import call, has, lay_out, longs, missing, new_map, pixels, readable
 
 _LEAST = 128  # channels: the error of a sum over fewer would be more than twice PyTorch's
@@ -46,7 +45,7 @@ def use_winograd(model: nn.Module, on: bool = True) -> None:
     Those of stride 1 with 3x3 kernels. Detectron2's own have the norm behind them folded into any
     kernel as long as it has fixed statistics. Other subclasses stay as they are.
     """
-    other = {Conv2d: _Conv2d, nn.Conv2d: _PlainConv2d}
+    other = FAST_CONVOLUTIONS
     if not on:
         other = {fast: plain for plain, fast in other.items()}
     for module in model.modules():
@@ -68,24 +67,18 @@ class _Conv2d(Conv2d):
         if torch.jit.is_tracing() or torch.compiler.is_compiling():
             return super().forward(x)
         norm, activation = self.norm, self.activation
-        if self._folds(x):
+        if readable(x, self.weight) and is_foldable(norm, self.weight):
             return self._convolved(x, *folded(norm, self.weight, self.bias), activation)
         if norm is None:
             return self._convolved(x, self.weight, self.bias, activation)
         x = norm(self._convolved(x, self.weight, self.bias))
         return x if activation is None else activation(x)
 
-    def _folds(self, x: Tensor) -> bool:
-        norm = self.norm
-        if not is_foldable(norm) or _is_hooked(norm):
-            return False
-        return readable(x, self.weight) and norm.running_var.dtype == self.weight.dtype
-
     def _convolved(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: Any = None
     ) -> Tensor:
         dtype = _computed_in(x)
-        relu = activation is F.relu or (type(activation) is nn.ReLU and not _is_hooked(activation))
+        relu = activation is F.relu or (type(activation) is nn.ReLU and not is_hooked(activation))
         if self._is_3x3() and _pays(x, weight, bias, dtype):
             bias = bias if bias is None else bias.to(dtype)
             x = winograd_conv2d(x.to(dtype), weight.to(dtype), bias, relu)
@@ -104,17 +97,20 @@ class _Conv2d(Conv2d):
 
 
 class _PlainConv2d(_Conv2d):
-    """PyTorch's, which has neither."""
+    """PyTorch's, which calls neither a norm nor an activation, whatever somebody hangs on it."""
 
-    norm = activation = None
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, H, W] to [B, C', H', W']."""
+        if torch.jit.is_tracing() or torch.compiler.is_compiling():
+            return nn.Conv2d.forward(self, x)
+        return self._convolved(x, self.weight, self.bias)
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether somebody would miss that it is called."""
-    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
-    own = (getattr(module, f"_{kind}") for kind in kinds)
-    of_all = (getattr(nn.modules.module, f"_global_{kind}") for kind in kinds)
-    return any((*own, *of_all, "forward" in vars(module)))
+# The classes of convolutions, and those that they get here
+FAST_CONVOLUTIONS: dict[type[nn.Conv2d], type[nn.Conv2d]] = {
+    Conv2d: _Conv2d,
+    nn.Conv2d: _PlainConv2d,
+}
 
 
 def _left_to_mkl() -> bool:
@@ -189,7 +185,9 @@ class _Winograd(torch.autograd.Function):
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         if rectified is not None:
             grad = torch.ops.aten.threshold_backward(grad, rectified, 0)
-        with without_autocast(grad):  # the products of a gradient in float32 stay in it
+        with torch.autocast(
+            "cpu", enabled=False
+        ):  # the products of a gradient in float32 stay in it
             dense, sparse = _Dense(grad), _Sparse.of(grad)
 
             def by(factor: Tensor) -> _Sparse | _Dense:

@@ -3,50 +3,68 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from typing import TypeVar
+import inspect
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
-from detectron2.layers import FrozenBatchNorm2d, NaiveSyncBatchNorm
+from detectron2.layers import Conv2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lambda_det.cpu.folding import folded, is_foldable, is_hooked
+from lambda_det.cpu.winograd import FAST_CONVOLUTIONS
 from lambda_det.layers import LambdaLayer
-from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.modeling.parts import SqueezeExcitation
 from lambda_det.modeling.resnet import Bottleneck
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# Exactly these: a derived norm may do more, such as timm's with an activation
-_NORMS = (
-    nn.BatchNorm2d,
-    nn.SyncBatchNorm,
-    NaiveSyncBatchNorm,
-    SyncBatchNorm2d,
-    FrozenBatchNorm2d,
-)
+# The packages whose modules were read: these call a convolution and the norm behind it only as a
+# whole. Other code may call the norm again, or compute with the kernel.
+_READ_PACKAGES = ("torch", "torchvision", "detectron2", "lambda_det")
+_PLAIN_CONVOLUTIONS = (nn.Conv2d, FAST_CONVOLUTIONS[nn.Conv2d])
+_CONVOLUTIONS_WITH_NORM = (Conv2d, FAST_CONVOLUTIONS[Conv2d])
 
 
 def fold_norms(model: Model) -> Model:
     """A copy in evaluation mode that computes the same with fewer operations.
 
     Norms with running statistics are folded into the convolution before them: in the convolutions
-    of Detectron2, in the projections of lambda layers, and where both follow each other in a
-    sequence. Other norms stay. The model itself is left as it is.
+    of Detectron2, in the projections of lambda layers, and where both follow each other in an
+    ``nn.Sequential``. The model itself is left as it is.
+
+    A norm stays as it is where the result could differ: its convolution is used in several places,
+    or has a kernel that is computed (weight norm, spectral norm, pruning); there is a hook between
+    the two; they differ in dtype or number of channels; or a module of another package than
+    PyTorch, torchvision, Detectron2 and this one contains them, or has a hook of one, whose code
+    could use one without the other.
     """
-    model = copy.deepcopy(model).eval()
+    model = _copied(model).eval()
+    network = _Network(model)
+    for module in [*model.modules()]:
+        if type(module) in _CONVOLUTIONS_WITH_NORM:
+            _fold_own_norm(module, network)
+        elif type(module) is LambdaLayer:
+            _fold_projection(module, network)
+        elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+            _fold_sequence(module, network)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and is_foldable(getattr(module, "norm", None)):
-            _fold(module, module.norm)
-            module.norm = None
-        elif isinstance(module, LambdaLayer):
-            _fold_projection(module)
-        elif isinstance(module, nn.Sequential):
-            _fold_sequence(module)
-    for module in model.modules():
-        if type(module) is Bottleneck and module.se is not None and module.conv3.norm is None:
+        if type(module) is Bottleneck and _squeezes_early(module, network):
             module.__class__ = _FoldedBottleneck
     return model
+
+
+def _copied(model: Model) -> Model:
+    """A copy, also of kernels that weight norm or pruning has computed for the last forward pass.
+
+    They are part of a graph of autograd, which cannot be copied.
+    """
+    attributes = (x for module in model.modules() for x in vars(module).values())
+    computed = [x for x in attributes if isinstance(x, Tensor) and not x.is_leaf]
+    return copy.deepcopy(model, {id(x): x.detach().clone() for x in computed})
 
 
 class _FoldedBottleneck(Bottleneck):
@@ -56,45 +74,97 @@ class _FoldedBottleneck(Bottleneck):
         return self.se(self.conv3(x), means)
 
 
-def is_foldable(norm: nn.Module | None) -> bool:
-    """Whether it multiplies and adds the same numbers whatever it gets."""
-    if type(norm) not in _NORMS or norm.running_mean is None:
-        return False
-    return type(norm) is FrozenBatchNorm2d or not norm.training
+class _Network:
+    """What has to be known of a whole network before one of its convolutions is changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [*model.modules()]
+        self._places = Counter(child for m in modules for child in m._modules.values())
+        self._seen_by_others = {inner for m in modules if not _is_read(m) for inner in m.modules()}
+
+    def is_seen_by_others(self, module: nn.Module) -> bool:
+        """Whether code that was not read may use a module."""
+        return module in self._seen_by_others
+
+    def is_changeable(self, conv: nn.Conv2d) -> bool:
+        """Whether a convolution may compute something else from now on.
+
+        Another one with the same kernel is no reason against it, since it keeps the kernel.
+        """
+        is_plain = all(type(x) is nn.Parameter for x in (conv.weight, conv.bias) if x is not None)
+        return is_plain and self._places[conv] <= 1 and not self.is_seen_by_others(conv)
 
 
-def folded(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The kernel [C', C, h, w] and the bias [C'] of a convolution with the norm behind it."""
-    # PyTorch's fuse_conv_bn_weights makes new parameters, which stop the gradient
-    scale = (norm.running_var + norm.eps).rsqrt()
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -norm.running_mean if bias is None else bias - norm.running_mean
-    shift = shift * scale if norm.bias is None else torch.addcmul(norm.bias, shift, scale)
-    return weight * scale.view(-1, 1, 1, 1), shift
+def _is_read(module: nn.Module) -> bool:
+    """Whether the code that runs when a module is called is that of packages that were read."""
+    codes = (
+        type(module),
+        inspect.getattr_static(module, "forward"),  # that of the object, if it has one
+        *module._forward_hooks.values(),
+        *module._forward_pre_hooks.values(),
+    )
+    return all(map(_is_of_read_package, codes))
+
+
+def _is_of_read_package(code: Any) -> bool:
+    """Whether a class or a function is defined in such a package."""
+    while isinstance(code, partial):
+        code = code.func
+    return str(getattr(code, "__module__", "")).partition(".")[0] in _READ_PACKAGES
 
 
 @torch.no_grad()
-def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> None:
-    """Fold the norm of these output channels into the convolution."""
-    if conv.bias is None:
-        conv.bias = nn.Parameter(conv.weight.new_zeros(conv.out_channels))
-    # In place, so that the layout in memory stays
-    conv.weight[rows], conv.bias[rows] = folded(norm, conv.weight[rows], conv.bias[rows])
+def _fold(conv: nn.Conv2d, norm: nn.Module, rows: slice = slice(None)) -> bool:
+    """Fold the norm of these output channels into the convolution, if the result is finite."""
+    bias = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias.clone()
+    weight = conv.weight.clone()  # in its layout in memory
+    weight[rows], bias[rows] = folded(norm, weight[rows], bias[rows], torch.float64)
+    if not (weight.isfinite().all() and bias.isfinite().all()):
+        return False
+    # Whoever has kept the old ones keeps what they were
+    conv.weight = nn.Parameter(weight, conv.weight.requires_grad)
+    conv.bias = nn.Parameter(bias, conv.weight.requires_grad)
+    return True
 
 
-def _fold_projection(layer: LambdaLayer) -> None:
+def _fold_own_norm(conv: Conv2d, network: _Network) -> None:
+    """Fold the norm that a convolution of Detectron2 calls itself."""
+    # Hooks on the convolution see only the map behind the norm
+    if network.is_changeable(conv) and is_foldable(conv.norm, conv.weight):
+        conv.norm = None if _fold(conv, conv.norm) else conv.norm
+
+
+def _fold_projection(layer: LambdaLayer, network: _Network) -> None:
     """Fold the norms of queries and values into their rows of the projection."""
-    queries, keys, _ = layer.rows
+    conv, (queries, keys, _) = layer.qkv, layer.rows
+    if type(conv) not in _PLAIN_CONVOLUTIONS or is_hooked(conv) or not network.is_changeable(conv):
+        return
     for name, rows in (("query_norm", slice(queries)), ("value_norm", slice(queries + keys, None))):
-        if is_foldable(getattr(layer, name)):
-            _fold(layer.qkv, getattr(layer, name), rows)
+        norm = getattr(layer, name)
+        if is_foldable(norm, conv.weight[rows]) and _fold(conv, norm, rows):
             setattr(layer, name, nn.Identity())
 
 
-def _fold_sequence(sequence: nn.Sequential) -> None:
-    for (_, conv), (name, norm) in itertools.pairwise(sequence.named_children()):
-        # In a convolution of Detectron2 its own norm and activation come before
-        plain = all(getattr(conv, part, None) is None for part in ("norm", "activation"))
-        if isinstance(conv, nn.Conv2d) and plain and is_foldable(norm):
-            _fold(conv, norm)
+def _fold_sequence(sequence: nn.Sequential, network: _Network) -> None:
+    """Fold each norm that follows a convolution."""
+    for (_, conv), (name, norm) in pairwise([*sequence._modules.items()]):
+        if not _ends_with_convolution(conv) or is_hooked(conv) or not network.is_changeable(conv):
+            continue
+        if is_foldable(norm, conv.weight) and _fold(conv, norm):
             setattr(sequence, name, nn.Identity())
+
+
+def _ends_with_convolution(module: nn.Module | None) -> bool:
+    """Whether nothing follows the convolution within the module."""
+    if type(module) in _CONVOLUTIONS_WITH_NORM:
+        return module.norm is None and module.activation is None
+    return type(module) in _PLAIN_CONVOLUTIONS
+
+
+def _squeezes_early(block: Bottleneck, network: _Network) -> bool:
+    """Whether the mean over a block's last map is the last convolution of a mean."""
+    conv, se = block.conv3, block.se
+    if type(se) is not SqueezeExcitation or type(conv) not in _CONVOLUTIONS_WITH_NORM:
+        return False
+    unseen = not (is_hooked(conv) or is_hooked(se) or network.is_seen_by_others(se.squeeze))
+    return unseen and _ends_with_convolution(conv)

@@ -9,6 +9,7 @@ from detectron2.utils import comm
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from lambda_det.cpu.folding import FOLDABLE_NORMS
 from lambda_det.distributed.moments import join_processes
 
 _PER_CHANNEL = (0, 2, 3)
@@ -114,6 +115,9 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             y = input * _over_channels(self.weight) + _over_channels(self.bias)
             return y.to(input.dtype)
         return super().forward(input)
+
+
+FOLDABLE_NORMS.add(SyncBatchNorm2d)
 
 
 def convert_sync_norms(model: nn.Module, device: str | torch.device) -> nn.Module:

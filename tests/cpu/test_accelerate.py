@@ -128,3 +128,14 @@ def test_a_model_of_detectron2_computes_the_same_and_gets_back_what_it_was(name,
     for model, layout in ((fast, torch.channels_last), (again, torch.contiguous_format)):
         convs = (module for module in model.modules() if isinstance(module, nn.Conv2d))
         assert all(conv.weight.is_contiguous(memory_format=layout) for conv in convs)
+
+
+@torch.no_grad()
+def test_a_hook_before_an_activation_keeps_the_map_that_it_saw():
+    head = lambda_det.accelerate(_model("Mask R-CNN")).roi_heads.mask_head
+    kept = []
+    head.deconv.register_forward_hook(lambda module, args, y: kept.append((y, y.clone())))
+    lambda_det.accelerate(head)
+    head.layers(torch.randn(2, 128, 5, 6, dtype=torch.float64))
+    ((seen, as_it_was),) = kept
+    assert (as_it_was < 0).any() and torch.equal(seen, as_it_was)

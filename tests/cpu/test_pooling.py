@@ -198,3 +198,32 @@ def test_own_layers_stay_and_others_come_back(monkeypatch):
     heads.box_head.fc1 = _Own(fc1.in_features, fc1.out_features)
     convolve_pooled(heads)
     assert type(heads.box_head.fc1) is _Own and type(heads.box_head.flatten) is nn.Flatten
+
+
+@pytest.mark.parametrize("name", ["fc1", "flatten"])
+@torch.no_grad()
+def test_a_layer_with_a_hook_for_vectors_stays(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    heads = build_model(tiny_config()).roi_heads
+    convolve_pooled(heads, False)
+    head = heads.box_head
+    x = torch.randn(5, head.fc1.in_features).view(5, -1, *heads.box_pooler.output_size)
+    expected = head(x)
+    shapes = []
+    getattr(head, name).register_forward_hook(lambda module, args, y: shapes.append(y.shape))
+    convolve_pooled(heads)
+    torch.testing.assert_close(head(x), expected)
+    assert [len(shape) for shape in shapes] == [2]
+
+
+@torch.no_grad()
+def test_the_layer_of_a_head_that_is_used_elsewhere_too(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    heads = build_model(tiny_config()).roi_heads
+    convolve_pooled(heads)
+    layer = heads.box_head.fc1
+    plain = nn.Linear(layer.in_features, layer.out_features)
+    plain.load_state_dict(layer.state_dict())
+    for shape in ((3,), (2, 3), (2, 3, 4), ()):
+        x = torch.randn(*shape, layer.in_features)
+        torch.testing.assert_close(layer(x), plain(x))

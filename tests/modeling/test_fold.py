@@ -1,0 +1,580 @@
+"""Norms are folded only where nothing but the time changes, whatever a network is built from."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from detectron2.layers import Conv2d, FrozenBatchNorm2d, NaiveSyncBatchNorm
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+
+import lambda_det
+from lambda_det.cpu import winograd
+from lambda_det.detection.model import for_inference
+from lambda_det.layers import LambdaLayer
+from lambda_det.modeling.fold import fold_norms
+from lambda_det.modeling.norm import SyncBatchNorm2d
+from lambda_det.modeling.resnet import Bottleneck
+
+WIDTH = 16
+
+# What is done to a convolution or to a norm
+
+
+class _Square(nn.Module):
+    def forward(self, x):
+        return x.square()
+
+
+def _parametrized(module):
+    parametrize.register_parametrization(module, "weight", _Square())
+    return module
+
+
+def _pruned(module):
+    return prune.random_unstructured(module, "weight", 0.5)
+
+
+def _doubled(module):
+    module.register_forward_hook(lambda module, args, y: y * 2)
+    return module
+
+
+def _pre_doubled(module):
+    module.register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:]))
+    return module
+
+
+def _other_forward(module):
+    forward = type(module).forward
+    module.forward = lambda x: forward(module, x) * 2
+    return module
+
+
+class _KernelOfInput:
+    """A hook that makes a kernel anew for each forward pass."""
+
+    def __init__(self, conv):
+        self.kernel = conv.weight.detach().clone()
+
+    def __call__(self, conv, args):
+        conv.weight.data = self.kernel.to(args[0]) * args[0].mean()
+
+
+def _with_kernel_of_input(conv):
+    conv.register_forward_pre_hook(_KernelOfInput(conv))
+    return conv
+
+
+def _with_idle_norm(conv):
+    """The forward pass of PyTorch's class calls neither."""
+    if type(conv) is nn.Conv2d:
+        conv.norm, conv.activation = nn.BatchNorm2d(WIDTH), torch.sin
+    return conv
+
+
+CHANGES = {
+    "nothing": lambda conv: conv,
+    "spectral norm": spectral_norm,
+    "weight norm": weight_norm,
+    "parametrized spectral norm": parametrizations.spectral_norm,
+    "parametrized weight norm": parametrizations.weight_norm,
+    "parametrized": _parametrized,
+    "pruned": _pruned,
+    "hook": _doubled,
+    "pre-hook": _pre_doubled,
+    "kernel of the input": _with_kernel_of_input,
+    "other forward": _other_forward,
+    "idle norm": _with_idle_norm,
+}
+OPTIONS = (
+    {"kernel_size": 1},
+    {"kernel_size": 1, "bias": False},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "padding": "same", "bias": False},
+    {"kernel_size": 3, "padding": 2, "dilation": 2},
+    {"kernel_size": 3, "padding": 1, "groups": 4},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+)
+
+
+class _ActiveNorm(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class _AlwaysTraining(nn.Module):
+    """Keeps its norm in training, as networks do that adapt to their test data."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def train(self, mode=True):
+        self.norm.train()
+        return self
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+def _without(norm, name):
+    norm.register_parameter(name, None)
+    return norm
+
+
+NORMS = {
+    "BN": lambda channels: nn.BatchNorm2d(channels),
+    "without parameters": lambda channels: nn.BatchNorm2d(channels, affine=False),
+    "without statistics": lambda channels: nn.BatchNorm2d(channels, track_running_stats=False),
+    "without weight": lambda channels: _without(nn.BatchNorm2d(channels), "weight"),
+    "without bias": lambda channels: _without(nn.BatchNorm2d(channels), "bias"),
+    "large eps": lambda channels: nn.BatchNorm2d(channels, eps=1.0),
+    "frozen": FrozenBatchNorm2d,
+    "naive": NaiveSyncBatchNorm,
+    "synchronised": SyncBatchNorm2d,
+    "PyTorch's": nn.SyncBatchNorm,
+    "lazy": lambda channels: nn.LazyBatchNorm2d(affine=False),
+    "active": _ActiveNorm,
+    "always in training": lambda channels: _AlwaysTraining(nn.BatchNorm2d(channels)),
+    "by instance": lambda channels: nn.InstanceNorm2d(channels, track_running_stats=True),
+    "groups": lambda channels: nn.GroupNorm(4, channels),
+    "pruned": lambda channels: _pruned(nn.BatchNorm2d(channels)),
+    "parametrized": lambda channels: _parametrized(nn.BatchNorm2d(channels)),
+    "hooked": lambda channels: _doubled(nn.BatchNorm2d(channels)),
+    "pre-hooked": lambda channels: _pre_doubled(nn.BatchNorm2d(channels)),
+    "other forward": lambda channels: _other_forward(nn.BatchNorm2d(channels)),
+}
+
+
+@dataclass
+class Parts:
+    """Makes the parts of a network: convolutions of one kind, and norms of one kind."""
+
+    options: dict
+    change: str
+    kind: str
+
+    def conv(self):
+        return CHANGES[self.change](nn.Conv2d(WIDTH, WIDTH, **self.options))
+
+    def own_norm(self, activation=None):
+        """A convolution of Detectron2, with its norm."""
+        conv = Conv2d(WIDTH, WIDTH, **self.options, norm=self.norm(), activation=activation)
+        return CHANGES[self.change](conv)
+
+    def norm(self, channels=WIDTH):
+        return NORMS[self.kind](channels)
+
+
+# What convolutions and norms stand in
+
+
+class _OwnSequence(nn.Sequential):
+    """Has activations that it does not hold."""
+
+    def forward(self, x):
+        for part in self:
+            x = part(x).sin()
+        return x
+
+
+class _OwnConv(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x).sin()
+
+
+class _SeesMaps(nn.Module):
+    """Looks at each map between its parts."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.Sequential(*parts)
+
+    def forward(self, x):
+        total = 0
+        for part in self.parts:
+            x = part(x)
+            total = total + x
+        return total
+
+
+class _CallsNormAgain(_SeesMaps):
+    def forward(self, x):
+        return self.parts(x) + self.parts[-1](x)
+
+
+class _ReadsKernel(_SeesMaps):
+    def forward(self, x):
+        return self.parts(x) * self.parts[0].weight.sum()
+
+
+class _SkipsNorm(_SeesMaps):
+    def forward(self, x):
+        return self.parts(x) if x.mean() > 1 else self.parts[0](x)
+
+
+class _CallsOwnNorm(_SeesMaps):
+    def forward(self, x):
+        conv = self.parts[0]
+        return conv(x) if conv.norm is None else conv(x) + conv.norm(x)
+
+
+class _Branches(nn.Module):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x):
+        return sum(part(x) for part in self.parts)
+
+
+class _KeptAside(nn.Module):
+    """Holds a part where PyTorch does not see it."""
+
+    def __init__(self, whole, part):
+        super().__init__()
+        self.whole = whole
+        self.aside = [part]
+
+    def forward(self, x):
+        return self.whole(x) + self.aside[0](x)
+
+
+def _one_activation(parts):
+    activation = nn.ReLU()
+    first, last = (parts.conv(), activation, parts.norm()), (parts.conv(), activation, parts.norm())
+    return nn.Sequential(*first, *last)
+
+
+def _one_norm(parts):
+    norm = parts.norm()
+    return nn.Sequential(parts.conv(), norm, parts.conv(), norm)
+
+
+def _one_conv(parts):
+    conv = parts.conv()
+    return nn.Sequential(conv, parts.norm(), conv, parts.norm())
+
+
+def _one_conv_in_two(parts):
+    conv = parts.conv()
+    return nn.Sequential(nn.Sequential(conv, parts.norm()), nn.Sequential(conv, parts.norm()))
+
+
+def _slice(parts):
+    whole = nn.Sequential(parts.conv(), parts.norm())
+    return nn.Sequential(whole, whole[:1])
+
+
+def _one_sequence_in_two(parts):
+    whole = nn.Sequential(parts.conv(), parts.norm())
+    return nn.Sequential(nn.Sequential(whole), nn.Sequential(whole))
+
+
+def _kept_aside(parts):
+    whole = nn.Sequential(parts.conv(), parts.norm())
+    return _KeptAside(whole, whole[0])
+
+
+def _one_kernel(parts):
+    first, second = (Conv2d(WIDTH, WIDTH, 1, norm=parts.norm()) for _ in range(2))
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+def _one_memory(parts):
+    first, second = (Conv2d(WIDTH, WIDTH, 1, norm=parts.norm()) for _ in range(2))
+    second.weight = nn.Parameter(first.weight.detach())
+    return nn.Sequential(first, second)
+
+
+def _part_of_memory(parts):
+    first, second = (Conv2d(WIDTH, WIDTH, 1, norm=parts.norm()), nn.Conv2d(WIDTH, WIDTH // 2, 1))
+    second.weight = nn.Parameter(first.weight.detach()[: WIDTH // 2])
+    return nn.Sequential(first, second, nn.Conv2d(WIDTH // 2, WIDTH, 1))
+
+
+def _lambda_layer(parts):
+    sizes = {"heads": 2, "query_depth": WIDTH // 2, "scope": 3}
+    layer = LambdaLayer(WIDTH, **sizes, norm=parts.norm)
+    layer.qkv = CHANGES[parts.change](layer.qkv)
+    return layer
+
+
+def _block(parts):
+    return Bottleneck(WIDTH, WIDTH, bottleneck_channels=WIDTH, norm=parts.norm, se_ratio=4)
+
+
+def _changed_block(parts):
+    block = _block(parts)
+    block.conv3 = CHANGES[parts.change](block.conv3)
+    return block
+
+
+def _hooked_squeeze(parts):
+    block = _block(parts)
+    _doubled(block.se.squeeze)
+    return block
+
+
+def _kernel_of_squeeze(parts):
+    """What gates the channels has the kernel of the convolution before."""
+    block = _block(parts)
+    block.se.expand.register_buffer("kept", block.conv3.weight.detach())
+    return block
+
+
+PLACES = {
+    "sequence": lambda parts: nn.Sequential(parts.conv(), parts.norm(), nn.ReLU()),
+    "Detectron2's": lambda parts: nn.Sequential(parts.own_norm(), parts.own_norm(nn.ReLU())),
+    "norm behind norm": lambda parts: nn.Sequential(parts.own_norm(), parts.norm()),
+    "norm behind activation": lambda parts: nn.Sequential(
+        Conv2d(WIDTH, WIDTH, 1, activation=torch.sin), parts.norm()
+    ),
+    "two norms": lambda parts: nn.Sequential(parts.conv(), parts.norm(), parts.norm()),
+    "nothing behind": lambda parts: nn.Sequential(parts.conv(), nn.Sequential(parts.norm())),
+    "one activation": _one_activation,
+    "one norm": _one_norm,
+    "one convolution": _one_conv,
+    "one convolution in two": _one_conv_in_two,
+    "slice": _slice,
+    "one sequence in two": _one_sequence_in_two,
+    "one kernel": _one_kernel,
+    "one memory": _one_memory,
+    "part of a memory": _part_of_memory,
+    "kept aside": _kept_aside,
+    "hooked sequence": lambda parts: _doubled(nn.Sequential(parts.conv(), parts.norm())),
+    "other forward": lambda parts: _other_forward(nn.Sequential(parts.conv(), parts.norm())),
+    "own convolution": lambda parts: nn.Sequential(_OwnConv(WIDTH, WIDTH, 1), parts.norm()),
+    "own sequence": lambda parts: _OwnSequence(parts.conv(), parts.norm()),
+    "sees maps": lambda parts: _SeesMaps(parts.conv(), parts.norm()),
+    "calls the norm again": lambda parts: _CallsNormAgain(parts.conv(), parts.norm()),
+    "calls Detectron2's norm": lambda parts: _CallsOwnNorm(parts.own_norm()),
+    "reads the kernel": lambda parts: _ReadsKernel(parts.conv(), parts.norm()),
+    "skips the norm": lambda parts: _SkipsNorm(parts.conv(), parts.norm()),
+    "branches": lambda parts: _Branches(parts.own_norm(), nn.Sequential(parts.conv())),
+    "transposed": lambda parts: nn.Sequential(nn.ConvTranspose2d(WIDTH, WIDTH, 1), parts.norm()),
+    "lazy convolution": lambda parts: nn.Sequential(nn.LazyConv2d(WIDTH, 1), parts.norm()),
+    "lambda layer": _lambda_layer,
+    "block": _block,
+    "changed block": _changed_block,
+    "hooked squeeze": _hooked_squeeze,
+    "kernel of a squeeze": _kernel_of_squeeze,
+}
+
+
+def _randomise(network, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for name, x in (*network.named_parameters(), *network.named_buffers()):
+        if x.is_floating_point():
+            low = 0.5 if name.endswith("running_var") else -1
+            x.data.uniform_(low, 1, generator=generator)
+
+
+@torch.no_grad()
+def _check(network, x, bound):
+    """All copies for inference compute what the network computes."""
+    network.eval()(x)  # lazy modules get their parameters
+    expected = network(x)
+    copies = {
+        "fold_norms": fold_norms(network),
+        "for_inference": for_inference(network),
+        "accelerate": lambda_det.accelerate(copy.deepcopy(network)),
+        "both": for_inference(lambda_det.accelerate(copy.deepcopy(network))),
+    }
+    for name, model in copies.items():
+        error = (model(x) - expected).abs().max()
+        assert error <= bound * expected.abs().max(), name
+    assert torch.equal(network(x), expected)
+
+
+def _drawn(network, seed, dtype=torch.float64):
+    """Random numbers in a network and an image for it, in which nothing is too small."""
+    x = torch.randn(2, WIDTH, 9, 8, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        network.train()(x)
+        _randomise(network, seed)
+    return network.to(dtype), x.to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_for_small_maps(monkeypatch):
+    monkeypatch.setitem(winograd._PAYS_FROM, torch.float64, (1, 0))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_each_place_computes_the_same(place):
+    for options in ({"kernel_size": 1}, {"kernel_size": 3, "padding": 1}):
+        _check(*_drawn(PLACES[place](Parts(options, "nothing", "BN")), 0), 1e-12)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_each_norm_computes_the_same(kind):
+    for place in ("sequence", "Detectron2's", "lambda layer", "block"):
+        _check(*_drawn(PLACES[place](Parts(OPTIONS[1], "nothing", kind)), 0), 1e-12)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_of_a_convolution_computes_the_same(change):
+    for place in ("sequence", "Detectron2's", "lambda layer", "changed block"):
+        for options in OPTIONS[1:3]:
+            _check(*_drawn(PLACES[place](Parts(options, change, "BN")), 0), 1e-12)
+
+
+def _norms(network):
+    return [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def _of_place(place, dtype=torch.float64, options=OPTIONS[2]):
+    return _drawn(PLACES[place](Parts(options, "nothing", "BN")), 0, dtype)
+
+
+@pytest.mark.parametrize("place", ["Detectron2's", "sequence", "block", "lambda layer"])
+def test_what_is_known_and_used_once_is_folded(place):
+    network, _ = _of_place(place)
+    assert _norms(network) and not _norms(fold_norms(network))
+
+
+def test_code_of_another_package_keeps_its_norms():
+    network, _ = _of_place("branches")
+    folded = fold_norms(nn.Sequential(_of_place("sequence")[0], network))
+    assert len(_norms(folded)) == len(_norms(network)) > 0
+
+
+@torch.no_grad()
+def test_networks_of_16_bits():
+    network, x = _of_place("sequence", torch.bfloat16)
+    exact, wide = copy.deepcopy(network).double().eval()(x.double()), x.double().abs().max()
+    folded = fold_norms(network)
+    assert not _norms(folded)
+    for model in (network.eval(), folded):
+        assert (model(x) - exact).abs().max() <= 2**-6 * wide.clamp(min=exact.abs().max())
+    assert _norms(fold_norms(network.half()))  # whose small numbers have few digits
+    # Detectron2's norm of another dtype than its convolution is PyTorch's mixed precision
+    mixed, x = _of_place("Detectron2's", torch.bfloat16)
+    for norm in _norms(mixed):
+        norm.float()
+    _check(mixed, x, 0)
+
+
+@torch.no_grad()
+def test_a_norm_for_another_number_of_channels_fails_as_before():
+    network = nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 1), nn.BatchNorm2d(1)).eval()
+    own = Conv2d(WIDTH, WIDTH, 1, norm=nn.BatchNorm2d(1)).eval()
+    for model in (network, own, fold_norms(network), fold_norms(own), lambda_det.accelerate(own)):
+        with pytest.raises(RuntimeError, match="running_mean"):
+            model(torch.randn(2, WIDTH, 3, 3))
+
+
+@torch.no_grad()
+def test_a_norm_without_a_finite_factor_stays():
+    network, x = _of_place("sequence")
+    network[1].eps, network[1].running_var[3], network[1].running_mean[3] = 0, 0, 5
+    folded = fold_norms(network)
+    assert _norms(folded)
+    torch.testing.assert_close(folded(x), network.eval()(x), equal_nan=True)
+
+
+def test_hooks_on_all_modules_see_all_of_them():
+    network, x = _of_place("sequence")
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *call: seen.append(call[0]))
+    try:
+        _check(network, x, 1e-12)
+        seen.clear()
+        fold_norms(network)(x)
+        assert _norms(nn.ModuleList(seen))
+    finally:
+        handle.remove()
+
+
+def _counted_as_read(code):
+    code.__module__ = "detectron2.layers"
+    return code
+
+
+def test_parts_of_known_packages_are_no_less_careful():
+    """As Detectron2's heads and the hooks for padding are written."""
+
+    @_counted_as_read
+    class Sequence(nn.Sequential):
+        @_counted_as_read
+        def forward(self, x):
+            for part in self:
+                x = part(x).sin()
+            return x
+
+    network, x = _of_place("sequence")
+    _check(Sequence(*network), x, 1e-12)
+    double = _counted_as_read(lambda module, args, y: y * 2)
+    for place, name in (
+        ("sequence", "0"),
+        ("Detectron2's", "0"),
+        ("lambda layer", "qkv"),
+        ("block", "conv3"),
+    ):
+        network, x = _of_place(place)
+        network.get_submodule(name).register_forward_hook(double)
+        _check(network, x, 1e-12)
+    network, x = _of_place("block")
+    network.se.register_forward_pre_hook(
+        _counted_as_read(lambda module, args: (args[0] * 2, *args[1:]))
+    )
+    _check(network, x, 1e-12)
+
+
+@pytest.mark.parametrize("change", ["weight norm", "pruned"])
+def test_a_kernel_of_the_last_training_step_is_copied(change):
+    network, x = _drawn(PLACES["Detectron2's"](Parts(OPTIONS[2], change, "BN")), 0)
+    network.train()(x).sum().backward()
+    assert not network[0].weight.is_leaf
+    torch.testing.assert_close(fold_norms(network)(x), network.eval()(x))
+
+
+def test_a_network_in_a_wrapper(tmp_path):
+    network, x = _of_place("Detectron2's")
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", store, rank=0, world_size=1)
+    try:
+        _check(DistributedDataParallel(network), x, 1e-12)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_compiled_network():
+    network, x = _of_place("Detectron2's")
+    inner = nn.Sequential(_of_place("sequence")[0])
+    inner[0].compile(backend="eager")
+    _check(torch.compile(network, backend="eager"), x, 1e-12)
+    _check(inner, x, 1e-12)
+
+
+@pytest.mark.fuzz
+@given(
+    seed=st.integers(0, 2**32),
+    drawn=st.lists(
+        st.tuples(
+            st.sampled_from([*PLACES]),
+            st.builds(
+                Parts,
+                st.sampled_from(OPTIONS),
+                st.sampled_from([*CHANGES]),
+                st.sampled_from([*NORMS]),
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_any_network_computes_the_same(seed, drawn):
+    torch.manual_seed(seed)
+    network = nn.Sequential(*(PLACES[place](parts) for place, parts in drawn))
+    _check(*_drawn(network, seed), 1e-9)
