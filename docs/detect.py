@@ -8,6 +8,16 @@ import onnxruntime
 from PIL import Image
 
 
+def resized(image, shortest, longest, fixed):
+    """The image as in the evaluation of the run, and smaller where it would not fit."""
+    width, height = image.size
+    scale = min(shortest / min(width, height) if shortest else 1, longest / max(width, height))
+    if fixed:
+        scale = min(scale, fixed[0] / height, fixed[1] / width)
+    sides = (max(int(side * scale + 0.5), 1) for side in (width, height))
+    return np.asarray(image.resize(tuple(sides), Image.Resampling.BILINEAR))
+
+
 def paste(mask, box, height, width):
     """A mask [side, side] within its box as one of the image: bool [height, width]."""
     x0, y0, x1, y1 = box
@@ -20,18 +30,25 @@ def paste(mask, box, height, width):
 
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = session.get_modelmeta().custom_metadata_map
-if about["resizes"] != "true" or "nms" in about["outside"]:
-    sys.exit(f"the file takes {about['input']}; export one without --outside, --batch and --fixed")
-names = json.loads(about["classes"])  # null where they are not known
+shortest, longest, fixed, stride, batch, names = (
+    json.loads(about[key])
+    for key in ("min_size_test", "max_size_test", "fixed", "stride", "batch", "classes")
+)
+photo = Image.open(sys.argv[2]).convert("RGB")
+image = resized(photo, shortest, longest, fixed)
+height, width = image.shape[:2]
+canvas = fixed or (height + -height % stride, width + -width % stride)
+images = np.zeros((batch or 1, *canvas, 3), np.uint8)
+sizes = np.ones((batch or 1, 2), np.int32)
+images[0, :height, :width], sizes[0] = image, (height, width)
 outputs = [output.name for output in session.get_outputs()]
-image = np.asarray(Image.open(sys.argv[2]).convert("RGB"))
-found = dict(zip(outputs, session.run(None, {"image": image}), strict=True))
-for i, score in enumerate(found["scores"]):
+values = session.run(None, {"images": images, "sizes": sizes})
+result = {name: value[0] for name, value in zip(outputs, values, strict=True)}
+to_photo = np.tile([photo.width / width, photo.height / height], 2)
+for i in range(result["count"]):
+    score, number, box = result["scores"][i], result["classes"][i], result["boxes"][i] * to_photo
     if score >= 0.5:  # those below about["score_threshold"] are left out in the file
-        number, box = found["classes"][i], found["boxes"][i]
         print(names[number] if names else number, f"{score:.2f}", *box.round(1))
-        if "masks" in found:
-            mask = found["masks"][i]
-            if about["pasted"] != "true":
-                mask = paste(mask[0], box, *image.shape[:2])
+        if "masks" in result:
+            mask = paste(result["masks"][i, 0], box, photo.height, photo.width)
             print("   a mask of", mask.sum(), "pixels")

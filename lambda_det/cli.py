@@ -23,7 +23,7 @@ COMMANDS = {
     ),
     "predict": ("prediction.command_line:main", "draw predictions on images and videos"),
     "report": ("report.command_line:main", "write one HTML page on a run"),
-    "export": ("export.command_line:main", "write TorchScript, torch.export or ONNX"),
+    "export": ("export.command_line:main", "write a detector or a backbone for other runtimes"),
     "backbone": ("export.backbone_command:main", "write a backbone file for detectors"),
     "push": ("hub:main", "send a detector with its model card to the Hugging Face Hub"),
     "info": ("modeling.command_line:main", "list the networks with their operations"),

@@ -95,12 +95,12 @@ class Run:
         """Write the detector as ``lambda-det export`` does, and print what was compared.
 
         Args:
-            path: its ending says the format: .ts, .pt2 or .onnx.
+            path: its ending says the format: .onnx, or .pt2 of a backbone.
             overwrite: replace the file if it is there.
             sizes: height and width of images to compare on.
             images: files to compare on.
             proof: number of validation images to compare the AP on.
-            options: ``checkpoint``, ``raw``, ``backbone_only``, ``batch``, ``outside`` .., see
+            options: ``checkpoint``, ``raw``, ``backbone_only``, ``batch`` and ``fixed``, see
                 :func:`lambda_det.export.sources.network_to_export`.
 
         Raises:

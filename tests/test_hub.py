@@ -304,7 +304,7 @@ def test_nothing_that_could_run_is_fetched_or_opened(tmp_path, monkeypatch):
     folder = tmp_path / "snapshot"
     folder.mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(folder))
-    for name in ("model.pt2", "model.ts", "model.pkl"):
+    for name in ("model.pt2", "model.pkl"):
         with pytest.raises(ConfigError, match="refused"):
             hub.of_hub(f"hf://me/cells/{name}")
     with pytest.raises(DataError, match=r"has no config\.yaml"):

@@ -9,7 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from detectron2.config import CfgNode
+from detectron2.data.transforms import AugInput, AugmentationList
 from omegaconf import DictConfig
 from torch import nn
 
@@ -50,6 +53,14 @@ class Taken(NamedTuple):
     def as_meta(self) -> dict[str, Any]:
         """What an exported file says of them."""
         return {"weights": self.file, "step": self.step, "averaged": self.averaged}
+
+
+def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, Any]:
+    """An image [H, W, 3] as Detectron2's models take it, resized."""
+    resized = AugInput(image)
+    augmentations(resized)
+    tensor = torch.as_tensor(resized.image.astype("float32").transpose(2, 0, 1))
+    return {"image": tensor, "height": image.shape[0], "width": image.shape[1]}
 
 
 def add_model_flags(

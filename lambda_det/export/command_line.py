@@ -1,4 +1,4 @@
-"""``lambda-det export``: a trained network as TorchScript, torch.export or ONNX, compared."""
+"""``lambda-det export``: a trained network as a file for other runtimes, which was compared."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import argparse
 import logging
 from pathlib import Path
 
-from lambda_det.detection.inference import Taken, add_model_flags, typed_weights
+from lambda_det.detection.inference import Taken, typed_weights
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import command_parser, exit_status
-from lambda_det.export.networks import Network, takes_rgb
-from lambda_det.export.onnx_file import OPSET
+from lambda_det.export.formats import FORMATS
 from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
-from lambda_det.export.sources import named_backbone, network_to_export, read_images
-from lambda_det.export.triton import write_repository
+from lambda_det.export.sources import network_to_export, read_images, recorded_backbone
+from lambda_det.prediction.predictor import find_config
 
 EXAMPLES = """
-The ending of OUTPUT says the format: .ts TorchScript, .pt2 torch.export, .onnx ONNX. Predictor and
-lambda-det predict read these and the .xml that OpenVINO (ovc) makes of an .onnx.
+The ending of OUTPUT says the format: .onnx holds detectors and backbones, .pt2 backbones.
 
-A backbone by its name, and the backbone of a detector, with features by name:
-  %(prog)s backbone.onnx --model lambda_resnet50 --weights backbone.pth
-  %(prog)s backbone.onnx --config output/run/config.yaml --backbone-only
+A whole detector, with the best checkpoint of its run. It takes resized images in one tensor:
+  %(prog)s output/run detector.onnx
+  %(prog)s output/run detector.onnx --batch any --images photo.jpg street.jpg
+  %(prog)s output/run for_tensorrt.onnx --batch 8 --fixed 640x640
+  %(prog)s output/run detector.onnx --sizes 800x1216,1216x800 MODEL.DEVICE cpu
 
-A whole detector; the config.yaml of a run's folder brings the run's best checkpoint with it. ONNX
-takes an image [H, W, 3] of uint8, RGB, of any size, which it resizes:
-  %(prog)s detector.onnx --config output/run/config.yaml
-  %(prog)s detector.ts --images photo.jpg street.jpg --config output/run/config.yaml
-  %(prog)s batches.onnx --config output/run/config.yaml --batch any
-  %(prog)s for_tensorrt.onnx --config output/run/config.yaml --batch 8 --fixed 640x640 \\
-      --outside normalise --masks pasted
-  %(prog)s detector.pt2 --config configs/mask_rcnn_lambdaresnet50.yaml \\
-      --weights model_final.pth --sizes 800x1216,1216x800 MODEL.DEVICE cpu
+The backbone of a detector, and one of a backbone file or of published weights, with features by
+name:
+  %(prog)s output/run backbone.onnx --backbone-only
+  %(prog)s backbone.pth backbone.pt2
 
 The file is read again and compared with the model on several sizes. Only if all agree does OUTPUT
 get its name, with OUTPUT.json beside it: input, pixel settings, outputs, sizes, versions. A
@@ -45,14 +40,26 @@ status: 0; 1 if the file did not compute the same and was removed; 2 if it could
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = command_parser(
         "export",
-        "Write a trained backbone or detector as TorchScript, torch.export or ONNX, "
-        "and compare the file with the model.",
+        "Write a trained detector or backbone as ONNX or a backbone as torch.export, and compare "
+        "the file with the model.",
         EXAMPLES,
     )
-    parser.add_argument("output", help="file to write, ending in .ts, .pt2 or .onnx")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--model", metavar="RUN", help="a run's folder, or a backbone's name")
-    add_model_flags(parser, source)
+    parser.add_argument(
+        "source",
+        metavar="RUN",
+        help="folder of a detector's run, or a backbone: a file of lambda-det backbone, or "
+        "published weights such as timm://resnetrs101.tf_in1k",
+    )
+    parser.add_argument("output", metavar="OUTPUT", help=f"file, ending in {', '.join(FORMATS)}")
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="best|last|STEP",
+        help="of the run (default: the best one at its evaluations)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="the trained weights, also where there are averaged ones"
+    )
     parser.add_argument(
         "--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)"
     )
@@ -84,45 +91,26 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         dest="together",  # `batch` is that of trainings
         type=_batch,
         metavar="N",
-        help="images that a detector's .onnx takes at once, or 'any' for any number",
+        help="images that a detector's file takes at once, or 'any' for any number (default: 1)",
     )
     parser.add_argument(
         "--fixed",
         type=_size,
         metavar="HxW",
-        help="size of the images of a detector's .onnx, for runtimes that want fixed shapes",
-    )
-    parser.add_argument(
-        "--outside",
-        type=lambda text: text.split(","),
-        default=(),
-        metavar="WORD,..",
-        help="what a detector's .onnx leaves to you, of resize, normalise (then resize, too) and "
-        "nms (not that of the proposals); its metadata say what it takes",
-    )
-    parser.add_argument(
-        "--masks",
-        choices=("boxes", "pasted"),
-        default="boxes",
-        help="of a detector's .onnx: 28x28 or so within their boxes (default), or of the image",
-    )
-    parser.add_argument(
-        "--triton", metavar="DIR", help="also write the .onnx as a model repository of Triton"
+        help="size of the images of a detector's file, for runtimes that want fixed shapes",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
     args = parser.parse_intermixed_args(argv)
-    if args.model and Path(args.model).is_dir():  # as lambda-det predict takes it
-        args.config_file, args.model = str(Path(args.model, "config.yaml")), None
-    if args.model and not args.weights:
-        parser.error(f"--model {args.model} is no folder; a backbone of that name needs --weights")
-    if args.model and (args.backbone_only or args.opts):
-        parser.error("--backbone-only and configuration keys go with --config-file")
-    if args.triton and not args.output.endswith(".onnx"):
-        parser.error("--triton goes with an .onnx")
-    forms = (args.together is not None, args.fixed, args.outside, args.masks == "pasted")
-    if any(forms) and (args.model or args.backbone_only):
-        parser.error("--batch, --fixed, --outside and --masks are for whole detectors")
+    args.is_run = Path(args.source).is_dir()
+    if not args.is_run and (args.backbone_only or args.opts):
+        parser.error(
+            f"{args.source} is no folder of a run, and --backbone-only and configuration keys go "
+            "with one"
+        )
+    is_backbone = args.backbone_only or not args.is_run
+    if is_backbone and (args.together is not None or args.fixed):
+        parser.error("--batch and --fixed are for whole detectors")
     return args
 
 
@@ -141,34 +129,29 @@ def _batch(word: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     images = read_images(args.images)
-    if args.model:
-        network = named_backbone(args.model, args.weights)
-    else:
-        cfg = load_any_config(args)
+    if args.is_run:
+        file = find_config(args.source)
+        cfg = load_any_config(argparse.Namespace(config_file=file, opts=args.opts))
         network = network_to_export(
             cfg,
-            args.config_file,
-            args.weights or typed_weights(args.opts),
+            file,
+            typed_weights(args.opts),
             backbone_only=args.backbone_only,
             checkpoint=args.checkpoint,
             raw=args.raw,
             proof=args.proof,
             apart=args.apart,
-            batch=args.together,
+            batch=1 if args.together is None else args.together,
             fixed=args.fixed,
-            outside=args.outside,
-            pasted=args.masks == "pasted",
         )
+    else:
+        network = recorded_backbone(args.source)
     report = export_network(
         network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
     )
-    about = network.pixels
+    about = network.about
     print(f"weights: {Taken(about['weights'], about['step'], about['averaged'])}")
     print(describe(report))
-    if network.batch is not None and report.passed:
-        print(tensorrt(args.output, network))
-    if args.triton and report.passed:
-        print(f"Triton: {write_repository(report.path, Path(args.triton))}")
     return 0 if report.passed else 1
 
 
@@ -177,42 +160,28 @@ def describe(report: Report) -> str:
     lines = [f"written in {report.seconds:.0f} s: {report.size / 1e6:.1f} MB"]
     for made in report.comparisons:
         name = "x".join(map(str, made.shape))
-        found = "" if made.detections is None else f", {made.detections} detections"
-        said = f"error {max(made.errors.values(), default=0.0):.1e}"
+        count = "" if made.detections is None else f", {made.detections} detections"
+        result = f"error {max(made.errors.values(), default=0.0):.1e}"
         if made.undecided:
-            said = "not compared, the model itself ranks them by rounding"
+            result = "not compared, because the model itself ranks them by rounding errors"
         elif not made.passed:
-            said = f"FAILED, {made.fault or said}"
-        lines.append(f"  {name}{found}: {said}")
+            result = f"FAILED, {made.fault or result}"
+        lines.append(f"  {name}{count}: {result}")
     lines.append("greatest error of each output, over its greatest value:")
     lines += [f"  {name}: {error:.1e}" for name, error in report.errors().items()]
     if {c.detections for c in report.comparisons} == {0}:
         lines.append("note: nothing was detected and little compared; give photographs (--images)")
-    if report.openvino:
-        lines.append(f"note: OpenVINO {report.openvino}")
-    elif report.openvino is not None and not report.proof:
-        lines.append("OpenVINO computes the same")
-    lines += [str(report.proof)] if report.proof else []
-    if report.proof and not report.proof.passed:
-        lines.append("note: on few images one box may make that; --apart AP allows for more")
-    failed = f"FAILED: it does not compute what the model does, and {report.path} was not written"
-    lines.append(f"verified: {report.path}" if report.passed else failed)
+    if report.proof:
+        lines.append(str(report.proof))
+        if not report.proof.passed:
+            lines.append("note: on few images one box may make that; --apart AP allows for more")
+    if report.passed:
+        lines.append(f"verified: {report.path}")
+    else:
+        lines.append(
+            f"FAILED: it does not compute what the model does, and {report.path} was not written"
+        )
     return "\n".join(lines)
-
-
-def tensorrt(path: str, network: Network) -> str:
-    """How TensorRT makes an engine of a file for batches, and what is known of that."""
-    if not network.fixed:
-        return "TensorRT is told more easily what to compile if --fixed gives one size"
-    sizes = (*network.fixed, 3) if takes_rgb(network.outside) else (3, *network.fixed)
-    size = "x".join(map(str, sizes))
-    shapes = {"min": 1, "opt": 8, "max": 8} if network.batch == 0 else {}
-    flags = [f" --{k}Shapes=images:{n}x{size},sizes:{n}x2" for k, n in shapes.items()]
-    return (
-        f"TensorRT was not tried. The graph has opset {OPSET}, no loops or branches, and no shape "
-        f"that depends on what images show:\n  trtexec --onnx={path} "
-        f"--saveEngine={path.removesuffix('.onnx')}.engine{''.join(flags)}"
-    )
 
 
 def main(argv: list[str] | None = None) -> int:

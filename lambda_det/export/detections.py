@@ -1,27 +1,23 @@
 """Detectron2's choice of boxes in a form that a graph can hold.
 
-Detectron2 asks how many boxes there are, image by image. The functions here do not ask, and there
-are two forms of them. For one image, whose size is (height, width), boxes that are not found are
-cut off, as in Detectron2. For a batch, whose sizes are a tensor [B, 2], all images have the same
-number of boxes, one after the other, and those that are missing are 0. So no shape in the graph of
-a batch depends on what the images show, there is no loop, and every runtime that has RoiAlign and
-TopK can hold it.
+Detectron2 asks how many boxes there are, image by image. The functions here do not ask. All images
+of a batch have the same number of boxes, one after the other, and those that are missing are 0. So
+no shape in the graph depends on what the images show, there is no loop, and every runtime that has
+RoiAlign and TopK can hold it. The size of an image is a row of a tensor [B, 2], of height and
+width.
 
-The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image of a batch
-score above the threshold, or a box is covered by one that is covered by one, more than ``ROUNDS``
-deep.
+The results are those of Detectron2, unless more than ``CANDIDATES`` boxes of an image score above
+the threshold, or a box is covered by one that is covered by one, more than ``ROUNDS`` deep.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-import torchvision
 from detectron2.export.torchscript_patch import patch_builtin_len
 from detectron2.modeling import RetinaNet, anchor_generator, poolers
 from detectron2.modeling.meta_arch import FCOS
@@ -34,13 +30,11 @@ from torch.nn import functional as F
 
 from lambda_det.export.portable import dense
 
-__all__ = ["CANDIDATES", "DENSE", "NO_NMS", "exportable_detections", "not_covered"]
+__all__ = ["CANDIDATES", "DENSE", "exportable_detections", "not_covered"]
 
 DENSE = (RetinaNet, FCOS)
-CANDIDATES = 1000  # boxes of an image of a batch that NMS compares in the end
+CANDIDATES = 1000  # boxes of an image that NMS compares in the end
 ROUNDS = 20  # on photographs 12 were the most that changed anything
-NO_NMS = math.inf  # a threshold of the overlap: the candidates themselves are the result
-Size = tuple[int, int] | Tensor  # of one image, or [B, 2] of a batch
 
 
 @contextmanager
@@ -86,19 +80,15 @@ def _boxes_of(boxes: Boxes, tensor: Tensor) -> None:
     boxes.tensor = tensor.float()  # without asking whether there are any
 
 
-def _clip_boxes(boxes: Boxes, box_size: Size) -> None:
+def _clip_boxes(boxes: Boxes, box_size: Tensor) -> None:
     boxes.tensor = _clip(boxes.tensor, box_size)  # without asking whether all are finite
 
 
-def _clip(boxes: Tensor, size: Size) -> Tensor:
-    """Boxes [.., 4] within their image."""
-    if isinstance(size, Tensor):
-        each = boxes.reshape(size.shape[0], -1, 4)
-        limits = size.flip(1).repeat(1, 2)[:, None]
-        return torch.minimum(each.clamp(min=0), limits).reshape(boxes.shape)
-    height, width = size
-    x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
-    return torch.stack([x, y], dim=-1).flatten(-2)
+def _clip(boxes: Tensor, sizes: Tensor) -> Tensor:
+    """Boxes [.., 4], of one image after the other, within their image."""
+    each = boxes.reshape(sizes.shape[0], -1, 4)
+    limits = sizes.flip(1).repeat(1, 2)[:, None]
+    return torch.minimum(each.clamp(min=0), limits).reshape(boxes.shape)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
@@ -114,28 +104,6 @@ def _top(scores: Tensor, most: int | torch.SymInt) -> tuple[Tensor, Tensor]:
     # Not slices, of which an exporter would have to prove that they lie inside
     first = torch.arange(torch.sym_min(scores.shape[1], most), device=scores.device)
     return scores[:, first], index[:, first]
-
-
-def _those(instances: Instances, wanted: Tensor) -> Instances:
-    return instances[wanted.nonzero()[:, 0]]  # of one length for all fields, not one for each
-
-
-def _kept(boxes: Tensor, valid: Tensor, threshold: float, classes: Tensor, size: Size) -> Tensor:
-    """Which boxes NMS by class keeps, see :func:`not_covered`."""
-    if isinstance(size, Tensor):
-        return not_covered(boxes, valid, threshold, classes)
-    there = valid[0].nonzero()[:, 0]
-    boxes, classes = boxes[0][there], classes[0][there]
-    span = torch.cat([boxes.flatten(), boxes.new_zeros(1)]).max() + 1  # of none, too
-    boxes = boxes + (classes.to(boxes) * span)[:, None]
-    # torchvision tells torch.export that two boxes at least are left: two that touch no other
-    # come last
-    apart = boxes.new_tensor([[-2.0, -2.0, -1.0, -1.0], [-4.0, -4.0, -3.0, -3.0]])
-    boxes = torch.cat([boxes, apart])
-    scores = -torch.arange(boxes.shape[0], device=boxes.device, dtype=boxes.dtype)
-    kept = torchvision.ops.nms(boxes, scores, threshold)
-    kept = there[kept[kept < there.shape[0]]]
-    return (torch.zeros_like(valid[0], dtype=boxes.dtype).index_fill(0, kept, 1.0) > 0)[None]
 
 
 def not_covered(boxes: Tensor, valid: Tensor, threshold: float, classes: Tensor) -> Tensor:
@@ -167,75 +135,75 @@ def not_covered(boxes: Tensor, valid: Tensor, threshold: float, classes: Tensor)
 def _find_top_rpn_proposals(
     proposals: list[Tensor],
     pred_objectness_logits: list[Tensor],
-    image_sizes: list[Size],
+    image_sizes: list[Tensor],
     nms_thresh: float,
     pre_nms_topk: int,
     post_nms_topk: int,
     min_box_size: float,
     training: bool,
 ) -> list[Instances]:
-    size, boxes, scores = image_sizes[0], [], []
-    for boxes_i, logits in zip(proposals, pred_objectness_logits, strict=True):
+    sizes, boxes, scores = image_sizes[0], [], []
+    for boxes_of_level, logits in zip(proposals, pred_objectness_logits, strict=True):
         logits, index = logits.topk(torch.sym_min(logits.shape[1], pre_nms_topk), dim=1)
-        boxes_i = _at(boxes_i, index)
-        valid = torch.isfinite(boxes_i).all(2) & torch.isfinite(logits)
-        boxes_i = _clip(boxes_i, size)
-        valid = valid & ((boxes_i[..., 2:] - boxes_i[..., :2]) > min_box_size).all(2)
-        kept = _kept(boxes_i, valid, nms_thresh, torch.zeros_like(index), size)
-        boxes.append(torch.where(kept[:, :, None], boxes_i, 0.0))
+        boxes_of_level = _at(boxes_of_level, index)
+        valid = torch.isfinite(boxes_of_level).all(2) & torch.isfinite(logits)
+        boxes_of_level = _clip(boxes_of_level, sizes)
+        sides = boxes_of_level[..., 2:] - boxes_of_level[..., :2]
+        valid = valid & (sides > min_box_size).all(2)
+        kept = not_covered(boxes_of_level, valid, nms_thresh, torch.zeros_like(index))
+        boxes.append(torch.where(kept[:, :, None], boxes_of_level, 0.0))
         scores.append(torch.where(kept, logits, -torch.inf))
     boxes, scores = torch.cat(boxes, 1), torch.cat(scores, 1)
     scores, index = _top(scores, post_nms_topk)
-    result = Instances(size)
-    # Those that are missing have no size, as have the boxes that heads make of them
+    result = Instances(sizes)
+    # A missing proposal has no size, and neither has the box that a head makes of it
     result.proposal_boxes = Boxes(_at(boxes, index).flatten(0, 1))
     result.objectness_logits = scores.flatten()
-    return [result if isinstance(size, Tensor) else _those(result, scores[0] > -torch.inf)]
+    return [result]
 
 
 def _fast_rcnn_inference(
     boxes: list[Tensor],
     scores: list[Tensor],
-    image_shapes: list[Size],
+    image_shapes: list[Tensor],
     score_thresh: float,
     nms_thresh: float,
     topk_per_image: int,
 ) -> tuple[list[Instances], None]:
-    size, scores, count = image_shapes[0], scores[0], 1
-    classes = scores.shape[1] - 1
-    there = (torch.isfinite(boxes[0]).all(1) & torch.isfinite(scores).all(1))[:, None]
+    sizes, scores = image_shapes[0], scores[0]
+    batch, classes = sizes.shape[0], scores.shape[1] - 1
+    valid = (torch.isfinite(boxes[0]).all(1) & torch.isfinite(scores).all(1))[:, None]
     boxes = boxes[0].unflatten(1, (-1, 4)).expand(-1, classes, -1)
-    if isinstance(size, Tensor):
-        count = size.shape[0]
-        there = there & (boxes[..., 2:] > boxes[..., :2]).all(2)  # not for a missing proposal
-    scores = torch.where(there, scores[:, :-1], 0.0).reshape(count, -1)
-    boxes = _clip(boxes.reshape(count, -1, 4), size)
+    valid = valid & (boxes[..., 2:] > boxes[..., :2]).all(2)  # not for a missing proposal
+    scores = torch.where(valid, scores[:, :-1], 0.0).reshape(batch, -1)
+    boxes = _clip(boxes.reshape(batch, -1, 4), sizes)
     numbers = torch.arange(classes, device=scores.device)
     numbers = numbers + torch.zeros_like(scores, dtype=numbers.dtype).unflatten(1, (-1, classes))
     limits = score_thresh, nms_thresh, topk_per_image
-    return [_best(boxes, scores, numbers.flatten(1), size, *limits)], None
+    return [_best(boxes, scores, numbers.flatten(1), sizes, *limits)], None
 
 
 def _forward_inference(
     model: DenseDetector, images: ImageList, features: list[Tensor], maps: Sequence[list[Tensor]]
 ) -> list[Instances]:
     """Of a detector of ``DENSE``."""
-    made = model._transpose_dense_predictions(maps, [model.num_classes, 4, 1][: len(maps)])
-    found = []
-    for anchors, logits, deltas, *centred in zip(
-        model.anchor_generator(features), *made, strict=True
+    channels = [model.num_classes, 4, 1][: len(maps)]
+    predictions = model._transpose_dense_predictions(maps, channels)
+    levels = []
+    for anchors, logits, deltas, *centredness in zip(
+        model.anchor_generator(features), *predictions, strict=True
     ):
         scores = logits.sigmoid()
-        if centred:  # of FCOS
-            scores = (scores * centred[0].sigmoid()).sqrt()
+        if centredness:  # of FCOS
+            scores = (scores * centredness[0].sigmoid()).sqrt()
         scores = scores.flatten(1)
         count = torch.sym_min(scores.shape[1], model.test_topk_candidates)
         scores, index = scores.topk(count, dim=1)
         place = index.div(model.num_classes, rounding_mode="floor")
         deltas, anchors = _at(deltas, place), anchors.tensor[place]
         boxes = model.box2box_transform.apply_deltas(deltas.flatten(0, 1), anchors.flatten(0, 1))
-        found.append((boxes.reshape(deltas.shape), scores, index % model.num_classes))
-    boxes, scores, classes = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        levels.append((boxes.reshape(deltas.shape), scores, index % model.num_classes))
+    boxes, scores, classes = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
     limits = model.test_score_thresh, model.test_nms_thresh, model.max_detections_per_image
     return [_best(boxes, scores, classes, images.image_sizes[0], *limits)]
 
@@ -244,37 +212,30 @@ def _best(
     boxes: Tensor,
     scores: Tensor,
     classes: Tensor,
-    size: Size,
+    sizes: Tensor,
     score_threshold: float,
     threshold: float,
     most: int,
 ) -> Instances:
-    """The best detections after NMS by class, out of [B, N] of them."""
-    batched, candidates = isinstance(size, Tensor), scores.shape[1]
-    most = candidates if most < 0 else most
+    """The best ``most`` detections of each image after NMS by class, out of [B, N] of them."""
     scores = torch.where(scores > score_threshold, scores, 0.0)
-    if batched:  # there are ``most`` at least
-        scores, candidates = F.pad(scores, (0, most)), max(CANDIDATES, most)
-    scores, index = _top(scores, candidates)
+    scores = F.pad(scores, (0, most))  # so that there are ``most`` at least
+    scores, index = _top(scores, max(CANDIDATES, most))
     index = torch.where(scores > 0, index, 0)
     boxes, classes = _at(boxes, index), _at(classes, index)
-    if threshold != NO_NMS:
-        kept = _kept(boxes, scores > 0, threshold, classes, size)
-        scores, index = _top(torch.where(kept, scores, 0.0), most)
-        boxes, classes = _at(boxes, index), _at(classes, index)
-        if batched:
-            # Those outside of the image are left out last, as Detectron2 does
-            boxes = _clip(boxes, size)
-            there = (scores > 0) & (boxes[..., 2:] > boxes[..., :2]).all(2)
-            scores, index = _top(torch.where(there, scores, 0.0), most)
-            boxes, classes = _at(boxes, index), _at(classes, index)
-    result, there = Instances(size), scores > 0
-    if batched:
-        boxes, classes = boxes * there[:, :, None], classes * there
-    result.pred_boxes = Boxes(boxes.flatten(0, 1))
+    kept = not_covered(boxes, scores > 0, threshold, classes)
+    scores, index = _top(torch.where(kept, scores, 0.0), most)
+    boxes, classes = _at(boxes, index), _at(classes, index)
+    # A box outside of the image is left out last, as Detectron2 does
+    boxes = _clip(boxes, sizes)
+    there = (scores > 0) & (boxes[..., 2:] > boxes[..., :2]).all(2)
+    scores, index = _top(torch.where(there, scores, 0.0), most)
+    boxes, classes, there = _at(boxes, index), _at(classes, index), scores > 0
+    result = Instances(sizes)
+    result.pred_boxes = Boxes((boxes * there[:, :, None]).flatten(0, 1))
     result.scores = scores.flatten()
-    result.pred_classes = classes.flatten()
-    return result if batched else _those(result, there[0])
+    result.pred_classes = (classes * there).flatten()
+    return result
 
 
 def _pool(pooler: poolers.ROIPooler, x: Sequence[Tensor], box_lists: list[Boxes]) -> Tensor:

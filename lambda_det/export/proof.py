@@ -16,21 +16,24 @@ import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
-from detectron2.structures import Instances
+from detectron2.structures import Instances, pairwise_iou
 from omegaconf import DictConfig
+from torch import Tensor
 
 from lambda_det.detection.data import classes
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
+from lambda_det.detection.inference import as_input
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import UserError
-from lambda_det.export.exported import ExportedDetector, as_input
+from lambda_det.export.exported import ExportedDetector
 
 __all__ = ["MOST", "Proof", "prove"]
 
 MOST = 0.1  # by which AP may differ
 BATCH = 4  # of a file that takes any number
 SAME = 1e-3  # pixels, and parts of scores and masks: instances that differ less are the same
+OVERLAP = 0.5  # IoU of a pair; NMS leaves no two boxes of a class that overlap more
 
 
 @dataclass
@@ -39,65 +42,74 @@ class Proof:
 
     Attributes:
         where: the images, or why there are none.
-        names: of the runtimes that ran the file.
-        rows: of the run, and of the file in each runtime, AP by kind and seconds an image.
-        differences: by runtime, largest ones on images with the same instances: of boxes in pixels,
-            of scores, and of masks the share of pixels.
-        others: by runtime, number of images on which instances differ in number or class.
+        rows: of the run and of the file, AP by kind and seconds an image.
+        differences: the largest ones of instances that are pairs, see :func:`pairs`: of boxes in
+            pixels, of scores, and of masks the share of the image's pixels.
+        alone: number of instances that belong to no pair.
         most: by which AP may differ.
     """
 
     where: str
-    names: list[str] = field(default_factory=list)
-    rows: dict[str, list[float]] = field(default_factory=dict)
-    differences: dict[str, dict[str, float]] = field(default_factory=dict)
-    others: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, tuple[float, float]] = field(default_factory=dict)
+    differences: dict[str, float] = field(default_factory=dict)
+    alone: int = 0
     most: float = MOST
 
     @property
     def passed(self) -> bool:
-        return all(self._passed(index) for index in range(len(self.names)))
-
-    def _passed(self, index: int) -> bool:
-        name = self.names[index]
-        largest = self.differences.get(name, {}).values()
-        if not self.others.get(name) and all(value < SAME for value in largest):
+        if not self.alone and all(value < SAME for value in self.differences.values()):
             return True  # AP may change all the same, where objects of two images score alike
-        pairs = [(row[0], row[index + 1]) for key, row in self.rows.items() if key.endswith("AP")]
-        return all(np.allclose(*pair, rtol=0, atol=self.most, equal_nan=True) for pair in pairs)
+        rows = [row for name, row in self.rows.items() if name.endswith("AP")]
+        return all(np.allclose(*row, rtol=0, atol=self.most, equal_nan=True) for row in rows)
 
     def __str__(self) -> str:
         if not self.rows:
             return f"AP not compared: {self.where}"
-        lines = [
-            f"{self.where}:",
-            f"  {'':<18}{'run':>10}" + "".join(f"{name:>16}" for name in self.names),
-        ]
-        for name, (run, *files) in self.rows.items():
-            lines.append(f"  {name:<18}{run:>10.3f}" + "".join(f"{ap:>16.3f}" for ap in files))
-        for name in self.names:
-            found = self.differences.get(name, {}).items()
-            found = ", ".join(f"{what} {value:.1e}" for what, value in found) or "none"
-            lines.append(
-                f"  largest differences, {name}: {found}; other instances on "
-                f"{self.others.get(name, 0)} images"
-            )
+        lines = [f"{self.where}:", f"  {'':<18}{'run':>10}{'file':>10}"]
+        for name, (run, file) in self.rows.items():
+            lines.append(f"  {name:<18}{run:>10.3f}{file:>10.3f}")
+        differences = [f"{what} {value:.1e}" for what, value in self.differences.items()]
+        lines.append(
+            f"  largest differences of the same instances: {', '.join(differences) or 'none'}; "
+            f"instances that only one of both finds: {self.alone}"
+        )
         return "\n".join(lines)
 
-    def add(self, name: str, run: Instances, file: Instances) -> None:
+    def add(self, run: Instances, file: Instances) -> None:
         """Compare what both find on another image."""
-        if len(run) != len(file) or not torch.equal(run.pred_classes, file.pred_classes):
-            self.others[name] = self.others.get(name, 0) + 1
-        elif len(run):
-            found = {
-                "boxes": (run.pred_boxes.tensor - file.pred_boxes.tensor).abs().max(),
-                "scores": (run.scores - file.scores).abs().max(),
-            }
-            if run.has("pred_masks"):
-                found["masks"] = (run.pred_masks != file.pred_masks).float().mean()
-            largest = self.differences.setdefault(name, {})
-            for what, value in found.items():
-                largest[what] = max(largest.get(what, 0.0), float(value))
+        of_run, of_file = pairs(run, file)
+        self.alone += len(run) + len(file) - 2 * len(of_run)
+        if not len(of_run):
+            return
+        run, file = run[of_run], file[of_file]
+        values = {
+            "boxes": (run.pred_boxes.tensor - file.pred_boxes.tensor).abs().max(),
+            "scores": (run.scores - file.scores).abs().max(),
+        }
+        if run.has("pred_masks"):
+            differ = (run.pred_masks != file.pred_masks).flatten(1)
+            values["masks"] = differ.sum(1).max() / differ.shape[1]
+        for what, value in values.items():
+            self.differences[what] = max(self.differences.get(what, 0.0), float(value))
+
+
+def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
+    """Which instances belong together: of one class, with boxes that overlap most.
+
+    The order does not matter, as objects of nearly the same score may change their places.
+
+    Returns:
+        The indices in both of each pair, int64 [P].
+    """
+    overlaps = pairwise_iou(run.pred_boxes, file.pred_boxes)
+    overlaps[run.pred_classes[:, None] != file.pred_classes] = 0.0
+    found = []
+    while overlaps.numel() and overlaps.max() > OVERLAP:
+        row, column = divmod(int(overlaps.argmax()), overlaps.shape[1])
+        found.append((row, column))
+        overlaps[row], overlaps[:, column] = 0.0, 0.0
+    of_run, of_file = torch.tensor(found, dtype=torch.int64).reshape(-1, 2).T
+    return of_run, of_file
 
 
 @torch.no_grad()
@@ -106,7 +118,7 @@ def prove(
     known: Mapping[str, Any],
     model: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
     limit: int,
-    files: Mapping[str, ExportedDetector],
+    file: ExportedDetector,
     most: float = MOST,
 ) -> Proof:
     """Evaluate a run's detector and its file on validation images.
@@ -116,8 +128,7 @@ def prove(
         known: what it knows of its classes.
         model: the detector.
         limit: number of images, from the first ones.
-        files: the same detector exported, by the name of what runs it; none where it is not known
-            how its images are resized. A file for batches gets as many images at once.
+        file: the same detector exported. It gets as many images at once as it takes.
         most: by which AP may differ.
     """
     cfg = copy.deepcopy(cfg)
@@ -136,38 +147,30 @@ def prove(
         loader = task.parts.make_test_loader(data)
     except UserError as error:
         return Proof(str(error))
-    if not files:
+    if not {"input_format", "min_size_test"} <= file.about.keys():
         return Proof("the evaluation of the run does more to images than to resize them")
+    proof, ids, seconds = Proof("", most=most), [], np.zeros(2)
+    tasks = ("bbox", "segm") if "masks" in file.about["outputs"] else ("bbox",)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        first = next(iter(files.values()))
-        has_masks = {"masks", "pred_masks"}.intersection(first.described["outputs"])
-        tasks = ("bbox", "segm") if has_masks else ("bbox",)
-        names = ["run", *files]
-        evaluators = [TolerantCOCOEvaluator(data, tasks, output_dir=folder) for _ in names]
+        evaluators = [TolerantCOCOEvaluator(data, tasks, output_dir=folder) for _ in range(2)]
         for evaluator in evaluators:
             evaluator.reset()
-        proof, ids, seconds = Proof("", list(files), most=most), [], np.zeros(len(names))
         entries = islice(chain.from_iterable(loader), limit)
-        while batch := list(islice(entries, first.batch or BATCH)):
-            images = [read_image(entry) for entry in batch]
-            if first.channels == "RGB":
-                images = [image[..., ::-1] for image in images]
-            images = [as_input(image, first.resize) for image in images]
-            times, found = [time.perf_counter()], []
-            found.append([model([entry])[0]["instances"].to("cpu") for entry in batch])
+        while batch := list(islice(entries, file.batch or BATCH)):
+            images = [as_input(read_image(entry, file.channels), file.resize) for entry in batch]
+            times = [time.perf_counter()]
+            of_run = [model([entry])[0]["instances"].to("cpu") for entry in batch]
             times.append(time.perf_counter())
-            for file in files.values():
-                found.append([instances.to("cpu") for instances in file(images)])
-                times.append(time.perf_counter())
+            of_file = [output["instances"].to("cpu") for output in file(images)]
+            times.append(time.perf_counter())
             seconds += np.diff(times)
-            for i, entry in enumerate(batch):
-                for evaluator, name, instances in zip(evaluators, names, found, strict=True):
-                    evaluator.process([entry], [{"instances": instances[i]}])
-                    if name != "run":
-                        proof.add(name, found[0][i], instances[i])
+            for entry, *both in zip(batch, of_run, of_file, strict=True):
+                for evaluator, instances in zip(evaluators, both, strict=True):
+                    evaluator.process([entry], [{"instances": instances}])
+                proof.add(*both)
                 ids.append(entry["image_id"])
         results = [evaluator.evaluate(img_ids=ids) for evaluator in evaluators]
     proof.where = f"{len(ids)} images of {data}"
-    proof.rows = {f"{kind} AP": [r[kind]["AP"] for r in results] for kind in tasks}
-    proof.rows["seconds an image"] = list(seconds / max(len(ids), 1))
+    proof.rows = {f"{kind} AP": tuple(r[kind]["AP"] for r in results) for kind in tasks}
+    proof.rows["seconds an image"] = tuple(seconds / max(len(ids), 1))
     return proof

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import time
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from lambda_det.errors import ConfigError
 from lambda_det.export.exported import ExportedDetector, sidecar
-from lambda_det.export.formats import Runner, format_of, why_not
-from lambda_det.export.networks import Network, takes_rgb
-from lambda_det.export.onnx_file import OPSET, finish_onnx, read_openvino
+from lambda_det.export.formats import format_of
+from lambda_det.export.networks import Network
+from lambda_det.export.onnx_file import Runner
 from lambda_det.export.proof import Proof
 from lambda_det.files import refuse_existing, replace_text
 
@@ -64,7 +63,6 @@ class Report:
         path: the file, which is there only if all comparisons passed.
         seconds: that the export took.
         size: of the file in bytes.
-        openvino: why OpenVINO does not compute the file so; None where it was not asked.
         proof: on validation images, of a detector whose run is known.
     """
 
@@ -72,7 +70,6 @@ class Report:
     seconds: float
     size: int
     comparisons: list[Comparison]
-    openvino: str | None = None
     proof: Proof | None = None
 
     @property
@@ -119,8 +116,7 @@ def export_network(
     """
     output, form = Path(output), format_of(output)
     check_output(output, overwrite)
-    if why := why_not(form, network):
-        raise ConfigError(f"{form.name} is not possible: {why}.")
+    form.check(network)
     sizes = _sizes(network, sizes)
     draft = output.with_name(f"{output.stem}.unverified{output.suffix}")
     try:
@@ -137,52 +133,23 @@ def export_network(
         seconds = time.perf_counter() - start
         inputs = list(comparison_inputs(network, sizes, images))
         with torch.no_grad():
-            names = list(network.original(*inputs[0]))
-            runner = form.read(draft, names, network.device)
+            outputs = list(network.original(*inputs[0]))
+            runner = form.read(draft, outputs)
             comparisons = [compare(network, runner, x) for x in inputs]
-            report = Report(output, seconds, draft.stat().st_size, comparisons)
-            described, readers = describe(network, report), {"file": form.read}
-            if report.passed and form.name == "ONNX":
-                finish_onnx(draft, described)
-                # which shrinks images without antialiasing
-                if importlib.util.find_spec("openvino") and not described["resizes"]:
-                    report = replace(report, openvino=_in_openvino(draft, network, names, inputs))
-                    readers |= {} if report.openvino else {"OpenVINO": read_openvino}
+        report = Report(output, seconds, draft.stat().st_size, comparisons)
+        about = describe(network, report)
+        if report.passed and form.finish:
+            form.finish(draft, about)
         if report.passed and network.prove:
-            known = {"input_format", "min_size_test"} <= described.keys()
-            files = {
-                name: ExportedDetector(draft, described=described, read=read)
-                for name, read in readers.items()
-                if known
-            }
-            report = replace(report, proof=network.prove(files))
+            report = replace(report, proof=network.prove(ExportedDetector(draft)))
         if report.passed:
             os.replace(draft, output)
-            replace_text(sidecar(output), json.dumps(described, indent=2) + "\n")
+            replace_text(sidecar(output), json.dumps(about, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{output} cannot be written: {error}.") from error
     finally:
         draft.unlink(missing_ok=True)
     return report
-
-
-def _in_openvino(
-    path: Path, network: Network, names: list[str], inputs: Iterable[tuple[Tensor, ...]]
-) -> str:
-    """Why OpenVINO does not compute a file as the network does; "" where it does.
-
-    Of a detector that is proved on images or pastes masks, only why it does not run: AP says the
-    rest.
-    """
-    try:
-        runner = read_openvino(path, names, network.device)
-    except Exception as error:  # of any kind
-        return f"cannot load the file ({_first_line(error)})"
-    for x in inputs:
-        made = compare(network, runner, x)
-        if made.fault or not (made.passed or network.prove or network.pasted):
-            return f"computes something else ({made.fault or made.errors})"
-    return ""
 
 
 def _sizes(network: Network, sizes: Sequence[tuple[int, int]] | None) -> Sequence[tuple[int, int]]:
@@ -209,14 +176,14 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def example(network: Network, images: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The input that the graph is recorded on: two images, or one for a detector."""
+    """The input that the graph is recorded on: two images where their number is free."""
     # Two tiles and more in the last map, and no two sizes alike that need not be
     size = network.fixed or (288 + -288 % network.stride, 352 + -352 % network.stride)
     inputs = [as_inputs(network, fill(network, size, x, seed=0), 2) for x in images or [None]]
     if len(inputs) == 1 or not network.detector:
         return inputs[0]
     with torch.no_grad():  # where most is found, most is recorded
-        return max(inputs, key=lambda x: int((network.original(*x)["scores"] > 0).sum()))
+        return max(inputs, key=lambda x: int(network.original(*x)["count"].sum()))
 
 
 def comparison_inputs(
@@ -231,13 +198,13 @@ def comparison_inputs(
 
 
 def as_inputs(network: Network, picture: Tensor, count: int) -> tuple[Tensor, ...]:
-    """What a network takes: of a picture [3, H, W], or of a batch of ``count`` if that is free."""
-    one, count = network.detector and network.batch is None, network.batch or count
-    images = picture if one else torch.stack([picture.roll(i * 9, 2) for i in range(count)])
-    if takes_rgb(network.outside):
-        images = images.movedim(-3, -1).contiguous().round().clamp(0, 255).to(torch.uint8)
-    if one or not network.detector:
+    """What a network takes, of a picture [3, H, W]; ``count`` images if their number is free."""
+    count = network.batch or count
+    images = torch.stack([picture.roll(i * 9, 2) for i in range(count)])
+    if not network.detector:
         return (images,)
+    images = images.permute(0, 2, 3, 1).contiguous().round().clamp(0, 255).to(torch.uint8)
+    # From the second one on, images fill a part of the canvas
     sizes = torch.tensor([picture.shape[1:]]) * torch.linspace(1, 0.6, count)[:, None]
     return images, sizes.to(images.device, torch.int32)
 
@@ -250,7 +217,7 @@ def fill(network: Network, size: tuple[int, int], source: Tensor | None, seed: i
     picture = torch.nn.functional.interpolate(
         source[None].float(), size, mode="bilinear", align_corners=False
     )[0]
-    if not network.detector or "normalise" in network.outside:
+    if not network.detector:
         picture = (picture - 127) / 58
     return picture.to(network.device)
 
@@ -259,12 +226,10 @@ def compare(network: Network, runner: Runner, x: tuple[Tensor, ...]) -> Comparis
     """Run file and original on an input."""
     expected = network.original(*(part.clone() for part in x))
     try:
-        found = runner(*(part.clone() for part in x))
-        found = network.finish(found, *x) if network.finish else found
-        errors, fault = differences(found, expected), None
+        errors, fault = differences(runner(*(part.clone() for part in x)), expected), None
     except Exception as error:  # each runtime has its own
         errors, fault = {}, _first_line(error)
-    count = int((expected["scores"] > 0).sum()) if network.detector else None
+    count = int(expected["count"].sum()) if network.detector else None
     made = Comparison(tuple(x[0].shape), errors, count, fault)
     is_open = not (made.passed or fault) and network.features
     is_open = is_open and is_undecided(network, x, expected)
@@ -281,9 +246,8 @@ def is_undecided(network: Network, x: tuple[Tensor, ...], expected: dict[str, Te
     if not alike(differences(*(function(*x) for function in network.features))):
         return False
     generator = torch.Generator().manual_seed(0)
-    rounding = ROUNDING / 58 if "normalise" in network.outside else ROUNDING
     for _ in range(8):
-        noise = torch.randn(x[0].shape, generator=generator) * rounding
+        noise = torch.randn(x[0].shape, generator=generator) * ROUNDING
         noisy = (x[0] + noise.to(x[0].device), *x[1:])
         if not alike(differences(network.original(*noisy), expected)):
             return True
@@ -316,42 +280,28 @@ def _first_line(error: Exception) -> str:
 
 def describe(network: Network, report: Report) -> dict:
     """What a user of the file has to know, for the JSON file beside it."""
-    form = format_of(report.path)
-    batched, made = {}, network.detector and form.name == "ONNX"
-    if network.batch is not None:
-        batched = {"batch": network.batch, "fixed": network.fixed, "stride": network.stride}
-    resizes = made and "resize" not in network.outside
-    if made and "normalise" not in network.outside:
-        kind = "H, W, 3], uint8, RGB"
-    elif network.detector and not made:
-        kind = "3, H, W], float32, in the order `input_format`, pixels 0 to 255"
-    else:
-        kind = "3, H, W], float32, in the order `input_format`, (pixels - pixel_mean) / pixel_std"
-    kind = f"images [B, {kind}" if batched or not network.detector else f"one image [{kind}"
-    if resizes:
-        kind += ", of any size"
-    elif batched:
-        kind += (
-            ", each in the upper left corner, and sizes [B, 2], int32, their heights and widths; "
-            "B, H and W are those of `batch` and `fixed` or, where these are 0 or null, free, with "
-            "sides that are multiples of `stride`"
+    if network.detector:
+        images = (
+            "images [B, H, W, 3], uint8, RGB, each resized and in the upper left corner, and sizes "
+            "[B, 2], int32, their heights and widths"
         )
-    outputs = list(report.comparisons[0].errors)
+    else:
+        images = (
+            "images [B, 3, H, W], float32, in the order `input_format`, (pixels - pixel_mean) / "
+            "pixel_std"
+        )
     return {
-        "format": form.name,
-        "opset": OPSET if form.name == "ONNX" else None,
+        "format": format_of(report.path).name,
         "torch": torch.__version__,
-        "input": kind,
-        "resizes": resizes,
-        "outside": network.outside,
-        "pasted": network.pasted,
-        **batched,
+        "input": f"{images}; B is `batch`, H and W are `fixed`, where 0 and null stand for any; "
+        "they are multiples of `stride`",
+        "batch": network.batch,
+        "fixed": network.fixed,
+        "stride": network.stride,
         "dtype": "float32",
         "device": str(network.device),
-        # where the operator stands that leaves out boxes that others cover
-        "import_first": "torchvision" if network.detector and form.name != "ONNX" else None,
-        "outputs": [name.removeprefix("pred_") for name in outputs] if made else outputs,
-        **network.pixels,
+        "outputs": list(report.comparisons[0].errors),
+        **network.about,
         "compared": [
             {"input": list(c.shape), "detections": c.detections, "errors": c.errors}
             for c in report.decided

@@ -37,9 +37,9 @@ __all__ = [
     "KnownNetwork",
     "configured_network",
     "find_checkpoint",
-    "named_backbone",
     "network_to_export",
     "read_images",
+    "recorded_backbone",
 ]
 
 # Options of create_backbone that change neither the tensors nor the features
@@ -156,18 +156,20 @@ def find_checkpoint(path: str | Path, which: str = "best") -> str:
     return found
 
 
-def named_backbone(name: str, weights: str) -> Network:
-    """The backbone of that name with the weights of a file, or with published ones by their URL.
-
-    It has the options that the file records.
+def recorded_backbone(weights: str) -> Network:
+    """The backbone of a file that records its network, or of published weights by their URL.
 
     Raises:
-        ConfigError: there is no such model.
-        WeightsError: the file cannot be read or does not fit.
+        WeightsError: the file cannot be read, does not fit, or does not say which network it holds.
     """
     content = read_public(weights)[0] if is_public(weights) else read_checkpoint(weights)
-    there, options = recorded_network(content)
-    backbone = create_backbone(name, weights=weights, **(options if there == name else {}))
+    name, options = recorded_network(content)
+    if name is None:
+        raise WeightsError(
+            f"{weights} does not say which network it holds: lambda-det backbone makes a file that "
+            "does, and a detector is named by the folder of its run."
+        )
+    backbone = create_backbone(name, weights=weights, **options)
     settings = wanted_pixels(content)
     pixels = settings.as_meta() if settings else {}
     about = {"model": name, **Taken.of(weights, content).as_meta(), **pixels}
@@ -184,7 +186,8 @@ def network_to_export(
     raw: bool = False,
     proof: int = 0,
     apart: float = MOST,
-    **form: Any,
+    batch: int = 1,
+    fixed: tuple[int, int] | None = None,
 ) -> Network:
     """The detector of a configuration, or its backbone with FPN, with weights.
 
@@ -197,8 +200,8 @@ def network_to_export(
         raw: the trained weights, where a checkpoint has averaged ones, too.
         proof: number of validation images that the file of a detector is compared on.
         apart: by which AP may differ on them.
-        form: ``batch``, ``fixed``, ``outside`` and ``pasted`` of
-            :class:`lambda_det.export.networks.Network`.
+        batch: of a detector, images that the file takes at once; 0 for any number.
+        fixed: of a detector, height and width of its images; None for any.
 
     Raises:
         ConfigError: the device is not there, or the network cannot be exported.
@@ -207,7 +210,7 @@ def network_to_export(
     weights = find_weights(cfg, config_file, weights, checkpoint)
     model, taken, known = trained_detector(cfg, weights, "float32", raw=raw)
     task = DetectionTask(cfg)
-    pixels: dict[str, Any] = {
+    about: dict[str, Any] = {
         "config": config_file,
         "sha256": hashlib.sha256(Path(weights).read_bytes()).hexdigest(),
         **taken.as_meta(),
@@ -217,9 +220,8 @@ def network_to_export(
         "dataset": known,
     }
     if backbone_only:
-        pixels["size_divisibility"] = model.backbone.size_divisibility
-        return backbone_network(model.backbone, pixels)
-    network = detector_network(model, pixels, **form)
+        return backbone_network(model.backbone, about)
+    network = detector_network(model, about, batch=batch, fixed=fixed)
     return replace(network, prove=partial(prove, cfg, known, model, proof, most=apart))
 
 

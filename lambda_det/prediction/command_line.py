@@ -21,7 +21,7 @@ from lambda_det.prediction.predictor import Predictor, find_config, is_exported
 EXAMPLES = """
 With the best checkpoint of a run, or a detector that lambda-det export wrote:
   %(prog)s --model output/run --input photo.jpg --output pictures
-  %(prog)s --model detector.ts --input holiday/ film.mp4 --output pictures
+  %(prog)s --model detector.onnx --input holiday/ film.mp4 --output pictures
 
 With annotations beside the pictures, for labelling tools, in COCO's format or another one:
   %(prog)s --model output/run --input holiday/ --output pictures --json holiday.json

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,19 +20,20 @@ from omegaconf import DictConfig
 
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import Taken, find_weights, trained_detector
+from lambda_det.detection.inference import Taken, as_input, find_weights, trained_detector
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.export.exported import ExportedDetector, as_input
-from lambda_det.export.formats import FORMATS
 from lambda_det.hub import of_hub
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
 
 Image = str | os.PathLike | np.ndarray
-# Images as Detectron2's models take them, to their instances
-Detector = Callable[[list[dict[str, Any]]], list[Instances]]
+# Images as Detectron2's models take them, to their "instances"
+Detector = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
+# By the ending of a file, the class in another module that opens a detector in it, and is called as
+# a Detector; it also has ``about``, ``channels``, ``resize`` and ``batch``
+OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
 
 
 @dataclass(frozen=True)
@@ -114,16 +116,15 @@ class Predictor:
 
         Args:
             source: the folder of a run; a configuration or its file; hf://OWNER/NAME of the Hugging
-                Face Hub; or a detector that lambda-det export wrote (.ts, .pt2 or .onnx), or that
-                OpenVINO made of it (.xml). The run or file of a LazyConfig and an exported detector
-                must be from people you trust, because what they name or hold is called.
+                Face Hub; or a detector that lambda-det export wrote (.onnx). The run or file of a
+                LazyConfig must be from people you trust, because what it names is called.
             weights: a checkpoint instead of the run's.
             checkpoint: of the run: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, where a checkpoint has averaged ones, too.
             score_threshold: lowest score of the instances to return, from 0 to 1. An exported
                 detector leaves out what scored below the threshold that it was exported with.
-            device: such as "cpu" or "cuda"; None for that of the configuration, or where a file was
-                exported.
+            device: such as "cpu" or "cuda"; None for that of the configuration. An exported
+                detector is computed on the CPU.
             precision: "float32" or "bfloat16"; None for that of the configuration.
             batch_size: images that are computed at once. Smaller ones of a batch are padded, which
                 changes their results a little. A file of a fixed batch takes that one.
@@ -182,15 +183,16 @@ class Predictor:
                 module.test_score_thresh = self._threshold
         self._channels = _order(task.pixels.format if task.pixels else "BGR")
         self._augmentations = task.parts.make_test_augmentations()
-        self._detect: Detector = lambda inputs: [output["instances"] for output in model(inputs)]
+        self._detect: Detector = model
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         keep_memory()
-        detector = ExportedDetector(path, device)
-        origin = (detector.described.get(key) for key in ("weights", "step", "averaged"))
+        module, name = OPENERS[path.suffix].split(":")
+        detector = getattr(importlib.import_module(module), name)(path, device)
+        weights = (detector.about.get(key) for key in ("weights", "step", "averaged"))
         self.cfg, self.weights = None, str(path)
-        self.class_names = detector.described.get("classes")
-        self.taken = f"{path}, exported from {Taken(*origin)}"
+        self.class_names = detector.about.get("classes")
+        self.taken = f"{path}, exported from {Taken(*weights)}"
         self._channels, self._augmentations = detector.channels, detector.resize
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
@@ -224,7 +226,7 @@ class Predictor:
     def _predict(self, images: Sequence[Image], channels: str) -> list[Prediction]:
         inputs = [self._prepare(image, channels) for image in images]
         with torch.no_grad():
-            found = [instances.to("cpu") for instances in self._detect(inputs)]
+            found = [output["instances"].to("cpu") for output in self._detect(inputs)]
         kept = [instances[instances.scores >= self._threshold] for instances in found]
         return [Prediction(instances, self.class_names) for instances in kept]
 
@@ -258,8 +260,8 @@ def _order(channels: str) -> str:
 
 
 def is_exported(source: str | os.PathLike) -> bool:
-    """Whether a path has the ending of an exported network."""
-    return Path(source).suffix in FORMATS
+    """Whether a path has the ending of an exported detector."""
+    return Path(source).suffix in OPENERS
 
 
 def find_config(source: str | os.PathLike) -> str:
@@ -273,7 +275,7 @@ def find_config(source: str | os.PathLike) -> str:
     if not file.is_file() or file.suffix not in (".yaml", ".yml", ".py"):
         raise DataError(
             f"{path} is neither the folder of a run, which has a config.yaml, nor a configuration "
-            f"(.yaml, .py), nor an exported detector ({', '.join(FORMATS)}); correct the path."
+            f"(.yaml, .py), nor an exported detector ({', '.join(OPENERS)}); correct the path."
         )
     return str(file)
 

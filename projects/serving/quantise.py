@@ -1,13 +1,12 @@
 #!/usr/bin/env python
 """Make a detector's .onnx smaller, and print AP and time of the run, the file and the new file.
 
-Weights become 8-bit by channel, and activations by training images of the run, but for nodes whose
-operator or module has a --keep word: in .onnx by ONNX Runtime, in OpenVINO's .xml by NNCF. --half
-only stores the weights as 16-bit floats.
+Weights become 8-bit by channel, and activations by training images of the run, by ONNX Runtime. A
+node stays as it is where its operator or module has a --keep word. --half only stores the weights
+as 16-bit floats.
 """
 
 import argparse
-import re
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -19,9 +18,10 @@ from onnx import helper, numpy_helper
 from onnxruntime.quantization import quantize_static
 
 from lambda_det.detection.data.records import read_image
+from lambda_det.detection.inference import as_input
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.export.exported import ExportedDetector, as_input
+from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.sources import network_to_export
 from lambda_det.prediction.predictor import find_config
 
@@ -30,10 +30,10 @@ def fed(detector: ExportedDetector, task: DetectionTask, count: int) -> Iterator
     """What the file takes of training images."""
     task.register_data()
     loader = task.parts.make_test_loader(task.parts.train_names[0])
-    names = ("images", "sizes") if "batch" in detector.described else ("image",)
     for record in islice(chain.from_iterable(loader), count):
         image = as_input(read_image(record, detector.channels), detector.resize)["image"]
-        yield {name: x.numpy() for name, x in zip(names, detector.fill([image]), strict=True)}
+        images, sizes = detector.fill([image])
+        yield {"images": images.numpy(), "sizes": sizes.numpy()}
 
 
 def halve(graph: onnx.GraphProto) -> None:
@@ -54,17 +54,7 @@ def is_kept(node: onnx.NodeProto, words: list[str]) -> bool:
 
 
 def quantise(args: argparse.Namespace, inputs: Iterator[dict], kept: list[str]) -> None:
-    """Write the 8-bit file, but for the nodes of these names."""
-    if args.target.suffix == ".xml":
-        import nncf
-        import openvino
-
-        # A node may become several, such as node_conv2d_3/WithoutBiases
-        names = [f"{re.escape(name)}(/.*)?" for name in kept]
-        scope = nncf.IgnoredScope(patterns=names, validate=False)
-        model, images = openvino.convert_model(args.source), nncf.Dataset(list(inputs))
-        openvino.save_model(nncf.quantize(model, images, ignored_scope=scope), args.target)
-        return
+    """Write the 8-bit file, with the nodes of these names as they are."""
     reader = SimpleNamespace(get_next=lambda: next(inputs, None))
     kinds = ["Conv", "Gemm", "MatMul"]
     options = {"op_types_to_quantize": kinds, "nodes_to_exclude": kept, "per_channel": True}
@@ -83,18 +73,20 @@ def run(args: argparse.Namespace) -> None:
     else:
         kept = [node.name for node in model.graph.node if is_kept(node, args.keep)]
         quantise(args, fed(before, DetectionTask(cfg), args.images), kept)
-    after = ExportedDetector(args.target, described=before.described)
-    print(network_to_export(cfg, file, proof=args.proof).prove({"before": before, "after": after}))
-    for path in (args.source, args.target):
-        weights = path.with_suffix(".bin") if path.suffix == ".xml" else path
-        print(f"{path}: {weights.stat().st_size / 1e6:.1f} MB")
+        smaller = onnx.load(args.target)
+        smaller.metadata_props.clear()
+        smaller.metadata_props.extend(model.metadata_props)
+        onnx.save(smaller, args.target)
+    network = network_to_export(cfg, file, proof=args.proof)
+    for path, detector in ((args.source, before), (args.target, ExportedDetector(args.target))):
+        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB\n{network.prove(detector)}")
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", help="folder of the run")
     parser.add_argument("source", type=Path, help=".onnx of its detector")
-    parser.add_argument("target", type=Path, help=".onnx or .xml to write")
+    parser.add_argument("target", type=Path, help=".onnx to write")
     parser.add_argument("--half", action="store_true", help="see above")
     heads = ["proposal_generator", "roi_heads", "model.head"]
     parser.add_argument("--keep", nargs="*", default=heads, metavar="WORD", help=f"{heads}")

@@ -25,7 +25,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("model", help="folder of a run, exported file (.onnx, .xml, .pt2, .ts), hf://OWNER/NAME")
+    add("model", help="folder of a run, exported file (.onnx), hf://OWNER/NAME")
     add("--host", default="127.0.0.1", help="0.0.0.0 for other machines")
     add("--port", type=int, default=8000, help="of the server")
     add("--device", help="cpu or cuda")

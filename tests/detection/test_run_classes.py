@@ -128,8 +128,8 @@ def test_names_are_those_of_the_checkpoint(trained, change, tmp_path, caplog):
         change(rename)
         assert Predictor(folder).class_names == NAMES
         cfg = load_config(parser().parse_args(["--config-file", config]))
-        pixels = network_to_export(cfg, config).pixels
-        assert pixels["classes"] == pixels["dataset"]["thing_classes"] == NAMES
+        about = network_to_export(cfg, config).about
+        assert about["classes"] == about["dataset"]["thing_classes"] == NAMES
     # A checkpoint of an earlier version has the names of the data, and the log says so
     old = read_checkpoint(folder / "model_final.pth")
     del old["dataset"]

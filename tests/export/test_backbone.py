@@ -14,7 +14,6 @@ from lambda_det.export import (
     backbone_network,
     export_network,
     formats,
-    onnx_file,
     portable,
 )
 from lambda_det.export.networks import Network
@@ -44,9 +43,7 @@ def needs(suffix):
 @pytest.mark.parametrize(
     ("suffix", "options"),
     [
-        (".ts", {}),
-        (".ts", {"mask_padding": True}),
-        pytest.param(".pt2", {"mask_padding": True}, marks=[needs_any_size, pytest.mark.slow]),
+        pytest.param(".pt2", {}, marks=[needs_any_size, pytest.mark.slow]),
         pytest.param(".onnx", {"mask_padding": True}, marks=[needs_any_size, pytest.mark.slow]),
     ],
 )
@@ -55,7 +52,7 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
     made = network(**options)
     path = tmp_path / f"backbone{suffix}"
     report = export_network(made, path, sizes=SIZES)
-    assert report.passed and path.exists() and not report.openvino
+    assert report.passed and path.exists()
     assert [c.shape for c in report.comparisons] == [
         (1, 3, 64, 64),
         (2, 3, 33, 97),
@@ -64,7 +61,7 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
     assert set(report.errors()) == {"res2", "res5"} and max(report.errors().values()) < 1e-5
 
     # Not by the package's own comparison, on sizes that it did not use, with padding
-    run = FORMATS[suffix].read(path, ["res2", "res5"], torch.device("cpu"))
+    run = FORMATS[suffix].read(path, ["res2", "res5"])
     for shape in ((3, 3, 40, 41), (1, 3, 257, 70), (1, 3, 32, 32), (2, 3, 9, 1)):
         x = torch.randn(shape)
         x[0, :, -5:] = 0
@@ -74,7 +71,6 @@ def test_every_format_at_many_sizes(suffix, options, tmp_path):
             torch.testing.assert_close(found[name], expected[name], rtol=0, atol=2e-5 * scale)
     about = json.loads((tmp_path / f"backbone{suffix}.json").read_text())
     assert about["format"] == FORMATS[suffix].name and about["outputs"] == ["res2", "res5"]
-    assert about["opset"] == (18 if suffix == ".onnx" else None)
     assert about["compared"][1]["input"] == [2, 3, 33, 97]
     if suffix == ".onnx":
         import onnxruntime
@@ -142,42 +138,51 @@ DAMAGES = {
 }
 
 
+def small_network():
+    """One that takes little time to export."""
+    model = _Named(nn.Conv2d(3, 4, 1)).eval()
+    return Network(model, model, detector=False)
+
+
+@needs_any_size
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_computes_something_else_does_not_get_its_name(damage, tmp_path, monkeypatch):
-    form = FORMATS[".ts"]
+    form = FORMATS[".pt2"]
 
     def read(*arguments):
         run = form.read(*arguments)
         return lambda x: DAMAGES[damage](run(x))
 
-    monkeypatch.setitem(FORMATS, ".ts", dataclasses.replace(form, read=read))
-    report = export_network(network(), tmp_path / "b.ts", sizes=SIZES[:1])
+    monkeypatch.setitem(FORMATS, ".pt2", dataclasses.replace(form, read=read))
+    report = export_network(small_network(), tmp_path / "b.pt2", sizes=SIZES[:1])
     assert not report.passed and not list(tmp_path.iterdir())
     assert ("no kernel" in (report.comparisons[0].fault or "")) == (damage == "error")
 
 
+@needs_any_size
 @pytest.mark.slow
 def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
-    """A trace with a constant crop of the embedding is right for one size of map only."""
+    """A graph with a constant crop of the embedding is right for one size of map only."""
     right = portable.portable_output
 
     def for_this_map(queries, values, embedding):
-        cut = max(47 // 2 - (int(queries.shape[1]) - 1), 0)
+        cut = 47 // 2 - (288 // 32 - 1)
         return right(queries, values, embedding[..., cut : 47 - cut, :])
 
     monkeypatch.setattr(portable, "portable_output", for_this_map)
-    report = export_network(network(scope=47), tmp_path / "b.ts", sizes=((288, 352), (480, 416)))
+    report = export_network(network(scope=47), tmp_path / "b.pt2", sizes=((288, 352), (480, 416)))
     assert report.comparisons[0].passed
     assert not report.passed and not list(tmp_path.iterdir())
 
 
+@needs_any_size
 def test_what_is_there_stays(tmp_path):
-    path = tmp_path / "b.ts"
+    path = tmp_path / "b.pt2"
     path.write_text("old")
     with pytest.raises(ConfigError, match="--overwrite"):
-        export_network(network(), path)
+        export_network(small_network(), path)
     assert path.read_text() == "old"
-    assert export_network(network(), path, sizes=SIZES[:1], overwrite=True).passed
+    assert export_network(small_network(), path, sizes=SIZES[:1], overwrite=True).passed
     assert path.read_bytes() != b"old"
 
 
@@ -190,14 +195,14 @@ def test_global_positions_are_refused():
     ("name", "words"),
     [
         ("b.txt", "b.txt"),
-        ("b", "b .*ts.*pt2.*onnx"),
-        ("no/b.ts", "no folder .*no"),
+        ("b", "b .*pt2.*onnx"),
+        ("no/b.pt2", "no folder .*no"),
         ("b.onnx", "onnx onnxscript onnxruntime"),
         ("b.pt2", r"2\.7"),
     ],
 )
 def test_names_that_cannot_be_and_what_is_not_installed(name, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(formats, "HOLDS_ANY_SIZE", False)
     with pytest.raises(ConfigError, match=words):
         export_network(network(), tmp_path / name)

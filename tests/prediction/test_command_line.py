@@ -55,8 +55,8 @@ def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
         (("TEST.PRECISION", "float8"), "float8"),
         (("MODEL.DEVISE", "cpu"), "MODEL.DEVICE"),
         (("MODEL.DEVICE",), "MODEL.DEVICE"),
-        (("--model", "detector.ts", "--raw"), "--raw"),
-        (("--model", "detector.ts", "MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
+        (("--model", "detector.onnx", "--raw"), "--raw"),
+        (("--model", "detector.onnx", "MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
         (("--limit", "3"), None),  # without a data set
         (("--limit", "0", "--dataset", "a"), None),
     ],

@@ -123,7 +123,7 @@ def test_a_checkpoint_to_export(tmp_path, capsys, mark, ending):
     evil = write_malicious(tmp_path / f"evil{ending}", mark)
     words = [evil, tmp_path / "backbone.pth"]
     _refused(export_backbone.main, words, capsys, mark, str(evil), "refused")
-    words = [tmp_path / "model.ts", "--model", "lambda_resnet26_slim", "--weights", evil]
+    words = [evil, tmp_path / "model.onnx"]
     _refused(export_model.main, words, capsys, mark, str(evil), "refused")
-    assert not (tmp_path / "model.ts").exists()
+    assert not (tmp_path / "model.onnx").exists()
     assert not (tmp_path / "backbone.pth").exists()
