@@ -13,7 +13,6 @@ from lambda_det.export.formats import FORMATS
 from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
 from lambda_det.export.sources import network_to_export, read_images, recorded_backbone
-from lambda_det.prediction.predictor import find_config
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .onnx holds detectors and backbones, .pt2 backbones.
@@ -22,7 +21,7 @@ A whole detector, with the best checkpoint of its run. It takes resized images i
   %(prog)s output/run detector.onnx
   %(prog)s output/run detector.onnx --batch any --images photo.jpg street.jpg
   %(prog)s output/run for_tensorrt.onnx --batch 8 --fixed 640x640
-  %(prog)s output/run detector.onnx --sizes 800x1216,1216x800 MODEL.DEVICE cpu
+  %(prog)s output/run detector.onnx --sizes 960x1280,1280x960 MODEL.DEVICE cpu
 
 The backbone of a detector, and one of a backbone file or of published weights, with features by
 name:
@@ -130,7 +129,7 @@ def _batch(word: str) -> int:
 def run(args: argparse.Namespace) -> int:
     images = read_images(args.images)
     if args.is_run:
-        file = find_config(args.source)
+        file = str(Path(args.source, "config.yaml"))
         cfg = load_any_config(argparse.Namespace(config_file=file, opts=args.opts))
         network = network_to_export(
             cfg,

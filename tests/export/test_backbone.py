@@ -166,7 +166,7 @@ def test_a_graph_for_one_size_only_is_found_out(tmp_path, monkeypatch):
     right = portable.portable_output
 
     def for_this_map(queries, values, embedding):
-        cut = 47 // 2 - (288 // 32 - 1)
+        cut = 47 // 2 - (288 // 16 - 1)
         return right(queries, values, embedding[..., cut : 47 - cut, :])
 
     monkeypatch.setattr(portable, "portable_output", for_this_map)
