@@ -16,7 +16,8 @@ from lambda_det.export.session import export_network
 from lambda_det.export.sources import network_to_export, read_images
 from lambda_det.prediction import Predictor
 from lambda_det.prediction.predictor import find_config
-from lambda_det.report.run_page import read_metrics, write_report
+from lambda_det.report.reading import read_metrics
+from lambda_det.report.run_page import write_report
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.command_line import quoted, run
 

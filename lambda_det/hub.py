@@ -8,23 +8,20 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import torch
 import yaml
 
 from lambda_det.detection.data.classes import ENTRY
-from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.inference import Taken
 from lambda_det.detection.lazy import is_lazy_file
-from lambda_det.errors import ConfigError, DataError, UserError, command_parser, exit_status, reason
+from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, reason
 from lambda_det.training.checkpoint_files import PUSHED, choose_checkpoint
 from lambda_det.version import __version__
 from lambda_det.weights.formats import WRITERS, read_checkpoint
@@ -33,23 +30,13 @@ from lambda_det.weights.public import fetch, is_public
 
 __all__ = ["main", "of_hub", "write_folder"]
 
-_CONFIG, _CARD, _PICTURE, _ONNX = "config.yaml", "README.md", "picture.jpg", "detector.onnx"
-_OURS = {PUSHED, _CONFIG, _CARD, _PICTURE, _ONNX, f"{_ONNX}.json"}
+_CONFIG, _CARD, _ONNX = "config.yaml", "README.md", "detector.onnx"
+_OURS = {PUSHED, _CONFIG, _CARD, _ONNX, f"{_ONNX}.json"}
 _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-# Keys that say where a run was and what was kept, not what was learnt
-_NO_RECIPE = ("DATASETS.", "OUTPUT_DIR", "MODEL.DEVICE", "RECIPE.KEEP", "DATALOADER.NUM_WORKERS")
 _TEXT = """\
----
-license: {license}
-library_name: lambda_det
-pipeline_tag: {task}
-tags: [lambda_det, detectron2]
----
 # {name}
 
 A detector with the backbone {network}. It finds {kinds} of {count} classes: {classes}.
-{picture}
-## Use
 
     pip install lambda-det    # and Detectron2: see the README of lambda_det
 
@@ -62,32 +49,12 @@ found.boxes, found.scores, found.names, found.masks
 `MODEL.WEIGHTS {url}` starts a training from these weights.{onnx}
 No file here runs a program when it is opened.
 
-## Results
-
-{results}
-## Data
-
-{data}
-## Recipe
-
-`{base}` with these changes:
-
-{recipe}
-
-## Licence and versions
-
-The licence of these weights is {licence}. The training started from {start}.
-These are the {average} weights after {step:,} steps, sent by lambda_det {version} with
-PyTorch {torch} and Python {python}.
-"""
-_SHOWN = """
-![a validation image with predictions and ground truth](picture.jpg)
-
-The validation image in the middle of all, ordered by their results. At the left are predictions,
-at the right is the ground truth.
+These are the {average} weights after {step:,} steps: {results}.
+`config.yaml` has the configuration of the training, which started from {start}.
+Sent by lambda_det {version} with PyTorch {torch}.
 """
 _EXAMPLES = """
-Write a model card, a picture, weights and configuration to look at; nothing is sent:
+Write a model card, weights and configuration to look at; nothing is sent:
   %(prog)s output/mine owner/name --folder card --license cc-by-4.0
 
 Send them, as the account of `hf auth login` or of the token in HF_TOKEN:
@@ -145,9 +112,9 @@ def _connection(failed: str, instead: str) -> Iterator[None]:
 
 
 def write_folder(
-    run: Path, repository: str, folder: Path, license: str, checkpoint: str, picture: bool
+    run: Path, repository: str, folder: Path, license: str, checkpoint: str = "best"
 ) -> None:
-    """Write what is sent: model card, picture, weights, configuration and a detector as ONNX.
+    """Write what is sent: model card, weights, configuration and a detector as ONNX.
 
     Args:
         run: the folder of a training of a detector.
@@ -155,15 +122,15 @@ def write_folder(
         folder: made if need be. Files of an earlier call are replaced.
         license: an identifier of the Hub.
         checkpoint: as :func:`lambda_det.training.checkpoint_files.choose_checkpoint` takes it.
-        picture: whether to show a validation image.
 
     Raises:
         UserError: one sentence on what cannot be. The folder is as it was.
     """
+    # Matplotlib takes a second, and `import lambda_det` imports this module
+    from lambda_det.report.reading import label_of, read_metrics, read_saved, results_of
+
     if folder.is_dir() and (strange := {path.name for path in folder.iterdir()} - _OURS):
         raise ConfigError(f"{folder} holds {min(strange)}; give a folder that is empty.")
-    from lambda_det.report.run_page import read_saved
-
     saved = read_saved(run)
     if "DATA" in saved or is_lazy_file(run / _CONFIG):
         kind = "classifier" if "DATA" in saved else "LazyConfig"
@@ -172,8 +139,16 @@ def write_folder(
         raise DataError(f"{run} has no checkpoint to push.")
     content = read_checkpoint(file)
     onnx, taken = _exported(run, file), Taken.of(file, content)
-    classes = content.get(ENTRY, {}).get("thing_classes", [])
-    card, drawn = _card(run, repository, saved, taken, classes, license, picture, bool(onnx))
+    results = results_of(read_metrics(run), taken.averaged, taken.step)
+    card = _card(
+        repository,
+        saved,
+        taken,
+        content.get(ENTRY, {}).get("thing_classes", []),
+        {label_of(name, with_weights=False): value for name, value in results.items()},
+        license,
+        has_onnx=onnx is not None,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for name in _OURS:
         (folder / name).unlink(missing_ok=True)
@@ -184,14 +159,12 @@ def write_folder(
         "pixel_mean": saved["MODEL"]["PIXEL_MEAN"],
         "pixel_std": saved["MODEL"]["PIXEL_STD"],
     }
-    state = {name: t.contiguous() for name, t in initial_weights(content)[0].items()}
+    tensors = {name: t.contiguous() for name, t in initial_weights(content)[0].items()}
     with open(folder / PUSHED, "wb") as target:
-        WRITERS[".safetensors"]({**kept, "model": state}, target)
+        WRITERS[".safetensors"]({**kept, "model": tensors}, target)
     saved["MODEL"]["WEIGHTS"] = f"hf://{repository}"
     (folder / _CONFIG).write_text(yaml.safe_dump(_without_folders(saved)), "utf-8")
     (folder / _CARD).write_text(card, "utf-8")
-    if drawn is not None:
-        cv2.imwrite(str(folder / _PICTURE), drawn[:, :, ::-1])
     if onnx:
         shutil.copyfile(onnx, folder / _ONNX)
         about = _without_folders(json.loads(Path(f"{onnx}.json").read_text("utf-8")))
@@ -221,72 +194,78 @@ def _exported(run: Path, file: str) -> Path | None:
 
 
 def _card(
-    run: Path,
     repository: str,
     saved: Mapping[str, Any],
     taken: Taken,
-    classes: list[str],
+    classes: Sequence[str],
+    results: Mapping[str, float],
     license: str,
-    shown: bool,
-    onnx: bool,
-) -> tuple[str, Any]:
-    """The text of the model card, and a picture [H, W, 3] of uint8, RGB, or None."""
-    from tabulate import tabulate
+    *,
+    has_onnx: bool,
+) -> str:
+    """The model card: what the Hub reads of it, and a text.
 
-    # Matplotlib takes a second, and `import lambda_det` imports this module
-    from lambda_det.report import run_page
-    from lambda_det.report.results import draw_worst
+    Args:
+        repository: OWNER/NAME.
+        saved: the configuration of the run.
+        taken: the weights that are sent.
+        classes: their names.
+        results: values of those weights by their labels.
+        license: an identifier of the Hub.
+        has_onnx: whether an exported detector is sent, too.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
 
-    url, model, picture, data = f"hf://{repository}", saved["MODEL"], None, []
-    overall, _ = run_page.results_until(run_page.read_metrics(run), taken.step)
-    same = [name for name in overall if ("_EMA/" in name) == taken.averaged] or list(overall)
-    results = "".join(f"- {run_page.label_of(name)}: {overall[name]:.1f}\n" for name in same)
-    try:
-        found = run_page.evaluate_run(run)
-        parts = found.task.parts
-        for part, names in (("training", parts.train_names), ("validation", parts.test_names)):
-            for name in names or ():
-                truth = json.loads(Path(registered_files(name)[0]).read_text("utf-8"))
-                counts = f"{len(truth['images']):,} images, {len(truth['annotations']):,} objects"
-                data.append(f"- {part}: {counts} ({Path(registered_files(name)[0]).name})\n")
-        for kind in found.kinds:
-            head = ("class", "objects", "box AP" if kind.kind == "bbox" else "mask AP", "AP50")
-            rows = [(c.name, c.objects, c.ap, c.ap50) for c in kind.classes]
-            results += f"\n{tabulate(rows, head, 'github', floatfmt='.1f')}\n"
-        results += f"\nBy class: the {found.weights} at the last evaluation of the training.\n"
-        if shown:
-            drawn = draw_worst(found.entries, found.dataset, score=0.5, limit=1, start=0.5)
-            picture = next((pixels for _, pixels in drawn), None)
-    except UserError as error:
-        print(f"The card has neither AP by class nor a picture: {error}")
-    base, _, changes = run_page.what_was_changed(run, saved)
-    rows = [r for r in _without_folders(changes) if not str(r[0]).startswith(_NO_RECIPE)]
-    start, network = model["WEIGHTS"], model["BACKBONE"]["NAME"]
-    network = model["LAMBDA_RESNET"]["NAME"] if "lambda_resnet" in network else network
-    start = fetch(start).describe() if is_public(start) else Path(start).name
-    return _TEXT.format(
+    url, name, model = f"hf://{repository}", repository.partition("/")[2], saved["MODEL"]
+    task = "image-segmentation" if model["MASK_ON"] else "object-detection"
+    dataset = Path(saved["DATASETS"]["TEST_JSON"]).name or ", ".join(saved["DATASETS"]["TEST"])
+    values = [
+        EvalResult(
+            task_type=task,
+            dataset_type="custom",
+            dataset_name=dataset or "validation",
+            metric_type="mAP",
+            metric_name=label,
+            metric_value=round(value, 2),
+        )
+        for label, value in results.items()
+    ]
+    front = ModelCardData(
         license=license,
-        licence="not stated" if license == "other" else license,
-        task="image-segmentation" if model["MASK_ON"] else "object-detection",
-        name=repository.partition("/")[2],
+        library_name="lambda_det",
+        pipeline_tag=task,
+        tags=["lambda_det", "detectron2"],
+        model_name=name,
+        eval_results=values or None,
+    )
+    network = model["BACKBONE"]["NAME"]
+    if "lambda_resnet" in network:
+        network = model["LAMBDA_RESNET"]["NAME"]
+    start = model["WEIGHTS"]
+    start = fetch(start).describe() if is_public(start) else Path(start).name
+    text = _TEXT.format(
+        name=name,
         network=network,
         kinds="boxes and masks" if model["MASK_ON"] else "boxes",
         count=len(classes),
-        classes=", ".join(classes),
-        picture=_SHOWN if picture is not None else "",
+        classes=", ".join(map(markdown, classes)),
         url=url,
-        onnx=f" `{url}/{_ONNX}` is the detector for ONNX Runtime." if onnx else "",
-        results=results or "The training was not evaluated.\n",
-        data="".join(data) or "They are not known here.\n",
-        base=Path(base).name,
-        recipe=tabulate(rows, ("key", "before", "here"), "github", disable_numparse=True),
-        start=start or "random weights",
+        onnx=f" `{url}/{_ONNX}` is the detector for ONNX Runtime." if has_onnx else "",
         average="averaged" if taken.averaged else "trained",
         step=taken.step or 0,
+        results=", ".join(f"{label} {value:.1f}" for label, value in results.items())
+        or "they were not evaluated",
+        start=markdown(start or "random weights"),
         version=__version__,
         torch=torch.__version__,
-        python=platform.python_version(),
-    ), picture
+    )
+    return f"---\n{front.to_yaml()}\n---\n{text}"
+
+
+def markdown(text: str) -> str:
+    """A text that Markdown shows as it is, in one line: no picture, link, table or HTML."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return re.sub(r"([\\`*_{}\[\]()<>#+!|~&$])", r"\\\1", line)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -307,7 +286,6 @@ def main(argv: list[str] | None = None) -> int:
         *("--license", "--licence"), default="other", metavar="ID", help="such as apache-2.0"
     )
     parser.add_argument("--private", action="store_true", help="make a repository for you alone")
-    parser.add_argument("--no-picture", action="store_true", help="show no validation image")
     parser.add_argument("--checkpoint", default="best", metavar="best|last|STEP", help="of the run")
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -318,7 +296,7 @@ def _push(args: argparse.Namespace) -> None:
     if not _NAME.fullmatch(args.repository):
         raise ConfigError(f"{args.repository} must have the form OWNER/NAME.")
     folder = args.folder or (args.run / "hub" if args.dry_run else None)
-    options = (args.license, args.checkpoint, not args.no_picture)
+    options = (args.license, args.checkpoint)
     if folder:
         write_folder(args.run, args.repository, folder, *options)
         print(f"What would be sent is in {folder}; look at {folder / _CARD} first.")

@@ -1,14 +1,9 @@
-"""A detector sent to the Hub and fetched from it, with a stand-in of its API on this machine."""
+"""A detector sent to the Hub and fetched from it, with a folder in place of the Hub."""
 
-import base64
 import hashlib
 import json
-import os
 import pickle
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import shutil
 from pathlib import Path
 
 import cv2
@@ -20,7 +15,7 @@ import yaml
 from safetensors import safe_open
 
 import lambda_det
-from lambda_det import hub
+from lambda_det import cli, hub
 from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.weights.public import fetch
@@ -28,109 +23,33 @@ from tests.coco import annotation, coco_content
 from tests.malicious import Program
 from tests.training.tiny_detector import save_run, tiny_config
 
-ROOT = Path(__file__).resolve().parents[1]
 NAMES = {2: "red cell", 7: "white cell", 9: "platelet"}
-TOKEN = "hf_ofthistest"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """What huggingface_hub asks for when it makes a repository, sends a folder and fetches one."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, content=b"", status=200, **headers):
-        self.send_response(status)
-        for name, value in {"Content-Length": len(content), **headers}.items():
-            self.send_header(name.replace("_", "-"), str(value))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def answer_json(self, content, status=200):
-        self.answer(json.dumps(content).encode(), status, Content_Type="application/json")
-
-    def body(self):
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def do_PUT(self):
-        content = self.body()
-        assert hashlib.sha256(content).hexdigest() == self.path.removeprefix("/lfs/")
-        self.server.large[self.path.removeprefix("/lfs/")] = content
-        self.answer()
-
-    def do_POST(self):
-        body, path = self.body(), self.path
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self.answer_json({"error": "Invalid username or password."}, 401)
-        elif path == "/api/repos/create":
-            self.server.made.append(json.loads(body))
-            self.answer_json({"url": f"{self.server.url}/me/cells"})
-        elif path == "/api/validate-yaml":
-            self.answer_json({"errors": [], "warnings": []})
-        elif "/preupload/" in path:
-            modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(body)["files"]
-            ]
-            self.answer_json({"files": modes})
-        elif path.endswith("/info/lfs/objects/batch"):
-            objects = json.loads(body)["objects"]
-            for entry in objects:
-                href = f"{self.server.url}/lfs/{entry['oid']}"
-                entry["actions"] = {"upload": {"href": href}}
-            self.answer_json({"transfer": "basic", "objects": objects})
-        else:
-            for line in map(json.loads, body.splitlines()):
-                value = line["value"]
-                if line["key"] == "file":
-                    self.server.files[value["path"]] = base64.b64decode(value["content"])
-                elif line["key"] == "lfsFile":
-                    self.server.files[value["path"]] = self.server.large[value["oid"]]
-            self.answer_json(
-                {"commitUrl": f"{self.server.url}/me/cells/commit/1", "commitOid": 40 * "1"}
-            )
-
-    def do_GET(self):
-        name = self.path.partition("?")[0].partition("/resolve/")[2].partition("/")[2]
-        if self.path.startswith("/api/models/me/cells/tree/"):
-            entries = self.server.files.items()
-            tree = [{"type": "file", "path": k, "size": len(v), "oid": k} for k, v in entries]
-            self.answer_json(tree)
-        elif self.path.startswith("/api/models/me/cells"):
-            siblings = [{"rfilename": file} for file in self.server.files]
-            self.answer_json({"id": "me/cells", "sha": 40 * "1", "siblings": siblings})
-        elif self.path.startswith("/me/cells/") and name in self.server.files:
-            content = self.server.files[name]
-            about = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Repo_Commit": 40 * "1"}
-            self.answer(content, **about)
-        else:
-            self.answer(b"", 404, X_Error_Code="RepoNotFound")
-
-    do_HEAD = do_GET
 
 
 @pytest.fixture
-def server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        server.url = f"http://127.0.0.1:{server.server_port}"
-        server.files, server.large, server.made = {}, {}, []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+def hub_of_the_test(monkeypatch, tmp_path):
+    """A folder in place of the Hub, and what was asked of it."""
+    folder, asked = tmp_path / "sent", {}
+
+    def create_repo(self, repository, **options):
+        asked[repository] = options
+
+    def upload_folder(self, *, repo_id, folder_path):
+        if not asked.pop("is allowed", True):
+            raise OSError("Invalid username or password.\nAsk for an account")
+        shutil.copytree(folder_path, folder)
+        return f"https://huggingface.co/{repo_id}/commit/1"
+
+    def snapshot_download(repository, *, allow_patterns):
+        if repository not in asked:
+            raise OSError("404. Repository Not Found")
+        assert all("/" not in pattern and "*" not in pattern for pattern in allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
 
 
 @pytest.fixture
@@ -175,22 +94,21 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     folder = tmp_path / "folder"
     assert push(run, "me/cells", "--folder", folder, "--license", "cc-by-4.0") == 0
     assert {path.name for path in folder.iterdir()} == {
-        *("README.md", "config.yaml", "model.safetensors", "picture.jpg")
+        "README.md",
+        "config.yaml",
+        "model.safetensors",
     }
-    card = (folder / "README.md").read_text("utf-8")
-    front = yaml.safe_load(card.split("---")[1])
-    assert front["license"] == "cc-by-4.0" and front["pipeline_tag"] == "image-segmentation"
+    card = huggingface_hub.ModelCard.load(folder / "README.md")
+    assert card.data.license == "cc-by-4.0" and card.data.pipeline_tag == "image-segmentation"
+    (result,) = card.data.eval_results  # of the weights that are sent
+    assert (result.metric_name, result.metric_value) == ("box AP", 45.6)
+    assert result.dataset_name == "cells.json"
     for part in (
-        *(
-            "red cell, white cell, platelet",
-            "averaged weights: 45.6",
-            "| white cell |",
-            "cells.json",
-        ),
-        *('Predictor("hf://me/cells")', "after 100 steps", "2 objects", "averaged weights after"),
+        "red cell, white cell, platelet",
+        'Predictor("hf://me/cells")',
+        "averaged weights after 100 steps: box AP 45.6",
     ):
-        assert part in card, part
-    assert "12.3" not in card  # of the weights that are not sent
+        assert part in card.text, part
     assert not any(str(tmp_path) in file.read_text("latin1") for file in folder.iterdir())
     with safe_open(folder / "model.safetensors", "pt") as file:
         sent = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -198,8 +116,7 @@ def test_the_folder_has_a_card_and_nothing_of_this_machine(run, tmp_path):
     assert sent.keys() == averaged.keys()
     assert all(torch.equal(sent[name], averaged[name]) for name in sent)
     # Again, into the same folder; but not into one with files of others
-    assert push(run, "me/cells", "--folder", folder, "--no-picture") == 0
-    assert not (folder / "picture.jpg").exists()
+    assert push(run, "me/cells", "--folder", folder) == 0
     (folder / "mine.txt").write_text("keep")
     assert push(run, "me/cells", "--folder", folder) == 2
 
@@ -246,54 +163,33 @@ def test_what_cannot_be_pushed_is_said(run, tmp_path, capsys):
     assert "LazyConfig" in capsys.readouterr().err and not (tmp_path / "new").exists()
 
 
-def test_a_run_without_its_data_has_a_card(run, tmp_path, capsys):
-    (tmp_path / "data" / "cells.json").unlink()
-    assert push(run, "me/cells", "--folder", tmp_path / "folder") == 0
-    assert "cells.json" in capsys.readouterr().out
-    assert "45.6" in (tmp_path / "folder" / "README.md").read_text("utf-8")
-
-
-@pytest.mark.slow
-def test_there_and_back(run, server, tmp_path):
-    """With the real huggingface_hub, which reads the address of the Hub at its import."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": server.url,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "FVCORE_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
-        environment.pop(name, None)
-    picture = str(tmp_path / "data" / "a.png")
-    code = f"""
-import os
-import lambda_det
-from lambda_det.cli import main
-from lambda_det.weights.loading import read_weights
-
-push = ["push", {str(run)!r}, "me/cells", "--private"]
-assert main(push) == 2
-os.environ["HF_TOKEN"] = {TOKEN!r}
-assert main(push) == 0
-sources = {str(run)!r}, "hf://me/cells"
-ours, back = (lambda_det.Predictor(s, score_threshold=0)({picture!r}) for s in sources)
-assert len(ours) and (ours.boxes == back.boxes).all() and ours.names == back.names
-assert len(read_weights("hf://me/cells")["model"]) > 9
-predict = ["predict", "--input", {picture!r}, "--output", {str(tmp_path / "out")!r}]
-assert main([*predict, "--model", "hf://me/cells"]) == 0
-assert main([*predict, "--model", "hf://me/nothing", "--overwrite"]) == 2
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+def test_names_of_classes_are_only_text():
+    name = "![a](https://host/x.png) | **b**\n# c \x1b[31m <img src=x>"
+    assert hub.markdown(name) == (
+        r"\!\[a\]\(https://host/x.png\) \| \*\*b\*\* \# c \[31m \<img src=x\>"
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"Sent: {server.url}/me/cells" in done.stdout
-    assert "private" in json.dumps(server.made[0]) and len(server.files) == 4
-    for part in ("me/cells was not sent", "hf auth whoami", "hf://me/nothing cannot be fetched"):
-        assert part in done.stderr
+    assert hub.markdown("red cell, größe 2") == "red cell, größe 2"
+
+
+def test_there_and_back(run, hub_of_the_test, tmp_path, capsys):
+    hub_of_the_test["is allowed"] = False
+    assert push(run, "me/cells") == 2
+    printed = capsys.readouterr().err
+    assert "me/cells was not sent" in printed and "hf auth whoami" in printed
+    assert printed.count("\n") == 1
+    assert push(run, "me/cells", "--private") == 0
+    assert hub_of_the_test["me/cells"] == {"private": True, "exist_ok": True}
+    assert "Sent: https://huggingface.co/me/cells" in capsys.readouterr().out
+    picture = tmp_path / "data" / "a.png"
+    ours, back = (
+        lambda_det.Predictor(source, score_threshold=0)(picture)
+        for source in (run, "hf://me/cells")
+    )
+    assert len(ours) and (ours.boxes == back.boxes).all() and ours.names == back.names
+    words = ["predict", "--input", str(picture), "--output", str(tmp_path / "out")]
+    assert cli.main([*words, "--model", "hf://me/cells"]) == 0
+    assert cli.main([*words, "--model", "hf://me/nothing", "--overwrite"]) == 2
+    assert "hf://me/nothing cannot be fetched" in capsys.readouterr().err
 
 
 def test_a_name_is_that_of_its_safetensors():

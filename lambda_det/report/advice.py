@@ -21,6 +21,10 @@ __all__ = ["Change", "advise", "ap50", "sort_errors"]
 SMALL = 32  # side in pixels of the network's input, of objects that a larger input would help
 CONFIDENT = 0.8  # score of predictions that an annotation may lack for
 _CLASSES = 5  # that are looked at, those of which most are missed
+_YOUNG = 0.1  # share of AP50 by which that of a young run rises in the last third of its steps
+_CASCADE = (
+    " Three box heads in a row (MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better than one."
+)
 _NEAR = 0.1  # IoU from which a prediction means an object
 
 
@@ -54,7 +58,7 @@ class Prediction(NamedTuple):
 def sort_errors(
     ground_truth: COCO, entries: Sequence[Mapping[str, Any]], kind: str
 ) -> tuple[list[Prediction], set[int]]:
-    """The kind of each prediction, but for those in crowds, and the objects that none means.
+    """The kind of each prediction outside of crowds, and the objects that no prediction means.
 
     Args:
         ground_truth: with ``iscrowd`` in every annotation.
@@ -155,17 +159,22 @@ def advise(
     kind: str,
     records: Sequence[Mapping[str, float]],
     trained: Mapping[str, int],
+    *,
     scale: float = 1.0,
+    is_cascade: bool = False,
 ) -> list[Change]:
-    """What could be changed, that which would bring most first.
+    """What could be changed. The change that would bring most comes first.
 
-    The gains are bounds: what AP50 would be if all errors of a kind were gone. They overlap.
+    The gains are bounds: what AP50 would be if all errors of a kind were gone. They overlap. Of a
+    run whose AP50 was still rising by much, a longer training comes first, because the errors that
+    are left then are others.
 
     Args:
         ground_truth, entries, kind: as for :func:`sort_errors`.
         records: of the run's metrics.json, for its curves.
         trained: how many objects each class has in training, by its name; empty if unknown.
         scale: sides of the network's input as a share of those of the images.
+        is_cascade: whether the detector has several box heads in a row already.
     """
     predictions, missed = sort_errors(ground_truth, entries, kind)
     annotations = ground_truth.anns
@@ -188,7 +197,7 @@ def advise(
         )
         return f"; training has {' and '.join(counts)}." if trained else "."
 
-    changes = [*_longer(records, kind)]
+    changes = []
     if sure := places("nothing", lambda p: p.score >= CONFIDENT):
         images = Counter(predictions[i].image for i in sure).most_common(3)
         files = [ground_truth.imgs[image].get("file_name", str(image)) for image, _ in images]
@@ -240,8 +249,7 @@ def advise(
     if large:
         changes += [
             Change(
-                "Look at how tightly the annotations fit; three box heads in a row "
-                "(MODEL.ROI_HEADS.NAME CascadeROIHeads) place boxes better than one.",
+                "Look at how tightly the annotations fit." + ("" if is_cascade else _CASCADE),
                 gain(large),
                 f"Predictions with an IoU of {_NEAR} to {LEAST_IOU} with an object of {SMALL} "
                 f"pixels or more: {len(large)}.",
@@ -267,26 +275,32 @@ def advise(
                 f"{training(category)}",
             )
         ]
-    return sorted(changes, key=lambda change: -change.gain)
+    changes.sort(key=lambda change: -change.gain)
+    longer, is_young = _longer(records, kind)
+    if longer is not None and is_young:
+        return [longer, *changes]
+    return sorted([*changes, longer], key=lambda change: -change.gain) if longer else changes
 
 
-def _longer(records: Sequence[Mapping[str, float]], kind: str) -> list[Change]:
-    """Whether AP50 was still rising at the end, and the loss of the test set was not."""
+def _longer(records: Sequence[Mapping[str, float]], kind: str) -> tuple[Change | None, bool]:
+    """A longer training, where AP50 was still rising at the end and the test loss was not.
+
+    The second value says whether AP50 rose by so much that the run is young.
+    """
     names = (f"{kind}_EMA/AP50", f"{kind}/AP50")
     name = next((n for n in names if any(n in record for record in records)), "")
     points = [(record["iteration"], record[name]) for record in records if name in record]
     losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]
-    if len(points) < 4 or (losses and min(losses) < 0.98 * losses[-1]):
-        return []
+    if len(points) < 3 or (losses and min(losses) < 0.98 * losses[-1]):
+        return None, False
     last, value = points[-1]
     before = max((ap for step, ap in points if step <= last * 2 / 3), default=math.nan)
     if not value - before >= 0 or value < max(ap for _, ap in points):
-        return []
-    return [
-        Change(
-            "Train longer, such as twice as many --epochs.",
-            value - before,
-            f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
-            f"to {value:.1f}.",
-        )
-    ]
+        return None, False
+    change = Change(
+        "Train longer, such as twice as many --epochs.",
+        min(value - before, 100 - value),
+        f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
+        f"to {value:.1f}.",
+    )
+    return change, value - before >= _YOUNG * value

@@ -26,7 +26,6 @@ class ClassResult(NamedTuple):
         ap, ap50, small, medium, large: of boxes or masks.
         threshold: the score that gives the best F1 at an IoU of 0.5.
         precision, recall: at that score.
-        curve: precision at an IoU of 0.5 for each of COCO's 101 recalls.
     """
 
     name: str
@@ -39,7 +38,6 @@ class ClassResult(NamedTuple):
     threshold: float
     precision: float
     recall: float
-    curve: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,6 @@ def evaluate_detections(
                 _percent(precision[_IOU_50, :, index, 0]),
                 *by_size[1:],
                 *_best_threshold(evaluation, index, len(objects)),
-                precision[_IOU_50, :, index, 0],
             )
         )
     confusion = _confusion(ground_truth, predictions, evaluation.params.catIds, kind, score)

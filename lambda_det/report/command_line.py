@@ -11,16 +11,14 @@ from matplotlib.figure import Figure
 
 from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, refused
 from lambda_det.files import writing_to
-from lambda_det.report.run_page import (
-    draw_panel,
-    read_metrics,
-    write_report,
-)
+from lambda_det.report.figures import draw_panel
+from lambda_det.report.reading import read_metrics
+from lambda_det.report.run_page import write_report
 
 __all__ = ["draw_curves", "main"]
 
 DESCRIPTION = """\
-Write one HTML page on a run: curves, AP by class, errors, worst images, speed, configuration.
+Write one HTML page on a run: curves, AP by class, what would bring most, the worst images.
 The page holds its figures and pictures: no server and no other file is needed to look at it.
 """
 EXAMPLES = """
@@ -30,7 +28,7 @@ The page of a run, output/mine/report.html:
 Its confusion of classes and its pictures at another score; another file:
   %(prog)s output/mine --score-threshold 0.3 --pictures 20 --output mine.html
 
-Only the losses and the AP or accuracy, of one run or of several, as a picture:
+Only the total loss and the AP or accuracy, of one run or of several, as a picture:
   %(prog)s output/mine output/other --curves curves.png
 """
 
@@ -70,7 +68,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def draw_curves(runs: Sequence[str], picture: str) -> None:
-    """Draw losses at the left, AP or accuracy at the right, over the steps.
+    """Draw the total loss at the left, AP or accuracy at the right, over the steps.
 
     Args:
         runs: their folders.
@@ -87,7 +85,7 @@ def draw_curves(runs: Sequence[str], picture: str) -> None:
         records[label] = read_metrics(run)
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    draw_panel(left, "losses", records)
+    draw_panel(left, "total loss", records)
     draw_panel(right, "AP or accuracy, percent", records)
     with writing_to(picture), refused(ConfigError, f"{picture} cannot be drawn", "", ValueError):
         figure.savefig(picture, dpi=100)

@@ -86,22 +86,13 @@ $content
 
 
 class Page:
-    """Collects the sections of the page.
-
-    Attributes:
-        tables: title of the section, head and rows of each.
-        pictures: caption of each, and the picture.
-    """
+    """Collects the sections of the page."""
 
     def __init__(self, title: str, subtitle: str) -> None:
         self._title, self._subtitle = title, subtitle
         self._parts: list[str] = []
-        self._section = ""
-        self.tables: list[tuple[str, Sequence[str], list[list[str]]]] = []
-        self.pictures: list[tuple[str, np.ndarray]] = []
 
     def section(self, title: str, note: str = "") -> None:
-        self._section = title
         self._parts.append(f"<h2>{html.escape(title)}</h2>")
         if note:
             self._parts.append(f"<p>{html.escape(note)}</p>")
@@ -126,7 +117,6 @@ class Page:
         """Numbers, or with ``text`` words, that wrap."""
         kind = ' class="text"' if text else ""
         cells = [[_cell(value) for value in row] for row in rows]
-        self.tables.append((self._section, head, cells))
         lines = ["<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>"]
         lines += [
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
@@ -136,7 +126,6 @@ class Page:
 
     def picture(self, picture: np.ndarray, caption: str) -> None:
         """A picture [H, W, 3] of uint8, RGB, kept in the page as a JPEG."""
-        self.pictures.append((caption, picture))
         content = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, 85])[1]
         data = base64.b64encode(content.tobytes()).decode("ascii")
         self._parts.append(

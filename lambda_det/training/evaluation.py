@@ -7,7 +7,6 @@ import io
 import logging
 import math
 import operator
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from detectron2.utils import comm
 from lambda_det.distributed.signals import StopRequest, interruptible, received_signal
 from lambda_det.errors import listed
 from lambda_det.files import replace_text
+from lambda_det.training.logged import is_of_averaged_weights
 from lambda_det.training.task import Results
 
 __all__ = ["Evaluation", "append_summary", "cut_summary"]
@@ -30,7 +30,6 @@ _STATE = (
     *("last_step", "best_step", "best", "best_name", "without_progress", "results"),
     *("losses", "steps"),
 )
-_AVERAGED = re.compile(r"_EMA/\w+$|/ema_\w+$")  # how the names of their results end
 
 
 class Evaluation(HookBase):
@@ -85,7 +84,7 @@ class Evaluation(HookBase):
     def after_train(self) -> None:
         if self.best_step < 0 or not self.best_name:
             return
-        weights = "averaged" if _AVERAGED.search(self.best_name) else "raw"
+        weights = "averaged" if is_of_averaged_weights(self.best_name) else "raw"
         stopped = f"; the run stopped early, after step {self.last_step}"
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "

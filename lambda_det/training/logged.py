@@ -6,7 +6,9 @@ table: they have the names that the model gives them, with "loss" in each.
 
 from __future__ import annotations
 
-__all__ = ["is_loss", "is_of_machine"]
+import re
+
+__all__ = ["is_loss", "is_of_averaged_weights", "is_of_machine"]
 
 # Whether another machine measures another value. The others follow from the steps: they are kept
 # over a resume, and compared between runs.
@@ -24,6 +26,9 @@ _OF_MACHINE = {
 }
 
 
+_AVERAGED = re.compile(r"_EMA/\w+$|/ema_\w+$")
+
+
 def is_of_machine(name: str) -> bool:
     """Whether a value of the log depends on the machine: a time, a speed or its memory."""
     return _OF_MACHINE.get(name, False)
@@ -32,3 +37,8 @@ def is_of_machine(name: str) -> bool:
 def is_loss(name: str) -> bool:
     """Whether a value of the log is a loss, of training or ("validation/...") of a test set."""
     return "loss" in name and name not in _OF_MACHINE
+
+
+def is_of_averaged_weights(name: str) -> bool:
+    """Whether a result of an evaluation is that of averaged weights, such as "bbox_EMA/AP"."""
+    return bool(_AVERAGED.search(name))

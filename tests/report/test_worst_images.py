@@ -9,7 +9,8 @@ from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import BoxMode
 
 from lambda_det.errors import DataError
-from lambda_det.report.results import Match, draw_worst, match, read_results
+from lambda_det.report.evaluated import read_predictions
+from lambda_det.report.worst_images import Match, draw_worst, match
 from tests.coco import annotation, coco_content, found
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}
@@ -126,7 +127,7 @@ def test_keypoints_are_drawn_on_both_sides(data, tmp_path):
 def test_other_files_are_refused(data, tmp_path, content, words):
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"results\.json.*{words}"):
-        read_results(tmp_path / "results.json", data)
+        read_predictions(tmp_path / "results.json", data)
 
 
 def test_missing_images_are_named(data, tmp_path):

@@ -1,11 +1,9 @@
-"""Read the predictions of a results file, and draw them beside the ground truth."""
+"""The images with the worst results: predictions beside the ground truth."""
 
 from __future__ import annotations
 
-import json
-import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,11 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, BoxMode, Instances
 
-from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.drawing import side_by_side
-from lambda_det.errors import DataError, listed, refused
 from lambda_det.report.matching import FALSE, assign, overlaps
 
-__all__ = ["Match", "belonging", "draw_worst", "match", "read_results"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Match", "draw_worst", "match"]
 
 
 def draw_worst(
@@ -42,7 +36,7 @@ def draw_worst(
     the number of errors.
 
     Args:
-        entries: of :func:`read_results`, on images of the data set.
+        entries: of :func:`lambda_det.report.evaluated.read_predictions`, on images of the data set.
         dataset: name of the registered data set that was evaluated.
         score: lowest score of the predictions to draw.
         limit: largest number of images.
@@ -69,57 +63,6 @@ def draw_worst(
     first = int(start * len(drawn))
     for counts, found, record in drawn[first : first + limit]:
         yield Path(record["file_name"]).name, _pair(record, found, counts, metadata)
-
-
-def read_results(path: str | Path, dataset: str) -> list[dict[str, Any]]:
-    """Read a results file in COCO's format, with the ids that a data set has for its classes now.
-
-    Raises:
-        DataError: the file is missing or no JSON, or its entries are no predictions of instances.
-    """
-    advice = "an evaluation writes it as inference/coco_instances_results.json into its OUTPUT_DIR"
-    with refused(DataError, f"The results file {path} cannot be read", advice, OSError, ValueError):
-        entries = json.loads(Path(path).read_text("utf-8"))
-    needed = {"image_id", "category_id", "score"}
-    if not isinstance(entries, list) or not all(
-        isinstance(e, dict) and needed <= set(e) and ("bbox" in e or "segmentation" in e)
-        for e in entries
-    ):
-        raise DataError(
-            f"{path} is no list of predictions of instances; give a coco_instances_results.json of "
-            "an evaluation."
-        )
-    if not entries:
-        raise DataError(f"{path} holds no predictions: the detector found nothing in {dataset}.")
-    return renumbered(entries, path, dataset)
-
-
-def belonging(
-    entries: list[dict[str, Any]],
-    categories: Collection[Any],
-    images: Collection[Any],
-    results: str | Path,
-    dataset: str,
-) -> list[dict[str, Any]]:
-    """The predictions on images that the data set has; the others are counted in a warning.
-
-    Raises:
-        DataError: the data set lacks a category of the predictions, or all of their images.
-    """
-    unknown = sorted({entry["category_id"] for entry in entries} - set(categories))
-    kept = [entry for entry in entries if entry["image_id"] in images]
-    if unknown or not kept:
-        lacking = f"no category {listed(map(str, unknown))}" if unknown else "none of its images"
-        raise DataError(
-            f"{results} does not belong to the data set {dataset} as it is now, which has "
-            f"{lacking}; give the data set that was evaluated, or evaluate again."
-        )
-    if len(kept) < len(entries):
-        logger.warning(
-            f"{len(entries) - len(kept)} of the {len(entries)} predictions are of images that "
-            f"{dataset} does not have; they are ignored."
-        )
-    return kept
 
 
 def _corners(entry: dict[str, Any]) -> list[float]:

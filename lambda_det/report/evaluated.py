@@ -1,0 +1,156 @@
+"""The predictions of a run's last evaluation, beside the ground truth that they are of."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pycocotools.coco import COCO
+
+from lambda_det.detection.data import check_coco
+from lambda_det.detection.data.classes import renumbered
+from lambda_det.detection.data.predictions import predictions
+from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.evaluation import read_ground_truth
+from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.errors import ConfigError, DataError, listed, refused
+from lambda_det.report.class_results import Detections, evaluate_detections
+
+__all__ = ["Evaluated", "evaluate_run", "read_predictions"]
+
+logger = logging.getLogger(__name__)
+
+RESULTS = "coco_instances_results.json"
+# Where an evaluation leaves its results; those of averaged weights first, as model_best.pth counts
+_FOLDERS = {"inference_EMA": "averaged weights", "inference": "trained weights"}
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The results of a run's last evaluation.
+
+    Attributes:
+        task: of the run, with its data registered.
+        dataset: the name of the data set.
+        weights: "averaged weights" or "trained weights".
+        ground_truth: of the data set.
+        entries: the predictions on its images, as of :func:`read_predictions`.
+        lost: number of predictions on images that the data set does not have.
+        kinds: the results of boxes and, where there are some, of masks.
+    """
+
+    task: DetectionTask
+    dataset: str
+    weights: str
+    ground_truth: COCO
+    entries: list[dict[str, Any]]
+    lost: int
+    kinds: list[Detections]
+
+
+def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
+    """Compute what a detector of instances does on its test set from the results of its run.
+
+    Args:
+        run: its folder.
+        dataset: one of those in DATASETS.TEST; "" for the first.
+        score: predictions of this score or more are in the confusion matrix.
+
+    Raises:
+        UserError: the run was not evaluated, or its data are not where they were.
+    """
+    task = DetectionTask(
+        load_any_config(argparse.Namespace(config_file=str(run / "config.yaml"), opts=[]))
+    )
+    task.register_data()
+    architecture = task.parts.detector.architecture
+    if "instances" not in predictions(architecture):
+        raise ConfigError(
+            f"AP by class, errors and images: {architecture} finds no instances. The results of "
+            "its evaluations are among the numbers above and in metrics.json."
+        )
+    names = task.parts.test_names
+    if not names:
+        raise ConfigError("The run names no data to evaluate on, so there are no results.")
+    dataset = dataset or names[0]
+    if dataset not in names:
+        raise ConfigError(f"The run is evaluated on {listed(names)}, and not on {dataset}.")
+    below = dataset if len(names) > 1 else ""
+    files = [run / folder / below / RESULTS for folder in _FOLDERS]
+    results = next((path for path in files if path.is_file()), None)
+    if results is None:
+        raise DataError(
+            f"The run has no results of instances yet: there is no {files[-1]}; its training's "
+            "command with --eval-only --resume evaluates the last checkpoint."
+        )
+    entries = read_predictions(results, dataset)
+    weights = _FOLDERS[results.relative_to(run).parts[0]]
+    json_file, images = registered_files(dataset)
+    check_coco(json_file, images, files="none")
+    kinds = ["bbox"]
+    if all("segmentation" in entry for entry in entries):
+        kinds.append("segm")
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
+        ground_truth = read_ground_truth(json_file)
+        kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
+        evaluated = [evaluate_detections(ground_truth, kept, kind, score) for kind in kinds]
+    lost = len(entries) - len(kept)
+    return Evaluated(task, dataset, weights, ground_truth, kept, lost, evaluated)
+
+
+def read_predictions(path: str | Path, dataset: str) -> list[dict[str, Any]]:
+    """Read a results file in COCO's format, with the ids that a data set has for its classes now.
+
+    Raises:
+        DataError: the file is missing or no JSON, or its entries are no predictions of instances.
+    """
+    advice = "an evaluation writes it as inference/coco_instances_results.json into its OUTPUT_DIR"
+    with refused(DataError, f"The results file {path} cannot be read", advice, OSError, ValueError):
+        entries = json.loads(Path(path).read_text("utf-8"))
+    needed = {"image_id", "category_id", "score"}
+    if not isinstance(entries, list) or not all(
+        isinstance(e, dict) and needed <= set(e) and ("bbox" in e or "segmentation" in e)
+        for e in entries
+    ):
+        raise DataError(
+            f"{path} is no list of predictions of instances; give a coco_instances_results.json of "
+            "an evaluation."
+        )
+    if not entries:
+        raise DataError(f"{path} holds no predictions: the detector found nothing in {dataset}.")
+    return renumbered(entries, path, dataset)
+
+
+def _belonging(
+    entries: list[dict[str, Any]],
+    categories: Collection[Any],
+    images: Collection[Any],
+    results: str | Path,
+    dataset: str,
+) -> list[dict[str, Any]]:
+    """The predictions on images that the data set has; the others are counted in a warning.
+
+    Raises:
+        DataError: the data set lacks a category of the predictions, or all of their images.
+    """
+    unknown = sorted({entry["category_id"] for entry in entries} - set(categories))
+    kept = [entry for entry in entries if entry["image_id"] in images]
+    if unknown or not kept:
+        lacking = f"no category {listed(map(str, unknown))}" if unknown else "none of its images"
+        raise DataError(
+            f"{results} does not belong to the data set {dataset} as it is now, which has "
+            f"{lacking}; give the data set that was evaluated, or evaluate again."
+        )
+    if len(kept) < len(entries):
+        logger.warning(
+            f"{len(entries) - len(kept)} of the {len(entries)} predictions are of images that "
+            f"{dataset} does not have; they are ignored."
+        )
+    return kept

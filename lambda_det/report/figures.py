@@ -1,0 +1,91 @@
+"""The figures of a page: curves over the steps, and which class is taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lambda_det.report.class_results import Detections
+from lambda_det.report.page import new_axes, to_svg
+from lambda_det.report.reading import label_of
+from lambda_det.training.logged import is_loss
+
+__all__ = ["CLASSES_CONFUSED", "PANELS", "draw_confusion", "draw_curves", "draw_panel"]
+
+_POINTS = 600  # of a curve; more would only make the page larger
+CLASSES_CONFUSED = 20  # in the confusion matrix
+_SCORES = ("/AP", "/AP50", "_top1", "/mIoU", "/PQ")  # how the names of the drawn results end
+_TOTAL = ("total_loss", "validation/total_loss")
+
+# Which metrics are drawn together, by the title
+PANELS: dict[str, Callable[[str], bool]] = {
+    "total loss": lambda name: name in _TOTAL,
+    "AP or accuracy, percent": lambda name: name.endswith(_SCORES),
+    "losses": lambda name: is_loss(name) and name not in _TOTAL,
+    "learning rate": lambda name: name.partition("/")[0] == "lr",
+}
+
+
+def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> bool:
+    """Draw metrics over the steps; whether there is one.
+
+    Args:
+        axes: to draw in.
+        title: one of ``PANELS``.
+        runs: records of :func:`lambda_det.report.reading.read_metrics` by the beginning of their
+            labels.
+    """
+    percent = "percent" in title
+    style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}
+    colors: dict[str, str] = {}
+    for label, records in runs.items():
+        for name in sorted({name for record in records for name in record if PANELS[title](name)}):
+            points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
+            points = points[:: -(-len(points) // _POINTS)]
+            # A loss of the test set has the colour of the training's, and is dashed
+            trained = label + name.removeprefix("validation/")
+            style["color"] = colors.setdefault(trained, f"C{len(colors)}")
+            style["ls"] = "-" if trained == label + name else "--"
+            axes.plot(*zip(*points, strict=True), label=label + label_of(name), lw=1.2, **style)
+    is_drawn = bool(axes.lines)
+    if is_drawn:
+        axes.legend(fontsize=7, frameon=False)
+    axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))
+    return is_drawn
+
+
+def draw_curves(records: Sequence[Mapping[str, float]]) -> list[str]:
+    """The panels of which a run has logged something, as SVG."""
+    figures = []
+    for title in PANELS:
+        figure, axes = new_axes(5.2, 3.4)
+        if draw_panel(axes, title, {"": records}):
+            figures.append(to_svg(figure, f"{title} over the steps"))
+    return figures
+
+
+def draw_confusion(detections: Detections) -> str:
+    """What each class is taken for, as SVG; of many classes those with most mistakes."""
+    matrix, names = detections.confusion, [c.name for c in detections.classes]
+    wrong = matrix.sum(0) + matrix.sum(1) - 2 * np.diag(matrix)
+    kept = np.sort(np.argsort(-wrong[:-1], kind="stable")[:CLASSES_CONFUSED])
+    index = [*kept.tolist(), len(names)]
+    part = matrix[np.ix_(index, index)]
+    side = 1.6 + 0.42 * len(index)
+    figure, axes = new_axes(side + 0.8, side)
+    axes.grid(False)
+    share = part / np.maximum(matrix[index].sum(1, keepdims=True), 1)
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), count in np.ndenumerate(part):
+        if count:
+            color = "white" if share[row, column] > 0.6 else "black"
+            axes.text(column, row, count, ha="center", va="center", fontsize=7, color=color)
+    labels = [names[i] for i in kept]
+    ticks = range(len(index))
+    axes.set_xticks(ticks, [*labels, "missed"], rotation=90, fontsize=7)
+    axes.set_yticks(ticks, [*labels, "nothing there"], fontsize=7)
+    axes.set(xlabel="predicted", ylabel="true")
+    return to_svg(figure, "confusion of classes")

@@ -1,0 +1,184 @@
+"""What the folder of a run holds: logged numbers, configuration, checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lambda_det.config import read_plain
+from lambda_det.detection.inference import Taken
+from lambda_det.errors import DataError
+from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
+from lambda_det.training.logged import is_of_averaged_weights
+from lambda_det.weights.formats import read_checkpoint
+
+__all__ = ["RunState", "label_of", "read_metrics", "read_saved", "read_state", "results_of"]
+
+_FINAL = "model_final.pth"
+_RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")  # how the names of results end that name a checkpoint
+_LABEL = re.compile(r"(.*/)?(bbox|segm)(_EMA|_TTA)?/(\w+)")
+_KINDS = {"bbox": "box", "segm": "mask"}
+_WEIGHTS = {"_EMA": ", averaged weights", "_TTA": ", augmented test", None: ""}
+
+
+def read_metrics(run: str | Path) -> list[dict[str, float]]:
+    """The records of a run's metrics.json; none where there is no such file.
+
+    A last line that a kill has cut short is left out.
+
+    Raises:
+        DataError: a line before it is no record.
+    """
+    path = Path(run, "metrics.json")
+    if not path.is_file():
+        return []
+    lines = path.read_text("utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            record["iteration"] + 1
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):
+                break
+            raise DataError(f"Line {number} of {path} is no record of a run.") from error
+        records.append(record)
+    return records
+
+
+def read_saved(run: Path) -> dict[str, Any]:
+    """The configuration that a run saved, as plain values.
+
+    Raises:
+        DataError: the folder is not that of a run.
+    """
+    path = run / "config.yaml"
+    try:
+        config = read_plain(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(
+            f"{run} is not the folder of a run: it has no config.yaml; give the OUTPUT_DIR of a "
+            "training or an evaluation."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is not a saved configuration; mend it.")
+    return config
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is, and which of its checkpoints counts.
+
+    Attributes:
+        records: of :func:`read_metrics`.
+        steps: how many were done.
+        planned: how many the configuration asks for; 0 if it does not say.
+        last: the name of the last checkpoint; "" for none.
+        weights: those of the best checkpoint, or of the last one where none is the best; None
+            where there is no file.
+        is_best: whether ``weights`` are those of the best checkpoint.
+    """
+
+    records: Sequence[Mapping[str, float]]
+    steps: int
+    planned: int
+    last: str
+    weights: Taken | None
+    is_best: bool
+
+    def sentences(self) -> str:
+        """How far the run is, for a reader."""
+        if not self.last and self.weights is None:
+            return "It has no checkpoint."
+        words = []
+        if self.weights is not None:
+            which = "Its best" if self.is_best else "The last"
+            words.append(f"{which} checkpoint is {self.weights}.")
+        if self.last != _FINAL:
+            words.append(f"It has not ended: its last checkpoint is {self.last or 'missing'}.")
+        elif 0 < self.steps < self.planned:
+            words.append(f"It stopped early, after {self.steps:,} of {self.planned:,} steps.")
+        return " ".join(words)
+
+    def results(self) -> dict[str, float]:
+        """The results of the weights that count, by their names in metrics.json."""
+        if self.weights is None:
+            return results_of(self.records, averaged=False)
+        step = self.weights.step if self.is_best else None
+        return results_of(self.records, self.weights.averaged, step)
+
+
+def results_of(
+    records: Sequence[Mapping[str, float]], averaged: bool, step: int | None = None
+) -> dict[str, float]:
+    """The results of one of two kinds of weights, the trained or the averaged ones.
+
+    Args:
+        records: of :func:`read_metrics`.
+        averaged: the kind. Where only the others were evaluated, their results are given.
+        step: after which the weights were saved; None for the last evaluation.
+
+    Returns:
+        Values by their names in metrics.json.
+    """
+    values: dict[str, float] = {}
+    for record in records:
+        if step is None or record["iteration"] < step:
+            values.update(record)
+    values = {name: value for name, value in values.items() if name.endswith(_RESULTS)}
+    own = {n: v for n, v in values.items() if is_of_averaged_weights(n) == averaged}
+    return own or values
+
+
+def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
+    """How far the run in a folder is.
+
+    Args:
+        run: the folder.
+        config: of :func:`read_saved`.
+
+    Raises:
+        DataError: metrics.json is damaged.
+        WeightsError: the checkpoint is.
+    """
+    records = read_metrics(run)
+    last, chosen = last_checkpoint(str(run)), choose_checkpoint(str(run))
+    weights = Taken.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
+    planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
+    # A stop may have come between the last line of the log and the checkpoint
+    numbered = re.fullmatch(r"model_(\d+)\.pth", os.path.basename(last))
+    iterations = [int(record["iteration"]) for record in records]
+    if numbered:
+        iterations.append(int(numbered[1]))
+    return RunState(
+        records,
+        max(iterations, default=-1) + 1,
+        planned or 0,
+        os.path.basename(last),
+        weights,
+        is_best=chosen != last,
+    )
+
+
+def label_of(metric: str, *, with_weights: bool = True) -> str:
+    """The name of a result for readers: "bbox_EMA/AP50" is "box AP50, averaged weights".
+
+    Args:
+        metric: the name in metrics.json. Of several data sets it begins with that of one.
+        with_weights: say which weights, where they are not the trained ones.
+    """
+    match = _LABEL.fullmatch(metric)
+    if not match:
+        return metric
+    dataset, kind, ending, name = match.groups()
+    weights = _WEIGHTS[ending] if with_weights or ending == "_TTA" else ""
+    return f"{dataset or ''}{_KINDS[kind]} {name}{weights}"
