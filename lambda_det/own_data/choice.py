@@ -82,11 +82,11 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     if place:
         kind, (train, *tests) = find_parts(place, args.train_images)
         rows.append(("labels", kind, f"of what lies in {place}"))
-        args.train_json, args.train_images = map(str, train)
+        args.train_json, args.train_images = str(train.labels), str(train.images)
         if tests and not args.test_json and args.val_share is None:
             args.test_json = str(tests[0].labels)
             args.test_images = args.test_images or str(tests[0].images)
-            rows.append(("evaluation", args.test_json, f"with the images in {args.test_images}"))
+            rows.append(("evaluation", tests[0].source, f"with the images in {args.test_images}"))
     for part in ("train", "test"):
         labels = getattr(args, f"{part}_json", None)
         if labels and not getattr(args, f"{part}_images") and Path(labels).exists():

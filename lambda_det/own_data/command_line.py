@@ -80,7 +80,7 @@ def check(arguments: argparse.Namespace) -> int:
     else:
         kind, found = find_parts(arguments.json)
         print(f"{arguments.json}: labels of {kind}\n")
-        parts = [tuple(map(str, part)) for part in found]
+        parts = [(str(part.labels), str(part.images)) for part in found]
     found = False
     for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True):
         files = "none" if arguments.no_images else "all"

@@ -1,241 +1,394 @@
-"""Where the labels and pictures of a data set's parts are, in the folders of usual tools.
+"""The parts of a data set in the folders of usual tools: what is trained on, and evaluated on.
 
 Those of Roboflow and Ultralytics (train, valid, test, with images and labels), of Pascal VOC
 (Annotations, JPEGImages, ImageSets/Main), of COCO (annotations beside train2017 and val2017), and
-one folder of pictures with a file of labels each.
+one folder of pictures with a file of labels each. What has no word of a part is the training part.
 """
 
 from __future__ import annotations
 
-import contextlib
+import difflib
 import itertools
-import json
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco_format import keep_json
 from lambda_det.detection.data.picture_folder import PICTURES, walk
-from lambda_det.errors import DataError
+from lambda_det.errors import DataError, listed
+from lambda_det.files import read_text
 from lambda_det.own_data.held_out import part_of
-from lambda_det.own_data.labels import COCO, only, read_labels, recognise
-from lambda_det.own_data.labels.yolo import has_labels, yolo_content
+from lambda_det.own_data.labels import (
+    COCO,
+    FORMATS,
+    give_all_classes,
+    only,
+    read_labels,
+    recognise,
+)
+from lambda_det.own_data.labels.pictures import Pictures
+from lambda_det.own_data.labels.yolo import read_yolo, yolo_content
+from lambda_det.own_data.picture_folders import folder_of_coco
 
 __all__ = ["Part", "find_images", "find_parts"]
 
-# Words for the parts, those that are evaluated on in the order in which they are preferred
+logger = logging.getLogger(__name__)
+
+# Words for the parts; evaluations prefer the part that is listed first
 _WORDS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
+_PART_OF_WORD = {word: part for part, words in _WORDS.items() for word in words}
 
 
 class Part(NamedTuple):
-    """Labels, see :func:`lambda_det.own_data.labels.read_labels`, and folder of pictures."""
+    """A part of a data set.
+
+    Attributes:
+        labels: a file in COCO's format.
+        images: the folder of its pictures.
+        source: the labels as the user has them, for messages.
+    """
 
     labels: Path
     images: Path
+    source: str
 
 
 def find_parts(place: str | Path, images: str | Path | None = None) -> tuple[str, list[Part]]:
-    """The format of a data set, what to train on, and what to evaluate on if that is apart.
+    """The format of a data set and its parts.
 
     Args:
         place: its folder, or YOLO's data.yaml in it.
         images: the folder of the pictures, by parts or not; None if they are in ``place``.
 
+    Returns:
+        The name of the format, and the parts: what to train on; what to evaluate on, if that is
+        apart; and, beside those two, a test part. Labels of other formats than COCO's are converted
+        into the cache of Detectron2's files, with the classes of all parts.
+
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
     """
     place = Path(place)
-    kind, files = recognise(place)
+    name, files = recognise(place)
     root = place if place.is_dir() else place.parent
     home = Path(images) if images else root
-    parts = _BY_KIND.get(kind, _in_folders)(root, files, home)
-    if images and kind not in (COCO, "CVAT"):
-        found = _folders(_pictures(home), home)
-        parts = {name: Part(part.labels, found.get(name, home)) for name, part in parts.items()}
-    train = parts.get("train")
-    if train is None:
-        return kind, [Part(place, _images_of(files[0], root, home) if kind == COCO else home)]
-    others = [parts[name] for name in _WORDS if parts.get(name, train) != train]
-    return kind, [train, *others[:1]]
+    if name == COCO:
+        parts = _of_coco(root, files, home)
+    else:
+        contents = _contents(name, place, root, files, home)
+        give_all_classes([content for content, _ in contents.values()])
+        parts = {part: _kept(root, part, *content) for part, content in contents.items()}
+    result = [parts[part] for part in _WORDS if part in parts]
+    for part in result[2:]:
+        logger.info(
+            f"The test part, {part.source}, is left alone: once the training is over, --eval-only "
+            f"--resume --test-json {part.labels} --test-images {part.images} evaluates on it."
+        )
+    return name, result
 
 
 def find_images(labels: str | Path) -> Path:
     """The folder of the pictures of labels, where none is named: in or beside them.
 
     Raises:
-        DataError: no folder there holds the first picture of a file in COCO's format.
+        DataError: no folder there holds the pictures of a file in COCO's format, or several do.
     """
     labels = Path(labels)
-    kind, files = recognise(labels)
+    name, files = recognise(labels)
     root = labels if labels.is_dir() else labels.parent
-    return _images_of(files[0], root, root) if kind == COCO else root
+    return _images_of(files[0], root, root) if name == COCO else root
 
 
-def _part_of(path: Path, root: Path) -> str:
+# ----------------------------------------------------------------------------------- words of parts
+def _named_part(path: Path, root: Path) -> str:
     """The part that a path below a folder is of, by the last of its words that names one; or ""."""
-    words = re.findall("[a-z]+", path.relative_to(root).as_posix().lower())
-    names = {word: name for name, known in _WORDS.items() for word in known}
-    return next((names[word] for word in reversed(words) if word in names), "")
+    below = path.relative_to(root) if path.is_relative_to(root) else Path()
+    words = re.findall("[a-z]+", below.as_posix().lower())
+    return next((_PART_OF_WORD[word] for word in reversed(words) if word in _PART_OF_WORD), "")
 
 
-def _folders(paths: Iterable[Path], root: Path) -> dict[str, Path]:
-    """By part, the folder of those paths that have one of its own."""
-    groups: dict[str, list[Path]] = {}
-    for path in paths:
-        groups.setdefault(_part_of(path.parent, root), []).append(path.parent)
-    return {name: Path(os.path.commonpath(found)) for name, found in groups.items() if name}
+def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
+    """Groups by part, of which one is to train on: the one of no part, if no other one is.
 
-
-def _refuse_strays(root: Path, files: list[Path]) -> None:
-    """A folder of a class may be called train, and is not all of the data then."""
-    if strays := [file for file in files if not _part_of(file.parent, root)]:
+    Raises:
+        DataError: there are groups of parts, but none to train on.
+    """
+    groups = dict(groups)
+    rest = groups.pop("", None)
+    if rest is not None:
+        groups.setdefault("train", rest)
+    if len(groups) > 1 and "train" not in groups:
         raise DataError(
-            f"{root}: {len(strays)} of {len(files)} files that are labels or have them are in no "
-            f"folder called {', '.join(_WORDS)}, such as {strays[0]}; to use all, give --train "
-            f"{root} --images {root}."
+            f"{root} has parts called {' and '.join(groups)}, and nothing to train on; name what "
+            "is to be trained on with --train."
         )
+    if "train" not in groups:
+        for part, group in groups.items():
+            logger.info(f"{root}: its one part is called {part}, and is the one to train on")
+            return {"train": group}
+    return groups
 
 
-def _pictures(root: Path) -> Iterator[Path]:
-    return (path for path in walk(root) if path.suffix.lower() in PICTURES)
-
-
-def _images_of(file: Path, root: Path, home: Path) -> Path:
-    """The folder in or beside ``home`` with the first picture of a file in COCO's format."""
-    first = re.search(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")', file.read_bytes())
-    name = ""
-    with contextlib.suppress(ValueError):
-        name = json.loads(first[1]) if first else ""
-    above = home.parent if home.name == "annotations" else home
-    folders = [Path(folder) for folder, _, _ in os.walk(above) if Path(folder, name).is_file()]
-    if not name or not folders:
-        raise DataError(
-            f"{file}: its picture {name!r} is in no folder of {above}; name the folder with "
-            f"--train {file} --images DIR."
-        )
-    wanted = _part_of(file.with_suffix(""), root)
-    return min(folders, key=lambda path: (_part_of(path, above) != wanted, path != file.parent))
-
-
-# ------------------------------------------------------------------------ parts by format of labels
+# ---------------------------------------------------------------------------------------- of COCO's
 def _of_coco(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
     # COCO's own files of keypoints, captions, stuff and segments stand beside those of instances
     instances = [file for file in files if file.name.startswith("instances")]
     groups: dict[str, list[Path]] = {}
     for file in instances or files:
-        groups.setdefault(_part_of(file.with_suffix(""), root), []).append(file)
-    named = {name: Path(only(root, found)) for name, found in groups.items() if name}
-    return {name: Part(file, _images_of(file, root, home)) for name, file in named.items()}
+        groups.setdefault(_named_part(file.with_suffix(""), root), []).append(file)
+    if "train" in groups and "" in groups:
+        logger.warning(f"{root}: not used, as they name no part: {listed(groups.pop(''))}")
+    parts = {}
+    for part, found in _with_train(root, groups).items():
+        file = Path(only(root, found))
+        parts[part] = Part(file, _images_of(file, root, home), str(file))
+    return parts
 
 
-def _of_yolo(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
-    file, parts = Path(only(root, files)), {}
+def _images_of(file: Path, root: Path, home: Path) -> Path:
+    """The folder in or beside ``home`` with the pictures of a file in COCO's format."""
+    above = home.parent if home.name == "annotations" else home
+    part = _named_part(file.with_suffix(""), root)
+    return folder_of_coco(file, above, lambda folder: _named_part(folder, above) == part)
+
+
+# --------------------------------------------------------------------------------- of other formats
+Content = tuple[dict[str, Any], Path]  # in COCO's format, and the folder of the pictures
+
+
+def _contents(
+    name: str, place: Path, root: Path, files: list[Path], home: Path
+) -> dict[str, Content]:
+    """The labels of each part."""
+    contents: dict[str, Content] = {}
+    if FORMATS[name].read is read_yolo:
+        contents = _named_by_yolo(Path(only(root, files)))
+    elif lists := _lists_of_voc(root):
+        for part, file in lists.items():
+            images = file.parents[2] / "JPEGImages"
+            images = images if images.is_dir() else file.parents[2]
+            contents[part] = (read_labels(file, images), images)
+    if contents:
+        return contents
+    content = read_labels(place, home)
+    of_one = FORMATS[name].pictures != "some"
+    return {part: (found, home) for part, found in _split(content, root, home, of_one).items()}
+
+
+def _kept(root: Path, part: str, content: dict[str, Any], images: Path) -> Part:
+    file = keep_json(content, "labels", f"{root.absolute().name}_{part}.json")
+    return Part(Path(file), images, content["info"]["labels"])
+
+
+def _split(
+    content: dict[str, Any], root: Path, home: Path, of_one: bool
+) -> dict[str, dict[str, Any]]:
+    """Content by part: by the folder of the labels, their subset, or the folder of the picture.
+
+    Args:
+        content: of all labels.
+        root: the folder of the labels.
+        home: the folder of the pictures.
+        of_one: whether a file of labels is of one picture, so that its own name does not count.
+
+    Raises:
+        DataError: there is a part to train on, and labels of no part beside it.
+    """
+    ids: dict[str, set[int]] = {}
+    labelled: dict[str, list[Path]] = {}
+    for image in content["images"]:
+        source, picture = Path(image["source"]), home / image["file_name"]
+        places = (
+            source.parent if of_one else source.with_suffix(""),
+            root / image.get("subset", ""),
+        )
+        named = [*(_named_part(path, root) for path in places), _named_part(picture.parent, home)]
+        part = next(filter(None, named), "")
+        ids.setdefault(part, set()).add(image["id"])
+        if source.suffix.lower() not in PICTURES:
+            labelled.setdefault(part, []).append(source)
+    if "" in ids and "" not in labelled and len(ids) > 1:
+        del ids[""]  # pictures without labels, beside those of parts
+    if "" in ids and "train" in ids:
+        raise DataError(
+            f"{root}: {len(labelled[''])} of {sum(map(len, labelled.values()))} labels are in no "
+            f"folder called {', '.join(_WORDS)}, such as that of {labelled[''][0]}; to use all, "
+            f"give --train {root} --images {home}."
+        )
+    if len(ids) < 2:
+        return {"train": content}
+    parts = {}
+    for part, chosen in _with_train(root, ids).items():
+        parts[part] = part_of(content, chosen)
+        findings = content["info"]["findings"] if part == "train" else []  # they are of all parts
+        name = _common_folder(labelled.get(part, []), root) or f"{root} ({part})"
+        parts[part]["info"] = {"labels": name, "findings": findings}
+    return parts
+
+
+def _common_folder(files: Iterable[Path], root: Path) -> str:
+    """The folder below another one that files are in; "" if there is none."""
+    folders = {os.path.abspath(file.parent) for file in files}
+    common = Path(os.path.commonpath(folders)) if folders else root
+    below = os.path.relpath(common, os.path.abspath(root)) if folders else "."
+    return "" if below.startswith(".") else str(root / below)
+
+
+def _lists_of_voc(root: Path) -> dict[str, Path]:
+    """Pascal VOC's lists of the pictures of each part.
+
+    Raises:
+        DataError: there are several for a part, or none to train on.
+    """
+    lists: dict[str, list[Path]] = {}
+    for path in walk(root):
+        if path.match("ImageSets/Main/*.txt"):
+            lists.setdefault(_PART_OF_WORD.get(path.stem, path.stem), []).append(path)
+    if "trainval" in lists and "train" not in lists:
+        lists["train"] = lists["trainval"]
+        lists.pop("val", None)
+    groups = {part: lists[part] for part in _WORDS if part in lists}
+    return {part: Path(only(root, files)) for part, files in _with_train(root, groups).items()}
+
+
+# ------------------------------------------------------------------------------------ of data.yaml
+def _named_by_yolo(file: Path) -> dict[str, Content]:
+    """The labels of the parts that data.yaml names; {} if it names none.
+
+    Raises:
+        DataError: what it names is not there, or it names parts, but none to train on.
+    """
     content = yolo_content(file)
-    homes = (file.parent / str(content.get("path") or ""), file.parent)
-    for name in _WORDS:
-        values = content.get(name) or []
-        values = list(map(str, values if isinstance(values, list) else [values]))
-        places = [place for value in values if (place := _place(value, homes))]
-        if places and len(places) < len(values):
-            raise DataError(f"{file}: of {name}, {values}, some are not there; correct the paths.")
-        if len(places) == 1 and places[0].is_dir():
-            parts[name] = Part(file, places[0])
-        elif len(places) == 1 and _is_beside(places[0], file):
-            parts[name] = Part(places[0], file.parent)
-        elif places:
-            parts[name] = _gathered(file, name, places, homes)
-    if parts:
-        return parts
-    found = _folders(_pictures(home), home)
-    if "train" in found:
-        _refuse_strays(home, [path for path in _pictures(home) if has_labels(path)])
-    return {name: Part(file, folder) for name, folder in found.items()}
+    home = content.get("path")
+    homes = [file.parent / home, file.parent] if isinstance(home, str) else [file.parent]
+    paths: dict[str, list[Path]] = {}
+    folders: dict[str, Path] = {}
+    for key, value in content.items():
+        values = value if isinstance(value, list) else [value]
+        values = [text for text in values if isinstance(text, str) and text.strip()]
+        part = _PART_OF_WORD.get(str(key).lower()) if isinstance(key, str) else None
+        if part is None:
+            _refuse_typing_error(file, key, values, homes)
+        elif values and part not in paths:
+            places = _places(file, part, values, homes)
+            if places:
+                paths[part], folders[part] = _pictures_in(file, part, places, homes)
+    if paths and "train" not in paths:
+        raise DataError(
+            f"{file} names pictures for {' and '.join(paths)}, but not for train; its keys are "
+            f"{listed(content, 9)}."
+        )
+    if paths.get("val") == paths.get("train"):  # as in examples that show that a model learns
+        paths.pop("val", None)
+    contents = {}
+    for part in paths:
+        labels = read_labels(file, folders[part], paths[part])
+        labels["info"]["labels"] = f"{file} ({part})"
+        contents[part] = (labels, folders[part])
+    return contents
 
 
-def _place(value: str, homes: Iterable[Path]) -> Path | None:
-    """The folder or list of pictures that data.yaml names; Roboflow's are one level too high."""
-    for home, text in itertools.product(homes, (value, value.replace("../", ""))):
+def _refuse_typing_error(file: Path, key: Any, values: list[str], homes: Iterable[Path]) -> None:
+    """
+    Raises:
+        DataError: a key that is nearly the name of a part names pictures.
+    """
+    if not isinstance(key, str) or not any(_place(text, homes) for text in values):
+        return
+    if near := difflib.get_close_matches(key.lower(), _PART_OF_WORD, 1, cutoff=0.6):
+        raise DataError(f"{file}: the key {key!r} names no part; did you mean {near[0]}?")
+
+
+def _places(file: Path, part: str, values: list[str], homes: Iterable[Path]) -> list[Path]:
+    """The folders and lists that data.yaml names for a part.
+
+    Raises:
+        DataError: one is not there.
+    """
+    is_darknet = file.suffix not in (".yaml", ".yml")
+    places = {text: _place(text, homes, is_darknet) for text in values}
+    missing = [text for text, place in places.items() if place is None]
+    if missing and part == "test" and len(missing) == len(places):
+        # Roboflow writes the name of a part that it has no pictures for
+        logger.warning(f"{file}: its test part is not there ({listed(missing)})")
+        return []
+    if missing:
+        raise DataError(
+            f"{file}: {part} names {listed(missing)}, which is not there; {_seen(file.parent)}."
+        )
+    return [place for place in places.values() if place is not None]
+
+
+def _seen(folder: Path) -> str:
+    """Where pictures are, for the end of a sentence."""
+    pictures = (path for path in walk(folder) if path.suffix.lower() in PICTURES)
+    folders = dict.fromkeys(path.parent.relative_to(folder).as_posix() for path in pictures)
+    return f"there are pictures in {listed(folders, 8)}"
+
+
+def _place(value: str, homes: Iterable[Path], is_elsewhere: bool = False) -> Path | None:
+    """The folder or list of pictures that data.yaml names.
+
+    Roboflow's are one level too high. Of a path of another machine the last parts do, if they have
+    the word for the part.
+
+    Args:
+        value: the path.
+        homes: folders that it may begin in.
+        is_elsewhere: whether it begins in another folder, as the paths of Darknet do.
+    """
+    text = value.strip().replace("\\", "/")
+    texts = [text, text.replace("../", "")]
+    parts = [part for part in text.split("/") if part not in ("", ".", "..")]
+    if is_elsewhere or text.startswith("/") or ":" in text or ".." in text.split("/"):
+        ends = (Path(*parts[start:]) for start in range(1, len(parts)))
+        word = _named_part(Path(*parts), Path())
+        texts += [end.as_posix() for end in ends if _named_part(end, Path()) == word]
+    for text, home in itertools.product(texts, homes):
         path = Path(os.path.abspath(home / text))
         if path.is_dir() or (path.suffix == ".txt" and path.is_file()):
             return path
     return None
 
 
-def _is_beside(list_file: Path, file: Path) -> bool:
-    """Whether a list is where data.yaml is, and names nothing that is there but outside of it."""
-    home = Path(os.path.abspath(file.parent))
-    lines = list_file.read_text("utf-8-sig", "replace").splitlines()
-    named = (Path(os.path.abspath(home / line.strip())) for line in lines)
-    return list_file.parent == home and all(
-        path.is_relative_to(home) or not path.is_file() for path in named
-    )
-
-
-def _gathered(file: Path, name: str, places: list[Path], homes: Iterable[Path]) -> Part:
-    """A part of several folders, or of lists that are elsewhere, as a file in COCO's format.
+def _pictures_in(
+    file: Path, part: str, places: list[Path], homes: Iterable[Path]
+) -> tuple[list[Path], Path]:
+    """The pictures of folders and lists, and a folder that they are in.
 
     Raises:
         DataError: a picture of a list is not there, or there is none.
     """
-    paths: set[Path] = set()
+    paths: dict[Path, None] = {}
     for place in places:
         if place.is_dir():
-            paths.update(_pictures(place))
-            continue
-        for number, line in enumerate(place.read_text("utf-8-sig", "replace").splitlines(), 1):
-            if not (text := line.strip()) or text.startswith("#"):
-                continue
-            tried = (Path(os.path.abspath(home / text)) for home in (place.parent, *homes))
-            path = next(filter(Path.is_file, tried), None)
-            if path is None:
-                raise DataError(f"{place}, line {number}: there is no picture {text}; correct it.")
-            paths.add(path)
+            paths.update(dict.fromkeys(p for p in walk(place) if p.suffix.lower() in PICTURES))
+        else:
+            paths.update(dict.fromkeys(_listed(place, file.parent, homes)))
     if not paths:
-        raise DataError(f"{file}: {name} names no picture.")
-    folder = Path(os.path.commonpath([path.parent for path in paths]))
-    content = read_labels(file, folder, paths=paths)
-    return Part(Path(keep_json(content, "labels", f"{file.stem}_{name}.json")), folder)
+        raise DataError(f"{file}: {part} names no picture.")
+    if len(places) == 1 and places[0].is_dir():
+        return sorted(paths), places[0]
+    return sorted(paths), Path(os.path.commonpath([path.parent for path in paths]))
 
 
-def _in_folders(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
-    """By the lists of Pascal VOC, or else folders of labels with pictures in them or apart."""
-    lists = {path.stem: path for path in sorted(root.rglob("ImageSets/Main/*.txt"))}
-    if train := lists.get("train", lists.get("trainval")):
-        images = train.parents[2] / "JPEGImages"
-        images = images if images.is_dir() else train.parents[2]
-        found = {name: lists[name] for name in _WORDS if name in lists}
-        return {name: Part(path, images) for name, path in ({"train": train} | found).items()}
-    pictures = _folders(_pictures(home), home)
-    labels = _folders(files, root)
-    if "train" in labels:
-        _refuse_strays(root, files)
-    return {name: Part(path, pictures.get(name, home)) for name, path in labels.items()}
-
-
-def _of_cvat(root: Path, files: list[Path], home: Path) -> dict[str, Part]:
-    """Folders, or the subsets that a project's file has."""
-    parts = _in_folders(root, files, home)
-    if parts or not any(b' subset="' in file.read_bytes() for file in files):
-        return parts
-    content = read_labels(root if len(files) > 1 else files[0], home)
-    places = {
-        image["id"]: home / Path(image.get("subset", "")).name / Path(image["file_name"]).name
-        for image in content["images"]
-    }
-    named = {id: _part_of(place.parent, home) for id, place in places.items()}
-    if "train" in named.values():
-        _refuse_strays(home, list(places.values()))
-        for name in set(named.values()):
-            ids = {id for id, part in named.items() if part == name}
-            file = keep_json(part_of(content, ids), "labels", f"{files[0].stem}_{name}.json")
-            parts[name] = Part(Path(file), home)
-    return parts
-
-
-_BY_KIND = {COCO: _of_coco, "YOLO": _of_yolo, "CVAT": _of_cvat}
+def _listed(list_file: Path, root: Path, homes: Iterable[Path]) -> Iterator[Path]:
+    """The pictures of a list, by whole paths, from its own folder, from that of data.yaml, or by
+    the last parts of paths of another machine."""
+    pictures = None
+    for number, line in enumerate(read_text(list_file).splitlines(), 1):
+        if not (text := line.strip()) or text.startswith("#"):
+            continue
+        tried = (Path(os.path.abspath(home / text)) for home in (list_file.parent, *homes))
+        path = next(filter(Path.is_file, tried), None)
+        if path is None:
+            pictures = pictures or Pictures(Path(os.path.abspath(root)))
+            path = pictures.find(f"{list_file}, line {number}", list_file.parent, text)
+        yield path

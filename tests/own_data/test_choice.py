@@ -189,8 +189,8 @@ def test_parts_that_are_there_and_a_lazy_configuration(data, caplog):
     args = arguments(*words, of=lazy_parser)
     assert "valid" in table(args, caplog)["evaluation"][0] and args.val_share is None
     loader = load_any_config(args).dataloader
-    assert loader.train_json == loader.train_images == str(data.parent / "parts" / "train")
-    assert loader.test_json == loader.test_images == str(data.parent / "parts" / "valid")
+    assert loader.train_images == loader.test_images == str(data.parent / "parts")
+    assert len(json.loads(Path(loader.test_json).read_text())["images"]) == 10
 
 
 REFUSED = {
@@ -229,6 +229,6 @@ def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
     assert whole.keys() == again.keys() and all(map(torch.equal, whole.values(), again.values()))
     log = (output / "log.txt").read_text("utf-8")
     assert "light_lambdaresnet26.yaml" in log and "goes on" in log
-    assert "Pascal VOC, 20 pictures with 10 " in log
+    assert "Pascal VOC" in log
     steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
     assert max(steps) == 1

@@ -25,7 +25,9 @@ VOC = "<annotation><filename>{}</filename>\n" + BOX + "</bndbox></object></annot
 YAML = "names: [cell]\n"
 VIA = """{"a.png9": {"filename": "a.png", "file_attributes": {}, "regions": [{"region_attributes":
 {"a": "b"}, "shape_attributes": {"name": "circle", "cx": 9, "cy": 9, "r": 5.5}}]}}"""
-LABELME = json.dumps({"shapes": [], "imagePath": "a.png"})
+SHAPE = {"label": "cell", "points": [[1, 2], [9, 8]], "shape_type": "rectangle"}
+LABELME = json.dumps({"shapes": [SHAPE], "imagePath": "a.png"})
+LINE = "0 .5 .5 1 1\n"
 
 
 @pytest.fixture(autouse=True)
@@ -49,27 +51,51 @@ def make(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-# Files, the format, labels and pictures to train on and to evaluate on; pictures that are found
+def pictures_of(parts: list, root: Path) -> list[list[str]]:
+    """The pictures of each part by their paths."""
+    contents = [read_json(str(part.labels)) for part in parts]
+    return [
+        sorted(
+            (part.images / image["file_name"]).relative_to(root).as_posix()
+            for image in content["images"]
+        )
+        for part, content in zip(parts, contents, strict=True)
+    ]
+
+
+# Files, the format, and the pictures of each part
 LAYOUTS = {
     "Roboflow's YOLO, whose paths are one level too high": (
         {
-            "data.yaml": YAML + "train: ../left/images\nval: ../right/images\n",
-            **dict.fromkeys(["left/images/a.png", "right/images/b.png", "test/images/c.png"], ""),
-            "left/labels/a.txt": "0 .5 .5 1 1\n",
+            "data.yaml": YAML + "train: ../left/images\nval: ../right/images\ntest: ../no/images\n",
+            **dict.fromkeys(["left/images/a.png", "right/images/b.png", "more/images/c.png"], ""),
+            "left/labels/a.txt": LINE,
         },
-        ("YOLO", "data.yaml", "left/images", "data.yaml", "right/images", 1),
+        ("YOLO", ["left/images/a.png"], ["right/images/b.png"]),
     ),
     "Ultralytics' YOLO, which is validated on its training images": (
         {
             "coco8.yaml": "path: ../nowhere\ntrain: images/train\nval: images/train\n" + YAML,
             "images/train/größe 1.png": "",
-            "labels/train/größe 1.txt": "0 .5 .5 1 1\n",
+            "labels/train/größe 1.txt": LINE,
         },
-        ("YOLO", "coco8.yaml", "images/train", 1),
+        ("YOLO", ["images/train/größe 1.png"]),
     ),
     "YOLO whose data.yaml names no parts": (
-        {"data.yaml": YAML, **dict.fromkeys(["test cat/train/a.png", "test cat/val/a.png"], "")},
-        ("YOLO", "data.yaml", "test cat/train", "data.yaml", "test cat/val", 1),
+        {
+            "data.yaml": YAML,
+            **dict.fromkeys(["test cat/train/a.png", "test cat/val/a.png", "logo.png"], ""),
+        },
+        ("YOLO", ["test cat/train/a.png"], ["test cat/val/a.png"]),
+    ),
+    "YOLO with other words for the parts, of another machine": (
+        {
+            "data.yaml": YAML
+            + "path: 'D:\\me\\set'\nTraining: 'D:\\me\\set\\train\\images'\n"
+            + "valid: /content/set/valid/images\ntest: null\n",
+            **dict.fromkeys(["train/images/a.png", "valid/images/a.png"], ""),
+        },
+        ("YOLO", ["train/images/a.png"], ["valid/images/a.png"]),
     ),
     "YOLO with lists of pictures of another machine": (
         {
@@ -78,11 +104,46 @@ LAYOUTS = {
             "val.txt": "/home/me/images/c.png\n",
             **dict.fromkeys([f"images/{name}.png" for name in "abcd"], ""),
         },
-        ("YOLO", "train.txt", ".", "val.txt", ".", 2),
+        ("YOLO", ["images/a.png", "images/b.png"], ["images/c.png"]),
     ),
     "YOLO of CVAT": (
         {"obj.names": "cell\n\n", "obj_train_data/a.png": "", "obj_train_data/a.txt": ""},
-        ("YOLO with a list of names", ".", ".", 1),
+        ("YOLO with a list of names", ["obj_train_data/a.png"]),
+    ),
+    "YOLO of Darknet": (
+        {
+            "obj.names": "cell\n",
+            "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/test.txt\n",
+            "train.txt": "data/obj/a.png\n",
+            "test.txt": "data/obj/b.png\n",
+            **dict.fromkeys([f"obj/{name}.png" for name in "abc"], ""),
+        },
+        ("YOLO with a list of names", ["obj/a.png"], ["obj/b.png"]),
+    ),
+    "YOLO with a list of names": (
+        {
+            **dict.fromkeys(["classes.txt", "labels/train/classes.txt"], "cell\n"),
+            **dict.fromkeys(["images/train/a.png", "images/val/a.png", "images/test/c.png"], ""),
+            "labels/train/a.txt": LINE,
+        },
+        (
+            "YOLO with a list of names",
+            ["images/train/a.png"],
+            ["images/val/a.png"],
+            ["images/test/c.png"],
+        ),
+    ),
+    "YOLO with a part without a word": (
+        {
+            "classes.txt": "cell\n",
+            **dict.fromkeys(["day/a.png", "night/a.png", "valid/c.png", "day/new/b.png"], ""),
+            **dict.fromkeys(["day/a.txt", "night/a.txt", "valid/c.txt"], LINE),
+        },
+        (
+            "YOLO with a list of names",
+            ["day/a.png", "day/new/b.png", "night/a.png"],
+            ["valid/c.png"],
+        ),
     ),
     "Pascal VOC's lists": (
         {
@@ -94,9 +155,19 @@ LAYOUTS = {
         },
         (
             "Pascal VOC",
-            *("VOC2007/ImageSets/Main/train.txt", "VOC2007/JPEGImages"),
-            *("VOC2007/ImageSets/Main/val.txt", "VOC2007/JPEGImages", 2),
+            ["VOC2007/JPEGImages/a.jpg", "VOC2007/JPEGImages/b.jpg"],
+            ["VOC2007/JPEGImages/c.jpg"],
         ),
+    ),
+    "Pascal VOC's lists, where training and validation are one": (
+        {
+            **{f"Annotations/{n}.xml": VOC.format(f"{n}.jpg", "cell") for n in "ab"},
+            **dict.fromkeys([f"JPEGImages/{n}.jpg" for n in "ab"], ""),
+            "ImageSets/Main/trainval.txt": "a\n",
+            "ImageSets/Main/val.txt": "a\n",
+            "ImageSets/Main/test.txt": "b\n",
+        },
+        ("Pascal VOC", ["JPEGImages/a.jpg"], ["JPEGImages/b.jpg"]),
     ),
     "Roboflow's Pascal VOC": (
         {
@@ -104,7 +175,28 @@ LAYOUTS = {
             "valid/b.xml": VOC.format("b.jpg", "cell"),
             **dict.fromkeys(["train/a.jpg", "valid/b.jpg"], ""),
         },
-        ("Pascal VOC", "train", "train", "valid", "valid", 1),
+        ("Pascal VOC", ["train/a.jpg"], ["valid/b.jpg"]),
+    ),
+    "Pascal VOC with parts of each class": (
+        {
+            **{f"{x}/{y}/a.xml": VOC.format("a.jpg", "c") for x in "xy" for y in ("train", "val")},
+            **{f"{x}/{y}/a.jpg": "" for x in "xy" for y in ("train", "val")},
+        },
+        ("Pascal VOC", ["x/train/a.jpg", "y/train/a.jpg"], ["x/val/a.jpg", "y/val/a.jpg"]),
+    ),
+    "Pascal VOC with folders of labels and of pictures": (
+        {
+            **{f"Annotations/{x}/a.xml": VOC.format("a.jpg", "c") for x in ("scans", "test")},
+            **dict.fromkeys(["JPEGImages/scans/a.jpg", "JPEGImages/test/a.jpg"], ""),
+        },
+        ("Pascal VOC", ["JPEGImages/scans/a.jpg"], ["JPEGImages/test/a.jpg"]),
+    ),
+    "Pascal VOC with parts of the pictures alone": (
+        {
+            **{f"Annotations/{x}.xml": VOC.format(f"{x}.jpg", "c") for x in "abc"},
+            **dict.fromkeys(["images/a.jpg", "images/b.jpg", "images/Validation/c.jpg"], ""),
+        },
+        ("Pascal VOC", ["images/a.jpg", "images/b.jpg"], ["images/Validation/c.jpg"]),
     ),
     "COCO's own": (
         {
@@ -113,10 +205,7 @@ LAYOUTS = {
             "annotations/instances_val2017.json": coco("a.jpg"),
             **dict.fromkeys(["train2017/a.jpg", "val2017/a.jpg"], ""),
         },
-        (
-            *("COCO", "annotations/instances_train2017.json", "train2017"),
-            *("annotations/instances_val2017.json", "val2017", 1),
-        ),
+        ("COCO", ["train2017/a.jpg"], ["val2017/a.jpg"]),
     ),
     "Roboflow's COCO": (
         {
@@ -124,56 +213,77 @@ LAYOUTS = {
             "test/_annotations.coco.json": coco("c.jpg"),
             **dict.fromkeys(["train/a b.jpg", "test/c.jpg"], ""),
         },
-        (
-            *("COCO", "train/_annotations.coco.json", "train"),
-            *("test/_annotations.coco.json", "test", 1),
-        ),
+        ("COCO", ["train/a b.jpg"], ["test/c.jpg"]),
+    ),
+    "COCO with a part without a word": (
+        {
+            "scans.json": coco("a.jpg"),
+            "val.json": coco("a.jpg"),
+            **dict.fromkeys(["scans/a.jpg", "val/a.jpg"], ""),
+        },
+        ("COCO", ["scans/a.jpg"], ["val/a.jpg"]),
     ),
     "LabelMe, a file a picture, and pictures of one name": (
         {"x/a.json": LABELME, "y/a.json": LABELME, "x/a.png": "", "y/a.png": ""},
-        ("LabelMe", ".", ".", 2),
+        ("LabelMe", ["x/a.png", "y/a.png"]),
+    ),
+    "LabelMe with parts without a word": (
+        {f"{x}/a.{ending}": LABELME for x in ("day", "night", "dev") for ending in ("json", "png")},
+        ("LabelMe", ["day/a.png", "night/a.png"], ["dev/a.png"]),
+    ),
+    "LabelMe, where one part is not to train on by its name": (
+        {"test/a.json": LABELME, "test/a.png": ""},
+        ("LabelMe", ["test/a.png"]),
     ),
     "VIA, with a copy": (
         {
             **dict.fromkeys(["train/via_region_data.json", "train/copy.json", "val/b.json"], VIA),
             **dict.fromkeys(["train/a.png", "val/a.png"], ""),
         },
-        ("VIA", "train", "train", "val", "val", 1),
+        ("VIA", ["train/a.png"], ["val/a.png"]),
+    ),
+    "VIA, with files that are called like the parts": (
+        {
+            "via_train.json": VIA,
+            "via_val.json": VIA.replace("a.png", "b.png"),
+            **dict.fromkeys(["images/a.png", "images/b.png"], ""),
+        },
+        ("VIA", ["images/a.png"], ["images/b.png"]),
     ),
     "COCO in one file": (
         {"config.yaml": "train:\n  a: 1\n", "labels.json": coco("a.png"), "pictures/a.png": ""},
-        ("COCO", ".", "pictures", 1),
+        ("COCO", ["pictures/a.png"]),
     ),
 }
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_the_folders_of_usual_tools(case, tmp_path):
-    files, (kind, *expected, pictures) = LAYOUTS[case]
+    files, (name, *expected) = LAYOUTS[case]
     root = make(tmp_path / "my train data", files)
-    named, parts = find_parts(root)
-    assert named == kind
-    found = [str(path.relative_to(root)) for part in parts for path in part]
-    assert found == list(filter(None, expected))
-    assert len(read_labels(*parts[0])["images"]) == pictures
+    found, parts = find_parts(root)
+    assert (found, pictures_of(parts, root)) == (name, expected)
 
 
 REFUSED = {
     "two files of COCO's": ({"a.json": coco("a.png"), "b.json": coco("a.png")}, "a.json"),
     "a picture of COCO's that is nowhere": ({"a.json": coco("b.png")}, "--train "),
     "a class called train": (
-        {f"{name}/b.xml": VOC.format("b.png", "a") for name in ("bus", "train")},
-        "1 of 2 files",
+        {
+            **{f"{name}/b.xml": VOC.format("b.png", "a") for name in ("bus", "train")},
+            **dict.fromkeys(["bus/b.png", "train/b.png"], ""),
+        },
+        "1 of 2 labels",
     ),
     "a class of YOLO's called train": (
         {
             "data.yaml": YAML,
             **dict.fromkeys(["bus/b.png", "train/c.png", "bus/b.txt", "train/c.txt"], ""),
         },
-        "1 of 2 files",
+        "1 of 2 labels",
     ),
     "two data.yaml": ({f"{x}/data.yaml": YAML + "train: .\n" for x in "xy"}, "name one of them"),
-    "a folder that is not there": ({"data.yaml": YAML + "train: [a, b]", "a/a.png": ""}, "'b']"),
+    "a folder that is not there": ({"data.yaml": YAML + "train: [a, b]", "a/a.png": ""}, "names b"),
     "an empty list": (
         {"ImageSets/Main/train.txt": "", "b.xml": VOC.format("a.png", "a")},
         "train.txt: of 0 pictures",
@@ -194,7 +304,7 @@ def test_what_is_not_clear_is_refused(case, tmp_path):
     files, words = REFUSED[case]
     make(tmp_path, {**files, "a.png": ""})
     with pytest.raises(DataError) as found:
-        read_labels(*find_parts(tmp_path)[1][0])
+        find_parts(tmp_path)
     assert words in str(found.value)
 
 
@@ -227,11 +337,10 @@ def test_damaged_files_are_read_or_refused_in_words(files, place, length, damage
     start = int(place[1] * len(text))
     file.write_bytes(text[:start] + damage + text[start + length :])
     with contextlib.suppress(DataError):
-        parts = [tuple(map(str, part)) for part in find_parts(root)[1]]
-        for converted, (_, images) in zip(as_coco(*parts), parts, strict=True):
+        for converted, images, _ in find_parts(root)[1]:
             if not check_coco(converted, images, files="none").refusal():
                 for kind in WRITTEN:
-                    write_labels(read_json(converted), kind, root / "out" / kind, images)
+                    write_labels(read_json(str(converted)), kind, root / "out" / kind, images)
 
 
 @pytest.mark.parametrize("inner", ["", "val/"])
@@ -244,10 +353,11 @@ def test_a_project_of_cvat_has_a_part_for_each_subset(inner, tmp_path):
     pictures = {f"images/{name}/{inner}a.png": "" for name in subsets}
     home = make(tmp_path, {"annotations.xml": text, **pictures}) / "images"
     _, parts = find_parts(tmp_path, home)
-    contents = [read_json(file) for file in as_coco(*(tuple(map(str, part)) for part in parts))]
-    found = [[image["file_name"] for image in content["images"]] for content in contents]
-    assert found == [[f"Train/{inner}a.png"], [f"Validation/{inner}a.png"]]
-    assert [len(c["annotations"]) for c in contents] == [1, 1] and parts[1].images == home
+    contents = [read_json(str(part.labels)) for part in parts]
+    assert pictures_of(parts, home) == [
+        [f"{name}/{inner}a.png"] for name in ("Train", "Validation", "Test")
+    ]
+    assert [len(c["annotations"]) for c in contents] == [1, 1, 1] and parts[1].images == home
 
 
 def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
@@ -261,13 +371,13 @@ def test_parts_have_the_classes_of_all_and_messages_their_lines(tmp_path):
             **dict.fromkeys(["train/a.jpg", "valid/b.jpg"], ""),
         },
     )
-    parts = [tuple(map(str, part)) for part in find_parts(tmp_path)[1]]
-    files = as_coco(*parts)
-    reports = [check_coco(file, images) for file, (_, images) in zip(files, parts, strict=True)]
+    _, parts = find_parts(tmp_path)
+    reports = [check_coco(part.labels, part.images) for part in parts]
     assert [list(report.categories.values()) for report in reports] == [["cell", "rare"]] * 2
-    assert as_coco(*parts) == files
+    assert find_parts(tmp_path)[1] == parts
     refusal = reports[1].refusal()
-    assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal and refusal.startswith(parts[1][0])
+    assert f"{tmp_path / 'valid' / 'b.xml'}, line 2" in refusal
+    assert refusal.startswith(parts[1].source) and parts[1].source == str(tmp_path / "valid")
 
 
 @pytest.mark.parametrize(
@@ -292,8 +402,7 @@ def test_yolo_pictures_of_several_folders_and_of_lists_elsewhere(value, tmp_path
         make(tmp_path, {"day2/images/left.png": ""})
     kind, (train, val) = find_parts(tmp_path / "set")
     assert kind == "YOLO" and val.images == tmp_path / "set" / "day1" / "images"
-    files = as_coco(*(tuple(map(str, part)) for part in (train, val)))
-    content = read_json(files[0])
+    content = read_json(str(train.labels))
     counts = [
         sum(a["image_id"] == i["id"] for a in content["annotations"]) for i in content["images"]
     ]
@@ -303,7 +412,7 @@ def test_yolo_pictures_of_several_folders_and_of_lists_elsewhere(value, tmp_path
         str(tmp_path / "set" / "day1" / "images" / "a.png"): 1,
     }
     assert str(tmp_path / "day2" / "labels" / "b.txt") in content["annotations"][0]["source"]
-    assert content["categories"] == read_json(files[1])["categories"]
+    assert content["categories"] == read_json(str(val.labels))["categories"]
 
 
 @pytest.mark.parametrize("parts", [True, False])
@@ -313,16 +422,16 @@ def test_pictures_that_are_elsewhere_are_named_for_all_parts(kind, parts, tmp_pa
     labels = {
         "COCO": {f"{folder or 'all'}a.json": coco("a.png") for folder in folders},
         "Pascal VOC": {f"{folder}a.xml": VOC.format("a.png", "a") for folder in folders},
-        "YOLO": {"data.yaml": YAML},
+        "YOLO": {"data.yaml": YAML, **{f"{folder}a.txt": LINE for folder in folders}},
     }
     make(tmp_path / "labels", labels[kind])
     make(tmp_path / "pictures", {f"{folder}a.png": "" for folder in folders})
     found, places = find_parts(tmp_path / "labels", tmp_path / "pictures")
-    assert found == kind and len(places) == len(folders)
-    assert [place.images for place in places] == [tmp_path / "pictures" / f for f in folders]
+    pictures = [[f"{folder}a.png"] for folder in folders]
+    assert found == kind and pictures_of(places, tmp_path / "pictures") == pictures
     for place in places:
-        (file,) = as_coco(tuple(map(str, place)))
-        assert not check_coco(file, str(place.images)).refusal() or kind == "YOLO"
+        report = check_coco(place.labels, str(place.images))
+        assert not report.refusal() and report.annotations == (kind != "COCO")
 
 
 def test_a_file_of_coco_s_format_may_have_the_ending_of_a_list(tmp_path):

@@ -56,8 +56,8 @@ def write_labels(
     with refused(DataError, f"{target} cannot be written", "", OSError, ValueError):  # bad names
         if kind == "coco":
             kept = {key: value for key, value in content.items() if key != "info"}
-            for annotation in kept["annotations"]:
-                annotation.pop("source", None)
+            for entry in (*kept["images"], *kept["annotations"]):
+                entry.pop("source", None)
             target.parent.mkdir(parents=True, exist_ok=True)
             replace_text(target, json.dumps(kept))
         else:

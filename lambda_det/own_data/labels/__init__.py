@@ -7,7 +7,16 @@ beforehand, and reads only the boxes of CVAT. Each object keeps its file and lin
 then name.
 """
 
-from lambda_det.own_data.labels.conversion import as_coco, only, read_labels
+from lambda_det.own_data.labels.conversion import as_coco, give_all_classes, only, read_labels
 from lambda_det.own_data.labels.formats import COCO, FORMATS, recognise, refuse_address
 
-__all__ = ["COCO", "FORMATS", "as_coco", "only", "read_labels", "recognise", "refuse_address"]
+__all__ = [
+    "COCO",
+    "FORMATS",
+    "as_coco",
+    "give_all_classes",
+    "only",
+    "read_labels",
+    "recognise",
+    "refuse_address",
+]

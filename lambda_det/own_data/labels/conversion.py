@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from lambda_det.detection.data.coco_format import keep_json, read_json
-from lambda_det.detection.data.picture_folder import normal, walk
+from lambda_det.detection.data.picture_folder import normal
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, listed, printable
 from lambda_det.files import read_text
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 def read_labels(
     place: str | Path,
     images: str | Path | None = None,
-    *,
-    files: Sequence[Path] | None = None,
     paths: Iterable[Path] | None = None,
 ) -> dict[str, Any]:
     """The labels of a file or folder in COCO's format.
@@ -52,15 +50,14 @@ def read_labels(
         place: a folder of Pascal VOC, LabelMe, VIA or CVAT files, such a file, YOLO's data.yaml, a
             file of COCO's, or a list of pictures (``.txt``) in or below the folder of their labels.
         images: the folder of the pictures; by default that of the labels. Names are relative to it.
-        files: the files of labels that are meant; by default all in ``place``.
         paths: the pictures that are meant; by default all in ``images``.
 
     Returns:
         ``images``, ``annotations`` and ``categories``: those of data.yaml in its order, others by
         name. The size of an image is the one that its file of labels states, else that of the
-        picture. Objects with polygons or masks have a ``segmentation``, and all have a ``source``:
-        their file, and what in it. ``info`` has ``labels``, which is ``place``, and ``findings``:
-        what was repaired or left out.
+        picture. Objects with polygons or masks have a ``segmentation``. Images and objects have a
+        ``source``: their file of labels, and what in it. ``info`` has ``labels``, which is
+        ``place``, and ``findings``: what was repaired or left out.
 
     Raises:
         DataError: a file cannot be read, or no picture is there.
@@ -69,18 +66,17 @@ def read_labels(
     home = place
     if _is_list(place):
         home = place.parents[2] if place.match("ImageSets/Main/*") else place.parent
-    name, there = recognise(home)
+    name, files = recognise(home)
     row = FORMATS[name]
     if row.read is None:
-        return read_json(only(home, there))
-    files = there if files is None else list(files)
-    if row.is_whole:
-        only(home, files)
+        return read_json(only(home, files))
+    if row.pictures == "all":
+        files = [Path(only(home, files))]
     folder = Path(images or (home if home.is_dir() else home.parent))
     pictures = Pictures(folder, paths)
     if home != place:
         pictures = Pictures(folder, _listed_pictures(place, pictures))
-        if not row.is_whole:
+        if row.pictures == "one":
             stems = {normal(path.stem) for path in pictures.paths}
             files = [file for file in files if normal(file.stem) in stems]
     findings = Findings()
@@ -91,7 +87,7 @@ def read_labels(
         classes = list(yolo_names(files[0]).values())
     else:
         classes = sorted({thing.label for picture in rows for thing in picture.objects})
-    placed = _placed(rows, pictures, findings)
+    placed = _placed(rows, row.pictures == "one", pictures, findings)
     content = _content(placed, folder, classes, findings)
     content["info"] = {"labels": str(place), "findings": findings.plain()}
     _log(place, name, placed, pictures, findings)
@@ -121,9 +117,13 @@ def _listed_pictures(list_file: Path, pictures: Pictures) -> list[Path]:
 
 # ------------------------------------------------------------------ the picture of a file of labels
 def _placed(
-    rows: Iterable[LabelledPicture], pictures: Pictures, findings: Findings
+    rows: Iterable[LabelledPicture], are_alone: bool, pictures: Pictures, findings: Findings
 ) -> list[tuple[LabelledPicture, Path]]:
     """Labelled pictures that are there, with their files.
+
+    Args:
+        rows: the pictures.
+        are_alone: whether a file of labels is of one picture, and may be called like it.
 
     Raises:
         DataError: none is there, or two labels name the same one.
@@ -131,22 +131,20 @@ def _placed(
     placed, missing = [], []
     for row in rows:
         try:
-            placed.append((row, _picture_of(row, pictures, findings)))
+            placed.append((row, _picture_of(row, are_alone, pictures, findings)))
         except MissingPicture as error:
             missing.append((row, error))
     if missing and not placed:
         raise missing[0][1]
-    if missing:
-        others = {normal(path.stem): path.name for path in walk(pictures.folder)}
-        for row, _ in missing:
-            other = others.get(normal(_stem(row.name)))
-            beside = f", beside {other}" if other else ""
-            findings.add(NO_PICTURE, f"{row.source}: {row.name}{beside}")
+    for row, _ in missing:
+        findings.add(NO_PICTURE, f"{row.source}: {row.name}")
     _refuse_second_claims(placed)
     return placed
 
 
-def _picture_of(row: LabelledPicture, pictures: Pictures, findings: Findings) -> Path:
+def _picture_of(
+    row: LabelledPicture, is_alone: bool, pictures: Pictures, findings: Findings
+) -> Path:
     """The file of a labelled picture.
 
     Pictures may have been renamed since they were labelled. Where the file of labels is called like
@@ -158,7 +156,7 @@ def _picture_of(row: LabelledPicture, pictures: Pictures, findings: Findings) ->
     where, home = str(row.source), row.source.parent
     names = [f"{row.subset}/{row.name}", row.name] if row.subset else [row.name]
     own = row.source.stem
-    if not row.is_alone or normal(_stem(row.name)) == normal(own):
+    if not is_alone or normal(_stem(row.name)) == normal(own):
         return pictures.find(where, home, *names)
     there = []
     for name in (row.name, own):
@@ -242,6 +240,7 @@ def _content(
     for number, (row, path) in enumerate(placed, 1):
         width, height = _size(row, path, findings)
         image = {"id": number, "file_name": path.relative_to(folder).as_posix()}
+        image["source"] = str(row.source)
         image |= {"subset": row.subset} if row.subset else {}
         images.append({**image, "width": width, "height": height})
         for thing in row.objects:

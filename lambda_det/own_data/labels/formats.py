@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lambda_det.detection.data.picture_folder import walk
 from lambda_det.errors import DataError, listed
@@ -39,24 +39,24 @@ class Format(NamedTuple):
             one of them is enough. ``"*.key"`` is a key of an entry. The name is enough where there
             are none.
         read: gives the pictures with their objects; None for COCO's own.
-        is_whole: whether a file is of a whole data set, so that there is to be one.
+        pictures: of how many pictures a file is: "all" of a data set, "some" or "one".
     """
 
     endings: tuple[str, ...]
     signs: tuple[str, ...]
     read: Reader | None
-    is_whole: bool = False
+    pictures: Literal["all", "some", "one"]
 
 
 # The first format of which there are files counts
 FORMATS = {
-    "YOLO": Format((".yaml", ".yml"), ("names:",), read_yolo, is_whole=True),
-    COCO: Format((".json",), ('"images"', '"annotations"'), None, is_whole=True),
-    "CVAT": Format((".xml",), ("<annotations>",), read_cvat),
-    "Pascal VOC": Format((".xml",), ("<annotation>",), read_voc),
-    "LabelMe": Format((".json",), ('"shapes"',), read_labelme),
-    "YOLO with a list of names": Format(("classes.txt", ".names"), (), read_yolo, is_whole=True),
-    "VIA": Format((".json",), ('"_via_settings"', '"*.regions"'), read_via),
+    "YOLO": Format((".yaml", ".yml"), ("names:",), read_yolo, "all"),
+    COCO: Format((".json",), ('"images"', '"annotations"'), None, "all"),
+    "CVAT": Format((".xml",), ("<annotations>",), read_cvat, "some"),
+    "Pascal VOC": Format((".xml",), ("<annotation>",), read_voc, "one"),
+    "LabelMe": Format((".json",), ('"shapes"',), read_labelme, "one"),
+    "YOLO with a list of names": Format(("classes.txt", ".names"), (), read_yolo, "all"),
+    "VIA": Format((".json",), ('"_via_settings"', '"*.regions"'), read_via, "some"),
 }
 _OF_SIGN = {sign: name for name, row in FORMATS.items() for sign in row.signs}
 _VIA = "via_region_data.json"  # beside which others are copies

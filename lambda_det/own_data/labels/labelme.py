@@ -46,7 +46,7 @@ def read_labelme(file: Path, pictures: Pictures, findings: Findings) -> Iterator
     with contextlib.suppress(TypeError, ValueError):
         copy = base64.b64decode(content.get("imageData")) or None
     objects = objects_of(file, shapes, findings, mask_size)
-    yield LabelledPicture(file, name, objects, size, is_alone=True, copy=copy)
+    yield LabelledPicture(file, name, objects, size, copy=copy)
 
 
 def objects_of(

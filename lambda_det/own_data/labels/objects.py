@@ -62,7 +62,6 @@ class LabelledPicture(NamedTuple):
         size: width and height that the file of labels states, which its numbers count in; None
             where it states none.
         subset: a part of the data that it belongs to, where the format has such.
-        is_alone: whether the file of labels has this picture alone, and may be called like it.
         copy: the picture itself as a file of labels may have it.
     """
 
@@ -71,7 +70,6 @@ class LabelledPicture(NamedTuple):
     objects: list[LabelledObject]
     size: tuple[int, int] | None = None
     subset: str = ""
-    is_alone: bool = False
     copy: bytes | None = None
 
 

@@ -51,8 +51,9 @@ class Pictures(PictureFolder):
             if path := self._by_path.get(_absolute(home / name)):
                 return path
             end, pictures = self.named(name)
-            if len(pictures) > 1:  # Pascal VOC has drawings of its labels beside the pictures
-                pictures = {p for p in pictures if p.parent.name == "JPEGImages"} or pictures
+            pictures = self._in_named_folders(name, end, pictures)
+            if len(pictures) > 1:
+                pictures = _nearest(pictures, home)
             if len(pictures) > 1:
                 raise DataError(
                     f"{where}: {len(pictures)} pictures below {self.folder} are named "
@@ -65,6 +66,37 @@ class Pictures(PictureFolder):
             f"{where}: its picture {printable(names[0])!r} is not below {self.folder}; name the "
             "folder of the pictures with --images."
         )
+
+    def _in_named_folders(self, name: str, end: str, pictures: set[Path]) -> set[Path]:
+        """Those of the pictures whose folders do not contradict a name.
+
+        Args:
+            name: a path on another machine may have folders that are not here. One that only goes
+                down from the file of labels says which folders there are.
+            end: of the name, which the pictures have.
+        """
+        parts = [part for part in name.replace("\\", "/").split("/") if part != "."]
+        is_elsewhere = ".." in parts or not parts[0] or ":" in parts[0]
+        if is_elsewhere or len(parts) == len(end.split("/")):
+            return pictures
+        whole = {normal(end).casefold()}
+        return {path for path in pictures if whole & self._own_names(path)}
+
+    def _own_names(self, path: Path) -> set[str]:
+        """The path of a picture below the folder, with and without ending."""
+        own = Path(normal(path.relative_to(self.folder).as_posix()).casefold())
+        return {own.as_posix(), own.with_suffix("").as_posix()}
+
+
+def _nearest(pictures: set[Path], home: Path) -> set[Path]:
+    """Those of some pictures that share most names of folders with a file of labels.
+
+    Pascal VOC has drawings of its labels beside JPEGImages.
+    """
+    pictures = {path for path in pictures if path.parent.name == "JPEGImages"} or pictures
+    names = set(home.absolute().parts)
+    shared = {path: len(names.intersection(path.absolute().parts)) for path in pictures}
+    return {path for path in pictures if shared[path] == max(shared.values())}
 
 
 def _absolute(path: Path) -> str:

@@ -25,4 +25,4 @@ def read_voc(file: Path, _: Pictures, findings: Findings) -> Iterator[LabelledPi
             findings.add(DIFFICULT, where)
     name = (root.findtext("filename") or "").strip() or file.stem
     size = stated_size(root.findtext("size/width"), root.findtext("size/height"))
-    yield LabelledPicture(file, name, objects, size, is_alone=True)
+    yield LabelledPicture(file, name, objects, size)

@@ -1,0 +1,91 @@
+"""The folder of the pictures of a file in COCO's format."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.picture_folder import PictureFolder, walk
+from lambda_det.errors import DataError, listed, printable
+
+__all__ = ["folder_of_coco"]
+
+
+def folder_of_coco(file: Path, above: Path, is_of_part: Callable[[Path], bool]) -> Path:
+    """The folder below which the names in a file of COCO's format lead to its pictures.
+
+    Args:
+        file: in COCO's format.
+        above: the folder that is searched.
+        is_of_part: whether a folder is of the same part of the data as the file; such come first.
+
+    Raises:
+        DataError: no folder holds its pictures, or several hold the same names.
+    """
+    names = _names(file)
+    whole = [folder for folder in _folders(above) if _holds(folder, names)]
+    if not whole:
+        return _spread(file, above, names, is_of_part)
+    whole = list(filter(is_of_part, whole)) or whole
+    if file.parent in whole:
+        return file.parent
+    if len(whole) > 1:
+        raise _several(file, names[0], whole)
+    return whole[0]
+
+
+def _names(file: Path) -> list[str]:
+    """Of the pictures; what is no name is for the reader of the file to refuse."""
+    images = read_json(str(file)).get("images")
+    entries = images if isinstance(images, list) else []
+    names = [entry.get("file_name") for entry in entries if isinstance(entry, dict)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str) and name))
+
+
+def _folders(above: Path) -> list[Path]:
+    """The folder and those below it that files lie in, at any depth."""
+    folders = {above: None}
+    for path in walk(above):
+        for folder in path.parents:
+            if folder in folders:
+                break
+            folders[folder] = None
+    return sorted(folders)
+
+
+def _holds(folder: Path, names: Collection[str]) -> bool:
+    with contextlib.suppress(ValueError):  # names that no file can have
+        return bool(names) and all((folder / name).is_file() for name in names)
+    return False
+
+
+def _spread(
+    file: Path, above: Path, names: Collection[str], is_of_part: Callable[[Path], bool]
+) -> Path:
+    """The folder above the pictures that the ends of some names lead to."""
+    pictures, places = PictureFolder(above), {}
+    for name in names:
+        found = pictures.named(name)[1]
+        if paths := {path for path in found if is_of_part(path.parent)} or found:
+            places[name] = paths
+    if not places:
+        name = printable(next(iter(names), ""))
+        raise DataError(
+            f"{file}: its picture {name!r} is in no folder of {above}; name the folder with "
+            f"--train {file} --images DIR."
+        )
+    for name, paths in places.items():
+        if len(paths) > 1 and file.parent / name not in paths:
+            raise _several(file, name, [path.parent for path in sorted(paths)])
+    found = [path.parent for paths in places.values() for path in paths]
+    return Path(os.path.commonpath(found))
+
+
+def _several(file: Path, name: str, folders: Iterable[Path]) -> DataError:
+    return DataError(
+        f"{file}: its picture {printable(name)!r} is in each of {listed(folders)}; name the folder "
+        f"with --train {file} --images DIR."
+    )
