@@ -15,7 +15,7 @@ from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
 from lambda_det.export.sources import KnownNetwork
 from lambda_det.layers.lambda_layer import RelativePosition
-from lambda_det.layers.tensors import crop_offsets, grid_size
+from lambda_det.layers.local import crop_offsets, grid_size
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
@@ -148,7 +148,7 @@ def forget_unseen(
     sizes: dict[nn.Module, tuple[int, ...]] = {}
 
     def note(module: nn.Module, args: tuple, kwargs: dict[str, Any], _: Tensor) -> None:
-        size = grid_size(args[1].shape[1:-2], kwargs.get("dilation", 1))
+        size = grid_size(args[1].shape[1:-2], kwargs["dilation"])
         sizes[module] = tuple(map(max, size, sizes.get(module, size)))
 
     layers = [m for m in backbone.modules() if isinstance(m, RelativePosition)]

@@ -72,8 +72,8 @@ class PortableLambdaLayer(LambdaLayer):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return dense(super().forward(x, mask))
 
-    def project(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        queries, keys, values = super().project(x, context)
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, values = super().project(x)
         return dense(queries), dense(keys), dense(values)
 
 
@@ -101,10 +101,10 @@ class PortableRelativePosition(RelativePosition):
         queries: Tensor,
         values: Tensor,
         mask: Tensor | None = None,
+        *,
         head: int = 0,
         dilation: int = 1,
         implementation: str = "auto",
-        stride: int = 1,  # which no network has
     ) -> Tensor:
         # The embedding is not cut down to the map: what lies beyond meets values of 0
         embedding = self.embedding if self.heads is None else self.embedding[head]

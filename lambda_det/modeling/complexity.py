@@ -46,7 +46,7 @@ def lambda_multiply_adds(layer: LambdaLayer, height: int, width: int) -> tuple[i
         content = positions * (groups * k * u * v + h * k * v)
     if layer.position is None:
         return content, content
-    r = layer.position.offsets(height, width).shape[-2:].numel()
+    r = layer.position.count_offsets(height, width, layer.dilation)
     lambda_first = groups * r * k * u * v + h * k * v
     query_first = h * r * u * (k + v)
     return content + positions * lambda_first, content + positions * query_first

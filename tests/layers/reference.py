@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 RESULTS = ("output", "queries", "values", "embedding")
 
@@ -129,3 +129,85 @@ def content_output(
             per_image.append(queries[b, n] @ lambda_n)
         outputs.append(torch.stack(per_image))
     return torch.stack(outputs, dim=1)
+
+
+def layer_output(
+    layer: nn.Module,
+    x: Tensor,
+    mask: Tensor | None = None,
+    context: Tensor | None = None,
+    embeddings: Tensor | None = None,
+) -> Tensor:
+    """A lambda layer's output from its parameters, by the loops of this file.
+
+    Args:
+        layer: on maps, or the general one of projects/paper, for what follows.
+        x: [B, C, ..].
+        mask: bool [b, n, m], whether query n sees position m.
+        context: [B, C, ..], if it is not the input.
+        embeddings: [n, m, k, u] or [b, n, m, k, u], if they are not the layer's own.
+    """
+    stride = getattr(layer, "stride", 1)
+    context = x if context is None else context
+    every = slice(None, None, stride)
+    x = x[(..., *[every] * (x.dim() - 2))]
+    size, places = x.shape[2:], context.shape[2:]
+    batch, positions, others = x.shape[0], size.numel(), places.numel()
+    groups = layer.heads if layer.multi_head else 1
+
+    queries, keys, values = (
+        torch.einsum("oi,bin->bon", rows[:, :, 0, 0], source.flatten(2))
+        for rows, source in zip(
+            layer.qkv.weight.split(layer.rows), (x, context, context), strict=True
+        )
+    )
+    queries, keys, values = (
+        y.mT  # [b, n, channels]
+        for y in (
+            layer.query_norm(queries[..., None])[..., 0],
+            keys,
+            layer.value_norm(values[..., None])[..., 0],
+        )
+    )
+    queries = queries.reshape(batch, positions, layer.heads, -1)
+    values = values.reshape(batch, others, groups, layer.value_depth, layer.intra_depth)
+    if layer.query_softmax:
+        queries = queries.exp() / queries.exp().sum(-1, keepdim=True)
+    if mask is None:
+        mask = torch.ones(batch, positions, others, dtype=torch.bool)
+    outputs = []
+    for group in range(groups):
+        q = queries[:, :, group : group + 1] if layer.multi_head else queries
+        v = values[:, :, group]
+        y = torch.zeros(batch, positions, q.shape[2], layer.value_depth, dtype=x.dtype)
+        if layer.content is not None:
+            k = keys.unflatten(2, (groups, layer.query_depth, layer.intra_depth))[:, :, group]
+            y = y + content_output(q, k, v, mask, layer.content.key_norm)
+        if embeddings is not None:
+            pairs = embeddings.expand(batch, *embeddings.shape[-4:])
+            for n in range(positions):
+                for m in range(others):
+                    lambda_n = pairs[:, n, m] @ (v[:, m] * mask[:, n, m, None, None]).mT
+                    at = torch.zeros(positions, 1, 1, dtype=x.dtype)
+                    at[n] = 1
+                    y = y + at * (q[:, n] @ lambda_n)[:, None]
+        if layer.position is not None:
+            embedding = layer.position.embedding
+            embedding = embedding[group] if layer.multi_head else embedding
+            rows = (1,) if len(size) == 1 else ()  # of a sequence
+            position = grid_position_output(
+                q.unflatten(1, (*rows, *size)),
+                v.unflatten(1, (*rows, *places)),
+                embedding,
+                stride=stride,
+                dilation=layer.dilation,
+                mask=mask,
+            ).flatten(1, -3)
+            if layer.position.bias is not None:
+                bias = layer.position.bias[group] if layer.multi_head else layer.position.bias
+                lambda_n = bias[:, None].expand(-1, layer.value_depth)  # [k, v]
+                position = position + q @ lambda_n
+            y = y + position
+        outputs.append(y)
+    y = torch.cat(outputs, dim=2)  # [b, n, h, v]
+    return y.flatten(2).mT.unflatten(2, size)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers.local import fused, local_position_output
-from lambda_det.layers.local.fused import fused_output, unsupported
+from lambda_det.layers.local import OPERATORS, fused, local_position_output
+from lambda_det.layers.local.fused import unsupported
 from lambda_det.layers.local.lambda_first import dense_output
 
 from .reference import assert_close, errors, exactly, with_gradients
@@ -23,6 +23,7 @@ NO_KERNELS = unsupported(*(x.to("cuda" if torch.cuda.is_available() else "cpu") 
 pytestmark = pytest.mark.skipif(bool(NO_KERNELS), reason=str(NO_KERNELS))
 
 ROOT = Path(__file__).resolve().parents[2]
+fused_output, fused_gradients = OPERATORS["fused"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter cuts numbers off where it makes bfloat16 of them, a GPU rounds.
 TOLERANCES = {
@@ -176,9 +177,7 @@ def test_operators_are_well_formed():
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(fused_output, inputs, test_utils=checks)
     plain = [torch.randn(2, 2, 3, 2, 4, device=DEVICE), *(x.detach() for x in inputs)]
-    torch.library.opcheck(
-        fused.fused_gradients, plain, test_utils=("test_schema", "test_faketensor")
-    )
+    torch.library.opcheck(fused_gradients, plain, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("scope_x", [1, 15, 17, 31, 33, 127])

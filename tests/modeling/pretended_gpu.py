@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lambda_det.layers.local import query_first
+from lambda_det.layers.local import OPERATORS
 
 # Operators that neither compute nor copy, beside views
 _FREE = frozenset(
@@ -119,8 +119,7 @@ class _Mode(TorchDispatchMode):
 
 
 _TAKEN_APART: dict[Any, Callable] = {
-    operator._opoverload: operator._init_fn
-    for operator in (query_first.query_first_output, query_first.query_first_gradients)
+    operator._opoverload: operator._init_fn for operator in OPERATORS["query_first"]
 }
 
 

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 
 from lambda_det import LambdaLayer, create_backbone, list_models
 from lambda_det.detection import load_config
-from lambda_det.layers.local import fused, query_first
+from lambda_det.layers.local import OPERATORS, fused
 from lambda_det.modeling.complexity import _without_repeats
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, PaperFigures, ResNetSpec, get_spec
@@ -142,7 +142,6 @@ VARIANTS = {
     "conv": {"implementation": "conv"},
     "depthwise": {"implementation": "depthwise"},
     "dense": {"implementation": "dense", "scope": 3},
-    "stride": {"stride": 2},
     "padding": {"mask": _padding},
     "a context per query": {"mask": _contexts, "query_depth": 2},
 }
@@ -165,21 +164,10 @@ def test_layers(name, settings, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [((2, 32, 9), {"sequence": True}), ((2, 32, 2, 6, 5), {"scope": (3, 5, 5)})],
-)
-def test_sequences_and_volumes(shape, options):
-    def make():
-        return LambdaLayer(32, query_depth=8, norm="", **options)
-
-    run(make, shape, [(torch.bfloat16, torch.contiguous_format)])
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("module", [query_first, fused])
+@pytest.mark.parametrize("name", ["query_first", "fused"])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_backward_operators(module, dtype, channels_last):
+def test_backward_operators(name, dtype, channels_last):
     """Called directly; gradients have the inputs' device, dtype, shape and layout."""
     with pretend_gpu():
         with torch.device("cuda"):
@@ -193,11 +181,8 @@ def test_backward_operators(module, dtype, channels_last):
             inputs = (queries, values, torch.empty(16, 1, 5, 5, dtype=dtype))
             grad = torch.empty(2, 5, 9, 4, 8, dtype=dtype)
         with Trace() as trace:
-            if module is fused:
-                found = fused.fused_gradients(grad, *inputs)
-            else:
-                found = query_first.query_first_gradients(grad, *inputs)
-    for gradient, x in zip(found, inputs, strict=True):
+            gradients = OPERATORS[name][1](grad, *inputs)
+    for gradient, x in zip(gradients, inputs, strict=True):
         assert gradient.is_cuda and gradient.dtype == dtype and gradient.shape == x.shape
         assert gradient.stride() == x.stride()
     assert not trace.waits
@@ -247,9 +232,10 @@ def test_query_first_on_a_gpu_is_a_few_kernels(images):
     with pretend_gpu(), torch.device("cuda"):
         shapes = (images, 32, 32, 4, 16), (images, 32, 32, 128, 1), (16, 1, 23, 23)
         inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+        output_of, gradients_of = OPERATORS["query_first"]
         with Trace() as forward:
-            output = query_first.query_first_output(*inputs)
+            output = output_of(*inputs)
         with Trace() as backward:
-            query_first.query_first_gradients(output, *inputs)
+            gradients_of(output, *inputs)
     assert forward.launches == 10 and backward.launches <= 38
     assert not forward.waits and not backward.waits

@@ -3,73 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.library import CustomOpDef
 from torch.nn import functional as F
 
 from lambda_det.errors import ConfigError
-from lambda_det.layers.local import compiled, fused
-from lambda_det.layers.local.lambda_first import conv_output, dense_output, depthwise_output
-from lambda_det.layers.local.query_first import query_first_output
-from lambda_det.layers.tensors import crop_offsets, grid_size, without_autocast
+from lambda_det.layers.local import compiled, fused, lambda_first, query_first
 from lambda_det.native import is_transformed
-
-IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "query_first": query_first_output,
-    "compiled": compiled.compiled_output,
-    "fused": fused.fused_output,
-    "conv": conv_output,
-    "depthwise": depthwise_output,
-    "dense": dense_output,
-}
-
-# Those that cannot run everywhere, with what says why
-_UNSUPPORTED: dict[str, Callable[[Tensor, Tensor, Tensor], str | None]] = {
-    "compiled": compiled.unsupported,
-    "fused": fused.unsupported,
-}
-
-# Up to this number of positions the dense einsum is faster than query_first, forward and backward
-# together, if the scope reaches across the map; measured on the CPU (docs/performance.md).
-DENSE_POSITIONS = 200
-
-
-def check_implementation(name: str) -> None:
-    """Raise ConfigError unless ``name`` is "auto" or the name of an implementation."""
-    if name != "auto" and name not in IMPLEMENTATIONS:
-        raise ConfigError(
-            f"There is no implementation {name!r} of the local position output; "
-            f"choose one of auto, {', '.join(IMPLEMENTATIONS)}."
-        )
-
-
-def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
-    """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
-
-    On a GPU nothing has been measured yet (docs/gpu.md). There it is ``query_first``, which is
-    plain PyTorch. A rule by capability, dtype or size belongs here, with its measurement.
-
-    Args:
-        queries: [b, H, W, h, k].
-        values: [b, H, W, v, u].
-        embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
-    """
-    if queries.device.type == "cuda":
-        return "query_first"
-    if compiled.unsupported(queries, values, embedding) is None:
-        return "compiled"
-    height, width = queries.shape[1:3]
-    reaches_across = embedding.shape[-2] >= height and embedding.shape[-1] >= width
-    return "dense" if height * width <= DENSE_POSITIONS and reaches_across else "query_first"
-
-
-def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Why an implementation cannot compute this here; None if it can."""
-    if is_transformed() and name in ("query_first", *_UNSUPPORTED):
-        return "torch.func does not know its derivatives"  # jvp would give wrong ones
-    return _UNSUPPORTED[name](queries, values, embedding) if name in _UNSUPPORTED else None
 
 
 def local_position_output(
@@ -102,24 +47,93 @@ def local_position_output(
     check_implementation(implementation)
     height, width = queries.shape[1:3]
     embedding = crop_offsets(embedding, *grid_size((height, width), dilation))
-    if dilation > 1:
-        undilated = partial(
-            local_position_output, embedding=embedding, implementation=implementation
-        )
-        return dilated(undilated, queries, values, dilation)[:, :height, :width]
-    embedding = embedding.to(queries.dtype)
+    undilated = partial(
+        _compute, embedding=embedding.to(queries.dtype), implementation=implementation
+    )
     # The dtype was decided by the projections; autocast must not decide again product by product.
     with without_autocast(queries):
-        if implementation == "auto":
-            name = "depthwise" if is_transformed() else choose(queries, values, embedding)
-            return IMPLEMENTATIONS[name](queries, values, embedding)
-        why = unsupported(implementation, queries, values, embedding)
-        if why is not None:
-            raise ConfigError(
-                f"The implementation {implementation!r} of the local position output cannot be "
-                f"used: {why}; choose another one, or auto."
-            )
-        return IMPLEMENTATIONS[implementation](queries, values, embedding)
+        if dilation == 1:
+            return undilated(queries, values)
+        return dilated(undilated, queries, values, dilation)[:, :height, :width]
+
+
+def _compute(queries: Tensor, values: Tensor, embedding: Tensor, implementation: str) -> Tensor:
+    if implementation == "auto":
+        name = "depthwise" if is_transformed() else choose(queries, values, embedding)
+        return IMPLEMENTATIONS[name](queries, values, embedding)
+    if why := unsupported(implementation, queries, values, embedding):
+        raise ConfigError(
+            f"The implementation {implementation!r} of the local position output cannot be used: "
+            f"{why}; choose another one, or auto."
+        )
+    return IMPLEMENTATIONS[implementation](queries, values, embedding)
+
+
+def check_implementation(name: str) -> None:
+    """Raise ConfigError unless ``name`` is "auto" or the name of an implementation."""
+    if name != "auto" and name not in IMPLEMENTATIONS:
+        raise ConfigError(
+            f"There is no implementation {name!r} of the local position output; "
+            f"choose one of auto, {', '.join(IMPLEMENTATIONS)}."
+        )
+
+
+# Up to this number of positions the dense einsum is faster than query_first, forward and backward
+# together, if the scope reaches across the map; measured on the CPU (docs/performance.md).
+DENSE_POSITIONS = 200
+
+
+def choose(queries: Tensor, values: Tensor, embedding: Tensor) -> str:
+    """The implementation that "auto" takes: a fixed rule, so that a run computes the same twice.
+
+    On a GPU nothing has been measured yet (docs/gpu.md). There it is ``query_first``, which is
+    plain PyTorch. A rule by capability, dtype or size belongs here, with its measurement.
+
+    Args:
+        queries: [b, H, W, h, k].
+        values: [b, H, W, v, u].
+        embedding: [k, u, r_y, r_x], cut down to the offsets that occur on the map.
+    """
+    if queries.device.type == "cuda":
+        return "query_first"
+    if compiled.unsupported(queries, values, embedding) is None:
+        return "compiled"
+    height, width = queries.shape[1:3]
+    reaches_across = embedding.shape[-2] >= height and embedding.shape[-1] >= width
+    return "dense" if height * width <= DENSE_POSITIONS and reaches_across else "query_first"
+
+
+def unsupported(name: str, queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
+    """Why an implementation cannot compute this here; None if it can."""
+    if name in OPERATORS and is_transformed():
+        return "torch.func does not know its derivatives"  # jvp would give wrong ones
+    module = _MODULES.get(name)
+    if hasattr(module, "unsupported"):
+        return module.unsupported(queries, values, embedding)
+    return None
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """A context in which autocast leaves the dtypes on the device of ``x`` as they are."""
+    # On meta there is no autocast, not even to switch off
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+# Offsets and dilation -----------------------------------------------------------------------------
+
+
+def grid_size(size: tuple[int, ...], dilation: int) -> tuple[int, ...]:
+    """The size of the largest grid of every ``dilation``-th position of a map."""
+    return tuple(-(-side // dilation) for side in size)
+
+
+def crop_offsets(embedding: Tensor, *size: int) -> Tensor:
+    """Cut [.., r_y, r_x] down to the offsets that occur on a map of this size."""
+    for dim, side in zip(range(-len(size), 0), size, strict=True):
+        cut = max(embedding.shape[dim] // 2 - max(side - 1, 0), 0)  # a map may have no columns
+        if cut:
+            embedding = embedding.narrow(dim, cut, embedding.shape[dim] - 2 * cut)
+    return embedding
 
 
 def dilated(
@@ -154,3 +168,101 @@ def dilated(
 def _dense(x: Tensor) -> Tensor:
     # Not contiguous(), whose answer for sides of 1 would be part of an exported graph
     return x.clone(memory_format=torch.contiguous_format)
+
+
+# Operators ----------------------------------------------------------------------------------------
+# Results and gradients have the memory layout of queries and values, channels last or one map per
+# channel, so that no later operation copies them.
+
+
+def _like_queries(queries: Tensor, channels: int) -> Tensor:
+    """An empty [b, H, W, h, c] laid out as the queries are, channels last or a map per channel."""
+    batch, height, width, heads, _ = queries.shape
+    if queries.stride(-1) == 1:
+        return queries.new_empty((batch, height, width, heads, channels))
+    maps = queries.new_empty((batch, heads, channels, height, width))
+    return maps.permute(0, 3, 4, 1, 2)
+
+
+def _like_values(values: Tensor) -> Tensor:
+    """An empty [b, H, W, v, u], laid out as the values are."""
+    batch, height, width, v, u = values.shape
+    if values.stride(-2) == u:
+        return values.new_empty(values.shape)
+    return values.new_empty((batch, v, u, height, width)).permute(0, 3, 4, 1, 2)
+
+
+def _empty_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+    return _like_queries(queries, values.shape[3])
+
+
+def _empty_gradients(
+    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        _like_queries(queries, queries.shape[-1]),
+        _like_values(values),
+        torch.empty_like(embedding, memory_format=torch.contiguous_format),
+    )
+
+
+# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
+_INPUTS = "Tensor queries, Tensor values, Tensor embedding"
+
+
+def _operator(name: str, module: ModuleType) -> tuple[CustomOpDef, CustomOpDef]:
+    """An operator with a backward pass, so that torch.compile keeps both whole.
+
+    Only the inputs are kept for the backward pass, which cannot itself be differentiated.
+
+    Args:
+        name: of the operator, in ``torch.ops.lambda_det``.
+        module: has ``fill_output(output, queries, values, embedding)``, and ``fill_gradients`` with
+            the three gradients, the output's gradient, queries, values and embedding.
+
+    Returns:
+        The operators of both.
+    """
+
+    def compute(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+        output = _empty_output(queries, values, embedding)
+        with without_autocast(queries):
+            module.fill_output(output, queries, values, embedding)
+        return output
+
+    def differentiate(
+        grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradients = _empty_gradients(grad, queries, values, embedding)
+        with without_autocast(queries):
+            module.fill_gradients(*gradients, grad, queries, values, embedding)
+        return gradients
+
+    output = torch.library.custom_op(
+        f"lambda_det::{name}", compute, mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
+    )
+    backward = torch.library.custom_op(
+        f"lambda_det::{name}_backward",
+        differentiate,
+        mutates_args=(),
+        schema=f"(Tensor grad, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+    )
+    # What torch.compile has to know of the results
+    output.register_fake(_empty_output)
+    backward.register_fake(_empty_gradients)
+    output.register_autograd(
+        lambda ctx, grad: backward(grad, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    return output, backward
+
+
+_MODULES = {"query_first": query_first, "compiled": compiled, "fused": fused}
+# By name, the operator of the output and that of its gradients
+OPERATORS = {name: _operator(name, module) for name, module in _MODULES.items()}
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    **{name: output for name, (output, _) in OPERATORS.items()},
+    "conv": lambda_first.conv_output,
+    "depthwise": lambda_first.depthwise_output,
+    "dense": lambda_first.dense_output,
+}

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
 from lambda_det.native import call, has, lay_out, longs, missing, vector_bytes
 
 
@@ -39,8 +38,8 @@ def _work_dtype(queries: Tensor) -> torch.dtype:
     return queries.dtype if has("forward", queries.dtype) else torch.float32
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Of the sums of what the kernel multiplies."""
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the kernel adds up products of numbers of ``dtype``."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -60,10 +59,18 @@ def _sizes(queries: Tensor, values: Tensor, embedding: Tensor) -> _Sizes:
             f"{list(embedding.shape)} do not fit together; they must be [b, H, W, h, k], "
             "[b, H, W, v, u] and [k, u, r_y, r_x] with odd r_y and r_x."
         )
-    lanes = vector_bytes() // _wide(queries.dtype).itemsize
+    lanes = vector_bytes() // _sum_dtype(queries.dtype).itemsize
     rp = _padded(scope_x, lanes)
     return _Sizes(
-        *(batch, height, width, heads, k, v, u, scope_y, scope_x),
+        batch=batch,
+        height=height,
+        width=width,
+        heads=heads,
+        k=k,
+        v=v,
+        u=u,
+        scope_y=scope_y,
+        scope_x=scope_x,
         rp=rp,
         kp=_padded(k, lanes),
         vp=_padded(v, lanes),
@@ -83,7 +90,7 @@ def _dense(x: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
 
 def _pair(dtype: torch.dtype) -> int:
     """How many numbers the kernel takes in one step of a product."""
-    return _wide(dtype).itemsize // dtype.itemsize
+    return _sum_dtype(dtype).itemsize // dtype.itemsize
 
 
 def _planes(values: Tensor, sizes: _Sizes, dtype: torch.dtype) -> Tensor:
@@ -132,28 +139,42 @@ def _steps(matrices: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
     return padded.unflatten(-2, (-1, pair)).transpose(-2, -1).contiguous()
 
 
-def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """See :func:`lambda_det.layers.local.local_position_output`.
+def _lay_out(target: Tensor, source: Tensor, dtype: torch.dtype) -> None:
+    """Copy a result of the kernel to its place, by way of the kernel's dtype."""
+    result = target if target.dtype == dtype else torch.empty_like(target, dtype=dtype)
+    lay_out(result, source)
+    if result is not target:
+        target.copy_(result)
+
+
+def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
+    """Compute the output [b, H, W, h, v], see :func:`lambda_det.layers.local_position_output`.
 
     16-bit inputs are computed in float32 where the kernel does not take them; where it does, scores
-    are rounded to bfloat16 as query_first does. The output is laid out as the queries are.
+    are rounded to bfloat16 as query_first does.
     """
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
     dense_queries = _dense(queries, _padded(sizes.k, _pair(dtype)), dtype)
     planes = _planes(values, sizes, dtype)
     rows = _steps(embedding.permute(1, 2, 0, 3), sizes.rp, dtype)
-    output = empty_like_queries(queries, sizes.v, dtype)
-    strides = longs(output.stride())
-    call("forward", dtype, sizes, dense_queries, planes, rows, output, strides)
-    return output.to(queries.dtype)
+    result = output if output.dtype == dtype else torch.empty_like(output, dtype=dtype)
+    call("forward", dtype, sizes, dense_queries, planes, rows, result, longs(result.stride()))
+    if result is not output:
+        output.copy_(result)
 
 
-def _gradients(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
+def fill_gradients(
+    grad_queries: Tensor,
+    grad_values: Tensor,
+    grad_embedding: Tensor,
+    grad: Tensor,
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+) -> None:
+    """Compute the three gradients for the gradient [b, H, W, h, v] of the output."""
     sizes, dtype = _sizes(queries, values, embedding), _work_dtype(queries)
-    wide = _wide(dtype)
+    wide = _sum_dtype(dtype)
     grad = _dense(grad, sizes.vp, dtype)
     dense_queries = _dense(queries, _padded(sizes.k, _pair(dtype)), dtype)
     rows = embedding.permute(1, 2, 0, 3)  # [u, r_y, k, r_x]
@@ -161,23 +182,15 @@ def _gradients(
     planes = torch.empty((sizes.batch, sizes.u, sizes.height, sizes.width, sizes.vp), dtype=wide)
     factors = _rows(grad), dense_queries, _steps(rows, sizes.rp, dtype)
     call("values_gradient", dtype, sizes, *factors, planes)
-    grad_values = empty_like_values(values, dtype)
-    lay_out(grad_values.transpose(3, 4), planes[..., : sizes.v].permute(0, 2, 3, 1, 4))
+    of_values = planes[..., : sizes.v].permute(0, 2, 3, 1, 4)  # [b, H, W, u, v]
+    _lay_out(grad_values.transpose(3, 4), of_values, dtype)
 
-    dense_grad_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=wide)
+    of_queries = torch.empty((*queries.shape[:-1], sizes.kp), dtype=wide)
     shares = (torch.get_num_threads(), sizes.u, sizes.scope_y, sizes.k, sizes.rp)
-    grad_embedding = torch.zeros(shares, dtype=wide)
+    of_embedding = torch.zeros(shares, dtype=wide)
     factors = grad, _rows(dense_queries[..., : sizes.k]), _transposed_planes(values, sizes, dtype)
     rows = _steps(rows.transpose(2, 3), sizes.kp, dtype)
-    call("queries_gradient", dtype, sizes, *factors, rows, dense_grad_queries, grad_embedding)
-    grad_queries = empty_like_queries(queries, sizes.k, dtype)
-    lay_out(grad_queries, dense_grad_queries[..., : sizes.k])
-    grad_embedding = grad_embedding.sum(0)[..., : sizes.scope_x].permute(2, 0, 1, 3)
-    return (
-        grad_queries.to(queries.dtype),
-        grad_values.to(values.dtype),
-        grad_embedding.to(embedding.dtype).contiguous(),
-    )
-
-
-compiled_output, compiled_gradients = operator("compiled", _output, _gradients)
+    call("queries_gradient", dtype, sizes, *factors, rows, of_queries, of_embedding)
+    _lay_out(grad_queries, of_queries[..., : sizes.k], dtype)
+    of_embedding = of_embedding.sum(0)[..., : sizes.scope_x]  # [u, r_y, k, r_x]
+    grad_embedding.copy_(of_embedding.permute(2, 0, 1, 3))

@@ -25,8 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lambda_det.layers.local.query_first import empty_like_queries, empty_like_values, operator
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 QUERY_DEPTHS = (8, 16, 32)
 # Programs that keep a large GPU busy, about two for each multiprocessor. A map of fewer tiles is
@@ -38,7 +36,7 @@ SHARES_NUMEL = 2**25
 
 
 def unsupported(queries: Tensor, values: Tensor, embedding: Tensor) -> str | None:
-    """Why :func:`fused_output` cannot run on these tensors here; None if it can."""
+    """Why the kernels cannot run on these tensors here; None if they can."""
     k, u = embedding.shape[:2]
     if u != 1:
         return f"the intra-depth is {u}, and the kernels know no other than 1"
@@ -166,59 +164,73 @@ def allows_tf32() -> bool:
     return matmul.fp32_precision == "tf32" if new else matmul.allow_tf32
 
 
-def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """See :func:`lambda_det.layers.local.local_position_output` (Sections 3.3 and 3.4).
+def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
+    """Compute the output, see :func:`lambda_det.layers.local_position_output`.
 
     Deterministic, forward and backward. Strides are free; the kernels read fastest what is dense in
     the channels (channels_last).
 
     Args:
+        output: [b, H, W, h, v] in the queries' dtype.
         queries: [b, H, W, h, k] with k of 8, 16 or 32.
         values: [b, H, W, v, 1].
         embedding: [k, 1, r_y, r_x] with odd r_y and r_x.
-
-    Returns:
-        [b, H, W, h, v] in the queries' dtype, laid out as they are.
     """
+    if output.numel() == 0:
+        return
     batch, height, width, heads, _ = queries.shape
     depth = values.shape[3]
-    output = empty_like_queries(queries, depth)
-    if output.numel() == 0:
-        return output
     plan = _Plan.of(queries, values, embedding)
     tiles = batch * height * math.ceil(width * heads / plan.rows)
     with torch.cuda.device_of(queries):
         _kernels().output_kernel[(tiles * math.ceil(depth / plan.depth),)](
-            *(queries, *queries.stride()),
-            *(values, *values.stride()[:4]),
-            *(_lay_out(embedding, plan), embedding.shape[2], embedding.shape[3] // 2),
-            *(output, *output.stride()),
-            *(height, width, depth),
+            queries,
+            *queries.stride(),
+            values,
+            *values.stride()[:4],
+            _lay_out(embedding, plan),
+            embedding.shape[2],
+            embedding.shape[3] // 2,
+            output,
+            *output.stride(),
+            height,
+            width,
+            depth,
             ROWS=plan.rows,
             num_warps=plan.warps,
             num_stages=plan.stages,
             **_constants(queries, embedding, plan),
         )
-    return output
 
 
-def _gradients(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
-    grad_queries, grad_embedding = _grad_queries(grad, queries, values, embedding)
-    return grad_queries, _grad_values(grad, queries, values, embedding), grad_embedding
+def fill_gradients(
+    grad_queries: Tensor,
+    grad_values: Tensor,
+    grad_embedding: Tensor,
+    grad: Tensor,
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+) -> None:
+    """Compute the three gradients for the gradient [b, H, W, h, v] of the output."""
+    if grad.numel() == 0:
+        grad_embedding.zero_()
+        return
+    _fill_queries(grad_queries, grad_embedding, grad, queries, values, embedding)
+    _fill_values(grad_values, grad, queries, values, embedding)
 
 
-def _grad_queries(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of queries and embedding."""
+def _fill_queries(
+    grad_queries: Tensor,
+    grad_embedding: Tensor,
+    grad: Tensor,
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+) -> None:
+    """Compute the gradients of queries and embedding."""
     batch, height, width, heads, _ = queries.shape
     depth = values.shape[3]
-    grad_queries = empty_like_queries(queries, queries.shape[-1])
-    if grad.numel() == 0:
-        return grad_queries, torch.zeros_like(embedding, memory_format=torch.contiguous_format)
     plan = _Plan.of(queries, values, embedding)
     laid_out = _lay_out(embedding, plan)
     tiles = batch * height * math.ceil(width * heads / plan.rows)
@@ -228,13 +240,22 @@ def _grad_queries(
     )  # [programs, r_y, blocks, K, R]
     with torch.cuda.device_of(queries):
         _kernels().query_kernel[(programs,)](
-            *(grad, *grad.stride()),
-            *(queries, *queries.stride()),
-            *(values, *values.stride()[:4]),
-            *(laid_out, embedding.shape[2], embedding.shape[3] // 2),
-            *(grad_queries, *grad_queries.stride()),
+            grad,
+            *grad.stride(),
+            queries,
+            *queries.stride(),
+            values,
+            *values.stride()[:4],
+            laid_out,
+            embedding.shape[2],
+            embedding.shape[3] // 2,
+            grad_queries,
+            *grad_queries.stride(),
             shares,
-            *(batch, height, width, depth),
+            batch,
+            height,
+            width,
+            depth,
             ROWS=plan.rows,
             SLICES=math.ceil(depth / plan.depth),
             num_warps=plan.warps,
@@ -242,31 +263,34 @@ def _grad_queries(
             **_constants(queries, embedding, plan),
         )
     k, _, _, scope_x = embedding.shape
-    grad_embedding = shares.sum(0).permute(2, 0, 1, 3).flatten(2)[:k, :, :scope_x]
-    return grad_queries, grad_embedding.to(embedding.dtype)[:, None].contiguous()
+    of_embedding = shares.sum(0).permute(2, 0, 1, 3).flatten(2)[:k, :, :scope_x]  # [k, r_y, r_x]
+    grad_embedding.copy_(of_embedding[:, None])
 
 
-def _grad_values(grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
+def _fill_values(
+    grad_values: Tensor, grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
+) -> None:
+    """Compute the gradient of the values."""
     batch, height, width, depth, _ = values.shape
-    grad_values = empty_like_values(values)
-    if grad.numel() == 0:
-        return grad_values
     plan = _Plan.of(queries, values, embedding)
     tiles = batch * math.ceil(height / plan.value_height) * math.ceil(width / plan.span)
     with torch.cuda.device_of(queries):
         _kernels().value_kernel[(tiles * math.ceil(depth / plan.depth),)](
-            *(grad, *grad.stride()),
-            *(queries, *queries.stride()),
-            *(_lay_out(embedding, plan), embedding.shape[2], embedding.shape[3] // 2),
-            *(grad_values, *grad_values.stride()[:4]),
-            *(height, width, depth),
+            grad,
+            *grad.stride(),
+            queries,
+            *queries.stride(),
+            _lay_out(embedding, plan),
+            embedding.shape[2],
+            embedding.shape[3] // 2,
+            grad_values,
+            *grad_values.stride()[:4],
+            height,
+            width,
+            depth,
             ROWS=plan.value_rows,
             TALL=plan.value_height,
             num_warps=8,
             num_stages=2,
             **_constants(queries, embedding, plan),
         )
-    return grad_values
-
-
-fused_output, fused_gradients = operator("fused", _output, _gradients)

@@ -5,8 +5,6 @@ See :func:`lambda_det.layers.local.local_position_output` for arguments and resu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,44 +16,35 @@ def position_output(queries: Tensor, values: Tensor, embeddings: Tensor) -> Tens
     Args:
         queries: [b, n, h, k].
         values: [b, m, v, u].
-        embeddings: [n, m, k, u], or [b, n, m, k, u] for relations that differ between examples.
+        embeddings: [n, m, k, u].
 
     Returns:
         [b, n, h, v].
     """
-    pairs = "bnmku" if embeddings.dim() == 5 else "nmku"
-    lambdas = torch.einsum(f"{pairs},bmvu->bnkv", embeddings, values)
+    lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
     return torch.einsum("bnhk,bnkv->bnhv", queries, lambdas)
 
 
-def dense_embedding(
-    embedding: Tensor, size: Sequence[int], context: Sequence[int] | None = None, stride: int = 1
-) -> Tensor:
+def dense_embedding(embedding: Tensor, size: tuple[int, int]) -> Tensor:
     """Lay out one embedding per pair of positions, zero outside the scope (Section 3.4).
 
     Args:
-        embedding: [k, u, r_y, r_x]; of volumes [k, u, r_z, r_y, r_x].
-        size: of the map of queries.
-        context: of the map of values, as ``size`` if None.
-        stride: a query's place on the map of values is its own times this.
+        embedding: [k, u, r_y, r_x].
+        size: (H, W) of the map.
 
     Returns:
-        [n, m, k, u], rows first.
+        [n, m, k, u], n of the queries and m of the values, rows first.
     """
-    context = size if context is None else context
-    dims, pads, offsets = len(size), [], []
-    for dim, (queries, values) in enumerate(zip(size, context, strict=True)):
-        reach = embedding.shape[2 + dim] // 2
-        before = max(stride * (queries - 1) - reach, 0)
-        pads = [before, max(values - 1 - reach, 0), *pads]  # F.pad takes the last dimension first
-        # Made where they are used: a copy from the host would be waited for
-        to, of = (torch.arange(n, device=embedding.device) for n in (values, queries))
-        offset = to - stride * of[:, None] + reach + before
-        shape = [1] * 2 * dims  # of all queries' and then all values' sides
-        shape[dim], shape[dims + dim] = queries, values
-        offsets.append(offset.view(shape))
-    pairs = F.pad(embedding, pads)[(slice(None), slice(None), *offsets)]
-    return pairs.flatten(2 + dims).flatten(2, 1 + dims).permute(2, 3, 0, 1)
+    pads, offsets = [], []
+    for side, scope in zip(size, embedding.shape[2:], strict=True):
+        missing = max(side - 1 - scope // 2, 0)  # offsets beyond the scope, on each side
+        pads = [missing, missing, *pads]  # F.pad takes the last dimension first
+        # Made where it is used: a copy from the host would be waited for
+        place = torch.arange(side, device=embedding.device)
+        offsets.append(place - place[:, None] + scope // 2 + missing)  # [of a query, of a value]
+    rows, columns = offsets
+    pairs = F.pad(embedding, pads)[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+    return pairs.flatten(4).flatten(2, 3).permute(2, 3, 0, 1)  # from [k, u, y, x, Y, X]
 
 
 def dense_output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:

@@ -18,15 +18,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef
 from torch.nn import functional as F
-
-from lambda_det.layers.tensors import without_autocast
 
 # Queries per tile, measured on the CPU for scopes from 7x7 to 23x23.
 TILE_HEIGHT, TILE_WIDTH = 8, 8
@@ -57,7 +54,6 @@ class Tiling(NamedTuple):
 
 
 Chunk = tuple[slice, slice, slice]  # of images, tile rows, tile columns
-Function = Callable[..., Tensor | tuple[Tensor, Tensor, Tensor]]
 
 
 def chunk_numel(device: torch.device, dtype: torch.dtype) -> int:
@@ -105,10 +101,10 @@ def _tiles(x: Tensor, tiling: Tiling) -> Tensor:
     return x.transpose(2, 3)
 
 
-def _untile(tiles: Tensor, target: Tensor) -> Tensor:
-    """The inverse of :func:`_tiles`: fill ``target`` [b, H, W, h, c] and return it."""
+def _untile(tiles: Tensor, target: Tensor) -> None:
+    """The inverse of :func:`_tiles`: fill ``target`` [b, H, W, h, c]."""
     x = tiles.transpose(2, 3).flatten(1, 2).flatten(2, 3)
-    return target.copy_(x[:, : target.shape[1], : target.shape[2]])
+    target.copy_(x[:, : target.shape[1], : target.shape[2]])
 
 
 def _windows(padded: Tensor, tiling: Tiling) -> Tensor:
@@ -171,126 +167,62 @@ def _prepare(queries: Tensor, values: Tensor, embedding: Tensor):
     return tiling, _tiles(queries, tiling), padded, chunks, scores
 
 
-# compiled.py and fused.py use these, too. Results and gradients have the memory layout of queries
-# and values, channels last or one map per channel, so that no later operation copies them.
+def fill_output(output: Tensor, queries: Tensor, values: Tensor, embedding: Tensor) -> None:
+    """Compute the output [b, H, W, h, v], see :func:`lambda_det.layers.local_position_output`."""
+    tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
+    windows = _windows(padded, tiling)
+    results = queries.new_empty((*query_tiles.shape[:-1], values.shape[3]))
+    for chunk in chunks:
+        tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
+        window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
+        result = scores.fill(tiles) @ window
+        results[chunk] = result.view_as(results[chunk])
+    _untile(results, output)
 
 
-def empty_like_queries(queries: Tensor, channels: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty [b, H, W, h, c] laid out as the queries are, channels last or a map per channel."""
-    batch, height, width, heads, _ = queries.shape
-    if queries.stride(-1) == 1:
-        return queries.new_empty((batch, height, width, heads, channels), dtype=dtype)
-    maps = queries.new_empty((batch, heads, channels, height, width), dtype=dtype)
-    return maps.permute(0, 3, 4, 1, 2)
-
-
-def empty_like_values(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty [b, H, W, v, u], laid out as the values are."""
-    batch, height, width, v, u = values.shape
-    if values.stride(-2) == u:
-        return values.new_empty(values.shape, dtype=dtype)
-    return values.new_empty((batch, v, u, height, width), dtype=dtype).permute(0, 3, 4, 1, 2)
-
-
-# The schemas are spelled out because PyTorch 2.4 doesn't read them from annotations kept as text.
-_INPUTS = "Tensor queries, Tensor values, Tensor embedding"
-
-
-def operator(name: str, function: Function, gradients: Function) -> tuple[CustomOpDef, CustomOpDef]:
-    """An operator with a backward pass, so that torch.compile keeps both whole.
-
-    Only the inputs are kept for the backward pass, which cannot itself be differentiated.
-
-    Args:
-        name: of the operator, in ``torch.ops.lambda_det``.
-        function: maps queries, values and embedding to the output.
-        gradients: maps the output's gradient, queries, values and embedding to their gradients.
-
-    Returns:
-        The operators of both.
-    """
-    output = torch.library.custom_op(
-        f"lambda_det::{name}", function, mutates_args=(), schema=f"({_INPUTS}) -> Tensor"
-    )
-    backward = torch.library.custom_op(
-        f"lambda_det::{name}_backward",
-        gradients,
-        mutates_args=(),
-        schema=f"(Tensor grad, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
-    )
-    # What torch.compile has to know of the results
-    output.register_fake(lambda q, v, embedding: empty_like_queries(q, v.shape[3]))
-    backward.register_fake(
-        lambda grad, q, v, embedding: (
-            empty_like_queries(q, q.shape[-1]),
-            empty_like_values(v),
-            torch.empty_like(embedding, memory_format=torch.contiguous_format),
-        )
-    )
-    output.register_autograd(
-        lambda ctx, grad: backward(grad, *ctx.saved_tensors),
-        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
-    )
-    return output, backward
-
-
-def _output(queries: Tensor, values: Tensor, embedding: Tensor) -> Tensor:
-    """See :func:`lambda_det.layers.local.local_position_output`."""
-    with without_autocast(queries):
-        tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
-        windows = _windows(padded, tiling)
-        output = queries.new_empty((*query_tiles.shape[:-1], values.shape[3]))
-        for chunk in chunks:
-            tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
-            window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
-            result = scores.fill(tiles) @ window
-            output[chunk] = result.view_as(output[chunk])
-        return _untile(output, empty_like_queries(queries, values.shape[3]))
-
-
-def _gradients(
-    grad: Tensor, queries: Tensor, values: Tensor, embedding: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, values and embedding for the gradient [b, H, W, h, v] of the output."""
-    with without_autocast(queries):
-        tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
-        windows = _windows(padded, tiling)
-        grad_tiles = _tiles(grad, tiling)
-        # Sums over many tiles are kept in float32 at least.
-        wide = torch.promote_types(queries.dtype, torch.float32)
-        grad_padded = torch.zeros_like(padded, dtype=wide)
-        grad_windows = _windows(grad_padded, tiling)
-        grad_queries = queries.new_empty(query_tiles.shape)
-        grad_embedding = torch.zeros_like(scores.embedding, dtype=wide)
-        apart_y = math.ceil(tiling.window_height / tiling.height)
-        apart_x = math.ceil(tiling.window_width / tiling.width)
-        for chunk in chunks:
-            tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
-            window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
-            grad_tile = grad_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), v]
-            grad_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
-            targets = grad_windows[chunk]
-            grad_window = grad_window.view(targets.shape)
-            # Windows that overlap cannot be added to at once; those of distant tiles do not overlap
-            rows, columns = targets.shape[1:3]
-            for row, column in itertools.product(
-                range(min(apart_y, rows)), range(min(apart_x, columns))
-            ):
-                some = (slice(None), slice(row, None, apart_y), slice(column, None, apart_x))
-                targets[some].add_(grad_window[some])
-            grad_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
-            grad_queries[chunk] = (grad_scores @ scores.embedding.t()).view_as(grad_queries[chunk])
-            # Tile by tile, for one product over all queries might be summed in 16 bits on a GPU
-            parts = tiles.transpose(1, 2) @ grad_scores.unflatten(0, tiles.shape[:2])
-            grad_embedding += parts.sum(0, dtype=wide)
-        height, width = queries.shape[1:3]
-        top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
-        grad_values = grad_padded[:, :, top : top + height, left : left + width]
-        return (
-            _untile(grad_queries, empty_like_queries(queries, queries.shape[-1])),
-            empty_like_values(values).copy_(grad_values.permute(0, 2, 3, 4, 1)),
-            grad_embedding.view(embedding.shape).to(embedding.dtype),
-        )
-
-
-query_first_output, query_first_gradients = operator("query_first", _output, _gradients)
+def fill_gradients(
+    grad_queries: Tensor,
+    grad_values: Tensor,
+    grad_embedding: Tensor,
+    grad: Tensor,
+    queries: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+) -> None:
+    """Compute the three gradients for the gradient [b, H, W, h, v] of the output."""
+    tiling, query_tiles, padded, chunks, scores = _prepare(queries, values, embedding)
+    windows = _windows(padded, tiling)
+    grad_tiles = _tiles(grad, tiling)
+    # Sums over many tiles are kept in float32 at least.
+    wide = torch.promote_types(queries.dtype, torch.float32)
+    of_padded = torch.zeros_like(padded, dtype=wide)
+    of_windows = _windows(of_padded, tiling)
+    of_queries = queries.new_empty(query_tiles.shape)
+    of_embedding = torch.zeros_like(scores.embedding, dtype=wide)
+    apart_y = math.ceil(tiling.window_height / tiling.height)
+    apart_x = math.ceil(tiling.window_width / tiling.width)
+    for chunk in chunks:
+        tiles = query_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), k]
+        window = windows[chunk].flatten(0, 2).flatten(1, 3)  # [t, (u, window), v]
+        grad_tile = grad_tiles[chunk].flatten(0, 2).flatten(1, 3)  # [t, (y, x, h), v]
+        of_window = scores.fill(tiles).transpose(1, 2) @ grad_tile
+        targets = of_windows[chunk]
+        of_window = of_window.view(targets.shape)
+        # Windows that overlap cannot be added to at once; those of distant tiles do not overlap
+        rows, columns = targets.shape[1:3]
+        for row, column in itertools.product(
+            range(min(apart_y, rows)), range(min(apart_x, columns))
+        ):
+            some = (slice(None), slice(row, None, apart_y), slice(column, None, apart_x))
+            targets[some].add_(of_window[some])
+        of_scores = scores.take(grad_tile @ window.transpose(1, 2))  # [(t, y, x, h), (u, r)]
+        of_queries[chunk] = (of_scores @ scores.embedding.t()).view_as(of_queries[chunk])
+        # Tile by tile, for one product over all queries might be summed in 16 bits on a GPU
+        parts = tiles.transpose(1, 2) @ of_scores.unflatten(0, tiles.shape[:2])
+        of_embedding += parts.sum(0, dtype=wide)
+    height, width = queries.shape[1:3]
+    top, left = embedding.shape[-2] // 2, embedding.shape[-1] // 2
+    of_values = of_padded[:, :, top : top + height, left : left + width]  # [b, u, H, W, v]
+    _untile(of_queries, grad_queries)
+    grad_values.copy_(of_values.permute(0, 2, 3, 4, 1))
+    grad_embedding.copy_(of_embedding.view(embedding.shape))

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from lambda_det.layers import LambdaLayer
 from lambda_det.layers.lambda_layer import normalize_keys
-from lambda_det.layers.tensors import crop_offsets, grid_size, spread
+from lambda_det.layers.local import crop_offsets
+from lambda_det.layers.masked import spread
 
 
 class Context:
@@ -52,8 +53,8 @@ class Context:
                 self.keys = keys.unflatten(0, (-1, groups)).unflatten(-1, size)
             self._offsets = None
             if layer.position is not None:
-                embedding = layer.position.offsets(*grid_size(size, layer.dilation))
-                embedding = crop_offsets(spread(embedding, layer.dilation), *size)
+                embedding = spread(layer.position.embedding, layer.dilation)
+                embedding = crop_offsets(embedding, *size)
                 if not layer.multi_head:
                     embedding = embedding[None]
                 pads = [

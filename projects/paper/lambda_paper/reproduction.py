@@ -35,15 +35,15 @@ class Pairs(nn.Module):
         number = math.prod(map_size)
         self.embedding = nn.Parameter(torch.randn(query_depth, 1, number, number))
 
-    def forward(self, queries: Tensor, values: Tensor, *_: object) -> Tensor:
+    def forward(self, queries: Tensor, values: Tensor, mask: None = None, **_: object) -> Tensor:
         """Map queries [b, H, W, h, k] and values [b, H, W, v, 1] to [b, H, W, h, v]."""
         weights = torch.einsum("bnhk,knm->bnhm", queries.flatten(1, 2), self.embedding[:, 0])
         output = torch.einsum("bnhm,bmv->bnhv", weights, values.flatten(1, 2)[..., 0])
         return output.unflatten(1, queries.shape[1:3])
 
-    def offsets(self, *_: int) -> Tensor:
-        """Embeddings [k, 1, 1, m] of one query, which ``lambda-det info`` counts."""
-        return self.embedding[:, :, :1]
+    def count_offsets(self, *_: int) -> int:
+        """Embeddings of one query, which ``lambda-det info`` counts."""
+        return self.embedding.shape[-1]
 
 
 class Pooled(nn.Module):
