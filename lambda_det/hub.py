@@ -145,7 +145,7 @@ def write_folder(
         saved,
         taken,
         content.get(ENTRY, {}).get("thing_classes", []),
-        {label_of(name, with_weights=False): value for name, value in results.items()},
+        {label_of(name, with_weights=False): result.value for name, result in results.items()},
         license,
         has_onnx=onnx is not None,
     )

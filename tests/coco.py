@@ -1,10 +1,16 @@
 """Small data sets in COCO's format, and what a model would find in them."""
 
+import contextlib
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from detectron2.structures import Boxes, Instances
+from pycocotools.coco import COCO
+
+CLASSES = ("bolt", "nut", "<b>washer</b>")
 
 
 def annotation(number: int, image: int, box: list[float], **changes: Any) -> dict[str, Any]:
@@ -58,3 +64,43 @@ def found(
         for mask, (x0, y0, x1, y1) in zip(result.pred_masks, boxes, strict=True):
             mask[int(y0) : int(y1), int(x0) : int(x1)] = True
     return result
+
+
+def make_ground_truth(images: int = 6, seed: int = 0) -> COCO:
+    """Four squares in each image, of three classes."""
+    rng = np.random.default_rng(seed)
+    annotations = []
+    for image in range(images):
+        for place in range(4):
+            x, y, side = 20 + 100 * (place % 2), 20 + 100 * (place // 2), int(rng.integers(20, 60))
+            category = 10 * (1 + int(rng.integers(3)))
+            number, box = len(annotations) + 1, [x, y, side, side]
+            annotations.append(annotation(number, image, box, category_id=category))
+    names = {i: f"{i}.png" for i in range(images)}
+    classes = {10 * number: name for number, name in enumerate(CLASSES, 1)}
+    ground_truth = COCO()
+    ground_truth.dataset = coco_content(names, annotations, classes, size=(220, 220))
+    with contextlib.redirect_stdout(io.StringIO()):
+        ground_truth.createIndex()
+    return ground_truth
+
+
+def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:
+    """Most objects, moved a little, some of a wrong class, and some of nothing."""
+    rng = np.random.default_rng(seed)
+    results = []
+    for entry in ground_truth.dataset["annotations"]:
+        if rng.random() < 0.2:
+            continue
+        x, y, w, h = entry["bbox"]
+        box = [x + rng.integers(0, 8), y + rng.integers(0, 8), w, h]
+        category = entry["category_id"] if rng.random() < 0.8 else 10
+        results.append(
+            {
+                "image_id": entry["image_id"],
+                "category_id": category,
+                "bbox": [float(value) for value in box],
+                "score": float(rng.random()),
+            }
+        )
+    return results

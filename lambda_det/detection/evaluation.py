@@ -22,6 +22,7 @@ from detectron2.utils import comm
 from pycocotools.coco import COCO
 from torch.backends import cudnn
 
+from lambda_det.detection.confidence import ap_interval
 from lambda_det.detection.data.classes import write_categories
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
@@ -74,6 +75,7 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         """Detectron2's, where a detector that finds nothing has an AP of 0 and not of NaN.
 
         The AP of each class has the name of its category, in whatever order the run has them.
+        AP_low and AP_high are the ends of the interval in which AP lies by chance of the images.
         """
         places = self._metadata.get("thing_dataset_id_to_contiguous_id")
         names = class_names
@@ -85,6 +87,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
                 results[key] = results.pop(key)  # to the end, in the order of the run
         if coco_eval is None:
             results |= dict.fromkeys(("AP", "AP50", "AP75"), 0.0)
+        elif interval := ap_interval(coco_eval):
+            results["AP_low"], results["AP_high"] = interval
         return results
 
 

@@ -209,13 +209,17 @@ def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]
     if "SOLVER.MAX_ITER" in recipe.KEEP:
         steps = cfg.SOLVER.MAX_ITER  # the rest of the schedule follows it
     period = max(1, round(steps / recipe.EVALUATIONS))
+    rows = [Derived("SOLVER.MAX_ITER", steps, reason)]
+    if "Step" in cfg.SOLVER.LR_SCHEDULER_NAME:  # a cosine has no steps
+        rows.append(
+            Derived(
+                "SOLVER.STEPS",
+                tuple(sorted({max(1, round(share * steps)) for share in _LR_STEPS})),
+                "78 and 93 % of the steps, as in Detectron2's 3x schedule",
+            )
+        )
     return [
-        Derived("SOLVER.MAX_ITER", steps, reason),
-        Derived(
-            "SOLVER.STEPS",
-            tuple(sorted({max(1, round(share * steps)) for share in _LR_STEPS})),
-            "78 and 93 % of the steps, as in Detectron2's 3x schedule",
-        ),
+        *rows,
         Derived(
             "SOLVER.WARMUP_ITERS", min(1000, steps // 10), "a tenth of the steps, 1000 at most"
         ),

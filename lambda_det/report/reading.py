@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,7 +19,15 @@ from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpo
 from lambda_det.training.logged import is_of_averaged_weights
 from lambda_det.weights.formats import read_checkpoint
 
-__all__ = ["RunState", "label_of", "read_metrics", "read_saved", "read_state", "results_of"]
+__all__ = [
+    "Result",
+    "RunState",
+    "label_of",
+    "read_metrics",
+    "read_saved",
+    "read_state",
+    "results_of",
+]
 
 _FINAL = "model_final.pth"
 _RESULTS = ("/AP", "_top1", "/mIoU", "/PQ")  # how the names of results end that name a checkpoint
@@ -74,6 +82,26 @@ def read_saved(run: Path) -> dict[str, Any]:
     return config
 
 
+class Result(NamedTuple):
+    """A result of an evaluation.
+
+    Attributes:
+        value: of the metric.
+        low, high: between which values it may lie by chance of the images; None if unknown.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def label(self, name: str) -> str:
+        """The name for readers of one of the weights' results, with the interval."""
+        label = label_of(name, with_weights=False)
+        if self.low is None or self.high is None:
+            return label
+        return f"{label} ({self.low:.1f} to {self.high:.1f} by chance of the images)"
+
+
 @dataclass(frozen=True)
 class RunState:
     """How far a run is, and which of its checkpoints counts.
@@ -109,7 +137,7 @@ class RunState:
             words.append(f"It stopped early, after {self.steps:,} of {self.planned:,} steps.")
         return " ".join(words)
 
-    def results(self) -> dict[str, float]:
+    def results(self) -> dict[str, Result]:
         """The results of the weights that count, by their names in metrics.json."""
         if self.weights is None:
             return results_of(self.records, averaged=False)
@@ -119,7 +147,7 @@ class RunState:
 
 def results_of(
     records: Sequence[Mapping[str, float]], averaged: bool, step: int | None = None
-) -> dict[str, float]:
+) -> dict[str, Result]:
     """The results of one of two kinds of weights, the trained or the averaged ones.
 
     Args:
@@ -128,15 +156,19 @@ def results_of(
         step: after which the weights were saved; None for the last evaluation.
 
     Returns:
-        Values by their names in metrics.json.
+        Those that name a checkpoint, by their names in metrics.json.
     """
     values: dict[str, float] = {}
     for record in records:
         if step is None or record["iteration"] < step:
             values.update(record)
-    values = {name: value for name, value in values.items() if name.endswith(_RESULTS)}
-    own = {n: v for n, v in values.items() if is_of_averaged_weights(n) == averaged}
-    return own or values
+    results = {
+        name: Result(value, values.get(f"{name}_low"), values.get(f"{name}_high"))
+        for name, value in values.items()
+        if name.endswith(_RESULTS)
+    }
+    own = {n: result for n, result in results.items() if is_of_averaged_weights(n) == averaged}
+    return own or results
 
 
 def read_state(run: Path, config: Mapping[str, Any]) -> RunState:

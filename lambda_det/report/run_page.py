@@ -19,7 +19,7 @@ from lambda_det.report.class_results import Detections
 from lambda_det.report.evaluated import Evaluated, evaluate_run
 from lambda_det.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
 from lambda_det.report.page import Page
-from lambda_det.report.reading import RunState, label_of, read_saved, read_state
+from lambda_det.report.reading import RunState, read_saved, read_state
 from lambda_det.report.worst_images import draw_worst
 from lambda_det.training.run_folder import config_origin
 
@@ -135,8 +135,7 @@ def _summary(state: RunState) -> dict[str, str]:
     for record in state.records:
         last.update(record)
     numbers = {
-        label_of(name, with_weights=False): f"{value:.1f}"
-        for name, value in state.results().items()
+        result.label(name): f"{result.value:.1f}" for name, result in state.results().items()
     }
     numbers["steps"] = f"{state.steps:,}"
     if "total_loss" in last:

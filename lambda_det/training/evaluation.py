@@ -27,8 +27,15 @@ logger = logging.getLogger(__name__)
 
 _LOSSES = ("loss", "total_loss")  # how the names of losses begin
 _STATE = (
-    *("last_step", "best_step", "best", "best_name", "without_progress", "results"),
-    *("losses", "steps"),
+    "last_step",
+    "best_step",
+    "best",
+    "best_name",
+    "best_interval",
+    "without_progress",
+    "results",
+    "losses",
+    "steps",
 )
 
 
@@ -43,6 +50,7 @@ class Evaluation(HookBase):
         results: of the last evaluation, the same on all processes.
         last_step, best_step: steps done at the last and at the best evaluation; -1 for none.
         best, best_name: the best value of the metric, and which result it is.
+        best_interval: between which values it may lie by chance of the images; None if unknown.
         without_progress: evaluations since the best one.
     """
 
@@ -51,6 +59,7 @@ class Evaluation(HookBase):
         self.last_step = self.best_step = -1
         self.best = float("-inf")
         self.best_name = ""
+        self.best_interval: tuple[float, float] | None = None
         self.without_progress = 0
         self._is_pending = False
         self.losses = 0.0  # sum over the steps since the last evaluation
@@ -88,7 +97,8 @@ class Evaluation(HookBase):
         stopped = f"; the run stopped early, after step {self.last_step}"
         logger.info(
             f"The best evaluation is that after step {self.best_step}: {self.best_name} "
-            f"{self.best:.4g}, of the {weights} weights in model_best.pth"
+            f"{self.best:.4g}{_chance(self.best_interval)}, of the {weights} weights in "
+            "model_best.pth"
             f"{stopped if self._is_out_of_patience() else ''}"
         )
 
@@ -142,6 +152,7 @@ class Evaluation(HookBase):
         first = self.best_step < 0 and not math.isnan(values[name])
         if first or is_better(values[name], self.best):  # NaN is not
             self.best, self.best_step, self.best_name = values[name], step, name
+            self.best_interval = _interval(name, values)
             self.without_progress = 0
             return f"{name} {values[name]:.4g} is the best so far"
         self.without_progress += 1
@@ -180,7 +191,7 @@ class Evaluation(HookBase):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in _STATE:
-            setattr(self, name, state.get(name, ""))  # earlier versions have no best_name
+            setattr(self, name, state[name])
         self._is_pending = state["pending"]
 
 
@@ -190,6 +201,20 @@ def _floats(results: Mapping[str, Any]) -> Results:
         str(name): _floats(value) if isinstance(value, Mapping) else float(value)
         for name, value in results.items()
     }
+
+
+def _interval(name: str, values: Mapping[str, float]) -> tuple[float, float] | None:
+    """Between which values a result may lie by chance of the images, where its task says so."""
+    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+    return None if low is None or high is None else (low, high)
+
+
+def _chance(interval: tuple[float, float] | None) -> str:
+    """In words, for the log."""
+    if interval is None:
+        return ""
+    low, high = interval
+    return f" ({low:.1f} to {high:.1f} by chance of the images)"
 
 
 def _first_metric(values: Mapping[str, float], metrics: tuple[str, ...]) -> str:

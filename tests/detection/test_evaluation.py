@@ -98,6 +98,14 @@ def test_nothing_predicted(bare_data, tmp_path):
     assert results["bbox"]["AP"] == results["segm"]["AP50"] == 0
 
 
+def test_an_ap_has_its_interval(bare_data, tmp_path):
+    """One of two objects is found: test sets drawn from these images have an AP of 0 to 100."""
+    bare_data[1]["segmentation"] = [[4, 4, 10, 4, 10, 10, 4, 10]]
+    results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: []})
+    for kind in ("bbox", "segm"):
+        assert (results[kind]["AP_low"], results[kind]["AP_high"]) == (0, 100)
+
+
 def test_keypoints_of_another_number_do_not_count(bare_data, tmp_path):
     names = ["left", "right"]
     MetadataCatalog.get("bare").set(keypoint_names=names, keypoint_flip_map=[("left", "right")])

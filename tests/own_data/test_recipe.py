@@ -100,6 +100,8 @@ def test_schedule_follows_the_epochs(cfg):
     assert found["SOLVER.WARMUP_ITERS"] == 50
     assert found["SOLVER.BASE_LR"] == 0.02
     assert found["TEST.EVAL_PERIOD"] == found["SOLVER.CHECKPOINT_PERIOD"] == 101
+    cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"  # which has no steps
+    assert "SOLVER.STEPS" not in derived(cfg, make_records(101))
 
 
 def test_boxes_are_measured_at_the_size_of_the_input(cfg):

@@ -10,8 +10,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.report.advice import advise, ap50, repaired, sort_errors
-from tests.coco import annotation
-from tests.report.test_run_page import make_ground_truth, noisy_results
+from tests.coco import annotation, make_ground_truth, noisy_results
 
 
 def made_of(boxes, sizes=((200, 200),)) -> COCO:

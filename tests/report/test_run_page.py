@@ -1,6 +1,4 @@
-import contextlib
 import dataclasses
-import io
 import json
 import re
 from html.parser import HTMLParser
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
-from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.classification.config import get_classification_config
@@ -24,52 +21,9 @@ from lambda_det.report.page import Page, new_axes, to_svg
 from lambda_det.report.reading import label_of, read_metrics, read_state
 from lambda_det.report.run_page import write_report
 from lambda_det.training.run_folder import save_config
-from tests.coco import annotation as make_annotation
-from tests.coco import coco_content
+from tests.coco import CLASSES, make_ground_truth, noisy_results
 from tests.shapes import make_shapes
 from tests.training.tiny_detector import CONFIG, tiny_config
-
-CLASSES = ("bolt", "nut", "<b>washer</b>")
-
-
-def make_ground_truth(images: int = 6, seed: int = 0) -> COCO:
-    """Squares of three classes in a grid, and a crowd of bolts in image 0."""
-    rng = np.random.default_rng(seed)
-    annotations = []
-    for image in range(images):
-        for place in range(4):
-            x, y, side = 20 + 100 * (place % 2), 20 + 100 * (place // 2), int(rng.integers(20, 60))
-            category = 10 * (1 + int(rng.integers(3)))
-            number, box = len(annotations) + 1, [x, y, side, side]
-            annotations.append(make_annotation(number, image, box, category_id=category))
-    names = {i: f"{i}.png" for i in range(images)}
-    classes = {10 * number: name for number, name in enumerate(CLASSES, 1)}
-    ground_truth = COCO()
-    ground_truth.dataset = coco_content(names, annotations, classes, size=(220, 220))
-    with contextlib.redirect_stdout(io.StringIO()):
-        ground_truth.createIndex()
-    return ground_truth
-
-
-def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:
-    """Most objects, moved a little, some of a wrong class, and some of nothing."""
-    rng = np.random.default_rng(seed)
-    results = []
-    for annotation in ground_truth.dataset["annotations"]:
-        if rng.random() < 0.2:
-            continue
-        x, y, w, h = annotation["bbox"]
-        box = [x + rng.integers(0, 8), y + rng.integers(0, 8), w, h]
-        category = annotation["category_id"] if rng.random() < 0.8 else 10
-        results.append(
-            {
-                "image_id": annotation["image_id"],
-                "category_id": category,
-                "bbox": [float(value) for value in box],
-                "score": float(rng.random()),
-            }
-        )
-    return results
 
 
 @pytest.fixture
@@ -225,7 +179,7 @@ def test_curves_of_a_run(tmp_path):
     assert read_metrics(tmp_path) == records
     assert [figure.count("<svg") for figure in figures.draw_curves(records)] == [1, 1, 1]
     state = read_state(tmp_path, {})
-    assert state.results() == {"bbox/AP": 40.0} and state.steps == 2000
+    assert state.results() == {"bbox/AP": (40.0, None, None)} and state.steps == 2000
     (tmp_path / "metrics.json").write_text('{"iteration": 1}\n{]\n{"iteration": 2}\n')
     with pytest.raises(DataError, match=r"Line 2 of .*metrics\.json"):
         read_metrics(tmp_path)
@@ -309,11 +263,15 @@ def test_the_first_number_is_that_of_the_weights_that_count(run, averaged):
         content["ema"] = {"model": {}}
     torch.save(content, run / "model_best.pth")
     record = {"iteration": 99, "total_loss": 1.0, "bbox/AP": 36.1, "bbox_EMA/AP": 35.7}
+    record |= {"bbox_EMA/AP_low": 29.04, "bbox_EMA/AP_high": 42.1}
     (run / "metrics.json").write_text(json.dumps(record) + "\n")
     text = _page(run)
     numbers = re.findall(r"<b>([^<]*)</b><span>([^<]*)<", text)
-    assert numbers[0] == ("35.7" if averaged else "36.1", "box AP")
-    assert [name for _, name in numbers if "AP" in name] == ["box AP"]
+    if averaged:
+        assert numbers[0] == ("35.7", "box AP (29.0 to 42.1 by chance of the images)")
+    else:
+        assert numbers[0] == ("36.1", "box AP")
+    assert sum("AP" in name for _, name in numbers) == 1
 
 
 def test_labels_of_results():

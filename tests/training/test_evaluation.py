@@ -67,6 +67,21 @@ def _rows(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_last_line_says_how_sure_the_best_is(tmp_path, caplog, knows):
+    """Also of a run that was resumed after its best evaluation."""
+    caplog.set_level("INFO", "lambda_det")
+    results = _box(5, 3, 4)
+    if knows:
+        for entry in results:
+            entry["bbox"] |= {"AP_low": entry["bbox"]["AP"] - 2, "AP_high": 9.25}
+    first = _Trainer(tmp_path, results[:2], steps=2).run()
+    state = first.saved["model_final"] | {"pending": False}
+    _Trainer(tmp_path, results[2:], steps=3, start=2).run(state)
+    last = caplog.messages[-1]
+    assert "bbox/AP 5" in last and ("3.0 to 9.2" in last) == knows
+
+
 @pytest.mark.parametrize(
     ("results", "metric", "best"),
     [
