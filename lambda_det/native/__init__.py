@@ -14,6 +14,7 @@ import logging
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -28,30 +29,82 @@ from lambda_det.native import compiling
 _logger = logging.getLogger(__name__)
 
 
+_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
 def cache_folder() -> Path:
+    """Where compiled kernels are kept, for this user alone."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "lambda_det"
+    return Path(os.path.abspath(base)) / "lambda_det"
+
+
+def exposed(folder: Path) -> Path | None:
+    """What another user than root could put a library of his own into ``folder`` by, or None.
+
+    That is the folder itself, one that it lies in, or a link on the way to it. In a folder with the
+    sticky bit, such as /tmp, nobody can replace what belongs to others.
+    """
+    for path in dict.fromkeys((folder, folder.resolve())):
+        for place in (path, *path.parents):
+            about = place.lstat()
+            is_own, is_link = about.st_uid == os.geteuid(), stat.S_ISLNK(about.st_mode)
+            is_safe = is_link or not about.st_mode & _BY_OTHERS
+            if place == path:
+                is_safe &= is_own
+            elif about.st_mode & stat.S_ISVTX:
+                is_safe = True
+            if not is_safe or not (is_own or about.st_uid == 0):
+                return place
+    return None
+
+
+def _private_folder() -> Path:
+    """The cache, or a new folder where others could put something into the cache."""
+    folder = cache_folder()
+    for place in reversed((folder, *folder.parents)):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+    if (place := exposed(folder)) is None:
+        return folder
+    _logger.warning(
+        f"Other users can change {place}, so no kernels are taken from {folder}; they are compiled "
+        "for this process alone. Take that right away (chmod go-w), or name another folder by "
+        "XDG_CACHE_HOME."
+    )
+    private = Path(tempfile.mkdtemp())
+    if (place := exposed(private)) is not None:
+        private.rmdir()
+        raise OSError(f"other users can change {place}; name another folder by TMPDIR")
+    return private
 
 
 def _build(compiler: list[str]) -> Path:
-    """Compile for this processor, or take what an earlier process has compiled."""
+    """Compile for this processor, or take what an earlier process of this user has compiled."""
     native = ["-march=native"]
     # The compiler's macros tell its version and every instruction set it would use here
     macros = compiling.run([*compiler, *native, "-dM", "-E", "-x", "c++", os.devnull])
     files = (*compiling.files(".cpp"), *compiling.files(".h"))
     texts = [file.read_text("utf-8") for file in files]
     key = _digest("\0".join([*compiling.FLAGS, macros, *texts]).encode())
+    kept = _private_folder()
     # The name has a digest of the content: half a library would end every process that loads it
-    for library in cache_folder().glob(f"kernels_{key}_*.so"):
-        if library.stem.endswith(_digest(library.read_bytes())):
+    for library in kept.glob(f"kernels_{key}_*.so"):
+        if _is_of_this_user(library) and library.stem.endswith(_digest(library.read_bytes())):
             return library
-    _logger.info("Compiling the CPU's kernels for this processor, once: %s", cache_folder())
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+    _logger.info("Compiling the CPU's kernels for this processor, once: %s", kept)
+    with tempfile.TemporaryDirectory(dir=kept) as folder:
         compiled = compiling.compile_kernels(compiler, native, Path(folder))
-        library = cache_folder() / f"kernels_{key}_{_digest(compiled.read_bytes())}.so"
+        compiled.chmod(0o600)
+        library = kept / f"kernels_{key}_{_digest(compiled.read_bytes())}.so"
         os.replace(compiled, library)  # other processes see all of it or nothing
     return library
+
+
+def _is_of_this_user(file: Path) -> bool:
+    """Whether a file belongs to this user, and no one else can write it."""
+    about = file.lstat()
+    is_private = about.st_uid == os.geteuid() and not about.st_mode & _BY_OTHERS
+    return is_private and stat.S_ISREG(about.st_mode)
 
 
 def _brought() -> ctypes.CDLL | None:
@@ -81,7 +134,11 @@ def _library() -> ctypes.CDLL | str:
         compiler = shlex.split(named)  # perhaps "ccache g++"
         if shutil.which(compiler[0]) is None:
             return "there is no g++ to compile kernels (CXX names another compiler)"
-        return ctypes.CDLL(str(_build(compiler)))
+        file = _build(compiler)
+        library = ctypes.CDLL(str(file))
+        if file.parent != cache_folder():
+            shutil.rmtree(file.parent)  # a library that is loaded needs its file no more
+        return library
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         # RuntimeError: there is no home; ValueError: CXX has an open quote
         details = getattr(error, "stderr", None) or error

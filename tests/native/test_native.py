@@ -1,6 +1,8 @@
 """Kernels are built once, whole or not at all, for this processor; or there are none."""
 
+import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,110 @@ def test_bfloat16_without_its_instructions(fresh, monkeypatch):
     native._library.cache_clear()
     assert native.missing() is None and not native.has("forward", torch.bfloat16)
     torch.testing.assert_close(local_position_output(*inputs, "compiled"), want)
+
+
+def _opened(path, mode):
+    path.chmod(mode)
+
+
+def _linked(path, mode):
+    """A link in a folder of this mode, to the folder that it stands for."""
+    path.rename(path.with_name("elsewhere"))
+    path.parent.chmod(mode)
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize(
+    ("change", "name", "mode"),
+    [
+        (_opened, "cache", 0o777),
+        (_opened, "cache", 0o770),
+        (_opened, "cache/lambda_det", 0o702),
+        (_opened, "cache/lambda_det", 0o1777),  # where others may add files
+        (_linked, "cache/lambda_det", 0o777),
+    ],
+)
+def test_a_cache_that_others_can_change_is_not_used(
+    change, name, mode, fresh, machine, monkeypatch, caplog
+):
+    kept = native._build(["g++"])
+    change(fresh / name, mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(fresh))
+    again = native._build(["g++"])
+    assert again.parent.parent == fresh and again.parent.name not in ("cache", "elsewhere")
+    assert list(kept.parent.iterdir()) == [kept] and "XDG_CACHE_HOME" in caplog.text
+
+
+PLANTED = """
+#include <cstdio>
+#include <cstdlib>
+struct Runs { Runs() { std::fclose(std::fopen(std::getenv("PLANTED"), "w")); } } runs;
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+@needs_kernel
+@pytest.mark.parametrize(("name", "mode"), [("", 0o700), ("cache", 0o777), ("file", 0o620)])
+def test_a_planted_library_does_not_run(name, mode, fresh, monkeypatch):
+    library, said = native._build(["g++"]), fresh / "it ran"
+    key = library.stem.split("_")[1]
+    (fresh / "planted.cpp").write_text(PLANTED)
+    compiling.run(["g++", "-shared", "-fPIC", str(fresh / "planted.cpp"), "-o", str(library)])
+    planted = library.with_name(f"kernels_{key}_{native._digest(library.read_bytes())}.so")
+    library.rename(planted).chmod(0o600)
+    (planted if name == "file" else fresh / name).chmod(mode)
+    monkeypatch.setenv("PLANTED", str(said))
+    monkeypatch.setattr(tempfile, "tempdir", str(fresh))
+    before = {*fresh.iterdir()}
+    native._library.cache_clear()
+    assert native.missing() is None
+    assert said.exists() == (name == "")  # this user's own libraries run
+    if name:
+        local_position_output(*INPUTS, "compiled")
+        assert {*fresh.iterdir()} == before
+
+
+@pytest.mark.posix
+def test_a_folder_in_one_with_the_sticky_bit_is_as_good(fresh, machine):
+    (fresh / "cache").mkdir()
+    (fresh / "cache").chmod(0o1777)
+    assert native._build(["g++"]).parent == fresh / "cache" / "lambda_det"
+    assert stat.S_IMODE((fresh / "cache" / "lambda_det").stat().st_mode) == 0o700
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("place", ["cache", "cache/lambda_det", "library"])
+def test_what_belongs_to_another_user_is_not_taken(place, fresh, machine, monkeypatch):
+    """As root would find it in the home of a user."""
+    library = native._build(["g++"])
+    foreign = library if place == "library" else fresh / place
+    real = Path.lstat
+
+    def lstat(path):
+        about = real(path)
+        if path != foreign:
+            return about
+        return os.stat_result((*about[:4], about.st_uid + 1000, *about[5:]))
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    replaced = []
+    replace = os.replace
+    monkeypatch.setattr(native.os, "replace", lambda *x: replaced.append(x) or replace(*x))
+    again = native._build(["g++"])
+    assert len(replaced) == 1
+    assert (again.parent == library.parent) == (place == "library")
+
+
+@pytest.mark.posix
+def test_without_a_private_place_there_are_no_kernels(fresh, machine, monkeypatch, caplog):
+    for name in ("cache", "temporary"):
+        (fresh / name).mkdir()
+        (fresh / name).chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(fresh / "temporary"))
+    assert native.missing() and "TMPDIR" in caplog.text
+    assert not [*(fresh / "temporary").iterdir()]
 
 
 # What the compiler does; the file is the one after -o
