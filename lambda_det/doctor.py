@@ -186,6 +186,14 @@ def _operators() -> str:
     return "works"
 
 
+def _torch_files() -> str:
+    if importlib.import_module("lambda_det.weights.formats").is_torch_load_unsafe():
+        raise Fault(
+            f"PyTorch {version('torch')} cannot read a .pth from strangers safely (CVE-2026-24747)."
+        )
+    return "are read without running what is in them"
+
+
 def _gpus() -> str:
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
@@ -289,6 +297,14 @@ CHECKS = (
         "pip install of the lambda_det repository brings what it needs. If numpy or Pillow lacks a "
         f"name, Detectron2 is older than 2023: {INSTALL_DETECTRON2}",
         needs=("torch", "torchvision", "detectron2"),
+    ),
+    Check(
+        ".pth files",
+        _torch_files,
+        'pip install --upgrade "torch>=2.10" torchvision, or take .safetensors files.',
+        "From an address they are refused.",
+        needs=("torch",),
+        breaks=False,
     ),
     Check(
         "kernels of the CPU",

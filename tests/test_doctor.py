@@ -17,7 +17,7 @@ from lambda_det.doctor import CHECKS, Check, Fault, examine
 ROOT = Path(__file__).parents[1]
 BY_NAME = {check.name: check for check in CHECKS}
 # Of a machine or a Detectron2, which may have them where the tests run
-CIRCUMSTANCES = {"detectron2._C", "GPUs", "shared memory"}
+CIRCUMSTANCES = {"detectron2._C", "GPUs", "shared memory", ".pth files"}
 
 
 def look(name):
@@ -69,6 +69,14 @@ def test_a_row_waits_for_what_it_needs(broken):
     assert "torch" in problems
     for name in ("numpy", "torchvision", "detectron2", "lambda_det", "kernels of the CPU"):
         assert "not tried without" in lines[name] and name not in problems
+
+
+@pytest.mark.parametrize("number", ["2.9.1", "2.10.0+cpu"])
+def test_a_pytorch_that_reads_files_unsafely(number, monkeypatch):
+    monkeypatch.setattr("torch.__version__", torch.torch_version.TorchVersion(number))
+    _, problem = look(".pth files")
+    assert ("CVE-2026-24747" in (problem or "")) == (number == "2.9.1")
+    assert not BY_NAME[".pth files"].breaks
 
 
 @pytest.mark.parametrize(

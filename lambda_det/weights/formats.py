@@ -45,6 +45,29 @@ _PICKLE_GLOBALS = {
 _NUMPY_TYPES = "?bBhHiIlLqQefd"
 
 
+def check_address(address: str) -> None:
+    """Refuse what strangers may have written and this PyTorch cannot read safely.
+
+    Args:
+        address: of a file that would be downloaded. Its suffix decides on the format, as in
+            :func:`read_checkpoint`.
+
+    Raises:
+        WeightsError: it is a file of ``torch.save``, and PyTorch is older than 2.10.
+    """
+    if Path(address).suffix not in READERS and is_torch_load_unsafe():
+        raise WeightsError(
+            f"{address} is refused: PyTorch {torch.__version__} cannot read a file of torch.save "
+            "from strangers safely (CVE-2026-24747). Take a .safetensors file or PyTorch 2.10, or "
+            "download the file and give its path if you trust where it comes from."
+        )
+
+
+def is_torch_load_unsafe() -> bool:
+    """Whether a file can write to memory at will when this PyTorch reads it: CVE-2026-24747."""
+    return torch.__version__ < (2, 10)
+
+
 def read_torch(path: str | Path) -> Any:
     """Read a file of ``torch.save``: tensors, arrays, plain values and containers of them.
 
@@ -60,7 +83,8 @@ def read_torch(path: str | Path) -> Any:
 def check_torch_file(path: str | Path) -> Any:
     """As :func:`read_torch`, but map the tensors from the disk instead of copying them.
 
-    Use it to verify a file. It takes the time of one read and next to no memory.
+    Use it to verify a file. It takes the time of one read and next to no memory. Do not hand the
+    tensors on: one that is longer than its record has what lies behind the record in the file.
     """
     return _read_torch(path, mmap=True)
 

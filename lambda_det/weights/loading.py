@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lambda_det.errors import WeightsError, listed, refused
 from lambda_det.weights.backbone_file import fold_normalisation
-from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.formats import check_address, read_checkpoint
 from lambda_det.weights.import_names import import_weights
 from lambda_det.weights.names import (
     Fit,
@@ -79,7 +79,8 @@ def read_weights(path: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: the URL names no published weights.
-        WeightsError: the file is missing, unreadable or unsafe.
+        WeightsError: the file is missing, unreadable or unsafe, or one of ``torch.save`` from an
+            address and PyTorch is older than 2.10.
     """
     if is_public(path):
         content, public = read_public(path)
@@ -89,6 +90,8 @@ def read_weights(path: str) -> dict[str, Any]:
 
     url = urlparse(path)
     options = parse_qs(url.query)
+    if "://" in path:
+        check_address(url._replace(query="").geturl())
     with refused(
         WeightsError, f"The weights {path} cannot be fetched", "", OSError, AssertionError
     ):

@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 import torch
 
 from lambda_det.errors import ConfigError, WeightsError, suggest
-from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.formats import check_address, read_checkpoint
 from lambda_det.weights.import_names import IMAGENET_PIXELS, import_weights
 from lambda_det.weights.provenance import PixelSettings
 
@@ -137,6 +137,8 @@ def fetch(url: str) -> PublicFile:
 
     Raises:
         ConfigError: there are no such weights, or their network is not in ``list_models()``.
+        WeightsError: on the Hub is a file of ``torch.save``, and PyTorch is older than 2.10. Those
+            of torchvision are published by the authors of PyTorch.
     """
     scheme = next(scheme for scheme in SCHEMES if url.startswith(scheme))
     return SCHEMES[scheme](url, url.removeprefix(scheme).strip("/"))
@@ -241,6 +243,7 @@ def _hub(url: str, name: str) -> PublicFile:
     if len(parts) < 3:
         raise ConfigError(f"{url} must have the form hf://OWNER/REPOSITORY/FILE.")
     repository, file = "/".join(parts[:2]), "/".join(parts[2:])
+    check_address(f"hf://{repository}/{file}")
     license = f"see https://huggingface.co/{repository}"
     return PublicFile(url, *_on_hub(repository, file, f"hf/{repository}/{file}"), license=license)
 

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.weights.loading import read_weights
 from lambda_det.weights.public import fetch, is_public, read_public
 
 TIMM, TORCHVISION = "timm://mobilenetv2_100.ra_in1k", "torchvision://MobileNet_V2_Weights."
@@ -23,6 +24,7 @@ def no_connection(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    monkeypatch.setattr("iopath.common.file_io.download", fail)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_unknown_names(url, near):
             "https://download.pytorch.org/models/",
             "retinanet_resnet",
         ),
-        ("hf://owner/name/sub/w.pth", "https://huggingface.co/owner/name/", "hf/owner/name/sub/w"),
+        ("hf://owner/name/sub/w.pkl", "https://huggingface.co/owner/name/", "hf/owner/name/sub/w"),
     ],
 )
 def test_without_a_connection_the_file_and_its_place_are_named(url, origin, place, tmp_path):
@@ -98,3 +100,31 @@ def test_a_file_of_something_else_in_its_place():
     save_file({"a": torch.zeros(1)}, public.place)
     with pytest.raises(WeightsError, match=r"mobilenetv2_100\.ra_in1k\.safetensors"):
         read_public(TIMM)
+
+
+@pytest.mark.parametrize("number", ["2.4.1", "2.9.1", "2.10.0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hf://owner/name/w.pth",
+        "hf://owner/name/sub/pytorch_model.bin",
+        "https://example.org/w.pth?download=true",
+        "https://example.org/files/17",
+        "detectron2://X/w.pyth",
+    ],
+)
+def test_an_older_pytorch_takes_no_pickle_from_an_address(url, number, monkeypatch):
+    monkeypatch.setattr("torch.__version__", torch.torch_version.TorchVersion(number))
+    with pytest.raises(WeightsError) as caught:
+        read_weights(url)  # without a connection, it is no file that could be read
+    assert ("CVE-2026-24747" in str(caught.value)) == (number != "2.10.0")
+
+
+@pytest.mark.parametrize(
+    "url", ["hf://owner/name", "https://example.org/w.pkl", "https://example.org/w.safetensors"]
+)
+def test_an_older_pytorch_takes_other_files_from_an_address(url, monkeypatch):
+    monkeypatch.setattr("torch.__version__", torch.torch_version.TorchVersion("2.9.1"))
+    with pytest.raises(WeightsError) as caught:
+        read_weights(url)
+    assert "CVE" not in str(caught.value)
