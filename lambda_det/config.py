@@ -168,6 +168,9 @@ def add_lambda_config(cfg: CN) -> None:
     # Batches of one optimiser step. SOLVER.IMS_PER_BATCH stays the number of images of one
     # optimiser step; REFERENCE_WORLD_SIZE sees this many times more workers than there are.
     _C.SOLVER.ACCUMULATE_GRADIENTS = 1
+    # Keys whose values are not scaled to the processes, whatever SOLVER.REFERENCE_WORLD_SIZE is;
+    # those of the command line are added to them
+    _C.SOLVER.UNSCALED = []
     # The learning rate of the backbone, as a multiple of that of the heads
     _C.SOLVER.BACKBONE_MULTIPLIER = 1.0
     # Exponential moving average of the weights, ramped up as min(EMA_DECAY, (1 + n) / (10 + n))

@@ -9,7 +9,7 @@ from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.training.run_folder import BufferedLog
 from tests.training.tiny_detector import save_run
 
-LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "dataloader.train_json"
+LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "train.init_checkpoint"
 
 
 @pytest.fixture
@@ -22,19 +22,25 @@ def started(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "keys", "opts"),
+    ("recipe", "flags", "keys", "opts"),
     [
-        (None, {"INPUT.MIN_SIZE_TRAIN": (48,), "SEED": 1}, "INPUT.MIN_SIZE_TRAIN|(48,)|SEED|1"),
-        (LAZY, {KEY: "a b", "a.b": [1, 2]}, "dataloader.train_json='a b'|a.b=[1, 2]"),
+        (
+            None,
+            {"epochs": 2, "batch": 4, "test": None},
+            {"INPUT.MIN_SIZE_TRAIN": (48,), "SEED": 1},
+            "INPUT.MIN_SIZE_TRAIN|(48,)|SEED|1",
+        ),
+        (LAZY, {}, {KEY: "a b", "a.b": [1, 2]}, f"{KEY}='a b'|a.b=[1, 2]"),
     ],
 )
-def test_flags_and_keys_are_those_of_the_command(recipe, keys, opts, started, tmp_path):
-    run = lambda_det.train(
-        tmp_path, recipe, output=tmp_path, epochs=2, batch=4, resume=True, test=None, **keys
-    )
+def test_flags_and_keys_are_those_of_the_command(recipe, flags, keys, opts, started, tmp_path):
+    data = None if recipe else tmp_path
+    run = lambda_det.train(data, recipe, output=tmp_path, resume=True, **flags, **keys)
     (args,) = started
-    assert (args.data, args.epochs, args.batch) == (str(tmp_path), 2, 4)
-    assert args.resume and args.progress and not args.eval_only and args.test_json is None
+    if not recipe:
+        assert (args.data, args.epochs, args.batch) == (str(tmp_path), 2, 4)
+        assert args.test_json is None
+    assert args.resume and args.progress and not args.eval_only
     assert "|".join(args.opts).startswith(opts) and args.opts[-1].endswith(str(tmp_path))
     assert run.folder == tmp_path
 
@@ -42,8 +48,9 @@ def test_flags_and_keys_are_those_of_the_command(recipe, keys, opts, started, tm
 def test_a_flag_of_0_and_a_path_count(started, tmp_path):
     """0 is no False: it holds out nothing."""
     place = tmp_path / "my data"
-    lambda_det.train("my", LAZY, output=tmp_path, val_share=0, num_gpus=1, **{KEY: place})
-    assert started[0].val_share == 0 and started[0].opts[0] == f"{KEY}='{place}'"
+    lambda_det.train("my", output=tmp_path, val_share=0)
+    lambda_det.train(None, LAZY, output=tmp_path, num_gpus=1, **{KEY: place})
+    assert started[0].val_share == 0 and started[1].opts[0] == f"{KEY}='{place}'"
 
 
 @pytest.mark.parametrize("keys", [{"bach": 4}, {"batch": "many"}])

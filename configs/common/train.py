@@ -1,4 +1,4 @@
-"""Run settings: Detectron2's, and those that tools/lazyconfig_train_net.py adds."""
+"""Settings of a run: those of Detectron2's train.py, and those that our trainer adds."""
 
 train = {
     "output_dir": "./output",
@@ -16,7 +16,7 @@ train = {
     "eval_period": 10000,
     # Metric that selects model_best.pth; "" takes the first available of segm/AP, bbox/AP, ...
     "best_metric": "",
-    # Stop after so many evaluations without a better one; 0: train to the end
+    # Stop after this number of evaluations without a better one; 0: train to the end
     "patience": 0,
     "log_period": 20,
     # Where the numbers go besides metrics.json; EVENT_WRITERS in lambda_det/config.py has the names
@@ -24,43 +24,21 @@ train = {
     "device": "cuda",
     "seed": -1,
     "cudnn_benchmark": False,
+    "float32_precision": "",
     # Layout in memory of the maps; files of weights are the same either way
     "channels_last": True,
     # In which evaluation and prediction compute: "float32" or "bfloat16"
     "test_precision": "float32",
-    # Also compute the losses of training on the test data, with every evaluation in a training
-    "test_loss": False,
-    # At the end also evaluate averages over resized and flipped images, as Detectron2's TEST.AUG
-    "test_aug": {
-        "enabled": False,
-        "min_sizes": [400, 500, 600, 700, 800, 900, 1000, 1100, 1200],
-        "max_size": 4000,
-        "flip": True,
-    },
     # Exponential moving average of the weights, which is evaluated beside the raw weights
     "model_ema": {"enabled": False, "decay": 0.999},
-    # Estimate batch norm's statistics anew before each evaluation, on num_iter batches
-    "precise_bn": {"enabled": False, "num_iter": 200},
+    # Estimate batch norm's statistics anew before each evaluation, on this number of batches
+    "precise_bn_batches": 0,
     # total_batch_size, lr, max_iter and eval_period are for the paper's 128 workers with 2 images
-    # each. On fewer workers Detectron2's rule scales them. accumulate_gradients counts as workers:
-    # 8 GPUs x 16 batches is the paper's run. 0 disables the scaling.
+    # each. On fewer workers Detectron2's rule scales them, except those of the command line.
+    # accumulate_gradients counts as workers: 8 GPUs x 16 batches is the paper's run. 0 disables the
+    # scaling.
     "reference_world_size": 128,
     "accumulate_gradients": 1,
-    # Schedule, batch and anchors that follow from the data, as RECIPE in lambda_det/config.py
-    "recipe": {
-        "enabled": False,
-        "epochs": 0.0,
-        "min_steps": 300,
-        "evaluations": 10,
-        "memory": [],
-        "keep": [],
-    },
-    # "value" clips each element of a gradient and "norm" the norm of each parameter's gradient, as
-    # in Detectron2; "full_model" clips the norm over all gradients
-    "clip_gradients": {
-        "enabled": False,
-        "clip_type": "full_model",
-        "clip_value": 1.0,
-        "norm_type": 2.0,
-    },
+    # Clip the norm over all gradients, as detrex does
+    "clip_grad": {"enabled": False, "params": {"max_norm": 1.0, "norm_type": 2.0}},
 }

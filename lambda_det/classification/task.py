@@ -44,9 +44,8 @@ from lambda_det.classification.schedule import (
 )
 from lambda_det.distributed.launch import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
-from lambda_det.training import config_file
 from lambda_det.training.precision import Precision
-from lambda_det.training.settings import FixedKeys, Settings
+from lambda_det.training.settings import COMMON_KEYS, FixedKeys, Settings, common_settings
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.version import __version__
 from lambda_det.weights.provenance import PixelSettings, wanted_pixels
@@ -55,7 +54,7 @@ __all__ = ["ClassificationTask"]
 
 HELD_OUT, VAL = "held_out", "val"
 
-KEYS = config_file.KEYS | {
+KEYS = COMMON_KEYS | {
     "max_iter": "SOLVER.EPOCHS",
     "checkpoints_kept": "SOLVER.CHECKPOINTS_KEPT",
     "log_period": "LOG_PERIOD",
@@ -118,7 +117,7 @@ class ClassificationTask(Task):
         per_epoch = math.ceil(plan.images / plan.forward)
         batches = min(cfg.TEST.PRECISE_BN_BATCHES, per_epoch)
         self.settings = Settings(
-            **config_file.common_settings(cfg),
+            **common_settings(cfg),
             max_iter=plan.steps,
             checkpoints_kept=cfg.SOLVER.CHECKPOINTS_KEPT,
             log_period=cfg.LOG_PERIOD,

@@ -37,9 +37,6 @@ The paper's batch of 256 images on 8 GPUs, 2 images at a time on each; another n
   %(prog)s --config-file FILE --num-gpus 8 train.accumulate_gradients=16
   %(prog)s --config-file FILE model.backbone.bottom_up.name=lambda_resnet101
 
-On your own data:
-  %(prog)s --config-file FILE --data my/ --output output/mine
-
 Continue after a stop; evaluate the last checkpoint; evaluate some weights:
   %(prog)s --config-file FILE --resume train.output_dir=output/mine
   %(prog)s --config-file FILE --eval-only --resume train.output_dir=output/mine
@@ -66,27 +63,24 @@ def parser() -> argparse.ArgumentParser:
         "Train and evaluate a detector described by a configuration file.",
         _EXAMPLES + YAML_EXAMPLES,
     )
-    _add_data_flags(result, "DATASETS.TRAIN and .TEST", "RECIPE in lambda_det/config.py")
+    _add_data_flags(result)
     return result
 
 
 def lazy_parser() -> argparse.ArgumentParser:
-    """The same flags for a LazyConfig."""
-    result = run_parser(
+    """The flags of a training that a LazyConfig describes."""
+    return run_parser(
         "lambda_det.detection.task.DetectionTask",
         "Train and evaluate what a LazyConfig describes.",
         _LAZY_EXAMPLES,
         _LAZY_NAMES,
     )
-    _add_data_flags(
-        result, "those of dataloader.train and .test", "train.recipe in configs/common/train.py"
-    )
-    return result
 
 
-def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: str) -> None:
+def _add_data_flags(result: argparse.ArgumentParser) -> None:
     data = result.add_argument_group(
-        f"data, instead of {instead_of}; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA or CVAT"
+        "data, instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA "
+        "or CVAT"
     )
     data.add_argument(
         "--data",
@@ -118,7 +112,9 @@ def _add_data_flags(result: argparse.ArgumentParser, instead_of: str, recipe: st
         metavar="REGEX",
         help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
     )
-    schedule = result.add_argument_group(f"a schedule for your data ({recipe})")
+    schedule = result.add_argument_group(
+        "a schedule for your data (RECIPE in lambda_det/config.py)"
+    )
     schedule.add_argument(
         "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
     )

@@ -14,6 +14,7 @@ from detectron2.utils import comm
 
 from lambda_det.config import add_lambda_config, leaves
 from lambda_det.detection.registry import HEADS
+from lambda_det.detection.schedule import KEYS, SCALED
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.config_file import read_config
 
@@ -68,8 +69,10 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     for key, value in flags.items():
         section, name = key.split(".")
         cfg[section][name] = value
-    typed = FITTED_KEYS.intersection([*list(args.opts or [])[::2], *flags])
-    cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *typed})
+    typed = [*list(args.opts or [])[::2], *flags]
+    cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *FITTED_KEYS.intersection(typed)})
+    unscaled = {KEYS[name] for name in SCALED}.intersection(typed)
+    cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *unscaled})
     return cfg
 
 

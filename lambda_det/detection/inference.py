@@ -122,8 +122,8 @@ def trained_detector(
     if taken.averaged and "ema" in content:  # a file of the Hub has only these
         content = {**content, "model": content["ema"]["model"]}
     SafeCheckpointer(model).load(weights, [], content=content)
-    precision = precision or task.parts.cfg.TEST.PRECISION
-    model = for_inference(model, precision, channels_last=task.parts.cfg.MODEL.CHANNELS_LAST)
+    precision = precision or task.settings.test_precision
+    model = for_inference(model, precision, channels_last=task.settings.channels_last)
     return model, taken, _known_classes(cfg, content, weights)
 
 

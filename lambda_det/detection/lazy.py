@@ -1,8 +1,9 @@
-"""LazyConfigs: read from a file and a command line, as settings of a run, and saved as YAML."""
+"""LazyConfigs: read from a file and a command line, and saved as YAML."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,148 +16,82 @@ from detectron2.utils.registry import _convert_target_to_string
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
-from omegaconf.errors import OmegaConfBaseException
 
 from lambda_det.config import PYTHON_TAG, read_plain
-from lambda_det.detection.config import FITTED_KEYS, flag_settings
-from lambda_det.errors import ConfigError, UserError, reason, suggest
+from lambda_det.detection.schedule import SCALED, DetectionSettings
+from lambda_det.errors import ConfigError, reason, refused, suggest
 
-# Sections of YAML of which these keys have the same names in a LazyConfig, in small letters
-_ALIKE = {
-    "": ("train", "OUTPUT_DIR SEED CUDNN_BENCHMARK FLOAT32_PRECISION EVENT_WRITERS"),
-    "DATASETS": (
-        "dataloader",
-        "TRAIN_JSON TRAIN_IMAGES TEST_JSON TEST_IMAGES VAL_SHARE GROUP_BY STRATIFY",
-    ),
-    "INPUT": ("dataloader.train.mixing", "COLOR COPY_PASTE MOSAIC"),
-    "MODEL": ("train", "CHANNELS_LAST DEVICE"),
-    "RECIPE": ("train.recipe", "ENABLED EPOCHS MIN_STEPS EVALUATIONS MEMORY KEEP"),
-    "SOLVER": ("train", "ACCUMULATE_GRADIENTS MAX_ITER REFERENCE_WORLD_SIZE"),
-    "SOLVER.AMP": ("train.amp", "DTYPE ENABLED"),
-    "SOLVER.CLIP_GRADIENTS": ("train.clip_gradients", "CLIP_TYPE CLIP_VALUE ENABLED NORM_TYPE"),
-    "TEST": ("train", "BEST_METRIC EVAL_PERIOD PATIENCE"),
-    "TEST.AUG": ("train.test_aug", "ENABLED MIN_SIZES MAX_SIZE FLIP"),
-    "TEST.PRECISE_BN": ("train.precise_bn", "ENABLED NUM_ITER"),
-}
-# Where a LazyConfig has what a key of YAML says; ``train`` is that of configs/common/train.py
+# Detectron2's and detrex's names of settings; the others are train.NAME
 # fmt: off
-PLACES = {
-    f"{section}.{key}".lstrip("."): f"{place}.{key.lower()}"
-    for section, (place, keys) in _ALIKE.items() for key in keys.split()
-} | {
-    "INPUT.FORMAT":                           "dataloader.train.mapper.image_format",
-    "DATASETS.TRAIN":                         "dataloader.train.dataset.names",
-    "DATASETS.TEST":                          "dataloader.test.dataset.names",
-    "DATALOADER.ASPECT_RATIO_GROUPING":       "dataloader.train.aspect_ratio_grouping",
-    "DATALOADER.FILTER_EMPTY_ANNOTATIONS":    "dataloader.train.dataset.filter_empty",
-    "DATALOADER.NUM_WORKERS":                 "dataloader.train.num_workers",
-    "SOLVER.BASE_LR":                         "optimizer.lr",
-    "SOLVER.CHECKPOINT_PERIOD":               "train.checkpointer.period",
-    "SOLVER.EMA_DECAY":                       "train.model_ema.decay",
-    "SOLVER.IMS_PER_BATCH":                   "dataloader.train.total_batch_size",
-    "SOLVER.STEPS":                           "lr_multiplier.scheduler.milestones",
-    "SOLVER.WARMUP_ITERS":                    "lr_multiplier.warmup_length",
-    "TEST.DETECTIONS_PER_IMAGE":              "model.roi_heads.box_predictor.test_topk_per_image",
-    "TEST.LOSS":                              "train.test_loss",
-    "TEST.PRECISION":                         "train.test_precision",
-    "MODEL.WEIGHTS":                          "train.init_checkpoint",
-    "MODEL.META_ARCHITECTURE":                "model._target_",
-    "MODEL.PIXEL_MEAN":                       "model.pixel_mean",
-    "MODEL.PIXEL_STD":                        "model.pixel_std",
-    "MODEL.MASK_ON":                          "dataloader.train.mapper.use_instance_mask",
-    "MODEL.ROI_HEADS.NUM_CLASSES":            "model.roi_heads.num_classes",
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST":        "model.roi_heads.box_predictor.test_nms_thresh",
-    "MODEL.RETINANET.NUM_CLASSES":            "model.num_classes",
-    "MODEL.RETINANET.IN_FEATURES":            "model.head_in_features",
-    "MODEL.RPN.IN_FEATURES":                  "model.proposal_generator.in_features",
-    "MODEL.SEM_SEG_HEAD.NUM_CLASSES":         "model.sem_seg_head.num_classes",
-    "MODEL.SEM_SEG_HEAD.IGNORE_VALUE":        "model.sem_seg_head.ignore_value",
-    "MODEL.PROPOSAL_GENERATOR.NAME":          "model.proposal_generator._target_",
-    "MODEL.ANCHOR_GENERATOR.NAME":            "model.proposal_generator.anchor_generator._target_",
-    "MODEL.ANCHOR_GENERATOR.SIZES":           "model.proposal_generator.anchor_generator.sizes",
-    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS":
-        "model.proposal_generator.anchor_generator.aspect_ratios",
+_NAMED = {
+    "weights":           "train.init_checkpoint",
+    "accumulate":        "train.accumulate_gradients",
+    "amp_dtype":         "train.amp.dtype",
+    "ema_decay":         "train.model_ema.decay",
+    "checkpoint_period": "train.checkpointer.period",
+    "checkpoints_kept":  "train.checkpointer.max_to_keep",
+    "images_per_step":   "dataloader.train.total_batch_size",
+    "num_workers":       "dataloader.train.num_workers",
+    "base_lr":           "optimizer.lr",
 }
 # fmt: on
-# Keys that a command line may set though the file does not have them
-_KNOWN = {place for place in PLACES.values() if not place.startswith("model.")} | {
-    "train.model_ema.enabled",
-    "train.log_period",
-    "train.checkpointer.max_to_keep",
-    "train.ddp.find_unused_parameters",
-    "train.ddp.fp16_compression",
-    "dataloader.train.max_unreadable",
-    "dataloader.train.timeout",
+# The key of a LazyConfig for each setting
+KEYS = {
+    field.name: _NAMED.get(field.name, f"train.{field.name}")
+    for field in dataclasses.fields(DetectionSettings)
+    if field.name not in ("clipping", "keys")
+} | {
+    "clipping.limit": "train.clip_grad.params.max_norm",
+    "clipping.norm_type": "train.clip_grad.params.norm_type",
 }
-# What a recipe or the number of processes may change, and the command line sets literally
-_FITTED = {PLACES[key] for key in FITTED_KEYS & PLACES.keys()} | {
-    f"model.anchor_generator.{key}" for key in ("sizes", "aspect_ratios")
-}
-_NEEDED = ("model", "dataloader", "optimizer", "lr_multiplier", "train", "train.max_iter")
-# What is read of the top of a configuration and of its dataloader
-_PARTS = (*_NEEDED, "dataloader.train", "dataloader.test", "dataloader.evaluator")
 
 
 # ------------------------------------------------------------------------------------------ reading
 def load_lazy_config(args: argparse.Namespace) -> DictConfig:
-    """Run the Python of --config-file, then take the key=value pairs and the data flags.
+    """Run the Python of --config-file, then take the key=value pairs.
 
     Args:
         args: of :func:`lambda_det.detection.lazy_parser`.
 
     Raises:
-        ConfigError: the file is missing, fails or is no such configuration, or a key or value
-            cannot be.
+        ConfigError: there is no such file, a pair cannot be read, or its key is not there.
     """
-    if not args.config_file:
-        raise ConfigError("There is no config file; --config-file names one.")
-    lazy, typed = load_lazy_file(args.config_file), set()
-    for key, value in _overrides(args.opts or []):
-        typed.add(key.lstrip("+"))
-        _check_key(lazy, key.lstrip("+"), added=key.startswith("+"))
-        try:
-            OmegaConf.update(lazy, key.lstrip("+"), value, merge=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{key}={value} cannot be set: {_first_line(error)}.") from error
-    for key, value in flag_settings(args).items():
-        typed.add(PLACES[key])
-        OmegaConf.update(lazy, PLACES[key], value)
-    for name in _NEEDED:
-        if select(lazy, name) is None:
-            raise ConfigError(
-                f"The configuration has no {name}: a LazyConfig to train has model, dataloader, "
-                "optimizer, lr_multiplier and train, as those in configs/."
-            )
-    if kept := sorted(_FITTED & typed):
-        before = select(lazy, "train.recipe.keep") or ()
-        OmegaConf.update(lazy, "train.recipe.keep", sorted({*before, *kept}))
-    return lazy
+    config = load_lazy_file(args.config_file)
+    what = "The words after the flags, which are pairs such as train.max_iter=40, cannot be read"
+    with refused(ConfigError, what, "correct them", OverrideParseException):
+        overrides = OverridesParser.create().parse_overrides(list(args.opts or []))
+    for override in overrides:
+        key = override.key_or_group
+        if override.is_delete():
+            raise ConfigError(f"~{key} would remove a key; set it to null, or edit the file.")
+        if not override.is_add():
+            _check_key(config, key)
+        OmegaConf.update(config, key, override.value(), merge=True)
+    typed = {override.key_or_group for override in overrides}
+    unscaled = sorted(typed & {KEYS[name] for name in SCALED})
+    if unscaled and "train" in config:
+        before = config.train.get("unscaled") or ()
+        config.train.unscaled = sorted({*before, *unscaled})
+    return config
 
 
 def load_lazy_file(file: str | Path) -> DictConfig:
-    """A LazyConfig as its file has it: Python, which is run, or YAML, of which nothing is.
+    """A LazyConfig as its file has it: Python, which is run, or YAML, which runs nothing.
 
     Raises:
-        ConfigError: it is missing, fails or holds something else.
+        ConfigError: it is missing, or holds something else.
     """
     file = Path(file)
     if not file.is_file():
         hint = suggest(str(file), map(str, file.parent.glob("*.py")))
         raise ConfigError(f"There is no config file {file}{hint}")
-    try:
-        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
-            lazy = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
-        else:
-            lazy = LazyConfig.load(str(file))
-    except UserError:
-        raise
-    except Exception as error:  # it is a program, and may raise anything
-        raise ConfigError(
-            f"{file} fails as it is loaded: {type(error).__name__}: {_first_line(error)}."
-        ) from error
-    if not isinstance(lazy, DictConfig):
+    if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
+        config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
+    else:
+        config = LazyConfig.load(str(file))
+    if not isinstance(config, DictConfig):
         raise ConfigError(f"{file} holds no mapping, and so no LazyConfig.")
-    return lazy
+    return config
 
 
 def is_lazy(loaded: Any) -> bool:
@@ -177,40 +112,24 @@ def is_lazy_file(file: str | Path) -> bool:
         return False
 
 
-def _overrides(opts: list[str]) -> Iterator[tuple[str, Any]]:
-    for text in opts:
-        if text.startswith("--"):
-            raise ConfigError(f"{text} stands among the key=value pairs; flags come before them.")
-        try:
-            [override] = OverridesParser.create().parse_overrides([text])
-        except OverrideParseException as error:
-            raise ConfigError(
-                f"{text!r} is not key=value, such as train.output_dir=output/mine."
-            ) from error
-        if override.is_delete():
-            raise ConfigError(f"{text} would remove a key; set it to null, or edit the file.")
-        yield ("+" if override.is_add() else "") + override.key_or_group, override.value()
+def _check_key(config: DictConfig, key: str) -> None:
+    """Refuse a key that is not there, and is no argument of what a node makes: a slip of the pen.
 
-
-def _check_key(lazy: DictConfig, key: str, *, added: bool) -> None:
-    """Refuse a key that nothing reads; Detectron2 would silently take it."""
-    if key in _KNOWN:
+    Detectron2 adds it to the configuration, and nothing reads it.
+    """
+    section, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, section) if section else config
+    is_call = isinstance(node, DictConfig) and "_target_" in node
+    if is_call or (OmegaConf.is_config(node) and name in _names(node)):
         return
-    names, there = key.split("."), list(_all_keys(lazy))
-    part = ".".join(names[: 2 if names[0] == "dataloader" else 1])
-    can_be_added = part in _PARTS or part in there
-    section = select(lazy, ".".join(names[:-1])) if len(names) > 1 else None
-    # OmegaConf looks at an index of a list, and what a node makes at its arguments
-    is_checked = isinstance(section, ListConfig) or (
-        isinstance(section, DictConfig) and "_target_" in section
-    )
-    if key in there or is_checked or (added and can_be_added):
-        return
-    how = f"+{key}=... adds it" if can_be_added else "and nothing would read it"
     raise ConfigError(
-        f"The command line sets {key}, which the configuration does not have ({how})"
-        f"{suggest(key, there)}"
+        f"The command line sets {key}, which the configuration does not have (+{key}=... adds it)"
+        f"{suggest(key, _all_keys(config))}"
     )
+
+
+def _names(node: DictConfig | ListConfig) -> list[str]:
+    return list(map(str, node if isinstance(node, DictConfig) else range(len(node))))
 
 
 def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -219,69 +138,6 @@ def _all_keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
         child = node._get_node(name)
         if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
             yield from _all_keys(child, f"{prefix}{name}.")
-
-
-def refuse_unknown_train_keys(lazy: DictConfig) -> None:
-    """Refuse keys of ``train`` that nothing here reads, such as those of another project.
-
-    What is switched off may stand there: null, False, and a section whose ``enabled`` is False.
-
-    Raises:
-        ConfigError: it names the key, and a key of ours with a name like it.
-    """
-    sections = {name.rpartition(".")[0] for name in _KNOWN}
-    for name in _all_keys(lazy.train):
-        key = f"train.{name}"
-        if key in _KNOWN | sections or key.rpartition(".")[0] not in sections:
-            continue
-        value = select(lazy, key)
-        if value in (None, False, "") or (
-            isinstance(value, DictConfig) and not value.get("enabled", 1)
-        ):
-            continue
-        raise ConfigError(
-            f"The configuration has {key}, which nothing here reads"
-            f"{suggest(key, sorted(_KNOWN), 0.8)} Correct its name, or set "
-            f"{key}=null to train without it."
-        )
-
-
-def read_value(lazy: DictConfig, key: str, default: Any) -> Any:
-    """A value of the type of ``default``, which is taken where the key is absent or null.
-
-    Raises:
-        ConfigError: it is of another type, or refers to what is not there.
-    """
-    value = select(lazy, key)
-    value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    if value is None:
-        return default
-    kind = type(default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    fits = isinstance(value, (list, tuple)) if kind in (list, tuple) else type(value) is kind
-    if not fits:
-        raise ConfigError(
-            f"{key} is {value!r}; it must be of type {kind.__name__}, such as {default!r}."
-        )
-    return value
-
-
-def select(lazy: DictConfig, name: str) -> Any:
-    """A value or node by its dotted key; None where it is absent.
-
-    Raises:
-        ConfigError: it refers to what is not there.
-    """
-    try:
-        return OmegaConf.select(lazy, name)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{name} cannot be read: {_first_line(error)}.") from error
-
-
-def _first_line(error: Exception) -> str:
-    """Of what an error of another library says."""
-    return next(iter(str(error).strip().splitlines()), "").rstrip(".")
 
 
 # ------------------------------------------------------------------------------------ saved as YAML

@@ -137,10 +137,10 @@ def for_inference(
     return model
 
 
-def check_precision(precision: str) -> None:
-    """Raise ConfigError where inference cannot compute in it."""
+def check_precision(precision: str, key: str = "TEST.PRECISION") -> None:
+    """Raise ConfigError, which names the key, where inference cannot compute in a precision."""
     if precision not in ("float32", "bfloat16"):
-        raise ConfigError(f"TEST.PRECISION is {precision!r}; it can be float32 or bfloat16.")
+        raise ConfigError(f"{key} is {precision!r}; it can be float32 or bfloat16.")
 
 
 def _without_autocast(predict: Callable[..., T]) -> Callable[..., T]:

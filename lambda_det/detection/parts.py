@@ -1,14 +1,13 @@
-"""What a configuration says of a detector's training: of YAML here, of a LazyConfig beside it."""
+"""What the training of a detector consists of, whichever kind of configuration describes it."""
 
 from __future__ import annotations
 
-import logging
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog
 from detectron2.data.transforms import AugmentationList
 from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.modeling import GeneralizedRCNNWithTTA, build_backbone
@@ -21,176 +20,79 @@ from lambda_det.detection.data.jitter import ResizeShortestEdgeAtLeastOnePixel
 from lambda_det.detection.data.predictions import Detector
 from lambda_det.detection.data.transforming import Outline, draws_by_size
 from lambda_det.detection.evaluation import build_evaluator, check_evaluators
-from lambda_det.detection.model import check_precision, make_model
-from lambda_det.detection.schedule import DetectionSettings, build_lr_scheduler, build_optimizer
+from lambda_det.detection.model import make_model
+from lambda_det.detection.schedule import (
+    DetectionSettings,
+    build_lr_scheduler,
+    build_optimizer,
+    read_settings,
+)
 from lambda_det.errors import ConfigError
-from lambda_det.training import config_file
 from lambda_det.training.settings import FixedKeys
 from lambda_det.training.task import Results
 from lambda_det.weights.provenance import PixelSettings
 
-logger = logging.getLogger(__name__)
-
-# fmt: off
-_OF_DETECTORS = {
-    "max_iter":             "SOLVER.MAX_ITER",
-    "float32_precision":    "FLOAT32_PRECISION",
-    "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
-    "base_lr":              "SOLVER.BASE_LR",
-    "warmup_iters":         "SOLVER.WARMUP_ITERS",
-    "eval_period":          "TEST.EVAL_PERIOD",
-    "best_metric":          "TEST.BEST_METRIC",
-}
-# fmt: on
-# The user's key for each setting
-KEYS = config_file.KEYS | _OF_DETECTORS | {"lr_steps": "SOLVER.STEPS"}
-LOG_PERIOD = 20  # steps; YAML has no key for it
+Evaluators = DatasetEvaluator | list[DatasetEvaluator]
 
 
-def read_settings(cfg: CfgNode, keys: Mapping[str, str] = KEYS) -> DetectionSettings:
-    """The settings of a configuration, as written.
-
-    Args:
-        cfg: in the keys of YAML.
-        keys: the user's key for each setting.
-
-    Raises:
-        ConfigError: a value cannot be.
-    """
-    return DetectionSettings(
-        **config_file.common_settings(cfg),
-        **{name: attrgetter(key)(cfg) for name, key in _OF_DETECTORS.items()},
-        lr_steps=tuple(cfg.SOLVER.STEPS),
-        log_period=LOG_PERIOD,
-        precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
-        keys=keys,
-    )
-
-
+@dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a detector's training, as a YAML configuration describes them.
+    """The parts of a detector's training, and functions that make the large ones when asked.
 
-    :class:`lambda_det.detection.lazy_parts.LazyParts` makes those of a LazyConfig. Methods that
-    take settings are given those of the run: fitted to the data and to the number of processes.
+    :func:`of_yaml` makes them of a YAML configuration, and
+    :func:`lambda_det.detection.lazy_parts.of_lazy` of a LazyConfig.
 
     Attributes:
-        cfg: what was read, by the keys of YAML; changed only by :meth:`register` and :meth:`fit`.
-        settings: as written.
+        settings: as written. Functions that take settings are given those of the run, fitted to
+            the number of processes.
+        make_model: the whole model, where PyTorch makes its tensors.
+        make_backbone: the backbone of the model, with an FPN if it has one.
+        make_train_loader: endless batches.
+        make_test_loader: the images of one of ``test_sets``.
+        make_evaluator: for one of ``test_sets``, and an ending of the folder for its files:
+            "inference" with that ending is below the folder of the run.
+        make_test_augmentations: what an evaluation does to an image before the model sees it.
+        make_loss_loader: the images of one of ``test_sets`` with their ground truth, where
+            evaluations compute the losses on them; None where they do not.
+        make_augmented: a model that averages over augmented images, where the last evaluation has
+            one; None where it has none.
+        check_data: see :meth:`lambda_det.training.task.Task.check_data`.
+        verify: ends the process where results are not those that the configuration expects.
+        dump: the configuration as YAML.
         detector: what the model predicts, as far as its data depend on it.
         pixels: what the model makes of images; None if unknown.
         train_names, test_names: the data sets to train and to evaluate on; empty where a loader of
             another project names its data in another way.
-        test_sets: what each evaluation of its own runs on; empty for no evaluation.
-        kept: the user's keys that neither the data nor the number of processes change.
+        test_sets: the names of what each evaluation of its own runs on; empty for no evaluation.
+        training_size: height and width of the largest training batch; None if unknown.
         ddp_options: of :func:`lambda_det.distributed.connection.distribute`.
         fixed_keys, sample_keys, advice: see :class:`lambda_det.training.task.Task`.
     """
 
-    fixed_keys = FixedKeys(
-        names=(
-            "MODEL",
-            "INPUT.FORMAT",
-            "SEED",
-            "SOLVER.BASE_LR",
-            "SOLVER.BIAS_LR_FACTOR",
-            "SOLVER.IMS_PER_BATCH",
-            "SOLVER.MOMENTUM",
-            "SOLVER.NESTEROV",
-            "SOLVER.REFERENCE_WORLD_SIZE",
-            "SOLVER.WEIGHT_DECAY",
-            "SOLVER.WEIGHT_DECAY_BIAS",
-            "SOLVER.WEIGHT_DECAY_NORM",
-        ),
-        but_not=(
-            "MODEL.CHANNELS_LAST",
-            "MODEL.DEVICE",
-            "MODEL.WEIGHTS",
-            "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
-            "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
-        ),
-    )
-    sample_keys = FixedKeys(
-        names=("INPUT", "DATASETS", "DATALOADER"),
-        but_not=(
-            "INPUT.MIN_SIZE_TEST",
-            "INPUT.MAX_SIZE_TEST",
-            "DATASETS.TEST",
-            "DATASETS.TEST_IMAGES",
-            "DATASETS.TEST_JSON",
-            "DATALOADER.MAX_UNREADABLE_IMAGES",
-            "DATALOADER.NUM_WORKERS",
-            "DATALOADER.TIMEOUT",
-        ),
-    )
-    advice = (
-        "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
-        "annotations"
-    )
-
-    def __init__(self, cfg: CfgNode, keys: Mapping[str, str] = KEYS) -> None:
-        """
-        Raises:
-            ConfigError: a value cannot be.
-        """
-        if cfg.TEST.IMS_PER_BATCH < 1:
-            raise ConfigError(f"TEST.IMS_PER_BATCH is {cfg.TEST.IMS_PER_BATCH}; give 1 or more.")
-        check_precision(cfg.TEST.PRECISION)
-        self.cfg = cfg
-        self.settings = read_settings(cfg, keys)
-        self.detector = Detector.from_config(cfg)
-        self.pixels: PixelSettings | None = PixelSettings.from_config(cfg)
-        self.train_names, self.test_names = tuple(cfg.DATASETS.TRAIN), tuple(cfg.DATASETS.TEST)
-        self.test_sets = self.test_names
-        self.kept = tuple(cfg.RECIPE.KEEP)
-        self.ddp_options: dict[str, bool] = {}
-
-    @property
-    def training_size(self) -> tuple[int, int] | None:
-        """Height and width of the largest training batch, padded to 32; None if unknown."""
-        inputs = self.cfg.INPUT
-        if inputs.LSJ.ENABLED:
-            height = width = inputs.LSJ.SIZE
-        else:
-            height = width = inputs.MAX_SIZE_TRAIN
-            if self.cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # else upright images share a batch
-                height = min(max(inputs.MIN_SIZE_TRAIN), width)
-        return padded(height, width)
-
-    def make_model(self) -> nn.Module:
-        """The whole model, where PyTorch makes its tensors."""
-        return make_model(self.cfg)
-
-    def make_backbone(self) -> nn.Module:
-        """The backbone of the model, with an FPN if it has one."""
-        return build_backbone(self.cfg)
-
-    def make_optimizer(self, settings: DetectionSettings, model: nn.Module) -> Optimizer:
-        return build_optimizer(_for_run(self.cfg, settings), model)
-
-    def make_scheduler(self, settings: DetectionSettings, optimizer: Optimizer) -> LRScheduler:
-        return build_lr_scheduler(_for_run(self.cfg, settings), optimizer)
-
-    def make_train_loader(self, settings: DetectionSettings) -> Iterable:
-        return data.build_train_loader(_for_run(self.cfg, settings), settings.images_per_batch)
-
-    def make_test_loader(self, name: str) -> Iterable:
-        """The images of one of ``test_sets``."""
-        return data.build_test_loader(self.cfg, name)
-
-    def make_loss_loader(self, name: str) -> Iterable:
-        """The images of one of ``test_sets`` with their ground truth."""
-        return data.build_test_loader(self.cfg, name, with_truth=True)
-
-    def make_evaluator(self, name: str, folder: str) -> DatasetEvaluator | list[DatasetEvaluator]:
-        """For one of ``test_sets``, with a folder for its files below that of the run."""
-        return build_evaluator(self.cfg, name, folder)
-
-    def make_test_augmentations(self) -> AugmentationList:
-        """What an evaluation does to an image: it is resized."""
-        sizes = self.cfg.INPUT
-        return AugmentationList(
-            [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
-        )
+    settings: DetectionSettings
+    make_model: Callable[[], nn.Module]
+    make_backbone: Callable[[], nn.Module]
+    make_optimizer: Callable[[DetectionSettings, nn.Module], Optimizer]
+    make_scheduler: Callable[[DetectionSettings, Optimizer], LRScheduler]
+    make_train_loader: Callable[[DetectionSettings], Iterable]
+    make_test_loader: Callable[[str], Iterable]
+    make_evaluator: Callable[[str, str], Evaluators]
+    make_test_augmentations: Callable[[], AugmentationList]
+    check_data: Callable[[bool], None]
+    dump: Callable[[], str]
+    detector: Detector
+    fixed_keys: FixedKeys
+    sample_keys: FixedKeys
+    advice: str
+    train_names: tuple[str, ...]
+    test_names: tuple[str, ...]
+    test_sets: tuple[str, ...]
+    pixels: PixelSettings | None
+    training_size: tuple[int, int] | None = None
+    make_loss_loader: Callable[[str], Iterable] | None = None
+    make_augmented: Callable[[nn.Module], nn.Module] | None = None
+    verify: Callable[[Results], None] = lambda results: None
+    ddp_options: Mapping[str, bool] = field(default_factory=dict)
 
     def test_scale(self, sizes: Sequence[tuple[int, int]]) -> float:
         """The median factor by which an evaluation resizes images of these heights and widths."""
@@ -198,51 +100,117 @@ class Parts:
         for outline in outlines if draws_by_size(resize) else ():
             resize(outline)
         factors = [
-            o.image.shape[0] / height for o, (height, _) in zip(outlines, sizes, strict=True)
+            outline.image.shape[0] / height
+            for outline, (height, _) in zip(outlines, sizes, strict=True)
         ]
         return statistics.median(factors or [1.0])
 
-    def make_augmented(self, model: nn.Module) -> nn.Module:
-        """A model that averages over augmented images, as TEST.AUG says."""
-        return GeneralizedRCNNWithTTA(self.cfg, model)
 
-    def register(self) -> None:
-        """Register the data sets that are named by their files, and complete the configuration.
+# ------------------------------------------------------------------------------------------ of YAML
+_FIXED = FixedKeys(
+    names=(
+        "MODEL",
+        "INPUT.FORMAT",
+        "SEED",
+        "SOLVER.BASE_LR",
+        "SOLVER.BIAS_LR_FACTOR",
+        "SOLVER.IMS_PER_BATCH",
+        "SOLVER.MOMENTUM",
+        "SOLVER.NESTEROV",
+        "SOLVER.REFERENCE_WORLD_SIZE",
+        "SOLVER.WEIGHT_DECAY",
+        "SOLVER.WEIGHT_DECAY_BIAS",
+        "SOLVER.WEIGHT_DECAY_NORM",
+    ),
+    but_not=(
+        "MODEL.CHANNELS_LAST",
+        "MODEL.DEVICE",
+        "MODEL.WEIGHTS",
+        "MODEL.LAMBDA_RESNET.CHECKPOINT_ACTIVATIONS",
+        "MODEL.LAMBDA_RESNET.IMPLEMENTATION",
+    ),
+)
+_SAMPLES = FixedKeys(
+    names=("INPUT", "DATASETS", "DATALOADER"),
+    but_not=(
+        "INPUT.MIN_SIZE_TEST",
+        "INPUT.MAX_SIZE_TEST",
+        "DATASETS.TEST",
+        "DATASETS.TEST_IMAGES",
+        "DATASETS.TEST_JSON",
+        "DATALOADER.MAX_UNREADABLE_IMAGES",
+        "DATALOADER.NUM_WORKERS",
+        "DATALOADER.TIMEOUT",
+    ),
+)
+_ADVICE = (
+    "A lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_ITERS, SOLVER.CLIP_GRADIENTS or clean "
+    "annotations"
+)
 
-        A recipe learns masks only where there are some.
-        """
-        cfg = self.cfg
-        data.register_json_datasets(cfg)
-        follows = cfg.RECIPE.ENABLED and "MODEL.MASK_ON" not in cfg.RECIPE.KEEP
-        if cfg.MODEL.MASK_ON and cfg.DATASETS.TRAIN_JSON and follows:
-            records = (record for name in cfg.DATASETS.TRAIN for record in DatasetCatalog.get(name))
-            objects = (annotation for record in records for annotation in record["annotations"])
-            if not any(annotation.get("segmentation") for annotation in objects):
-                cfg.MODEL.MASK_ON = False
-                logger.info("MODEL.MASK_ON is now False: no annotation of --train-json has a mask.")
 
-    def fit(self) -> None:
-        """Change the configuration as a recipe says for the data."""
-        from lambda_det.own_data.recipe import fit_to_data
+def of_yaml(cfg: CfgNode) -> Parts:
+    """The parts that a YAML configuration describes.
 
-        fit_to_data(self.cfg)
+    Raises:
+        ConfigError: a value cannot be.
+    """
+    if cfg.TEST.IMS_PER_BATCH < 1:
+        raise ConfigError(f"TEST.IMS_PER_BATCH is {cfg.TEST.IMS_PER_BATCH}; give 1 or more.")
 
-    def check_data(self, train: bool) -> None:
-        """See :meth:`lambda_det.training.task.Task.check_data`."""
-        data.check_datasets(self.cfg, train=train, test=not train or len(self.test_names) > 0)
-        check_evaluators(self.cfg)
+    def check_data(train: bool) -> None:
+        data.check_datasets(cfg, train=train, test=not train or len(cfg.DATASETS.TEST) > 0)
+        check_evaluators(cfg)
 
-    def verify(self, results: Results) -> None:
-        """End the process where the results are not those that TEST.EXPECTED_RESULTS names."""
-        verify_results(self.cfg, results)
+    def make_train_loader(settings: DetectionSettings) -> Iterable:
+        return data.build_train_loader(_for_run(cfg, settings), settings.images_per_batch)
 
-    def dump(self) -> str:
-        """The configuration as YAML."""
-        return self.cfg.dump()
+    return Parts(
+        settings=read_settings(cfg),
+        make_model=partial(make_model, cfg),
+        make_backbone=partial(build_backbone, cfg),
+        make_optimizer=lambda settings, model: build_optimizer(_for_run(cfg, settings), model),
+        make_scheduler=lambda settings, optimizer: build_lr_scheduler(
+            _for_run(cfg, settings), optimizer
+        ),
+        make_train_loader=make_train_loader,
+        make_test_loader=partial(data.build_test_loader, cfg),
+        make_evaluator=lambda name, ending: build_evaluator(cfg, name, f"inference{ending}"),
+        make_test_augmentations=partial(_test_augmentations, cfg),
+        make_loss_loader=(
+            partial(data.build_test_loader, cfg, with_truth=True) if cfg.TEST.LOSS else None
+        ),
+        make_augmented=partial(GeneralizedRCNNWithTTA, cfg) if cfg.TEST.AUG.ENABLED else None,
+        check_data=check_data,
+        verify=partial(verify_results, cfg),
+        dump=cfg.dump,
+        detector=Detector.from_config(cfg),
+        pixels=PixelSettings.from_config(cfg),
+        train_names=tuple(cfg.DATASETS.TRAIN),
+        test_names=tuple(cfg.DATASETS.TEST),
+        test_sets=tuple(cfg.DATASETS.TEST),
+        training_size=_training_size(cfg),
+        fixed_keys=_FIXED,
+        sample_keys=_SAMPLES,
+        advice=_ADVICE,
+    )
 
 
-def padded(height: int, width: int) -> tuple[int, int]:
-    """The sides of an image, padded to a stride of 32."""
+def _test_augmentations(cfg: CfgNode) -> AugmentationList:
+    sizes = cfg.INPUT
+    return AugmentationList(
+        [ResizeShortestEdgeAtLeastOnePixel([sizes.MIN_SIZE_TEST] * 2, sizes.MAX_SIZE_TEST)]
+    )
+
+
+def _training_size(cfg: CfgNode) -> tuple[int, int]:
+    """Height and width of the largest training batch, padded to a stride of 32."""
+    if cfg.INPUT.LSJ.ENABLED:
+        height = width = cfg.INPUT.LSJ.SIZE
+    else:
+        height = width = cfg.INPUT.MAX_SIZE_TRAIN
+        if cfg.DATALOADER.ASPECT_RATIO_GROUPING:  # else upright images share a batch
+            height = min(max(cfg.INPUT.MIN_SIZE_TRAIN), width)
     return -(-height // 32) * 32, -(-width // 32) * 32
 
 

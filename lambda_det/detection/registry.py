@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from detectron2.evaluation import (
     CityscapesInstanceEvaluator,
     CityscapesSemSegEvaluator,
-    COCOPanopticEvaluator,
     DatasetEvaluator,
     LVISEvaluator,
     PascalVOCDetectionEvaluator,
@@ -75,14 +74,12 @@ class Evaluator:
     Attributes:
         ground_truth: what the data have of "instances", "semantic" and "panoptic".
         package: that it needs besides; "" for none.
-        kinds: the classes that need the package.
         make: makes it of a data set's name, the tasks of COCO's kind and a folder for its files;
             None for COCO's measures of all that is predicted and in the data.
     """
 
     ground_truth: tuple[str, ...] = _INSTANCES
     package: str = ""
-    kinds: tuple[type[DatasetEvaluator], ...] = ()
     make: Callable[[str, Sequence[str], str], DatasetEvaluator] | None = None
 
 
@@ -144,13 +141,11 @@ EVALUATORS = {
     "sem_seg": Evaluator(("semantic",)),
     "lvis": Evaluator(
         package="lvis",
-        kinds=(LVISEvaluator,),
         make=lambda name, tasks, folder: LVISEvaluator(name, tasks=tasks, output_dir=folder),
     ),
     "pascal_voc": Evaluator(make=lambda name, tasks, folder: PascalVOCDetectionEvaluator(name)),
     "cityscapes_instance": Evaluator(
         package="cityscapesscripts",
-        kinds=(CityscapesInstanceEvaluator,),
         make=lambda name, tasks, folder: CityscapesInstanceEvaluator(name),
     ),
     # Without the files that COCO's form of the ground truth needs
@@ -159,12 +154,9 @@ EVALUATORS = {
     "cityscapes_sem_seg": Evaluator(
         ("semantic",),
         package="cityscapesscripts",
-        kinds=(CityscapesSemSegEvaluator,),
         make=lambda name, tasks, folder: CityscapesSemSegEvaluator(name),
     ),
 }
-# Detectron2's evaluator of panoptic segments, which a LazyConfig may name
-_PANOPTIC = Evaluator(package="panopticapi", kinds=(COCOPanopticEvaluator,))
 
 
 def register(name: str, entry: Architecture | Head | Evaluator) -> None:
@@ -185,13 +177,6 @@ def class_keys() -> Iterator[str]:
     yield from dict.fromkeys(a.num_classes for a in ARCHITECTURES.values() if a.num_classes)
     for head in HEADS.values():
         yield from head.num_classes
-
-
-def needed_packages(kind: type) -> Iterator[str]:
-    """The packages that a class of evaluators imports once it is made or used."""
-    for evaluator in (*EVALUATORS.values(), _PANOPTIC):
-        if evaluator.package and issubclass(kind, evaluator.kinds):
-            yield evaluator.package
 
 
 def why_not_exported(model: nn.Module) -> str:

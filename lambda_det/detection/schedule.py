@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,12 +17,30 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
-from lambda_det.training.settings import Settings
+from lambda_det.training.settings import COMMON_KEYS, Settings, common_settings
 
 logger = logging.getLogger(__name__)
 
-_SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
+# What the number of processes changes
+SCALED = ("images_per_step", "base_lr", "max_iter", "eval_period", "warmup_iters", "lr_steps")
+# The key of YAML for each setting
+# fmt: off
+KEYS = COMMON_KEYS | {
+    "max_iter":             "SOLVER.MAX_ITER",
+    "float32_precision":    "FLOAT32_PRECISION",
+    "reference_world_size": "SOLVER.REFERENCE_WORLD_SIZE",
+    "unscaled":             "SOLVER.UNSCALED",
+    "base_lr":              "SOLVER.BASE_LR",
+    "warmup_iters":         "SOLVER.WARMUP_ITERS",
+    "lr_steps":             "SOLVER.STEPS",
+    "eval_period":          "TEST.EVAL_PERIOD",
+    "best_metric":          "TEST.BEST_METRIC",
+    "test_precision":       "TEST.PRECISION",
+    "channels_last":        "MODEL.CHANNELS_LAST",
+}
+# fmt: on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +53,22 @@ class DetectionSettings(Settings):
         lr_steps: after which the learning rate decays.
         reference_world_size: the processes that the configuration was written for; 0 means that
             nothing is scaled.
+        unscaled: the user's keys that are taken literally, such as those of the command line.
+        test_precision: "float32" or "bfloat16", in which evaluation and prediction compute.
+        channels_last: the layout of all maps in memory.
     """
 
-    base_lr: float | None
+    base_lr: float | None = None
     warmup_iters: int = 0
     lr_steps: tuple[int, ...] = ()
     reference_world_size: int = 0
+    unscaled: tuple[str, ...] = ()
+    test_precision: str = "float32"
+    channels_last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_precision(self.test_precision, self.key("test_precision"))
 
     @property
     def images_per_batch(self) -> int | None:
@@ -47,9 +76,27 @@ class DetectionSettings(Settings):
         return None if self.images_per_step is None else self.images_per_step // self.accumulate
 
 
-def scale_settings(
-    settings: DetectionSettings, world_size: int, keep: Collection[str] = ()
-) -> DetectionSettings:
+LOG_PERIOD = 20  # steps; YAML has no key for it
+
+
+def read_settings(cfg: CfgNode) -> DetectionSettings:
+    """The settings of a YAML configuration, as written.
+
+    Raises:
+        ConfigError: a value cannot be.
+    """
+    own = {name: attrgetter(key)(cfg) for name, key in KEYS.items() if name not in COMMON_KEYS}
+    own |= {name: tuple(own[name]) for name in ("lr_steps", "unscaled")}
+    return DetectionSettings(
+        **common_settings(cfg),
+        **own,
+        log_period=LOG_PERIOD,
+        precise_bn_batches=cfg.TEST.PRECISE_BN.NUM_ITER if cfg.TEST.PRECISE_BN.ENABLED else 0,
+        keys=KEYS,
+    )
+
+
+def scale_settings(settings: DetectionSettings, world_size: int) -> DetectionSettings:
     """Fit batch, learning rate and all counts of steps to the processes there are.
 
     The rule is Detectron2's linear one, with ``accumulate`` batches on a process counting as that
@@ -61,12 +108,11 @@ def scale_settings(
     Args:
         settings: as written.
         world_size: number of processes.
-        keep: keys of the user's that are taken literally, such as those of the command line.
 
     Raises:
         ConfigError: the batch cannot be divided among the processes and the accumulated batches.
     """
-    typed = [name for name in _SCALED if settings.key(name) in keep]
+    typed = [name for name in SCALED if settings.key(name) in settings.unscaled]
     reference, images = settings.reference_world_size, settings.images_per_step
     by_rule = "images_per_step" not in typed and images is not None
     if reference < 0 or (reference > 0 and by_rule and images % reference):
@@ -86,7 +132,7 @@ def scale_settings(
                 getattr(settings, name),
                 *(("", "it is typed") if name in typed else (getattr(scaled, name), why)),
             )
-            for name in _SCALED
+            for name in SCALED
         ]
         log_table("The schedule, scaled to the processes", rows)
     images = scaled.images_per_step

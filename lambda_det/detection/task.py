@@ -19,17 +19,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.config import load_config
-from lambda_det.detection.data import classes
+from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.evaluation import images_of_any_size
 from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
-from lambda_det.detection.lazy_parts import LazyParts
+from lambda_det.detection.lazy_parts import of_lazy
 from lambda_det.detection.model import (
     LossNormalizers,
     channels_last_pays,
     for_inference,
     prepare_model,
 )
-from lambda_det.detection.parts import Parts
+from lambda_det.detection.parts import Parts, of_yaml
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
@@ -58,14 +58,14 @@ def read_parts(config: CfgNode | DictConfig) -> Parts:
     Raises:
         ConfigError: a value cannot be.
     """
-    return (LazyParts if isinstance(config, DictConfig) else Parts)(config)
+    return of_lazy(config) if isinstance(config, DictConfig) else of_yaml(config)
 
 
 class DetectionTask(Task):
     """A detector of Detectron2's and our parts, trained as a configuration of either kind says.
 
     Attributes:
-        config: the configuration; :meth:`register_data` and a recipe complete it.
+        config: the configuration; :meth:`register_data` and a recipe complete one of YAML.
         parts: what it says.
         settings: of it; fitted to the processes in a training.
     """
@@ -97,7 +97,8 @@ class DetectionTask(Task):
     def read(cls, args: argparse.Namespace) -> DetectionTask:
         from lambda_det.own_data.choice import complete
 
-        complete(args)
+        if args.config_file is None or not is_lazy_file(args.config_file):
+            complete(args)
         return cls(load_any_config(args))
 
     @classmethod
@@ -122,20 +123,23 @@ class DetectionTask(Task):
             run = classes.describe(parts.train_names)
             names = (*parts.train_names, *parts.test_names)
             classes.align(parts.detector, names, run, ", ".join(parts.train_names))
-            if parts.cfg.RECIPE.ENABLED:
-                self.parts.fit()
+            if isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED:
+                from lambda_det.own_data.recipe import fit_to_data
+
+                fit_to_data(self.config)
                 self._read()
-            self.settings = scale_settings(self.settings, comm.get_world_size(), self.parts.kept)
+            self.settings = scale_settings(self.settings, comm.get_world_size())
         return self
 
     def register_data(self) -> None:
-        """Register the data sets that are named by their files, and complete the configuration.
+        """Register the data sets that keys of YAML name by their files, and complete these keys.
 
         Raises:
             ConfigError, DataError: as :func:`lambda_det.detection.data.register_coco_files`.
         """
-        self.parts.register()
-        self._read()
+        if isinstance(self.config, CfgNode):
+            register_json_datasets(self.config)
+            self._read()
 
     def dump(self) -> str:
         return self.parts.dump()
@@ -149,7 +153,7 @@ class DetectionTask(Task):
             parts.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
-            channels_last=fast and parts.cfg.MODEL.CHANNELS_LAST,
+            channels_last=fast and settings.channels_last,
         )
 
     def distribute(self, model: nn.Module) -> nn.Module:
@@ -198,25 +202,28 @@ class DetectionTask(Task):
     def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
         before = {key: value for key, value, _ in changes}
         batch, rate = self.settings.key("images_per_step"), self.settings.key("base_lr")
-        if key in (batch, rate) and self.parts.cfg.RECIPE.ENABLED and batch in before:
+        by_recipe = isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED
+        if key in (batch, rate) and by_recipe and batch in before:
             # The learning rate follows the batch, and the batch the memory of the GPUs
             return f"Add --batch {before[batch]}, the batch of that run"
         return super().set_back(key, changes)
 
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:
-        parts, cfg = self.parts, self.parts.cfg
+        parts, settings = self.parts, self.settings
         results: Results = {}
         for weights, model in models.items() if parts.test_sets else ():
             ending = "_EMA" if weights == EMA else ""
-            model = for_inference(model, cfg.TEST.PRECISION, channels_last=cfg.MODEL.CHANNELS_LAST)
+            model = for_inference(
+                model, settings.test_precision, channels_last=settings.channels_last
+            )
             self._evaluate_on_all(model, ending, results)
-        if cfg.TEST.LOSS and self._is_trained and RAW in models:
+        if parts.make_loss_loader and self._is_trained and RAW in models:
             self._add_losses(models[RAW], results)
-        if final and cfg.TEST.AUG.ENABLED and parts.test_sets:
+        if final and parts.make_augmented and parts.test_sets:
             # As Detectron2's train_net.py does: once, when training is over
             model = list(models.values())[-1]
-            model = for_inference(model, channels_last=cfg.MODEL.CHANNELS_LAST)
+            model = for_inference(model, channels_last=settings.channels_last)
             self._evaluate_on_all(parts.make_augmented(model), "_TTA", results)
         # As Detectron2 has it: the name of a data set only where there are several
         return next(iter(results.values())) if len(results) == 1 else results
@@ -224,7 +231,7 @@ class DetectionTask(Task):
     def _evaluate_on_all(self, model: nn.Module, ending: str, results: Results) -> None:
         """Evaluate on all test sets, and add the results under names with an ending."""
         for name in self.parts.test_sets:
-            evaluator = self.parts.make_evaluator(name, f"inference{ending}")
+            evaluator = self.parts.make_evaluator(name, ending)
             loader = self.parts.make_test_loader(name)
             found = inference_on_dataset(model, loader, evaluator) or {}
             found = OrderedDict((f"{key}{ending}", value) for key, value in found.items())

@@ -107,7 +107,7 @@ def _name_data(args: argparse.Namespace) -> list[tuple[str, str, str]]:
 def _take(args: argparse.Namespace, keys: Mapping[str, Any], flags: Iterable[str]) -> None:
     """Set those flags for data that are not typed from keys in their place."""
     for flag in flags:
-        value = keys.get(f"DATASETS.{flag.upper()}", keys.get(f"dataloader.{flag}"))
+        value = keys.get(f"DATASETS.{flag.upper()}")
         if value not in (None, "") and getattr(args, flag, None) is None:
             with contextlib.suppress(ValueError):  # whoever reads the keys refuses it
                 setattr(args, flag, float(value) if flag == "val_share" else value)
@@ -116,7 +116,7 @@ def _take(args: argparse.Namespace, keys: Mapping[str, Any], flags: Iterable[str
 def _saved(args: argparse.Namespace) -> dict[str, Any]:
     """The keys of the run that ``--resume`` continues; none where there is no such run."""
     typed = typed_keys(args.opts)
-    folder = typed.get("OUTPUT_DIR", typed.get("train.output_dir", "output/finetune"))
+    folder = typed.get("OUTPUT_DIR", "output/finetune")
     file = Path(args.output or folder, "config.yaml")
     if not args.resume or not file.is_file():
         return {}

@@ -330,12 +330,11 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def fit_to_data(cfg: CfgNode, names: Mapping[str, str] | None = None) -> list[Derived]:
+def fit_to_data(cfg: CfgNode) -> list[Derived]:
     """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
 
     Args:
         cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
-        names: what the table calls keys, where the user has others.
 
     Returns:
         What was set.
@@ -349,20 +348,32 @@ def fit_to_data(cfg: CfgNode, names: Mapping[str, str] | None = None) -> list[De
             "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
             "--train-images DIR."
         )
+    _follow_masks(cfg)
     rules = derive(cfg, Statistics.of(training_records(cfg), input_scale(cfg)))
-    names, applied = names or {}, []
-    rows = [(names.get(rule.key, rule.key), "", rule.value, rule.reason) for rule in _known(cfg)]
+    applied = []
+    rows = [(rule.key, "", rule.value, rule.reason) for rule in _known(cfg)]
     for rule in rules:
         section, _, name = rule.key.rpartition(".")
         node, why = attrgetter(section)(cfg), rule.reason
         if rule.key in cfg.RECIPE.KEEP:
-            why = f"kept: it is typed, or in {names.get('RECIPE.KEEP', 'RECIPE.KEEP')}"
-        rows.append((names.get(rule.key, rule.key), node[name], rule.value, why))
+            why = "kept: it is typed, or in RECIPE.KEEP"
+        rows.append((rule.key, node[name], rule.value, why))
         if rule.key not in cfg.RECIPE.KEEP:
             node[name] = rule.value
             applied.append(rule)
     log_table("What follows from these data", rows)
     return applied
+
+
+def _follow_masks(cfg: CfgNode) -> None:
+    """Let masks be learnt only where there are some."""
+    if not cfg.MODEL.MASK_ON or not cfg.DATASETS.TRAIN_JSON or "MODEL.MASK_ON" in cfg.RECIPE.KEEP:
+        return
+    records = (record for name in cfg.DATASETS.TRAIN for record in DatasetCatalog.get(name))
+    objects = (annotation for record in records for annotation in record["annotations"])
+    if not any(annotation.get("segmentation") for annotation in objects):
+        cfg.MODEL.MASK_ON = False
+        logger.info("MODEL.MASK_ON is now False: no annotation of --train-json has a mask.")
 
 
 def _known(cfg: CfgNode) -> list[Derived]:

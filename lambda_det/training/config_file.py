@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +13,11 @@ from detectron2.config import CfgNode
 
 from lambda_det.config import CONFIGS, leaves
 from lambda_det.errors import ConfigError, reason, suggest
-from lambda_det.training.settings import Clipping
 
-__all__ = ["KEYS", "ZOO", "common_settings", "read_config"]
+__all__ = ["ZOO", "read_config"]
 
 # The configurations that Detectron2 installs
 ZOO = (Path(detectron2.__file__).parent / "model_zoo" / "configs").resolve()
-
-# The user's keys for settings, where they are the same for every task
-# fmt: off
-KEYS = {
-    "output_dir":         "OUTPUT_DIR",
-    "device":             "MODEL.DEVICE",
-    "seed":               "SEED",
-    "weights":            "MODEL.WEIGHTS",
-    "images_per_step":    "SOLVER.IMS_PER_BATCH",
-    "accumulate":         "SOLVER.ACCUMULATE_GRADIENTS",
-    "amp":                "SOLVER.AMP.ENABLED",
-    "amp_dtype":          "SOLVER.AMP.DTYPE",
-    "clipping.kind":      "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
-    "clipping.limit":     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
-    "clipping.norm_type": "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
-    "ema_decay":          "SOLVER.EMA_DECAY",
-    "num_workers":        "DATALOADER.NUM_WORKERS",
-    "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
-    "patience":           "TEST.PATIENCE",
-    "event_writers":      "EVENT_WRITERS",
-}
-# fmt: on
-
-
-def common_settings(cfg: CfgNode) -> dict[str, Any]:
-    """The settings whose keys are the same for every task, by their names in ``Settings``."""
-    found = {name: attrgetter(key)(cfg) for name, key in KEYS.items()}
-    clipping = Clipping(*(found.pop(f"clipping.{part}") for part in ("kind", "limit", "norm_type")))
-    return found | {
-        "amp_dtype": found["amp_dtype"] if found.pop("amp") else None,
-        "clipping": clipping if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None,
-        "cudnn_benchmark": cfg.CUDNN_BENCHMARK,
-        "event_writers": tuple(cfg.EVENT_WRITERS),
-    }
 
 
 def read_config(

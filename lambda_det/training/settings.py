@@ -6,12 +6,38 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lambda_det.config import option
 from lambda_det.errors import ConfigError
 
-__all__ = ["Clipping", "FixedKeys", "Settings"]
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
+
+__all__ = ["COMMON_KEYS", "Clipping", "FixedKeys", "Settings", "common_settings"]
+
+# The key of YAML for each setting that has the same key in every task
+# fmt: off
+COMMON_KEYS = {
+    "output_dir":         "OUTPUT_DIR",
+    "device":             "MODEL.DEVICE",
+    "seed":               "SEED",
+    "weights":            "MODEL.WEIGHTS",
+    "images_per_step":    "SOLVER.IMS_PER_BATCH",
+    "accumulate":         "SOLVER.ACCUMULATE_GRADIENTS",
+    "amp":                "SOLVER.AMP.ENABLED",
+    "amp_dtype":          "SOLVER.AMP.DTYPE",
+    "clipping.kind":      "SOLVER.CLIP_GRADIENTS.CLIP_TYPE",
+    "clipping.limit":     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE",
+    "clipping.norm_type": "SOLVER.CLIP_GRADIENTS.NORM_TYPE",
+    "cudnn_benchmark":    "CUDNN_BENCHMARK",
+    "ema_decay":          "SOLVER.EMA_DECAY",
+    "num_workers":        "DATALOADER.NUM_WORKERS",
+    "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
+    "patience":           "TEST.PATIENCE",
+    "event_writers":      "EVENT_WRITERS",
+}
+# fmt: on
 
 _POSITIVE = (lambda number: number >= 1), "1 or more"
 _FLOAT32 = ("", "highest", "high", "medium")
@@ -121,6 +147,21 @@ class Settings:
     def option(self, name: str, value: Any) -> str:
         """A setting as the user's command line has it."""
         return option(self.key(name), value)
+
+
+def common_settings(cfg: CfgNode) -> dict[str, Any]:
+    """The values of :data:`COMMON_KEYS` in a YAML configuration, as arguments of ``Settings``."""
+    values = {name: attrgetter(key)(cfg) for name, key in COMMON_KEYS.items()}
+    clipping = Clipping(
+        values.pop("clipping.kind"),
+        values.pop("clipping.limit"),
+        values.pop("clipping.norm_type"),
+    )
+    return values | {
+        "amp_dtype": values["amp_dtype"] if values.pop("amp") else None,
+        "clipping": clipping if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None,
+        "event_writers": tuple(cfg.EVENT_WRITERS),
+    }
 
 
 @dataclass(frozen=True)

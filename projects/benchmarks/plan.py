@@ -197,7 +197,7 @@ def load_task(file: str, opts: list[str]) -> tuple[Task, tuple[int, int], list[s
     if not is_recipe(file):
         task = DetectionTask(load_config(words))
         task.register_data()
-        if task.parts.cfg.RECIPE.ENABLED:
+        if task.config.RECIPE.ENABLED:
             notes.append(
                 "Batch and steps are the file's; in the training they follow from the data."
             )

@@ -11,7 +11,6 @@ from detectron2.structures import Instances
 from detectron2.utils import comm
 from torch import Tensor, nn
 
-from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.model import (
     LossNormalizers,
     build_model,
@@ -21,7 +20,7 @@ from lambda_det.detection.model import (
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError
-from tests.detection.tiny import TINY, on_meta
+from tests.detection.tiny import on_meta
 from tests.training.tiny_detector import tiny_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -118,15 +117,11 @@ def test_a_training_has_the_layout_that_is_faster_there(
     cfg = tiny_config()
     cfg.merge_from_list(["INPUT.LSJ.ENABLED", True, "INPUT.LSJ.SIZE", smaller_side])
     cfg.MODEL.ROI_BOX_HEAD.NUM_CONV = 1
-    file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
-    changes = [*TINY[1].split(), f"dataloader.image_size={smaller_side}"]
-    lazy = load_lazy_config(lazy_parser().parse_args(["--config-file", file, *changes]))
-    for task in (DetectionTask(cfg), DetectionTask(lazy)):
-        model = task.build_model()
-        assert _layouts(model) == {"last" if fast else "first"}
-        # Whatever it is in training
-        assert _layouts(for_inference(model)) == {"last"}
-        assert _layouts(for_inference(model, channels_last=False)) == _layouts(model)
+    model = DetectionTask(cfg).build_model()
+    assert _layouts(model) == {"last" if fast else "first"}
+    # Whatever it is in training
+    assert _layouts(for_inference(model)) == {"last"}
+    assert _layouts(for_inference(model, channels_last=False)) == _layouts(model)
 
 
 def _layouts(model: nn.Module) -> set[str]:

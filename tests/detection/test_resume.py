@@ -13,17 +13,16 @@ import pytest
 import torch
 from detectron2.modeling import GeneralizedRCNN
 
-from lambda_det.detection import DetectionTask, lazy_parser, parser, run
-from lambda_det.detection import parts as detection_reader
+from lambda_det.detection import DetectionTask, lazy_parser, parser, run, schedule
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
 from lambda_det.training import run_folder, start
 from lambda_det.training import trainer as trainer_module
 from tests import forked
-from tests.detection.tiny import TINY
+from tests.detection.tiny import TINY, write_lazy_config
 from tests.reliability.ends import Killed, end_here, kill_before, signal_in
 from tests.reliability.runs import DETECTOR, assert_same_run, content, differences, metrics
-from tests.shapes import data_words
+from tests.shapes import data_words, make_shapes
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -51,7 +50,7 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def short_log_period(monkeypatch):
     """Records that are due at, before and after the steps at which a run is stopped."""
-    monkeypatch.setattr(detection_reader, "LOG_PERIOD", 2)
+    monkeypatch.setattr(schedule, "LOG_PERIOD", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +96,7 @@ def whole(flags, tmp_path_factory):
             folders[name] = tmp_path_factory.mktemp("whole")
             words = VARIANTS[name].split()
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(detection_reader, "LOG_PERIOD", 2)
+                patch.setattr(schedule, "LOG_PERIOD", 2)
                 run(parser().parse_args([*flags, "OUTPUT_DIR", str(folders[name]), *words]))
         return folders[name]
 
@@ -215,9 +214,10 @@ def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):
     assert "INPUT.MAX_SIZE_TRAIN changed: " in caplog.text
 
 
-def test_a_lazyconfig_is_resumed_alike(flags, tmp_path, monkeypatch):
-    words = f"""--config-file {ROOT / "configs/mask_rcnn_lambdaresnet50.py"} --resume
-        {" ".join(flags[flags.index("--train-json") :])} {TINY[1]} dataloader.image_size=48
+def test_a_lazyconfig_is_resumed_alike(tmp_path, monkeypatch):
+    make_shapes(tmp_path, num_train=7, num_val=2, size=48)
+    words = f"""--config-file {write_lazy_config(tmp_path)} --resume
+        {TINY[1]} dataloader.image_size=48
         train.max_iter=4 train.reference_world_size=0 train.eval_period=2 train.log_period=1
         dataloader.train.total_batch_size=2 optimizer.lr=0.01 train.best_metric=bbox/AP50
         model.proposal_generator.pre_nms_topk=[100,100] model.roi_heads.batch_size_per_image=8
@@ -285,7 +285,7 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
     process.join()
     assert process.exitcode == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(detection_reader, "LOG_PERIOD", 20)
+        patch.setattr(schedule, "LOG_PERIOD", 20)
         train(tmp_path / "whole", *words)
     assert_same(tmp_path / "whole", tmp_path / "run")
 

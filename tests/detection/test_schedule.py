@@ -136,10 +136,11 @@ def _table(caplog) -> dict[str, list[str]]:
 
 def test_what_is_typed_is_taken_literally(caplog):
     """130k steps of 256 images in the file; 40 steps of 5 images are typed."""
-    typed = replace(read_settings(_paper()), max_iter=40, images_per_step=5)
+    keys = ("SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH")
+    typed = replace(read_settings(_paper()), max_iter=40, images_per_step=5, unscaled=keys)
     with caplog.at_level(logging.INFO, logger="lambda_det"):
         logging.getLogger("lambda_det").propagate = True
-        scaled = scale_settings(typed, 1, ["SOLVER.MAX_ITER", "SOLVER.IMS_PER_BATCH"])
+        scaled = scale_settings(typed, 1)
     assert (scaled.max_iter, scaled.images_per_step) == (40, 5)
     assert scaled.base_lr == pytest.approx(0.0025)  # the file's, for 2 images a worker
     rows = _table(caplog)

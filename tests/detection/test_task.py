@@ -1,5 +1,6 @@
 """What a detection task evaluates, and under which names the results are."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -25,8 +26,8 @@ MODELS = {RAW: Detector(1.0), EMA: Detector(2.0)}
 
 @pytest.fixture
 def evaluate(monkeypatch):
-    """``evaluate(data sets, final)`` of models whose AP is known, and the folders of results."""
-    folders: list[str] = []
+    """``evaluate(data sets, final)`` of models whose AP is known, and the endings of folders."""
+    endings: list[str] = []
     monkeypatch.setattr(
         task_module,
         "inference_on_dataset",
@@ -39,26 +40,25 @@ def evaluate(monkeypatch):
         task = DetectionTask(cfg)
         given = {
             "make_test_loader": lambda name: None,
-            "make_evaluator": lambda name, folder: folders.append(folder),
+            "make_evaluator": lambda name, ending: endings.append(ending),
             "make_augmented": lambda model: SimpleNamespace(ap=10 * model.ap),
             "test_sets": names,
         }
-        for name, part in (given | parts).items():
-            setattr(task.parts, name, part)
+        task.parts = dataclasses.replace(task.parts, **(given | parts))
         return task.evaluate(MODELS, final=final)
 
-    return call, folders
+    return call, endings
 
 
 def test_averaged_weights_and_augmentation_have_results_of_their_own(evaluate):
-    call, folders = evaluate
+    call, endings = evaluate
     averaged = {"bbox": {"AP": 1.0}, "bbox_EMA": {"AP": 2.0}}
     assert call(("one",), final=False) == averaged
-    assert folders == ["inference", "inference_EMA"]
+    assert endings == ["", "_EMA"]
     # Once, when training is over, and of the averaged weights
     everything = averaged | {"bbox_TTA": {"AP": 20.0}}
     assert call(("one",), final=True) == everything
-    assert folders[2:] == ["inference", "inference_EMA", "inference_TTA"]
+    assert endings[2:] == ["", "_EMA", "_TTA"]
     assert call(("one", "two"), final=True) == {"one": everything, "two": everything}
 
 

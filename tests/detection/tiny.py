@@ -1,5 +1,7 @@
 """The same small changes to a YAML configuration and to a LazyConfig of configs/."""
 
+from pathlib import Path
+
 import torch
 from detectron2.config import CfgNode
 from omegaconf import DictConfig
@@ -20,6 +22,26 @@ TINY = (
     "dataloader.train.num_workers=0 dataloader.test.num_workers=0 dataloader.image_size=64 "
     "train.seed=5 train.amp.enabled=False",
 )
+
+_LAZY_FILE = """
+from lambda_det import get_config
+from lambda_det.detection.data import register_shapes
+
+register_shapes({root!r})
+_paper = get_config("mask_rcnn_lambdaresnet50.py")
+model, dataloader, optimizer = _paper.model, _paper.dataloader, _paper.optimizer
+lr_multiplier, train = _paper.lr_multiplier, _paper.train
+model.roi_heads.num_classes = 3
+dataloader.train.dataset.names = "shapes_train"
+dataloader.test.dataset.names = "shapes_val"
+"""
+
+
+def write_lazy_config(root: Path) -> Path:
+    """A LazyConfig in ``root``, which has shapes: it registers them, and learns them."""
+    file = root / "shapes.py"
+    file.write_text(_LAZY_FILE.format(root=str(root)))
+    return file
 
 
 def on_meta(config: CfgNode | DictConfig) -> nn.Module:

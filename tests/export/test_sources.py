@@ -90,9 +90,6 @@ def test_a_lazyconfig_and_the_file_that_a_run_saves_of_it_say_it(tmp_path):
         assert network.model == "lambda_resnet26_slim"
         assert network.options == {"scope": 3, "norm": "BN"}
         assert network.pixels == PixelSettings("RGB", [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
-    lazy.write_text("model = 1 / 0")
-    with pytest.raises(ConfigError, match=r"lazy\.py.*ZeroDivisionError"):
-        configured_network(lazy)
 
 
 # fmt: off

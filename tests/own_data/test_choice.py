@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lambda_det import cli
-from lambda_det.detection.command_line import lazy_parser, parser
+from lambda_det.detection.command_line import parser
 from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import choice
@@ -35,8 +35,8 @@ def data(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
-def arguments(*words, of=parser):
-    parsed = of()
+def arguments(*words):
+    parsed = parser()
     parsed.set_defaults(config_file=None)
     return parsed.parse_args(list(map(str, words)))
 
@@ -132,44 +132,28 @@ def test_of_few_images_more_or_none_are_held_out(data, caplog, kept, some):
     )
 
 
-@pytest.mark.parametrize(("file", "of"), [("yaml", parser), ("py", lazy_parser)])
-def test_a_share_that_nobody_typed_stays_over_a_resume(data, caplog, file, of):
+def test_a_share_that_nobody_typed_stays_over_a_resume(data, caplog):
     """Of few images a larger one was taken, and there are more now."""
-    words = ["--config", f"mask_rcnn_lambdaresnet50.{file}", "--data", data, "--resume"]
-    words += ["--output", data.parent] if file == "yaml" else [f"train.output_dir='{data.parent}'"]
-    key = "DATASETS: {VAL_SHARE: 0.3}" if file == "yaml" else "dataloader: {val_share: 0.3}"
-    assert table(args := arguments(*words, of=of), caplog) and args.val_share == choice.VAL_SHARE
-    (data.parent / "config.yaml").write_text(key)
-    assert table(args := arguments(*words, of=of), caplog) and args.val_share == 0.3
+    words = ["--config", "mask_rcnn_lambdaresnet50.yaml", "--data", data, "--resume"]
+    words += ["--output", data.parent]
+    assert table(args := arguments(*words), caplog) and args.val_share == choice.VAL_SHARE
+    (data.parent / "config.yaml").write_text("DATASETS: {VAL_SHARE: 0.3}")
+    assert table(args := arguments(*words), caplog) and args.val_share == 0.3
     (data.parent / "config.yaml").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.yaml"):
-        choice.complete(arguments(*words, of=of))
+        choice.complete(arguments(*words))
 
 
-@pytest.mark.parametrize("of", [parser, lazy_parser])
-def test_keys_for_data_count_as_their_flags(data, caplog, of):
-    """In either kind of configuration; and a key of the folder of the run is where it goes on."""
-    config, ends = (
-        ("mask_rcnn_lambdaresnet50.yaml", {})
-        if of is parser
-        else (
-            "mask_rcnn_lambdaresnet50.py",
-            {"VAL_SHARE": "val_share", "TEST_JSON": "test_json"},
-        )
-    )
-
-    def typed(key, value):
-        return [f"dataloader.{ends[key]}={value}"] if ends else [f"DATASETS.{key}", str(value)]
-
+def test_keys_for_data_count_as_their_flags(data, caplog):
+    """And a key of the folder of the run is where it goes on."""
+    words = ["--config", "mask_rcnn_lambdaresnet50.yaml", "--data", data]
     for key, value in (("VAL_SHARE", 0.3), ("TEST_JSON", data)):
-        args = arguments("--config", config, "--data", data, *typed(key, value), of=of)
+        args = arguments(*words, f"DATASETS.{key}", str(value))
         assert "evaluation" not in table(args, caplog)
         assert getattr(args, key.lower()) == (value if key != "TEST_JSON" else str(data))
         assert load_any_config(args) is not None
-    folder = ["OUTPUT_DIR", data.parent] if of is parser else [f"train.output_dir={data.parent}"]
-    key = "DATASETS: {VAL_SHARE: 0.3}" if of is parser else "dataloader: {val_share: 0.3}"
-    (data.parent / "config.yaml").write_text(key)
-    args = arguments("--config", config, "--data", data, "--resume", *folder, of=of)
+    (data.parent / "config.yaml").write_text("DATASETS: {VAL_SHARE: 0.3}")
+    args = arguments(*words, "--resume", "OUTPUT_DIR", data.parent)
     assert table(args, caplog) and args.val_share == 0.3
 
 
@@ -180,17 +164,17 @@ def test_files_with_a_configuration_are_as_they_were(data, caplog):
         assert (args.train_json, args.train_images) == (str(data), str(data))
 
 
-def test_parts_that_are_there_and_a_lazy_configuration(data, caplog):
+def test_parts_that_are_there(data, caplog):
     for part in ("train", "valid"):
         (data.parent / "parts" / part).mkdir(parents=True)
     for number, file in enumerate(sorted(data.iterdir())):
         file.rename(data.parent / "parts" / ("train" if number % 4 < 2 else "valid") / file.name)
-    words = ["--config-file", "mask_rcnn_lambdaresnet50.py", "--data", data.parent / "parts"]
-    args = arguments(*words, of=lazy_parser)
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", data.parent / "parts"]
+    args = arguments(*words)
     assert "valid" in table(args, caplog)["evaluation"][0] and args.val_share is None
-    loader = load_any_config(args).dataloader
-    assert loader.train_images == loader.test_images == str(data.parent / "parts")
-    assert len(json.loads(Path(loader.test_json).read_text())["images"]) == 10
+    keys = load_any_config(args).DATASETS
+    assert keys.TRAIN_IMAGES == keys.TEST_IMAGES == str(data.parent / "parts")
+    assert len(json.loads(Path(keys.TEST_JSON).read_text())["images"]) == 10
 
 
 REFUSED = {

@@ -16,10 +16,10 @@ from lambda_det.detection.data import (
     build_train_loader,
     check_detector_data,
     register_coco_files,
+    register_json_datasets,
 )
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.parts import Parts
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data import recipe
 from lambda_det.own_data.recipe import (
@@ -352,21 +352,21 @@ def test_the_recipes_files(file):
 
 
 @pytest.mark.parametrize(
-    ("masks", "enabled", "typed", "learnt"),
+    ("masks", "typed", "learnt"),
     [
-        (True, True, [], True),
-        (False, True, [], False),
-        (False, True, ["MODEL.MASK_ON"], True),  # and refused by the check of the data
-        (False, False, [], True),
+        (True, [], True),
+        (False, [], False),
+        (False, ["MODEL.MASK_ON"], True),  # and refused by the check of the data
     ],
 )
-def test_masks_are_learnt_where_the_data_have_some(cfg, tmp_path, masks, enabled, typed, learnt):
+def test_masks_are_learnt_where_the_data_have_some(cfg, tmp_path, masks, typed, learnt):
     mask = {"segmentation": [[1, 1, 21, 1, 21, 21]] if masks else None}
     boxes = [annotation(1, 1, [1, 1, 20, 20], segmentation=None)]
     boxes.append(annotation(2, 2, [1, 1, 20, 20], **mask))
     content = coco_content({1: "1.png", 2: "2.png"}, boxes, {1: "a"}, size=(40, 30))
     (tmp_path / "train.json").write_text(json.dumps(content))
     cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TRAIN_IMAGES = str(tmp_path / "train.json"), str(tmp_path)
-    cfg.MODEL.MASK_ON, cfg.RECIPE.ENABLED, cfg.RECIPE.KEEP = True, enabled, typed
-    Parts(cfg).register()
+    cfg.MODEL.MASK_ON, cfg.RECIPE.KEEP = True, typed
+    register_json_datasets(cfg)
+    fit_to_data(cfg)
     assert learnt == cfg.MODEL.MASK_ON

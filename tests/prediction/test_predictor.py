@@ -230,12 +230,10 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_p
         ("empty", "config.yaml"),
         ("nowhere", "nowhere"),
         ("model_final.pth", r"model_final\.pth"),
-        ("lazy.yaml", "has no dataloader"),
     ],
 )
 def test_sources_that_cannot_be(tmp_path, source, named):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "lazy.yaml").write_text("model: {_target_: a.b}\n")
     (tmp_path / "model_final.pth").write_bytes(b"none")
     with pytest.raises((ConfigError, DataError, WeightsError), match=named):
         Predictor(tmp_path / source)

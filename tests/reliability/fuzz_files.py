@@ -16,10 +16,12 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from detectron2.config import CfgNode
 from detectron2.structures import Boxes, Instances
+from omegaconf import DictConfig
 
 import lambda_det
 from lambda_det.classification import ClassificationTask
@@ -36,7 +38,7 @@ from lambda_det.detection.data import (
     register_shapes,
 )
 from lambda_det.detection.evaluation import build_evaluator
-from lambda_det.detection.lazy import refuse_unknown_train_keys
+from lambda_det.detection.lazy import dump_lazy, load_lazy_config
 from lambda_det.errors import UserError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.task import Task
@@ -106,10 +108,17 @@ def _use_panoptic(folder: Path, file: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------ configuration
-def _lazy_task(args: argparse.Namespace) -> Task:
-    task = DetectionTask.read(args)
-    refuse_unknown_train_keys(task.config)
-    return task
+class _Saved(NamedTuple):
+    """A LazyConfig as a run saved it, which is read; what its nodes do is not ours."""
+
+    config: DictConfig
+
+    def dump(self) -> str:
+        return dump_lazy(self.config)
+
+
+def _lazy_config(args: argparse.Namespace) -> _Saved:
+    return _Saved(load_lazy_config(args))
 
 
 def _recipe_task(args: argparse.Namespace) -> Task:
@@ -120,7 +129,7 @@ def _recipe_task(args: argparse.Namespace) -> Task:
 
 _TASKS = {
     "detector.yaml": (DetectionTask.read, detection_parser, "mask_rcnn_lambdaresnet50.yaml"),
-    "lazy.yaml": (_lazy_task, lazy_parser, "mask_rcnn_lambdaresnet50.py"),
+    "lazy.yaml": (_lazy_config, lazy_parser, "mask_rcnn_lambdaresnet50.py"),
     "recipe.yaml": (_recipe_task, classification_parser, "imagenet/lambda_resnet50_128.yaml"),
 }
 

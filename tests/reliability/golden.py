@@ -21,6 +21,7 @@ from lambda_det.classification import parser
 from lambda_det.classification.config import load_recipe
 from lambda_det.classification.task import ClassificationTask
 from lambda_det.detection import DetectionTask, load_config, load_lazy_config
+from lambda_det.detection.data import register_shapes
 from lambda_det.training.task import Task
 from lambda_det.training.trainer import Trainer
 from tests.classification.tiny import RECIPE, make_pictures
@@ -87,9 +88,13 @@ def _finetuning(root: Path) -> Task:
 
 def _lazy(root: Path) -> Task:
     words = f"{TINY[1]} train.output_dir={root / 'run'} train.reference_world_size=0 "
-    words += f"train.max_iter={STEPS} dataloader.train.total_batch_size=2 optimizer.lr=0.01 {_FEW}"
+    words += f"train.max_iter={STEPS} dataloader.train.total_batch_size=2 optimizer.lr=0.01 {_FEW} "
+    words += "dataloader.train.dataset.names=shapes_train dataloader.test.dataset.names=shapes_val "
+    words += "model.roi_heads.num_classes=3"
+    _data(root)
+    register_shapes(root)
     file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
-    args = argparse.Namespace(config_file=file, opts=words.split(), **_data(root))
+    args = argparse.Namespace(config_file=file, opts=words.split())
     return DetectionTask(load_lazy_config(args)).prepare(train=True)
 
 

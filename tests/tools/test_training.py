@@ -13,7 +13,7 @@ from detectron2.config import LazyConfig
 
 from lambda_det import cli
 from tests import forked
-from tests.detection.tiny import TINY
+from tests.detection.tiny import TINY, write_lazy_config
 from tests.shapes import data_words
 
 pytestmark = pytest.mark.slow  # trains
@@ -25,15 +25,12 @@ KEYS = {
     "amp": ("SOLVER.AMP.ENABLED", "train.amp.enabled"),
     "device": ("MODEL.DEVICE", "train.device"),
     "dtype": ("SOLVER.AMP.DTYPE", "train.amp.dtype"),
-    "epochs": ("RECIPE.EPOCHS", "train.recipe.epochs"),
     "features": ("MODEL.LAMBDA_RESNET.OUT_FEATURES", "model.backbone.bottom_up.out_features"),
     "images": ("SOLVER.IMS_PER_BATCH", "dataloader.train.total_batch_size"),
     "network": ("MODEL.LAMBDA_RESNET.NAME", "model.backbone.bottom_up.name"),
     "norm": ("MODEL.FPN.NORM", "model.backbone.norm"),
     "output": ("OUTPUT_DIR", "train.output_dir"),
     "period": ("SOLVER.CHECKPOINT_PERIOD", "train.checkpointer.period"),
-    "precise": ("TEST.PRECISE_BN.ENABLED", "train.precise_bn.enabled"),
-    "precise_steps": ("TEST.PRECISE_BN.NUM_ITER", "train.precise_bn.num_iter"),
     "rate": ("SOLVER.BASE_LR", "optimizer.lr"),
     "scope": ("MODEL.LAMBDA_RESNET.SCOPE", "model.backbone.bottom_up.scope"),
     "steps": ("SOLVER.MAX_ITER", "train.max_iter"),
@@ -77,9 +74,11 @@ def data(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["yaml", "py"])
-def kind(request, data) -> Kind:
+def kind(request, data, tmp_path_factory) -> Kind:
     index = request.param == "py"
-    flags = ["--config", f"mask_rcnn_lambdaresnet50.{request.param}", *data]
+    flags = ["--config", "mask_rcnn_lambdaresnet50.yaml", *data]
+    if index:
+        flags = ["--config", str(write_lazy_config(Path(data[1]).parents[2]))]
     result = Kind(index, flags, TINY[index].split())
     small = result.pairs(images=2, world=0, steps=3, period=2, rate=0.01)
     return result._replace(options=[*result.options, *small])
@@ -223,11 +222,7 @@ OTHER = {"weights": "{other}"}
         ([], {"device": "gpu"}, "'gpu' is no device"),
         ([], {"weights": "timm://resnetrs10l"}, "timm://resnetrs101"),
         (["--num-gpus", "0"], {}, "--num-gpus is 0"),
-        (["--batch", "0"], {}, "{images} is 0"),
-        (["--epochs", "nan"], {}, "{epochs} is nan"),
         (["--num-machines", "2"], {}, "--dist-url"),
-        (["--train-json", "nowhere.json"], {}, "nowhere.json"),
-        (["--val-share", "0.5"], {}, "--test-json"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
@@ -242,20 +237,34 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("flags", "words"),
     [
-        ("x = [", "SyntaxError"),
-        ("raise RuntimeError('no luck')", "no luck"),
-        ("train = dict(max_iter=1)", "no model"),
+        (["--batch", "0"], "SOLVER.IMS_PER_BATCH is 0"),
+        (["--epochs", "nan"], "RECIPE.EPOCHS is nan"),
+        (["--train-json", "nowhere.json"], "nowhere.json"),
+        (["--val-share", "0.5"], "--test-json"),
     ],
 )
-def test_a_file_that_is_no_lazy_config(tmp_path, last_error, text, words):
-    file = tmp_path / "file.py"
-    file.write_text(text)
-    assert cli.main(["train", "--config", str(file)]) == 2
+def test_flags_for_data_that_cannot_be_are_refused_before_anything_is_written(
+    data, tmp_path, last_error, flags, words
+):
+    call = ["train", "--config", "mask_rcnn_lambdaresnet50.yaml", *data, *flags]
+    assert cli.main([*call, "--output", str(tmp_path / "run"), *TINY[0].split()]) == 2
     assert words in last_error()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_lazy_config_that_is_not_there(tmp_path, last_error):
+    (tmp_path / "file.py").touch()
     assert cli.main(["train", "--config", str(tmp_path / "fil.py")]) == 2
     assert "file.py" in last_error()
+
+
+def test_an_error_in_a_lazy_config_is_python_s_own(tmp_path):
+    file = tmp_path / "file.py"
+    file.write_text("raise RuntimeError('no luck')")
+    with pytest.raises(RuntimeError, match="no luck"):
+        cli.main(["train", "--config", str(file)])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -266,9 +275,12 @@ def test_cuda_asked_for_and_not_there(kind, tmp_path, last_error):
 
 
 def test_bfloat16_accumulation_and_precise_batch_norm(kind, tmp_path):
-    precise = {"precise": True, "precise_steps": 2}
     halves = {"amp": True, "dtype": "bfloat16", "images": 4, "accumulate": 2}
-    assert kind.train(output=tmp_path / "run", steps=2, **halves, **precise) == 0
+    words = kind.words(output=tmp_path / "run", steps=2, **halves)
+    yaml = ["TEST.PRECISE_BN.ENABLED", "True", "TEST.PRECISE_BN.NUM_ITER", "2"]
+    assert (
+        cli.main(["train", *words, *(["train.precise_bn_batches=2"] if kind.index else yaml)]) == 0
+    )
 
 
 def test_divergence_names_the_last_checkpoint(kind, tmp_path, last_error):
@@ -293,16 +305,40 @@ def test_processes_make_one_run(kind, tmp_path):
     assert [record["iteration"] for record in _records(folder)].count(0) == 1
 
 
-# Nothing of lambda_det in it, and keys that nobody here knows, switched off
+# Nothing of lambda_det in it but where the data are; an own head, and keys that nobody here knows
 FOREIGN = """
 from pathlib import Path
 
 import detectron2
-from detectron2.config import LazyConfig
+from detectron2.config import LazyCall, LazyConfig
+from detectron2.data.datasets import register_coco_instances
+from detectron2.modeling import RetinaNet
+from detectron2.modeling.meta_arch.retinanet import RetinaNetHead
 
+
+class MyHead(RetinaNetHead):
+    def __init__(self, temperature, **options):
+        super().__init__(**options)
+        self.temperature = temperature
+
+    def forward(self, features):
+        logits, boxes = super().forward(features)
+        return [x / self.temperature for x in logits], boxes
+
+
+class MyRetinaNet(RetinaNet):
+    pass
+
+
+try:
+    register_coco_instances("mine", {}, @JSON@, @IMAGES@)
+except AssertionError:
+    pass  # a second reading in one process
 nodes = Path(detectron2.__file__).parent / "model_zoo" / "configs" / "common"
 retinanet = LazyConfig.load(str(nodes / "models" / "retinanet.py"))
 model = retinanet.model
+model._target_, model.head._target_, model.head.temperature = MyRetinaNet, MyHead, 2.0
+model.num_classes = 3
 dataloader = LazyConfig.load(str(nodes / "data" / "coco.py")).dataloader
 train = LazyConfig.load(str(nodes / "train.py")).train
 optimizer = LazyConfig.load(str(nodes / "optim.py")).AdamW
@@ -322,6 +358,10 @@ dataloader.train.num_workers = dataloader.test.num_workers = 0
 train.device = "cpu"
 train.max_iter = 2
 train.wandb = dict(enabled=False, project="mine")
+train.fast_dev_run = True
+for _part in (dataloader.train, dataloader.test):
+    _part.dataset.names = "mine"
+dataloader.evaluator.output_dir = "${train.output_dir}/found"
 train.amp.cache = False
 train.clip_grad = None
 dataloader.train.collate_fn = lambda batch: batch  # YAML cannot hold it
@@ -329,11 +369,15 @@ dataloader.train.collate_fn = lambda batch: batch  # YAML cannot hold it
 
 
 def test_a_foreign_lazy_config(data, tmp_path):
-    """RetinaNet out of Detectron2's nodes, which knows nothing of lambda_det."""
+    """A RetinaNet with a head of its own, which knows nothing of lambda_det."""
     file, folder = tmp_path / "foreign.py", tmp_path / "run"
-    file.write_text(FOREIGN)
-    words = ["train", "--config", str(file), *data, "--output", str(folder)]
+    file.write_text(FOREIGN.replace("@JSON@", repr(data[1])).replace("@IMAGES@", repr(data[3])))
+    words = ["train", "--config", str(file), "--output", str(folder)]
     assert cli.main(words) == 0
-    assert "num_classes: 3" in (folder / "config.yaml").read_text()
+    text = (folder / "config.yaml").read_text()
+    assert "MyHead" in text and "temperature: 2.0" in text
+    assert "train.fast_dev_run, train.wandb" in (folder / "log.txt").read_text()
     assert cli.main([*words, "--resume", "train.max_iter=3"]) == 0
-    assert (folder / "inference" / "coco_instances_results.json").exists()
+    state = torch.load(folder / "model_final.pth", weights_only=True)
+    assert state["iteration"] == 2
+    assert (folder / "found" / "coco_instances_results.json").exists()

@@ -64,4 +64,5 @@ dataloader.test = L(tolerant_test_loader)(
 dataloader.evaluator = L(TolerantCOCOEvaluator)(
     dataset_name="${..test.dataset.names}",
     tasks=["bbox", "segm"],
+    output_dir="${train.output_dir}/inference",
 )

@@ -3,7 +3,12 @@
 import os
 
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.checks import check_datasets, check_detector_data, check_pixels
+from lambda_det.detection.data.checks import (
+    check_datasets,
+    check_detector_data,
+    check_pixels,
+    check_registered,
+)
 from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.detection.data.loader import (
     TrainLoader,
@@ -31,6 +36,7 @@ __all__ = [
     "check_datasets",
     "check_detector_data",
     "check_pixels",
+    "check_registered",
     "large_scale_jitter",
     "register_coco_files",
     "register_json_datasets",

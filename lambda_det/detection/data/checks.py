@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -153,6 +153,17 @@ def check_detector_data(
             logger.warning(
                 f"{one.name}: {instances.unmasked} annotations without a mask take their box."
             )
+
+
+def check_registered(names: Iterable[str]) -> None:
+    """Refuse registered data sets that are missing or broken, whatever model they are for.
+
+    Raises:
+        ConfigError: a name is not registered.
+        DataError: a data set is missing, or cannot be used.
+    """
+    for name in names:
+        _check_registered(name, Detector(architecture=""), "sample")
 
 
 def _check_registered(name: str, detector: Detector, images: str) -> Report | None:
