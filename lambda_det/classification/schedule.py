@@ -18,8 +18,9 @@ __all__ = ["EpochSchedule", "Plan", "build_optimizer", "peak_learning_rate", "pl
 
 
 def _cosine(cfg: CfgNode, epoch: float) -> float:
-    # From the end of the warm-up on, so that the peak is reached. The reference code begins at
-    # epoch 0 and jumps to 0.992 of the peak there.
+    # From the end of the warm-up on, so that the peak is reached. The paper does not say where it
+    # begins, and no code of its trainings is public. EfficientNet's code begins at epoch 0: at the
+    # end of the warm-up it is at 0.9924 of the peak (90 epochs) or 0.9995 (350).
     length = cfg.SOLVER.EPOCHS - cfg.SOLVER.WARMUP_EPOCHS
     return 0.5 * (1 + math.cos(math.pi * (epoch - cfg.SOLVER.WARMUP_EPOCHS) / length))
 

@@ -1,9 +1,11 @@
-"""RandAugment (arXiv:1909.13719) of the reference implementation that the paper used.
+"""RandAugment (arXiv:1909.13719) as EfficientNet's public code has it.
 
-The reference is ``models/official/efficientnet/autoaugment.py`` of tensorflow/tpu: 16 operations of
-equal probability, drawn with replacement and always applied; their strengths grow beyond a
-magnitude of 10. timm and torchvision have other operations. Where the reference claims to do what
-Pillow does and does not, the operations here follow Pillow, in OpenCV where that is much faster.
+The paper cites Cubuk et al. and says no more; no code of its trainings is public. The reference
+here is ``models/official/efficientnet/autoaugment.py`` of tensorflow/tpu, by authors of the same
+company: 16 operations of equal probability, drawn with replacement and always applied; their
+strengths grow beyond a magnitude of 10. timm and torchvision have other operations. Where the
+reference claims to do what Pillow does and does not, the operations here follow Pillow, in OpenCV
+where that is much faster.
 
 All operations take and return images, uint8 RGB [H, W, 3], and change none in place.
 """

@@ -247,10 +247,10 @@ def attention(args: Options, setting: Setting) -> list[Group]:
     """Lambda layers against global, axial and local self-attention: Table 4.
 
     A ResNet-50 whose 3x3 convolutions are all replaced. The paper's memory is that of attention
-    maps or position embeddings alone, for 128 images; here it is what a run takes in all. Heads of
-    attention are 8, with which the paper's figures come out, but for axial self-attention: 4.3 GB
-    beside 4.8. The rows of self-attention need PYTHONPATH=projects/paper and
-    DETECTRON2_ENV_MODULE=lambda_paper.attention in the environment.
+    maps or position embeddings alone, of all 16 layers for 128 images, in GiB; here it is what a
+    run takes in all. Heads of attention are 8, with which the paper's figures come out. The rows of
+    self-attention need PYTHONPATH=projects/paper and DETECTRON2_ENV_MODULE=lambda_paper.attention
+    in the environment.
     """
     side, batch = image_side(args, 224, 160), batch_size(args, setting, 128, 8)
     cases = []

@@ -188,7 +188,7 @@ class GeneralLambdaLayer(LambdaLayer):
         """Queries of ``x`` [b, dim, H, W]; keys and values of the context, if there is one."""
         queries, keys, values = self.qkv(x).split(self.rows, dim=1)
         if context is not None:
-            # With all rows, as a folded norm's bias and hooks need the whole convolution
+            # With all rows, since hooks of the convolution expect its whole output
             keys, values = self.qkv(context).split(self.rows, dim=1)[1:]
         queries = split(normed(self.query_norm, queries), self.query_depth)
         keys = split(keys, self.intra_depth)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from lambda_det.errors import ConfigError
-from lambda_det.modeling.fold import fold_norms
 from lambda_paper.general import GeneralLambdaLayer
 from tests.layers import reference
 from tests.pairs import pairs
@@ -137,16 +136,6 @@ def test_sequence_is_a_map_of_one_row():
     torch.testing.assert_close(layer(x, causal)[:, :, :6], layer(changed, causal)[:, :, :6])
     valid = torch.arange(9)[None, None] < torch.tensor([6, 9])[:, None, None]
     torch.testing.assert_close(layer(changed, valid)[0, :, :6], layer(x[:, :, :6])[0])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("options", [{"stride": 2}, {}])
-def test_norms_are_folded(options):
-    layer = make(**options).eval()
-    x, context = (torch.randn(2, 8, *size, dtype=torch.float64) for size in ((4, 5), (6, 3)))
-    folded = fold_norms(layer)
-    assert isinstance(folded.query_norm, nn.Identity)
-    torch.testing.assert_close(folded(x, context=context), layer(x, context=context))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
