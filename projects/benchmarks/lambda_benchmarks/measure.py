@@ -39,6 +39,7 @@ STEP = "training step"  # the same, and the optimiser: SGD with momentum and wei
 # would be measured.
 SHORTEST = 0.05
 MOST_REPEATS = 200
+OUT_OF_MEMORY = "out of memory"  # the reason why a case has no figures
 
 T = TypeVar("T")
 
@@ -53,12 +54,15 @@ class Case:
             float32.
         images: of a run, for images per second; 0 where there are none.
         columns: more to show beside it.
+        smaller: makes the same case with fewer images, which stands in for it where the memory
+            ends; times are then scaled to the images of the case that was asked for.
     """
 
     name: str
     make: Callable[[], tuple[Callable[..., Any], tuple[Tensor, ...]]]
     images: int = 0
     columns: Mapping[str, str] = field(default_factory=dict)
+    smaller: Callable[[], Case] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Result:
     """What was measured of a case.
 
     Attributes:
-        case: the case.
+        case: the case, or the smaller one that stands in for it.
+        images: of the case that was asked for, which times are scaled to.
         sizes: the number of parameters, and bytes of the model and of its inputs.
         seconds: of one run in each round, by mode.
         peak_bytes: by mode, beyond model and inputs; the state of the optimiser counts.
@@ -102,6 +107,7 @@ class Result:
     """
 
     case: Case
+    images: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=dict)
@@ -221,13 +227,19 @@ def measure_group(group: Group, setting: Setting) -> list[Result]:
     A case that fails or runs out of memory has a reason in place of figures, and the others go on
     without it.
     """
-    results = [Result(case) for case in group.cases]
+    results = [Result(case, case.images) for case in group.cases]
     # The baselines are convolutions, and shall have the fastest that cuDNN has for them
     torch.backends.cudnn.benchmark = True
     work = []  # what has its turn: a case in a mode, so many times in a row
     for result in results:
         say(f"{group.title}: warming up {result.case.name}")
-        work += _warm_up(result, group.modes, setting)
+        began = _warm_up(result, group.modes, setting)
+        while OUT_OF_MEMORY in result.reasons.values() and result.case.smaller is not None:
+            began.clear()
+            result.case, result.reasons = result.case.smaller(), {}
+            say(f"{group.title}: out of memory, now with {result.case.images} images")
+            began = _warm_up(result, group.modes, setting)
+        work += began
     gc.collect()
     gc.disable()
     try:
@@ -283,7 +295,7 @@ def _attempted(
     try:
         return work()
     except Exception as error:
-        why = "out of memory" if is_out_of_memory(error) else reason(error)[:200]
+        why = OUT_OF_MEMORY if is_out_of_memory(error) else reason(error)[:200]
     # Only after the block is the exception gone, which holds what was allocated
     result.reasons |= dict.fromkeys(modes, why)
     gc.collect()

@@ -33,15 +33,22 @@ def figures(result: Result, base: Result, mode: str) -> dict[str, Any]:
     """All of one case in one mode, or the reason why there is nothing."""
     if mode in result.reasons:
         return {"reason": result.reasons[mode]}
-    seconds = result.seconds[mode]
-    found: dict[str, Any] = {"seconds": quartiles(seconds), "rounds": seconds}
+    seconds = _scaled_seconds(result, mode)
+    figures: dict[str, Any] = {"seconds": quartiles(seconds), "rounds": seconds.tolist()}
     if mode not in base.reasons:
-        found["ratio_rounds"] = (np.array(seconds) / np.array(base.seconds[mode])).tolist()
-        found["ratio"] = quartiles(found["ratio_rounds"])
-    found["peak_bytes"] = result.peak_bytes[mode]
-    if result.case.images:
-        found["images_per_second"] = quartiles(result.case.images / np.array(seconds))
-    return found
+        ratios = seconds / _scaled_seconds(base, mode)
+        figures["ratio_rounds"] = ratios.tolist()
+        figures["ratio"] = quartiles(ratios)
+    figures["peak_bytes"] = result.peak_bytes[mode]
+    if result.images:
+        figures["images_per_second"] = quartiles(result.images / seconds)
+    return figures
+
+
+def _scaled_seconds(result: Result, mode: str) -> np.ndarray:
+    """The seconds of each round for as many images as were asked for."""
+    scale = result.images / result.case.images if result.case.images else 1
+    return np.array(result.seconds[mode]) * scale
 
 
 def group_figures(group: Group, results: Sequence[Result]) -> dict[str, Any]:

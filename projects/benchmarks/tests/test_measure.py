@@ -108,6 +108,34 @@ def test_case_that_fails_has_its_reason():
     assert "ratio" not in other[FORWARD] and other[FORWARD]["seconds"][1] > 0
 
 
+def test_a_batch_is_halved_until_it_fits(clock):
+    """As in Appendix F.3; times are those of as many images as were asked for."""
+    tried = []
+
+    def case(images):
+        def run(x):
+            tried.append(images)
+            if images > 4:
+                raise RuntimeError("CUDA out of memory. Tried to allocate")
+            clock[0] += 0.5 * images
+            return x
+
+        return Case(
+            "batches", lambda: (run, (torch.zeros(1),)), images, {}, lambda: case(images // 2)
+        )
+
+    def base_run(x):
+        clock[0] += 16
+        return x
+
+    base = Case("base", lambda: (base_run, (torch.zeros(1),)), 16)
+    _, halved = figures_of(Group("group", [base, case(16)], (FORWARD,)), 2)["cases"].values()
+    assert tried[:3] == [16, 8, 4] and set(tried[3:]) == {4}
+    assert halved["images"] == 4
+    assert halved[FORWARD]["seconds"] == [8, 8, 8] and halved[FORWARD]["ratio"] == [0.5, 0.5, 0.5]
+    assert halved[FORWARD]["images_per_second"] == [2, 2, 2]
+
+
 def test_peak_memory():
     held = torch.empty(MB)
 
