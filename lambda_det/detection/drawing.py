@@ -10,8 +10,9 @@ import cv2
 import numpy as np
 from detectron2.data.catalog import Metadata
 from detectron2.structures import BoxMode, Instances
-from detectron2.utils.video_visualizer import VideoVisualizer
-from detectron2.utils.visualizer import Visualizer
+from detectron2.utils.visualizer import VisImage, Visualizer
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 
 # The caption above a picture: its height in pixels, and font and scale for OpenCV
 _CAPTION_HEIGHT = 26
@@ -26,8 +27,13 @@ def draw_predictions(
     class_names: Sequence[str] | None = None,
     scale: float = 1.0,
     metadata: Metadata | None = None,
+    *,
+    with_labels: bool = True,
 ) -> np.ndarray:
     """Draw boxes, masks, keypoints, classes and scores.
+
+    Each class has one colour in all pictures. A box has an outline of black or white, whichever
+    differs more from the pixels below it, and the lines of small boxes are thinner.
 
     Args:
         image: [H, W, 3] uint8, BGR.
@@ -36,6 +42,7 @@ def draw_predictions(
         class_names: of all classes; None draws the indices.
         scale: size of the picture relative to the image.
         metadata: defines the lines between keypoints.
+        with_labels: write classes and scores.
 
     Returns:
         [H * scale, W * scale, 3] uint8, BGR.
@@ -45,6 +52,7 @@ def draw_predictions(
         f"{_name(class_names, index)} {score:.0%}"
         for index, score in zip(classes, instances.scores.tolist(), strict=True)
     ]
+    labels = labels if with_labels else None
     masks = list(instances.pred_masks.numpy()) if instances.has("pred_masks") else None
     keypoints = instances.pred_keypoints.numpy() if instances.has("pred_keypoints") else None
     boxes = instances.pred_boxes.tensor.numpy()
@@ -57,6 +65,8 @@ def draw_ground_truth(
     class_names: Sequence[str] | None = None,
     scale: float = 1.0,
     metadata: Metadata | None = None,
+    *,
+    with_labels: bool = True,
 ) -> np.ndarray:
     """Draw the annotations of a Detectron2 dataset dict. Crowds are labelled as such.
 
@@ -80,6 +90,7 @@ def draw_ground_truth(
     points = None if points is None else np.stack(points)
     if not any(annotation.get("segmentation") for annotation in annotations):
         masks = None
+    labels = labels if with_labels else None
     return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
@@ -92,6 +103,7 @@ def side_by_side(
     *,
     captions: tuple[str, str] = ("predicted", "true"),
     metadata: Metadata | None = None,
+    with_labels: bool = True,
 ) -> np.ndarray:
     """Draw the predictions at the left and the ground truth at the right, with captions.
 
@@ -102,23 +114,11 @@ def side_by_side(
         [height, width, 3] uint8, BGR.
     """
     scale = max(1.0, _PAIR_SIDE / max(image.shape[:2]))
-    left = draw_predictions(image, instances, class_names, scale, metadata)
-    right = draw_ground_truth(image, annotations, true_class_names, scale, metadata)
+    options = {"scale": scale, "metadata": metadata, "with_labels": with_labels}
+    left = draw_predictions(image, instances, class_names, **options)
+    right = draw_ground_truth(image, annotations, true_class_names, **options)
     gap = np.full((left.shape[0] + _CAPTION_HEIGHT, 4, 3), 255, np.uint8)
     return np.hstack([captioned(left, captions[0]), gap, captioned(right, captions[1])])
-
-
-class VideoDrawer:
-    """Draw predictions on the frames of a video. An object keeps its colour between frames."""
-
-    def __init__(self, class_names: Sequence[str] | None = None) -> None:
-        names = {"thing_classes": list(class_names)} if class_names else {}
-        self._visualizer = VideoVisualizer(Metadata(**names))
-
-    def __call__(self, frame: np.ndarray, instances: Instances) -> np.ndarray:
-        """As :func:`draw_predictions`, in the size of the frame."""
-        drawn = self._visualizer.draw_instance_predictions(frame[:, :, ::-1], instances)
-        return np.ascontiguousarray(drawn.get_image()[:, :, ::-1])
 
 
 def _name(class_names: Sequence[str] | None, index: int) -> str:
@@ -129,14 +129,13 @@ def _draw(
     image: np.ndarray,
     boxes: Any,
     classes: Sequence[int],
-    labels: Sequence[str],
+    labels: Sequence[str] | None,
     masks: Any,
     keypoints: Any,
     scale: float,
     metadata: Metadata | None,
 ) -> np.ndarray:
-    """Draw instances over their image. A class has one colour in every picture."""
-    visualizer = Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
+    visualizer = _Visualizer(image[:, :, ::-1], metadata or Metadata(), scale)
     visualizer.overlay_instances(
         boxes=boxes,
         labels=labels,
@@ -147,12 +146,59 @@ def _draw(
     return np.ascontiguousarray(visualizer.output.get_image()[:, :, ::-1])
 
 
+class _Visualizer(Visualizer):
+    """Detectron2's, whose boxes are seen on any picture, and do not hide what is small."""
+
+    def draw_box(
+        self,
+        box_coord: Sequence[float],
+        alpha: float = 1.0,
+        edge_color: Any = "g",
+        line_style: str = "-",
+    ) -> VisImage:
+        x0, y0, x1, y1 = box_coord
+        thickest = max(self._default_font_size / 4, 1)
+        side = self.output.scale * min(x1 - x0, y1 - y0)
+        width = min(max(_OF_THE_SIDE * side, 1), thickest * self.output.scale)
+        outline = "black" if _brightness(self.img, box_coord) > _MIDDLE else "white"
+        self.output.ax.add_patch(
+            Rectangle(
+                (x0, y0),
+                x1 - x0,
+                y1 - y0,
+                fill=False,
+                edgecolor=edge_color,
+                linewidth=width,
+                linestyle=line_style,
+                path_effects=[withStroke(linewidth=2 * width, foreground=outline)],
+            )
+        )
+        return self.output
+
+
+def _brightness(image: np.ndarray, box: Sequence[float]) -> float:
+    """The mean of the pixels [H, W, 3] that lie below the edges of a box."""
+    height, width = image.shape[:2]
+    x0, x1 = (int(min(max(x, 0), width - 1)) for x in (box[0], box[2]))
+    y0, y1 = (int(min(max(y, 0), height - 1)) for y in (box[1], box[3]))
+    rows, columns = image[[y0, y1], x0 : x1 + 1], image[y0 : y1 + 1, [x0, x1]]
+    return float(np.concatenate([rows.ravel(), columns.ravel()]).mean())
+
+
+_OF_THE_SIDE = 0.05  # width of a line, as a share of the shorter side of its box
+_MIDDLE = 127.5
+
+
 def _color(index: int) -> tuple[float, float, float]:
     """The colour of a class, RGB from 0 to 1: bright, and far in hue from those beside it.
 
-    Detectron2's palette has black, white and dark colours among its first 80.
+    The first is magenta, which few things are. Detectron2's palette has black, white and dark
+    colours among its first 80.
     """
-    return colorsys.hsv_to_rgb(0.618 * index % 1, (0.9, 0.6)[index % 2], 1.0)
+    return colorsys.hsv_to_rgb((_MAGENTA + 0.618 * index) % 1, (0.9, 0.6)[index % 2], 1.0)
+
+
+_MAGENTA = 5 / 6
 
 
 def captioned(picture: np.ndarray, text: str) -> np.ndarray:

@@ -70,6 +70,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         metavar="S",
         help="draw instances of at least this score (default: %(default)s)",
     )
+    parser.add_argument(
+        "--no-labels", action="store_true", help="write no classes and scores into the pictures"
+    )
     parser.add_argument("--device", metavar="D", help="cpu or cuda; default: MODEL.DEVICE")
     parser.add_argument(
         "--json", metavar="FILE", help="also write the predictions as annotations in COCO's format"
@@ -133,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"Weights: {predictor.taken}")
     wanted = args.json or args.format
     annotations = Annotations(predictor.class_names) if wanted else None
-    result = predict(predictor, pictures, annotations)
+    result = predict(predictor, pictures, annotations, with_labels=not args.no_labels)
     if args.json:
         annotations.save(Path(args.json))
     if args.format:

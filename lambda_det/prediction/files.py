@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.registration import registered_files
-from lambda_det.detection.drawing import VideoDrawer, draw_predictions, side_by_side
+from lambda_det.detection.drawing import draw_predictions, side_by_side
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.files import relative_path, writing_to
@@ -211,7 +211,11 @@ class Result:
 
 
 def predict(
-    predictor: Predictor, pictures: Sequence[Picture], annotations: Annotations | None = None
+    predictor: Predictor,
+    pictures: Sequence[Picture],
+    annotations: Annotations | None = None,
+    *,
+    with_labels: bool = True,
 ) -> Result:
     """Predict on each file, draw the result, and show the progress.
 
@@ -221,6 +225,7 @@ def predict(
         predictor: the detector.
         pictures: of :func:`plan_files` or :func:`plan_dataset`.
         annotations: get the predictions on images; those on videos are only drawn.
+        with_labels: write classes and scores into the pictures.
 
     Raises:
         DataError: none of the files can be read.
@@ -237,9 +242,9 @@ def predict(
         for picture in progress:
             try:
                 if picture.is_video:
-                    result.instances += _draw_video(predictor, picture)
+                    result.instances += _draw_video(predictor, picture, with_labels)
                 else:
-                    found = _draw_image(predictor, picture)
+                    found = _draw_image(predictor, picture, with_labels)
                     result.instances += len(found)
                     if annotations is not None:
                         annotations.add(picture.name, found, picture.source)
@@ -256,15 +261,21 @@ def predict(
     return result
 
 
-def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
+def _draw_image(predictor: Predictor, picture: Picture, with_labels: bool) -> Prediction:
     image = read_bgr(picture.source)
     found = predictor(image)
-    shown = (image, found.instances)
+    names, instances = predictor.class_names, found.instances
     if picture.annotations is None:
-        drawn = draw_predictions(*shown, predictor.class_names)
+        drawn = draw_predictions(image, instances, names, with_labels=with_labels)
     else:
-        names = (predictor.class_names, picture.true_class_names)
-        drawn = side_by_side(*shown, picture.annotations, *names)
+        drawn = side_by_side(
+            image,
+            instances,
+            picture.annotations,
+            names,
+            picture.true_class_names,
+            with_labels=with_labels,
+        )
     # Not cv2.imwrite, which does not say why a file cannot be written
     is_encoded, content = cv2.imencode(picture.target.suffix, drawn)
     with _written(picture.target) as draft:
@@ -274,7 +285,7 @@ def _draw_image(predictor: Predictor, picture: Picture) -> Prediction:
     return found
 
 
-def _draw_video(predictor: Predictor, picture: Picture) -> int:
+def _draw_video(predictor: Predictor, picture: Picture, with_labels: bool) -> int:
     """Draw all frames in the size and rate of the video; returns the number of instances."""
     capture = cv2.VideoCapture(str(picture.source))
     first = capture.read()[1]
@@ -285,7 +296,6 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
         logger.warning("%s records no frame rate; 25 is used.", picture.source)
         rate = 25.0
     instances = drawn = 0
-    draw = VideoDrawer(predictor.class_names)
     with _written(picture.target) as draft:
         codec = cv2.VideoWriter_fourcc(*"mp4v")
         writer = cv2.VideoWriter(str(draft), codec, rate, first.shape[1::-1])
@@ -297,8 +307,11 @@ def _draw_video(predictor: Predictor, picture: Picture) -> int:
                 found = predictor(frame).instances
                 drawn += 1
                 instances += len(found)
+                shown = draw_predictions(
+                    frame, found, predictor.class_names, with_labels=with_labels
+                )
                 # None before OpenCV 5
-                if not writer.isOpened() or writer.write(draw(frame, found)) is False:
+                if not writer.isOpened() or writer.write(shown) is False:
                     break
         finally:
             writer.release()

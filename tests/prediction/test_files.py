@@ -16,12 +16,7 @@ from pycocotools import mask as mask_util
 from pycocotools.coco import COCO
 
 from lambda_det.detection.data.label_files import polygons
-from lambda_det.detection.drawing import (
-    VideoDrawer,
-    draw_ground_truth,
-    draw_predictions,
-    side_by_side,
-)
+from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, side_by_side
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.prediction import Prediction, Predictor
 from lambda_det.prediction.annotations import Annotations
@@ -47,11 +42,7 @@ def test_channels_keep_their_order():
     image = np.zeros((60, 80, 3), np.uint8)
     image[..., 0] = 200  # blue
     empty = instances([], height=60, width=80)
-    for drawn in (
-        draw_predictions(image, empty),
-        draw_ground_truth(image, []),
-        VideoDrawer()(image, empty),
-    ):
+    for drawn in (draw_predictions(image, empty), draw_ground_truth(image, [])):
         assert (np.abs(drawn.astype(int) - image) <= 1).all()
 
 
@@ -61,6 +52,41 @@ def test_names_and_numbers_serve_as_labels_of_boxes_with_masks_and_without(pictu
         named, numbered = (draw_predictions(picture, found, names) for names in (["cat"], None))
         for one, other in ((numbered, picture), (named, numbered)):
             assert (np.abs(one.astype(int) - other).max(-1) > 40).any()
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_a_box_is_seen_on_any_colour_and_hides_no_small_object(scale):
+    """Also where all pixels have the colour of its class."""
+    small, large = [10, 10, 22, 22], [30, 10, 110, 70]
+    found = instances([small, large], masks=False, height=80, width=120)
+    found.pred_classes[:] = 0
+    drawing = {"scale": scale, "with_labels": False}
+    grey = draw_predictions(np.full((80, 120, 3), 128, np.uint8), found, **drawing)
+    colours = [grey[round(40 * scale), round(30 * scale)], *([v] * 3 for v in (0, 128, 255))]
+    for colour in colours:
+        image = np.empty((80, 120, 3), np.uint8)
+        image[:] = colour
+        drawn = draw_predictions(image, found, **drawing)
+        changed = np.abs(drawn.astype(int) - image[0, 0]).max(-1) > 60
+        for x0, y0, x1, y1 in (np.array(box) * scale for box in (small, large)):
+            for edge in (x0, x1):
+                columns = slice(int(edge - 2 * scale), int(edge + 2 * scale) + 1)
+                assert changed[int(y0 + 2) : int(y1 - 2), columns].any(1).all()
+        inside = changed[
+            round(13 * scale) : round(19 * scale), round(13 * scale) : round(19 * scale)
+        ]
+        assert not inside.any()
+
+
+def test_without_labels_nothing_is_written_beside_the_boxes():
+    image = np.full((200, 300, 3), 128, np.uint8)
+    found = instances([[100, 100, 200, 180]], masks=False, height=200, width=300)
+    beside = [
+        np.abs(draw_predictions(image, found, ["cat"], with_labels=w).astype(int) - 128).max(-1) > 9
+        for w in (True, False)
+    ]
+    labelled, plain = (there[104:176, 104:196].any() for there in beside)
+    assert labelled and not plain
 
 
 @pytest.mark.parametrize(
@@ -287,7 +313,7 @@ class _FullDisk:
         return next(self._results)
 
 
-def _interrupted(*_):
+def _interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -296,7 +322,7 @@ def test_a_video_cut_short_leaves_no_half_picture(predictor, tmp_path, monkeypat
     write_video(tmp_path / "film.mp4")
     pictures = plan_files([tmp_path / "film.mp4"], tmp_path / "out", False)
     if end == "interrupted":
-        monkeypatch.setattr(VideoDrawer, "__call__", _interrupted)
+        monkeypatch.setattr("lambda_det.prediction.files.draw_predictions", _interrupted)
     else:
         real, says_so = cv2.VideoWriter, end == "full and said"
         monkeypatch.setattr(cv2, "VideoWriter", lambda *words: _FullDisk(real(*words), says_so))
