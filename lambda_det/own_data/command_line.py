@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from lambda_det.detection.data.annotations import check_coco
@@ -11,8 +13,9 @@ from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import DataError, command_parser, exit_status
+from lambda_det.errors import DataError, command_parser, exit_status, listed
 from lambda_det.files import refuse_existing
+from lambda_det.own_data.copies import shared_copies
 from lambda_det.own_data.labels import FORMATS, as_coco
 from lambda_det.own_data.layouts import find_images, find_parts
 
@@ -71,6 +74,20 @@ def print_report(report: Report) -> None:
                 print(f"{'':10}- {offender}")
 
 
+def print_copies(parts: Mapping[str, list[str]]) -> bool:
+    """Print of which pictures there are copies; returns whether two parts share one."""
+    pairs, within = shared_copies(parts)
+    if within:
+        copies = sum(map(len, within))
+        print(f"\n{copies} pictures are copies of {len(within)}, such as {listed(within[0])};")
+        print("a held-out share keeps the copies of one picture on one side.")
+    if pairs:
+        print(f"\n{len(pairs)} pictures are in two parts, as they are or as copies of one:")
+        for copy, picture in pairs[:3]:
+            print(f"{'':10}- {copy} and {picture}")
+    return bool(pairs)
+
+
 def check(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if arguments.dataset:
@@ -81,7 +98,7 @@ def check(arguments: argparse.Namespace) -> int:
         kind, found = find_parts(arguments.json)
         print(f"{arguments.json}: labels of {kind}\n")
         parts = [(str(part.labels), str(part.images)) for part in found]
-    found = False
+    found, pictures = False, {}
     for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True):
         files = "none" if arguments.no_images else "all"
         report = check_coco(json_file, images, files=files, progress=True)
@@ -90,6 +107,9 @@ def check(arguments: argparse.Namespace) -> int:
             print("\nNo object can be trained on. Are the labels where their format has them?")
         wrong = [report.of(severity) for severity in (REFUSED, BAD_BOX, "doubtful")]
         found |= any(wrong) or not report.usable
+        if not arguments.no_images:
+            pictures[json_file] = [os.path.join(images, file["file_name"]) for file in report.files]
+    found |= print_copies(pictures)
     print("\nProblems were found." if found else "\nNothing is wrong.")
     return int(found)
 

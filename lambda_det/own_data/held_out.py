@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import keep_json, read_json
 from lambda_det.errors import ConfigError, DataError, listed, refused
+from lambda_det.own_data.copies import copies
 
 __all__ = ["Split", "hold_out", "part_of"]
 
@@ -25,7 +26,8 @@ class Split(NamedTuple):
     Attributes:
         share: of the images, above 0 and below 1, by the hash of their names.
         group_by: a regular expression. Images whose names match the same (of an expression with
-            groups, the first one) stay on one side; another image is alone.
+            groups, the first one) stay on one side; another image is alone. By default copies of
+            one picture stay on one side.
         stratify: each class has its share, as far as groups allow, and not only the images.
     """
 
@@ -72,7 +74,7 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
     report = check_coco(json_file, image_folder, files="none")
     names, labels, content = report.categories, report.json_file, read_json(json_file)
     images = content["images"]
-    held_out = _held_out(content, split)
+    held_out = _held_out(content, image_folder, split)
     option = f"{split} of {labels}"
     if len(held_out) in (0, len(images)):
         raise DataError(
@@ -86,7 +88,7 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
             "share, or a file with --test-json."
         )
     how = "stratified" if split.stratify else "by the hash of their names"
-    how += f", in groups by {split.group_by}" if split.group_by else ""
+    how += f", in groups by {split.group_by}" if split.group_by else ", copies on one side"
     logger.info(
         f"Held out to evaluate on: {len(held_out)} of {len(images)} images of {labels}, {how}"
     )
@@ -104,23 +106,20 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
     )
 
 
-def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
+def _held_out(content: Mapping[str, Any], image_folder: str, split: Split) -> set[Any]:
     """The ids of the images.
 
     Raises:
         ConfigError: no name matches the groups' expression.
     """
-    groups, matched = defaultdict(list), not split.group_by
-    for image in content["images"]:
-        name = str(image["file_name"])
-        found = re.search(split.group_by, name) if split.group_by else None
-        matched = matched or found
-        groups[found[min(found.re.groups, 1)] or "" if found else name].append(image["id"])
-    if not matched:
-        raise ConfigError(
-            f"--group-by {split.group_by!r} (DATASETS.GROUP_BY) is in no image's name, such as "
-            f"{next(iter(groups))}."
-        )
+    names = [str(image["file_name"]) for image in content["images"]]
+    if split.group_by:
+        group_of = _groups_by(split.group_by, names)
+    else:
+        group_of = copies({name: Path(image_folder, name) for name in names})
+    groups = defaultdict(list)
+    for image, name in zip(content["images"], names, strict=True):
+        groups[group_of[name]].append(image["id"])
     if not split.stratify:
         # Only the name decides, so images that are added later do not move others
         limit = split.share * 2**64
@@ -135,6 +134,24 @@ def _held_out(content: Mapping[str, Any], split: Split) -> set[Any]:
     }
     parts = _stratified(counts, (split.share, 1 - split.share))
     return {id for name in groups if parts[name] == 0 for id in groups[name]}
+
+
+def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
+    """The group of each name: what the expression finds in it, else the name.
+
+    Raises:
+        ConfigError: no name matches.
+    """
+    matches = {name: re.search(expression, name) for name in names}
+    if not any(matches.values()):
+        raise ConfigError(
+            f"--group-by {expression!r} (DATASETS.GROUP_BY) is in no image's name, such as "
+            f"{names[0]}."
+        )
+    return {
+        name: (match[min(match.re.groups, 1)] or "") if match else name
+        for name, match in matches.items()
+    }
 
 
 def _stratified(counts: Mapping[str, Counter], shares: Sequence[float]) -> dict[str, int]:

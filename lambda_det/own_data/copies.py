@@ -1,0 +1,112 @@
+"""Copies of one picture: on both sides of a split they make AP too high.
+
+They are files of the same bytes, or what Roboflow makes of one and calls NAME_jpg.rf.HASH.jpg.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["copies", "shared_copies"]
+
+_COPY = re.compile(r"(.+?)(_(jpe?g|png|bmp|tiff?|webp))?\.rf\.[\w-]+(\.\w+)?", re.IGNORECASE)
+
+
+def copies(pictures: Mapping[str, Path]) -> dict[str, str]:
+    """A group for each picture: that of its copies, or itself alone.
+
+    Args:
+        pictures: by name; one that is not there is known by its name alone.
+    """
+    groups = {name: _source(name) for name in pictures}
+    same: dict[str, str] = {}  # another group of the same pictures
+
+    def first(group: str) -> str:
+        while group in same:
+            group = same[group]
+        return group
+
+    for equal in _equal_files(pictures):
+        kept, *others = sorted({first(groups[name]) for name in equal})
+        same.update(dict.fromkeys(others, kept))
+    return {name: first(group) for name, group in groups.items()}
+
+
+def shared_copies(
+    parts: Mapping[str, Iterable[str]],
+) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """Pictures of which there are copies.
+
+    Args:
+        parts: the files of the pictures of each part of a data set, by its name.
+
+    Returns:
+        Pairs of a picture and its copy in an earlier part; and the copies of each picture that has
+        several in one part.
+    """
+    files = [file for pictures in parts.values() for file in pictures]
+    group_of = copies({file: Path(file) for file in files})
+    groups: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for part, pictures in parts.items():
+        for file in dict.fromkeys(pictures):
+            groups[group_of[file]][part].append(file)
+    pairs, within = [], []
+    for group in groups.values():
+        earlier, *later = group.values()
+        pairs += [(file, earlier[0]) for pictures in later for file in pictures]
+        within += [pictures for pictures in group.values() if len(pictures) > 1]
+    return pairs, within
+
+
+def _source(name: str) -> str:
+    """The name without what Roboflow adds to that of a copy."""
+    match = _COPY.fullmatch(Path(name).name)
+    return f"{match[1]}.rf" if match else name
+
+
+def _equal_files(pictures: Mapping[str, Path]) -> list[list[str]]:
+    """Names of the same bytes. Few files are read: those of equal sizes, and then of equal ends."""
+    groups = [list(pictures)]
+    for feature in (_size, _end, _digest):
+        groups = [
+            names
+            for group in groups
+            for names in _by_feature({name: pictures[name] for name in group}, feature)
+            if len(names) > 1
+        ]
+    return groups
+
+
+def _by_feature(
+    pictures: Mapping[str, Path], feature: Callable[[Path], Any]
+) -> Iterable[list[str]]:
+    """Names of pictures with equal features; files that cannot be read are for others to name."""
+    classes: dict[Any, list[str]] = defaultdict(list)
+    for name, picture in pictures.items():
+        with contextlib.suppress(OSError, ValueError):
+            classes[feature(picture)].append(name)
+    return classes.values()
+
+
+def _size(picture: Path) -> int:
+    return picture.stat().st_size
+
+
+def _end(picture: Path) -> bytes:
+    with picture.open("rb") as file:
+        file.seek(-min(_END, _size(picture)), os.SEEK_END)
+        return file.read()
+
+
+_END = 1024  # bytes that differ in nearly all different pictures
+
+
+def _digest(picture: Path) -> bytes:
+    return hashlib.sha256(picture.read_bytes()).digest()
