@@ -125,9 +125,10 @@ def _with_train(root: Path, groups: Mapping[str, Any]) -> dict[str, Any]:
     if rest is not None:
         groups.setdefault("train", rest)
     if len(groups) > 1 and "train" not in groups:
+        parts = " and ".join(part for part in _WORDS if part in groups)
         raise DataError(
-            f"{root} has parts called {' and '.join(groups)}, and nothing to train on; name what "
-            "is to be trained on with --train."
+            f"{root} has parts called {parts}, and nothing to train on; name what is to be trained "
+            "on with --train."
         )
     if "train" not in groups:
         for part, group in groups.items():

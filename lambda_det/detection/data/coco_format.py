@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -69,18 +70,25 @@ def keep_json(content: Any, folder: str, name: str, *, whole: Any = None) -> str
     text = json.dumps(content if whole is None else whole, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = Path(get_cache_dir(), "lambda_det", folder, digest, name)
-    if not path.is_file():
+    text = json.dumps(content)
+    if not _holds(path, text):  # there may be nothing, or what somebody damaged or changed
         # Another process may write the same: it has a name of its own until it is complete
         own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         advice = "FVCORE_CACHE names the folder of such files"
         with refused(DataError, f"{path} cannot be written", advice, OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                replace_text(own, json.dumps(content))
+                replace_text(own, text)
                 os.replace(own, path)
             finally:
                 own.unlink(missing_ok=True)
     return str(path)
+
+
+def _holds(path: Path, text: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text("utf-8") == text
+    return False
 
 
 def read_lists(

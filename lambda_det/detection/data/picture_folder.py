@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -13,22 +16,28 @@ __all__ = ["PICTURES", "PictureFolder", "normal", "walk"]
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 
-def walk(folder: str | os.PathLike) -> Iterator[Path]:
-    """The files below a folder, in the order of their names.
+def walk(folder: str | os.PathLike) -> list[Path]:
+    """The files below a folder, in the order of their paths.
 
-    Links to folders are followed, and each folder is entered once, however many links lead to it.
-    Hidden files and folders, such as ``.ipynb_checkpoints``, are left out.
+    Links to folders are followed. A folder that several paths lead to is entered by the shortest of
+    them, and by its own name rather than by a link. Hidden files and folders, such as
+    ``.ipynb_checkpoints``, are left out.
     """
-    entered: set[tuple[int, int]] = set()
-    for root, folders, files in os.walk(folder, followlinks=True):
-        status = os.stat(root)
-        place = (status.st_dev, status.st_ino)
+    entered: set[str] = set()
+    waiting, files = deque([Path(folder)]), []
+    while waiting:
+        here = waiting.popleft()
+        place = os.path.realpath(here)
         if place in entered:
-            folders.clear()
             continue
         entered.add(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))
+        with contextlib.suppress(PermissionError, FileNotFoundError), os.scandir(here) as entries:
+            seen = [entry for entry in entries if not entry.name.startswith(".")]
+            folders = [entry for entry in seen if entry.is_dir()]
+            folders.sort(key=lambda entry: (entry.is_symlink(), entry.name))
+            waiting.extend(here / entry.name for entry in folders)
+            files += [here / entry.name for entry in seen if entry.is_file()]
+    return sorted(files)
 
 
 def normal(name: str) -> str:
@@ -84,9 +93,15 @@ class PictureFolder:
         return "", set()
 
 
+# Label Studio puts a number before the names of pictures that are sent to it
+_UPLOADED = re.compile(r"(?:^|[/\\])[0-9a-f]{8}-([^/\\]+)$")
+
+
 def _readings(name: str) -> list[str]:
     """A name as it is written, and as the path within an address, in the order to be tried."""
     readings = [name]
+    if uploaded := _UPLOADED.search(name):
+        readings.append(uploaded[1])
     if "?" in name or "%" in name or "://" in name:
         try:
             address = urlsplit(name)

@@ -19,6 +19,7 @@ from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, listed, printable
 from lambda_det.files import read_text
 from lambda_det.own_data.labels.findings import (
+    ELSEWHERE,
     NO_PICTURE,
     OTHER_COPY,
     OTHER_NAME,
@@ -136,10 +137,21 @@ def _placed(
             missing.append((row, error))
     if missing and not placed:
         raise missing[0][1]
+    for row, path in placed:
+        if _is_elsewhere(row.name, path, pictures.folder):
+            findings.add(ELSEWHERE, f"{row.source}: {row.name}, and there is {path}")
     for row, _ in missing:
         findings.add(NO_PICTURE, f"{row.source}: {row.name}")
     _refuse_second_claims(placed)
     return placed
+
+
+def _is_elsewhere(name: str, path: Path, folder: Path) -> bool:
+    """Whether a name has another folder than the one, below that of all pictures, of its file."""
+    parents = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(".")]
+    if not parents or path.parent == folder:
+        return False
+    return normal(parents[-1]).casefold() != normal(path.parent.name).casefold()
 
 
 def _picture_of(

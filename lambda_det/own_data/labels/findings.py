@@ -17,6 +17,7 @@ class Kind(NamedTuple):
 
 
 NO_PICTURE = Kind("doubtful", "labels without a picture that can be read, which are left out")
+ELSEWHERE = Kind("noted", "picture that is in another folder than its labels name")
 NO_AREA = Kind("noted", "shape without an area, such as a point or a line, which is left out")
 NO_CLASS = Kind("noted", "shape called __ignore__, which is left out")
 DIFFICULT = Kind("noted", "object marked as difficult, which is an object like the others")

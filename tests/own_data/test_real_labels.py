@@ -1,0 +1,588 @@
+"""Labels as people have them, through ``lambda-det check``: read right, or counted and named.
+
+Each case was seen in bug reports of other projects or in public files.
+"""
+
+import base64
+import io
+import json
+import os
+import unicodedata
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.errors import DataError
+from lambda_det.own_data import command_line
+from lambda_det.own_data.held_out import Split, hold_out
+from lambda_det.own_data.labels import read_labels, recognise
+from lambda_det.own_data.layouts import find_parts
+
+YAML = "names: [cup, key]\n"
+LINE = "0 .5 .5 .5 .5\n"
+WIDE = 70_000  # more than the first part of a file
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Converted files go to a folder of the tests."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def picture(name, size=(40, 30)):
+    """A picture unlike that of any other name."""
+    noise = np.random.default_rng(zlib.crc32(name.encode())).integers(0, 255, (3, 4, 3), np.uint8)
+    return Image.fromarray(noise).resize(size)
+
+
+def encoded(image, ending="png", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, {"jpg": "JPEG", "JPG": "JPEG", "png": "PNG"}[ending], **options)
+    return buffer.getvalue()
+
+
+def make(root, files):
+    """Files of a data set; a picture without content is made by its name."""
+    for name, content in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        ending = name.rpartition(".")[2]
+        if not content and ending in ("png", "jpg", "JPG"):
+            content = encoded(picture(name), ending)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return root
+
+
+def voc(name, *boxes, size=(40, 30), more=""):
+    objects = "".join(
+        f"<object><name>cup</name>{more}<bndbox><xmin>{a}</xmin><ymin>{b}</ymin><xmax>{c}</xmax>"
+        f"<ymax>{d}</ymax></bndbox></object>\n"
+        for a, b, c, d in boxes
+    )
+    stated = f"<size><width>{size[0]}</width><height>{size[1]}</height></size>"
+    return f"<annotation><filename>{name}</filename>{stated}\n{objects}</annotation>"
+
+
+def cvat(*images):
+    """Of names, with a box each."""
+    box = '<box label="cup" xtl="1" ytl="2" xbr="11" ybr="7"/>'
+    nodes = "".join(f'<image name="{name}" width="40" height="30">{box}</image>' for name in images)
+    return f"<annotations>{nodes}</annotations>"
+
+
+def shape(form="rectangle", points=((1, 2), (11, 7)), label="cup", **more):
+    return {"label": label, "points": points, "shape_type": form, **more}
+
+
+def labelme(name, *shapes, **more):
+    content = {"imagePath": name, "imageWidth": 40, "imageHeight": 30, **more}
+    return json.dumps({**content, "shapes": shapes or [shape()]})
+
+
+def via(*names):
+    box = {"name": "rect", "x": 1, "y": 2, "width": 10, "height": 5}
+    region = {"shape_attributes": box, "region_attributes": {"kind": "cup"}}
+    return json.dumps({f"{n}9": {"filename": n, "regions": [region]} for n in names})
+
+
+def coco(name, size=(40, 30), **more):
+    image = {"id": 1, "file_name": name, "width": size[0], "height": size[1]}
+    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 10, 5]}
+    category = {"id": 1, "name": "cup"}
+    return json.dumps({**more, "images": [image], "annotations": [box], "categories": [category]})
+
+
+def checked(place, capsys):
+    """The status of ``check``, and all that it says."""
+    status = command_line.main([str(place)])
+    output = capsys.readouterr()
+    return status, output.out + output.err
+
+
+BOX = (1, 2, 11, 7)
+UPPER = encoded(picture("lying", (30, 40)), "jpg")
+LYING = Image.Exif()
+LYING[274] = 6  # which makes a picture of 30x40 one of 40x30
+# Files, the status of check, and words of its output; "! " before a word: it is not there
+CASES = {
+    # --------------------------------------------------------- formats by their parse
+    "LabelMe whose shapes come last": (
+        {"a.json": labelme("a.png", flags={"x": "y" * WIDE}), "a.png": ""},
+        (0, ["labels of LabelMe", "1 cup"]),
+    ),
+    "VIA with a long first picture": (
+        {
+            "a.json": via("a.png").replace(
+                '"regions"', f'"file_attributes": "{"x" * WIDE}", "regions"'
+            ),
+            "a.png": "",
+        },
+        (0, ["labels of VIA", "1 cup"]),
+    ),
+    "COCO behind long licenses": (
+        {"a.json": coco("a.png", licenses=["x" * WIDE]), "a.png": ""},
+        (0, ["labels of COCO", "1 cup"]),
+    ),
+    "Pascal VOC behind a long comment": (
+        {"a.xml": f"<!-- {'x' * WIDE} -->" + voc("a.png", BOX), "a.png": ""},
+        (0, ["labels of Pascal VOC", "1 cup"]),
+    ),
+    "data.yaml with its names last": (
+        {"data.yaml": f"# {'x' * WIDE}\n{YAML}", "a.png": "", "a.txt": LINE},
+        (0, ["labels of YOLO", "1 cup"]),
+    ),
+    "LabelMe with words of COCO in its text": (
+        {"a.json": labelme("a.png", flags={"images": [], "annotations": []}), "a.png": ""},
+        (0, ["labels of LabelMe"]),
+    ),
+    # --------------------------------------------------------- sizes that labels state
+    "VOC of a picture that was made smaller": (
+        {"a.xml": voc("a.png", BOX, size=(80, 60)), "a.png": ""},
+        (1, ["80x60", "40x30"]),
+    ),
+    "LabelMe of a picture that was made smaller": (
+        {"a.json": labelme("a.png", imageWidth=80, imageHeight=60), "a.png": ""},
+        (1, ["80x60", "40x30"]),
+    ),
+    "CVAT of a picture that was made smaller": (
+        {"a.xml": cvat("a.png").replace('"40"', '"80"').replace('"30"', '"60"'), "a.png": ""},
+        (1, ["80x60", "40x30"]),
+    ),
+    "VOC of a tool that ignored EXIF": (
+        {
+            "a.xml": voc("a.jpg", BOX, size=(30, 40)),
+            "a.jpg": encoded(picture("lying", (30, 40)), "jpg", exif=LYING),
+        },
+        (1, ["30x40", "40x30"]),
+    ),
+    "VOC with a size that cannot be, and boxes that can": (
+        {"a.xml": voc("a.png", BOX, size=(1, 1)), "a.png": ""},
+        (0, ["1 labels whose size is too small"]),
+    ),
+    "VOC without a size": (
+        {"a.xml": voc("a.png", BOX, size=(0, 0)), "a.png": ""},
+        (0, ["! too small"]),
+    ),
+    # --------------------------------------------------------- pictures and their names
+    "YOLO with labels of pictures that are not read": (
+        {
+            "data.yaml": YAML + "train: images/train\n",
+            **dict.fromkeys([f"labels/train/{name}.txt" for name in "abcd"], LINE),
+            **{"images/train/a.png": "", "images/train/b.gif": "x", "images/train/c.avif": "x"},
+        },
+        (1, ["3 labels without a picture", "b.txt, beside b.gif", "c.avif"]),
+    ),
+    "YOLO with labels of other letters": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "B.png": "", "b.txt": LINE, "B.TXT": LINE},
+        (1, ["2 labels without a picture", "b.txt", "B.TXT"]),
+    ),
+    "YOLO with notes beside the labels": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE, "notes.txt": "1 2\n", "empty.txt": ""},
+        (0, ["! without a picture"]),
+    ),
+    "VOC with a picture that is not read": (
+        {"a.xml": voc("a.png", BOX), "a.png": "", "b.xml": voc("b.gif", BOX), "b.gif": "x"},
+        (1, ["1 labels without a picture", "b.xml: b.gif"]),
+    ),
+    "LabelMe without a picture": (
+        {"a.json": labelme("a.png"), "a.png": "", "b.json": labelme("b.png")},
+        (1, ["1 labels without a picture", "b.json: b.png"]),
+    ),
+    "CVAT without a picture": (
+        {"a.xml": cvat("a.png", "b.png", "c.png"), "a.png": ""},
+        (1, ["2 labels without a picture", "a.xml: b.png"]),
+    ),
+    "VIA without a picture": (
+        {"a.json": via("a.png", "b.png"), "a.png": ""},
+        (1, ["1 labels without a picture", "a.json: b.png"]),
+    ),
+    "YOLO of macOS": (
+        {
+            "data.yaml": YAML,
+            unicodedata.normalize("NFD", "größe.png"): "",
+            unicodedata.normalize("NFC", "größe.txt"): LINE,
+        },
+        (0, ["1 cup"]),
+    ),
+    "VOC of macOS": (
+        {unicodedata.normalize("NFD", "größe.png"): "", "x.xml": voc("größe.png", BOX)},
+        (0, ["1 cup"]),
+    ),
+    "an ending in other letters": (
+        {"a.xml": cvat("a.jpg"), "a.JPG": ""},
+        (0, ["1 cup"]),
+    ),
+    "Jupyter's copies of pictures": (
+        {
+            "data.yaml": YAML,
+            **{"a.png": "", "a.txt": LINE, ".ipynb_checkpoints/a-checkpoint.png": ""},
+        },
+        (0, ["1 images"]),
+    ),
+    "Jupyter's copies of labels": (
+        {
+            **dict.fromkeys(["a.xml", ".ipynb_checkpoints/a.xml"], voc("a.png", BOX)),
+            **dict.fromkeys(["a.png", ".ipynb_checkpoints/a.png"], ""),
+        },
+        (0, ["1 images"]),
+    ),
+    "Jupyter's copies of a file of COCO": (
+        {**dict.fromkeys(["a.json", ".ipynb_checkpoints/a.json"], coco("a.png")), "a.png": ""},
+        (0, ["1 images"]),
+    ),
+    "CVAT with pictures of two folders, of which one is there": (
+        {"a.xml": cvat("cam1/0.png", "cam2/0.png"), "cam1/0.png": ""},
+        (1, ["1 labels without a picture", "cam2/0.png"]),
+    ),
+    "VIA with pictures of two folders, of which one is there": (
+        {"a.json": via("cam1/0.png", "cam2/0.png"), "cam1/0.png": ""},
+        (1, ["1 labels without a picture", "cam2/0.png"]),
+    ),
+    "LabelMe with a picture of a folder that is not there": (
+        {"a.json": labelme("cam2/0.png"), "cam1/0.png": ""},
+        (2, ["cam2/0.png"]),
+    ),
+    "CVAT with pictures of two folders, of another machine": (
+        {"a.xml": cvat("/me/cam1/0.png", "/me/cam2/0.png"), "cam1/0.png": ""},
+        (2, ["/me/cam2/0.png and /me/cam1/0.png", "cam1/0.png"]),
+    ),
+    "LabelMe with pictures of another machine": (
+        {"labels/a.json": labelme("..\\photos\\a.png"), "images/a.png": ""},
+        (0, ["1 picture that is in another folder", "photos"]),
+    ),
+    "two files of labels for pictures of the same names": (
+        {
+            **{f"Annotations/{day}/0.xml": voc("0.png", BOX) for day in ("mon", "tue")},
+            **{f"JPEGImages/{day}/0.png": "" for day in ("mon", "tue")},
+        },
+        (0, ["2 images", "2 cup"]),
+    ),
+    # --------------------------------------------------------- objects
+    "CVAT's ellipses and cuboids": (
+        {
+            "a.xml": cvat("a.png").replace(
+                "<box",
+                '<ellipse label="key" cx="20" cy="15" rx="8" ry="4" rotation="90"/>'
+                '<cuboid label="key" xtl1="1" ytl1="1" xbl1="1" ybl1="9" xtr1="9" ytr1="1" '
+                'xbr1="9" ybr1="9" xtl2="4" ytl2="0" xbl2="4" ybl2="8" xtr2="12" ytr2="0" '
+                'xbr2="12" ybr2="8"/>'
+                '<polyline label="key" points="1,1;2,2"/><box',
+            ),
+            "a.png": "",
+        },
+        (0, ["2 key", "1 shape without an area", "polyline"]),
+    ),
+    "LabelMe's empty mask with its rectangle": (
+        {
+            "a.json": labelme(
+                "a.png",
+                shape("mask", mask=base64.b64encode(encoded(Image.new("1", (11, 6)))).decode()),
+                shape("mask", mask=None),
+            ),
+            "a.png": "",
+        },
+        (0, ["2 empty mask", "2 cup"]),
+    ),
+    "VOC's difficult objects": (
+        {"a.xml": voc("a.png", BOX, BOX, more="<difficult>1</difficult>"), "a.png": ""},
+        (0, ["2 object marked as difficult", "2 cup"]),
+    ),
+    "YOLO's classes as numbers with a point": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": "0.000000 .5 .5 .5 .5\n1.0 .5 .5 .2 .2\n"},
+        (0, ["1 cup", "1 key"]),
+    ),
+    "half a class of YOLO": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": "0.5 .5 .5 .5 .5\n"},
+        (2, ["a.txt, line 1"]),
+    ),
+    # --------------------------------------------------------- texts
+    "UTF-16 labels": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE.encode("utf-16")},
+        (2, ["a.txt is text in UTF-16"]),
+    ),
+    "UTF-16 without a mark": (
+        {"data.yaml": YAML, "a.png": "", "a.txt": LINE.encode("utf-16-le")},
+        (2, ["a.txt is text in UTF-16"]),
+    ),
+    "UTF-16 data.yaml": (
+        {"data.yaml": YAML.encode("utf-16"), "a.png": "", "a.txt": LINE},
+        (2, ["data.yaml is text in UTF-16"]),
+    ),
+    "GBK names": (
+        {"classes.txt": "杯\n钥匙\n".encode("gbk"), "a.png": "", "a.txt": LINE},
+        (2, ["classes.txt", "'杯' in GBK", "UTF-8"]),
+    ),
+    "GBK XML that says so": (
+        {
+            "a.xml": ('<?xml version="1.0" encoding="GBK"?>' + voc("猫.png", BOX)).encode("gbk"),
+            "猫.png": "",
+        },
+        (0, ["1 cup"]),
+    ),
+    "GBK XML that does not": (
+        {"a.xml": voc("猫.png", BOX).encode("gbk"), "猫.png": ""},
+        (2, ["a.xml", "GBK"]),
+    ),
+    "a list of names that is called labels.txt": (
+        {"labels.txt": "cup\nkey\n", "images/a.png": "", "labels/a.txt": LINE},
+        (2, ["labels.txt may be it", "classes.txt"]),
+    ),
+    "YOLO without names": (
+        {"images/a.png": "", "labels/a.txt": LINE},
+        (2, ["look like YOLO's labels", "classes.txt"]),
+    ),
+    "a table": ({"a.csv": "a,b\n", "a.png": ""}, (2, ["1 .csv"])),
+    # --------------------------------------------------------- data.yaml
+    "a path of train that is not there": (
+        {"data.yaml": YAML + "train: imagse\nval: val\n", "val/a.png": "", "images/b.png": ""},
+        (2, ["train names imagse", "images, val"]),
+    ),
+    "a path of val that is not there": (
+        {"data.yaml": YAML + "train: train\nval: vall\n", "val/a.png": "", "train/b.png": ""},
+        (2, ["val names vall", "train, val"]),
+    ),
+    "one path of several that is not there": (
+        {"data.yaml": YAML + "train: [train, more]\n", "train/b.png": ""},
+        (2, ["train names more"]),
+    ),
+    "a key that is misspelt": (
+        {"data.yaml": YAML + "train: train\nvla: val\n", "val/a.png": "", "train/b.png": ""},
+        (2, ["'vla'", "val?"]),
+    ),
+    "nothing to train on": (
+        {"data.yaml": YAML + "val: val\n", "val/a.png": "", "train/b.png": ""},
+        (2, ["names pictures for val", "train"]),
+    ),
+    "two parts to evaluate on": (
+        {
+            f"{part}/a.{ending}": text
+            for part in ("val", "test")
+            for ending, text in (("png", ""), ("xml", voc("a.png", BOX)))
+        },
+        (2, ["val and test", "--train"]),
+    ),
+    "a path of another machine": (
+        {
+            "data.yaml": YAML + "train: 'G:\\me\\set\\train'\nval: /kaggle/input/set/val\n",
+            **{"train/a.png": "", "train/a.txt": LINE, "val/b.png": "", "val/b.txt": LINE},
+        },
+        (0, ["(val)"]),
+    ),
+    "lists of names in the folders of the labels, as labelImg writes them": (
+        {
+            **{f"labels/{part}/classes.txt": "cup\n" for part in ("train", "val")},
+            **{f"images/{part}/{part}.png": "" for part in ("train", "val")},
+            **{f"labels/{part}/{part}.txt": LINE for part in ("train", "val")},
+        },
+        (0, ["labels/val\n"]),
+    ),
+    "lists of names that differ": (
+        {"x/classes.txt": "cup\n", "y/classes.txt": "key\n", "x/a.png": "", "x/a.txt": LINE},
+        (2, ["name one of them"]),
+    ),
+    # --------------------------------------------------------- copies
+    "the same picture in two parts": (
+        {
+            **{f"{part}/{part}.xml": voc(f"{part}.png", BOX) for part in ("train", "val")},
+            **{f"{part}/{part}.png": encoded(picture("one")) for part in ("train", "val")},
+        },
+        (1, ["1 pictures are in two parts", "val.png and "]),
+    ),
+    "copies of Roboflow in two parts": (
+        {
+            f"{part}/a_png.rf.{part}0000.{ending}": text
+            for part in ("train", "valid")
+            for ending, text in (("png", ""), ("json", labelme(f"a_png.rf.{part}0000.png")))
+        },
+        (1, ["1 pictures are in two parts"]),
+    ),
+    "a part that others are a part of": (
+        {
+            "data.yaml": YAML + "train: images\nval: images/val\n",
+            **{"images/a.png": "", "images/val/b.png": "", "labels/a.txt": LINE},
+        },
+        (1, ["1 pictures are in two parts"]),
+    ),
+    "a test part": (
+        {
+            f"{part}/{part}.{ending}": text
+            for part in ("train", "val", "test")
+            for ending, text in (("png", ""), ("xml", voc(f"{part}.png", BOX)))
+        },
+        (0, ["test part", "--eval-only"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_check_says(case, tmp_path, capsys, caplog):
+    caplog.set_level("INFO")
+    files, (status, words) = CASES[case]
+    found, output = checked(make(tmp_path / "set", files), capsys)
+    output += caplog.text
+    assert found == status, output
+    for word in words:
+        assert (word.removeprefix("! ") in output) is not word.startswith("! "), output
+
+
+# ------------------------------------------------------------------------------ renamed pictures
+def renamed(root, copy=None, **more):
+    """Two pictures, and a file that is called like the one and names the other."""
+    content = {"imageData": base64.b64encode(encoded(copy, "jpg")).decode()} if copy else {}
+    files = {"16.jpg": "", "10.jpg": "", "10.json": labelme("16.jpg", **content, **more)}
+    return make(root, files)
+
+
+def test_labelme_of_a_renamed_picture_is_of_the_picture_in_it(tmp_path, capsys):
+    content = read_labels(renamed(tmp_path, picture("10.jpg")))
+    assert [image["file_name"] for image in content["images"]] == ["10.jpg"]
+    assert "imagePath" in checked(tmp_path, capsys)[1]
+    content = read_labels(renamed(tmp_path / "other", picture("16.jpg")))
+    assert [image["file_name"] for image in content["images"]] == ["16.jpg"]
+    assert not content["info"]["findings"]
+
+
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_labelme_of_a_picture_that_is_another_one_is_refused(is_beside, tmp_path, capsys):
+    """Whether the picture of its own name is there or not."""
+    root = renamed(tmp_path, picture("of neither"))
+    if not is_beside:
+        (root / "10.jpg").unlink()
+    status, output = checked(root, capsys)
+    assert status == 1 and "1 labels whose imageData" in output and "10.json names 16.jpg" in output
+
+
+def test_sizes_decide_between_a_name_and_the_name_of_the_labels(tmp_path, capsys):
+    root = renamed(tmp_path, imageWidth=20, imageHeight=20)
+    assert checked(root, capsys)[0] == 1
+    (root / "10.jpg").write_bytes(encoded(picture("small", (20, 20)), "jpg"))
+    content = read_labels(root)
+    assert [image["file_name"] for image in content["images"]] == ["10.jpg"]
+
+
+def test_voc_that_names_another_picture_that_is_there_is_refused(tmp_path, capsys):
+    """A name of a picture that is not there is of the time before it was renamed."""
+    make(tmp_path, {"a.png": "", "b.png": "", "a.xml": voc("b.png", BOX)})
+    status, output = checked(tmp_path, capsys)
+    assert status == 1 and "a.xml names b.png" in output
+    (tmp_path / "b.png").unlink()
+    assert checked(tmp_path, capsys)[0] == 0
+
+
+# ----------------------------------------------------------------------------------------- links
+@pytest.mark.posix
+def test_links_to_folders_are_followed_without_circles(tmp_path):
+    make(tmp_path, {"set/a.json": coco("a.png"), "store/pictures/a.png": ""})
+    (tmp_path / "set" / "images").symlink_to("../store/pictures")
+    (tmp_path / "set" / "again").symlink_to("../store/pictures")
+    (tmp_path / "set" / "self").symlink_to("../set")
+    (tmp_path / "store" / "pictures" / "up").symlink_to("../../set")
+    _, (part,) = find_parts(tmp_path / "set")
+    assert (part.images / "a.png").is_file()
+
+
+@pytest.mark.posix
+def test_a_folder_counts_by_its_own_name_and_not_by_a_link(tmp_path):
+    """Else the pictures of val were trained on as those of a folder without a word."""
+    make(
+        tmp_path,
+        {
+            f"{part}/{part}.{ending}": text
+            for part in ("val", "scans")
+            for ending, text in (("png", ""), ("xml", voc(f"{part}.png", BOX)))
+        },
+    )
+    (tmp_path / "latest").symlink_to("val")
+    _, (train, val) = find_parts(tmp_path)
+    names = [[i["file_name"] for i in read_json(p.labels)["images"]] for p in (train, val)]
+    assert names == [["scans/scans.png"], ["val/val.png"]]
+
+
+# --------------------------------------------------------------------------------- other matters
+def test_a_yaml_of_nested_aliases_is_refused_at_once(tmp_path):
+    """Its text would have more letters than any memory."""
+    for inner in ("[*{}, *{}]", "{{<<: [*{}, *{}]}}"):
+        lines = ["a0: &a0 [x, x]" if "<<" not in inner else "a0: &a0 {x: y}"]
+        lines += [f"a{n}: &a{n} " + inner.format(f"a{n - 1}", f"a{n - 1}") for n in range(1, 60)]
+        for key in ("names: [*a59]", "names: [x]\ntrain: *a59", "names: {0: x}\npath: *a59"):
+            make(tmp_path, {"data.yaml": "\n".join([*lines, key]), "a.png": ""})
+            if key.startswith("names: [*") or "<<" in inner:
+                with pytest.raises(DataError, match=r"data\.yaml"):
+                    find_parts(tmp_path)
+            else:
+                find_parts(tmp_path)
+
+
+def test_copies_of_one_picture_are_held_out_together(tmp_path):
+    """Those of Roboflow, and files of the same bytes."""
+    names = [f"p{n}_jpg.rf.{n * m + 100000}.jpg" for n in range(20) for m in (1, 2, 3)]
+    same = [f"copy {n} of {m}.jpg" for n in range(3) for m in range(20)]
+    make(tmp_path, dict.fromkeys(names, ""))
+    make(tmp_path, {name: encoded(picture(name[-7:]), "jpg") for name in same})
+    images = [
+        {"id": n, "file_name": name, "width": 40, "height": 30}
+        for n, name in enumerate(names + same)
+    ]
+    content = json.loads(coco("x.png")) | {"images": images, "annotations": []}
+    make(tmp_path, {"a.json": json.dumps(content)})
+    for split in (Split(0.3), Split(0.3, stratify=True)):
+        train, val = (
+            {image["file_name"] for image in read_json(file)["images"]}
+            for file in hold_out(str(tmp_path / "a.json"), str(tmp_path), split)
+        )
+        for start in {name.partition("_jpg")[0] for name in names}:
+            of_one = {name for name in names if name.startswith(f"{start}_")}
+            assert of_one <= train or of_one <= val
+        for end in {name[-7:] for name in same}:
+            of_one = {name for name in same if name.endswith(end)}
+            assert of_one <= train or of_one <= val
+        assert train and val
+
+
+def test_a_converted_file_that_was_changed_is_written_again(tmp_path):
+    make(tmp_path, {"a.xml": voc("a.png", BOX), "a.png": ""})
+    file = find_parts(tmp_path)[1][0].labels
+    before = file.read_text()
+    for damage in ("", before[:50], before.replace('"cup"', '"cap"')):
+        file.write_text(damage)
+        assert find_parts(tmp_path)[1][0].labels == file and file.read_text() == before
+
+
+def test_a_file_that_changes_is_recognised_again(tmp_path):
+    make(tmp_path, {"a.json": labelme("a.png")})
+    assert recognise(tmp_path)[0] == "LabelMe"
+    make(tmp_path, {"a.json": coco("a.png")})
+    os.utime(tmp_path / "a.json", (1, 1))
+    assert recognise(tmp_path)[0] == "COCO"
+
+
+def test_coco_s_pictures_in_several_folders_are_refused_with_both(tmp_path):
+    make(tmp_path, {"a.json": coco("a.png"), "depth/a.png": "", "rgb/a.png": ""})
+    with pytest.raises(DataError, match=r"depth.*rgb"):
+        find_parts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/home/me/set/images/a.png",
+        "D:\\set\\images\\a.png",
+        "https://host/bucket/images/a.png?key=1",
+        "../../label-studio/media/upload/4/01234567-a.png",
+        "/data/local-files/?d=images/a.png",
+    ],
+)
+def test_coco_s_pictures_by_the_end_of_a_path(name, tmp_path):
+    make(tmp_path, {"a.json": coco(name), "images/a.png": ""})
+    _, (part,) = find_parts(tmp_path)
+    assert part.images == tmp_path / "images"
+
+
+def test_coco_s_pictures_in_a_folder_and_below_it(tmp_path):
+    content = json.loads(coco("a.png"))
+    content["images"].append({**content["images"][0], "id": 2, "file_name": "b.png"})
+    make(tmp_path, {"valid/x.json": json.dumps(content), "valid/a.png": "", "valid/more/b.png": ""})
+    assert find_parts(tmp_path)[1][0].images == tmp_path / "valid"
