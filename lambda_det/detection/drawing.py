@@ -94,6 +94,32 @@ def draw_ground_truth(
     return _draw(image, boxes, classes, labels, masks, points, scale, metadata)
 
 
+def draw_objects(
+    image: np.ndarray,
+    boxes: np.ndarray,
+    classes: Sequence[int],
+    class_names: Sequence[str] | None = None,
+    *,
+    masks: Any = None,
+    scale: float = 1.0,
+) -> np.ndarray:
+    """Draw boxes with the names of their classes.
+
+    Args:
+        image: [H, W, 3] uint8, BGR.
+        boxes: [N, 4], x0, y0, x1, y1 in pixels.
+        classes: N numbers.
+        class_names: of all classes; None draws the numbers.
+        masks: BitMasks or PolygonMasks; None for none.
+        scale: size of the picture relative to the image.
+
+    Returns:
+        [H * scale, W * scale, 3] uint8, BGR.
+    """
+    labels = [_name(class_names, index) for index in classes]
+    return _draw(image, boxes, classes, labels, masks, None, scale, None)
+
+
 def side_by_side(
     image: np.ndarray,
     instances: Instances,

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes, register_json_datasets
 from lambda_det.detection.evaluation import images_of_any_size
+from lambda_det.detection.first_batch import FirstBatch
 from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
 from lambda_det.detection.lazy_parts import of_lazy
 from lambda_det.detection.model import (
@@ -176,7 +177,11 @@ class DetectionTask(Task):
         return self.parts.make_train_loader(settings)
 
     def build_hooks(self) -> list[HookBase]:
-        return [LossNormalizers()]
+        if self.parts.pixels is None:
+            return [LossNormalizers()]
+        names = classes.describe(self.parts.train_names).get("thing_classes")
+        first = FirstBatch(self.settings.output_dir, self.parts.pixels.format, names)
+        return [LossNormalizers(), first]
 
     # ----------------------------------------------------------------------- checks and evaluation
     def check_data(self, *, train: bool, resumed: bool = False) -> None:

@@ -1,0 +1,99 @@
+"""A picture of the first training images, with their objects, as the network gets them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from detectron2.engine import HookBase
+from detectron2.utils import comm
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from lambda_det.errors import reason
+
+__all__ = ["FILE", "FirstBatch"]
+
+logger = logging.getLogger(__name__)
+
+FILE = "first_batch.jpg"
+_PICTURES, _COLUMNS = 8, 4
+_SIDE = 384  # pixels of the longer side of each
+_GREY = 128
+
+
+class FirstBatch(HookBase):
+    """Draws the first batch of a run into its folder.
+
+    Augmentation, boxes, masks and names of classes are seen there before hours of training. It
+    draws no random number, and nothing of the training follows from it.
+    """
+
+    def __init__(self, folder: str, image_format: str, class_names: list[str] | None) -> None:
+        """
+        Args:
+            folder: of the run.
+            image_format: order of the channels, "RGB" or "BGR".
+            class_names: of all classes; None draws their numbers.
+        """
+        self._path = Path(folder, FILE)
+        self._is_rgb, self._names = image_format == "RGB", class_names
+        self._handle: RemovableHandle | None = None
+
+    def before_train(self) -> None:
+        if self.trainer.start_iter == 0 and comm.is_main_process():
+            self._handle = self.trainer.model.register_forward_pre_hook(self._look)
+
+    def _look(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._handle.remove()  # a copy of the model for an evaluation must not have it
+        batch = inputs[0] if isinstance(inputs[0], list) else ()
+        samples = [sample for sample in batch if {"image", "instances"} <= set(sample)]
+        if not samples:  # of a model of another project, or of one that learns no instances
+            return
+        try:
+            self._path.write_bytes(self._picture(samples[:_PICTURES]))
+        except Exception as error:  # whatever matplotlib and the disk have: nothing depends on it
+            logger.warning(f"{self._path} is not drawn: {reason(error)}")
+        else:
+            logger.info(f"{self._path} shows the first batch as the network gets it")
+
+    def _picture(self, samples: Sequence[Mapping[str, Any]]) -> bytes:
+        """A JPEG of all of them."""
+        tiles = [_tile(self._drawn(sample)) for sample in samples]
+        columns = min(_COLUMNS, len(tiles))
+        while len(tiles) % columns:
+            tiles.append(np.full_like(tiles[0], _GREY))
+        rows = [
+            np.hstack(tiles[place : place + columns]) for place in range(0, len(tiles), columns)
+        ]
+        return cv2.imencode(".jpg", np.vstack(rows))[1].tobytes()
+
+    def _drawn(self, sample: Mapping[str, Any]) -> np.ndarray:
+        """[H, W, 3] uint8, BGR."""
+        # Matplotlib takes half a second to import
+        from lambda_det.detection.drawing import draw_objects
+
+        image = sample["image"].to("cpu", torch.uint8).permute(1, 2, 0).numpy()
+        image = np.ascontiguousarray(image[:, :, ::-1] if self._is_rgb else image)
+        objects = sample["instances"].to("cpu")
+        return draw_objects(
+            image,
+            objects.gt_boxes.tensor.numpy(),
+            objects.gt_classes.tolist(),
+            self._names,
+            masks=objects.gt_masks if objects.has("gt_masks") else None,
+            scale=_SIDE / max(image.shape[:2]),
+        )
+
+
+def _tile(picture: np.ndarray) -> np.ndarray:
+    """A picture [H, W, 3] in the corner of a grey square."""
+    square = np.full((_SIDE, _SIDE, 3), _GREY, np.uint8)
+    part = picture[:_SIDE, :_SIDE]
+    square[: part.shape[0], : part.shape[1]] = part
+    return square

@@ -1,0 +1,85 @@
+"""The picture of a run's first batch."""
+
+import itertools
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from detectron2.structures import BitMasks, Boxes, Instances
+from torch import nn
+
+from lambda_det.detection.first_batch import FILE, FirstBatch
+
+
+class _Model(nn.Module):
+    def forward(self, batch):
+        return {}
+
+
+def sample(colour, size=(60, 80), masks=False):
+    """An image of one colour, in the order of the channels of the model, with one object."""
+    objects = Instances(size, gt_boxes=Boxes(torch.tensor([[20.0, 20.0, 60.0, 50.0]])))
+    objects.gt_classes = torch.tensor([1])
+    if masks:
+        objects.gt_masks = BitMasks(torch.ones(1, *size, dtype=torch.bool))
+    image = torch.tensor(colour, dtype=torch.uint8)[:, None, None].expand(3, *size)
+    return {"image": image, "instances": objects}
+
+
+def trained(folder, batches, image_format="BGR", start=0):
+    hook, model = FirstBatch(str(folder), image_format, ["bolt", "nut"]), _Model()
+    hook.trainer = SimpleNamespace(start_iter=start, model=model)
+    hook.before_train()
+    for batch in batches:
+        model(batch)
+    assert bool(model._forward_pre_hooks) == (not batches)
+    return folder / FILE
+
+
+@pytest.mark.parametrize("image_format", ["BGR", "RGB"])
+def test_the_first_batch_is_drawn_with_its_objects(tmp_path, image_format):
+    colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    batch = [sample(colour, masks=masks) for colour, masks in zip(colours, (0, 1, 0), strict=True)]
+    other = [sample((9, 9, 9)) for _ in range(2)]
+    picture = cv2.imread(str(trained(tmp_path, [batch, other], image_format)))
+    assert picture.shape == (384, 3 * 384, 3)
+    for place, colour in enumerate(colours):
+        shown = picture[20, 384 * place + 20]
+        expected = colour if image_format == "BGR" else colour[::-1]
+        if place != 1:  # which has a mask over all of it
+            assert np.abs(shown.astype(int) - expected).max() < 30
+        beside = picture[4 * 60 + 20 * 4 : 4 * 60 + 90, 384 * place : 384 * (place + 1)]
+        assert (np.abs(beside.astype(int) - 128) < 10).all()  # below the image
+        edge = picture[110:220, 384 * place + 92 : 384 * place + 102].astype(int)
+        assert (np.abs(edge - shown).max(-1) > 60).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "batch"),
+    [(7, [sample((1, 2, 3))]), (0, torch.zeros(2, 3)), (0, [{"image": torch.zeros(3, 9, 9)}])],
+    ids=["resumed", "a tensor", "no instances"],
+)
+def test_nothing_is_drawn_of_other_batches(tmp_path, start, batch):
+    hooked = FirstBatch(str(tmp_path), "BGR", None)
+    model = _Model()
+    hooked.trainer = SimpleNamespace(start_iter=start, model=model)
+    hooked.before_train()
+    model(batch)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_that_cannot_be_drawn_stops_no_training(tmp_path, caplog):
+    batch = [sample((1, 2, 3))]
+    trained(tmp_path / "missing", [batch, batch])
+    assert FILE in caplog.text
+    wrong = sample((1, 2, 3))
+    wrong["instances"].remove("gt_boxes")
+    trained(tmp_path, [[wrong]])
+    assert not list(tmp_path.iterdir())
+
+
+def test_many_images_fill_rows(tmp_path):
+    batch = list(itertools.repeat(sample((9, 9, 9), size=(40, 40)), 9))
+    assert cv2.imread(str(trained(tmp_path, [batch]))).shape == (2 * 384, 4 * 384, 3)
