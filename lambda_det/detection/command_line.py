@@ -58,13 +58,12 @@ _LAZY_NAMES = {
 
 def parser() -> argparse.ArgumentParser:
     """The flags of a training that a YAML file describes, and those that name and fit data."""
-    result = run_parser(
+    return run_parser(
         "lambda_det.detection.task.DetectionTask",
         "Train and evaluate a detector described by a configuration file.",
         _EXAMPLES + YAML_EXAMPLES,
+        add_first=_add_data_flags,
     )
-    _add_data_flags(result)
-    return result
 
 
 def lazy_parser() -> argparse.ArgumentParser:
@@ -79,24 +78,21 @@ def lazy_parser() -> argparse.ArgumentParser:
 
 def _add_data_flags(result: argparse.ArgumentParser) -> None:
     data = result.add_argument_group(
-        "data, instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA "
-        "or CVAT"
+        "your own data",
+        "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA or "
+        "CVAT",
     )
     data.add_argument(
         "--data",
         metavar="DIR",
         help="folder of a data set, or YOLO's data.yaml: its parts to train and to evaluate on",
     )
-    for part, use, images in (
-        ("train", "to train on", ["--images"]),
-        ("test", "to evaluate on", []),
-    ):
-        data.add_argument(
-            *(f"--{part}-json", f"--{part}"), metavar="FILE_OR_DIR", help=f"labels {use}"
-        )
-        data.add_argument(
-            *(f"--{part}-images", *images), metavar="DIR", help=f"folder of the images {use}"
-        )
+    data.add_argument("--train-json", "--train", metavar="FILE_OR_DIR", help="labels to train on")
+    data.add_argument(
+        "--train-images", "--images", metavar="DIR", help="folder of the images to train on"
+    )
+    data.add_argument("--test-json", "--test", metavar="FILE_OR_DIR", help="labels to evaluate on")
+    data.add_argument("--test-images", metavar="DIR", help="folder of the images to evaluate on")
     data.add_argument(
         "--val-share",
         type=float,
@@ -113,7 +109,7 @@ def _add_data_flags(result: argparse.ArgumentParser) -> None:
         help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
     )
     schedule = result.add_argument_group(
-        "a schedule for your data (RECIPE in lambda_det/config.py)"
+        "schedule and size for your data", "RECIPE in lambda_det/config.py"
     )
     schedule.add_argument(
         "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
@@ -123,4 +119,11 @@ def _add_data_flags(result: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="images a step; else by the memory of the GPUs, where the file says what it takes",
+    )
+    schedule.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="pixels of the shorter side of images in the test; the longer side and the sizes in "
+        "training change by the same factor",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -39,6 +40,8 @@ FITTED_KEYS = frozenset(
 # Sections of our keys that only our trainer acts on
 _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
 DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
+_SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
+_SMALLEST = 32  # pixels, the stride of a backbone
 # Keys of other flags of the command line
 _FLAGS = {flag: f"DATASETS.{flag.upper()}" for flag in DATA_FLAGS} | {
     "val_share": "DATASETS.VAL_SHARE",
@@ -65,15 +68,49 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, args.config_file, args.opts, add_projects)
-    flags = flag_settings(args)
+    flags, keys = flag_settings(args), list(args.opts or [])[::2]
+    if size := getattr(args, "size", None):
+        flags |= _typed_size(cfg, size, keys)
     for key, value in flags.items():
-        section, name = key.split(".")
-        cfg[section][name] = value
-    typed = [*list(args.opts or [])[::2], *flags]
+        *sections, name = key.split(".")
+        functools.reduce(getattr, sections, cfg)[name] = value
+    typed = [*keys, *flags]
     cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *FITTED_KEYS.intersection(typed)})
     unscaled = {KEYS[name] for name in SCALED}.intersection(typed)
     cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *unscaled})
     return cfg
+
+
+def _typed_size(cfg: CfgNode, size: int, keys: Sequence[str]) -> dict[str, Any]:
+    """The sizes of images that ``--size`` asks for, by their keys."""
+    if size < _SMALLEST:
+        raise ConfigError(f"--size is {size}; give {_SMALLEST} pixels or more.")
+    sizes = sizes_for(cfg, size)
+    if both := sizes.keys() & set(keys):
+        raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
+    return sizes
+
+
+def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
+    """The sizes of images in training and in the test, all changed by one factor.
+
+    Args:
+        cfg: has the sizes now.
+        side: pixels of the shorter side of images in the test.
+
+    Returns:
+        Values by their keys.
+    """
+    factor = side / cfg.INPUT.MIN_SIZE_TEST
+    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in _SIZES}
+    if cfg.INPUT.LSJ.ENABLED:
+        sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
+    return {
+        key: tuple(round(factor * one) for one in value)
+        if isinstance(value, tuple | list)
+        else round(factor * value)
+        for key, value in sizes.items()
+    }
 
 
 def flag_settings(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,14 +17,13 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from iopath.common.file_io import get_cache_dir
 from tabulate import tabulate
 
 from lambda_det.config import CONFIGS, leaves, read_plain
-from lambda_det.detection.config import DATA_FLAGS, typed_keys
+from lambda_det.detection.config import DATA_FLAGS, sizes_for, typed_keys
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
 from lambda_det.distributed.launch import check_device
@@ -174,12 +173,10 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     (json_file,) = as_coco((args.train_json, args.train_images))
     report = check_coco(json_file, args.train_images, files="none")
     short = statistics.median(min(file["width"], file["height"]) for file in report.files)
-    factor = LARGEST_SCALE * short / recipe.INPUT.MIN_SIZE_TEST
-    for size in ("MIN_SIZE_TRAIN", "MAX_SIZE_TRAIN", "MIN_SIZE_TEST", "MAX_SIZE_TEST"):
-        scaled = np.rint(np.multiply(recipe.INPUT[size], factor)).astype(int).tolist()
-        value = tuple(scaled) if isinstance(scaled, list) else scaled
-        if factor < 1:
-            keys[f"INPUT.{size}"] = value, f"of images enlarged {LARGEST_SCALE} times at most"
+    largest = LARGEST_SCALE * short
+    if args.size is None and largest < recipe.INPUT.MIN_SIZE_TEST:
+        why = f"of images enlarged {LARGEST_SCALE} times at most"
+        keys |= {key: (value, why) for key, value in sizes_for(recipe, largest).items()}
     args.opts[:0] = [str(word) for key, (value, _) in keys.items() for word in (key, value)]
     alone = "" if weights else f"all is learnt from {report.images} images"
     return [

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import re
+from collections.abc import Callable
+from typing import Any
 
 from lambda_det.config import find_config_file
-from lambda_det.errors import exit_status
+from lambda_det.errors import exit_status, suggest
 
 __all__ = ["YAML_EXAMPLES", "add_config_flag", "main", "quoted", "run", "run_parser"]
 
@@ -40,8 +42,56 @@ of a scheduler stopped a training, which saved all and goes on with --resume; 13
 """
 
 
+# What other programs call it, and how it is written here
+_ELSEWHERE = {
+    "--imgsz": "--size",
+    "--img-size": "--size",
+    "--image-size": "--size",
+    "--resolution": "--size",
+    "--lr": "SOLVER.BASE_LR 0.01",
+    "--lr0": "SOLVER.BASE_LR 0.01",
+    "--learning-rate": "SOLVER.BASE_LR 0.01",
+    "--batch-size": "--batch",
+    "--weights": "MODEL.WEIGHTS FILE",
+    "--workers": "DATALOADER.NUM_WORKERS 4",
+    "--patience": "TEST.PATIENCE 5",
+    "--seed": "SEED 1",
+    "--model": "--config",
+    "--cfg": "--config",
+    "--project": "--output",
+    "--name": "--output",
+    "--gpus": "--num-gpus",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Suggests a flag, or a key, where one is typed that does not exist."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            known = self._option_string_actions
+            elsewhere = _ELSEWHERE.get(word, "")
+            # A LazyConfig has other keys, and a classifier has no --size
+            if elsewhere.partition(" ")[0] in known or (" " in elsewhere and self._has_yaml_keys):
+                hint = f"; did you mean {elsewhere}?"
+            else:
+                hint = suggest(word, [flag for flag in known if flag.startswith("--")])
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return parsed
+
+    @property
+    def _has_yaml_keys(self) -> bool:
+        return self.get_default("keys")["output"].isupper()
+
+
 def run_parser(
-    task: str, description: str, examples: str, names: dict[str, str] | None = None
+    task: str,
+    description: str,
+    examples: str,
+    names: dict[str, str] | None = None,
+    add_first: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> argparse.ArgumentParser:
     """Detectron2's usual flags of a training, and --debug-numerics.
 
@@ -51,59 +101,67 @@ def run_parser(
         examples: shown after the flags; ``%(prog)s`` is the program.
         names: what "config", "folder", "weights", "device", "cpu" and "opts" are called in the
             help; by default as in YAML files.
+        add_first: adds groups of flags, which the help shows before these.
     """
     names = names or _YAML_NAMES
-    result = argparse.ArgumentParser(
+    result = _Parser(
         description=description,
         epilog=examples + _STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_config_flag(result, names["config"])
-    result.add_argument("--output", metavar="DIR", help=f"folder of the run; {names['folder']}")
-    result.add_argument("--device", metavar="D", help=f"cpu or cuda; {names['device']}")
-    result.add_argument(
+    add_first(result)
+    run = result.add_argument_group("the run")
+    add_config_flag(run, names["config"])
+    run.add_argument("--output", metavar="DIR", help=f"folder of the run; {names['folder']}")
+    run.add_argument("--device", metavar="D", help=f"cpu or cuda; {names['device']}")
+    run.add_argument(
         "--resume",
         action="store_true",
         help=f"continue the run in {names['folder']} from its last checkpoint; start it if there "
         "is none",
     )
-    result.add_argument(
+    run.add_argument(
         "--eval-only",
         action="store_true",
         help=f"evaluate {names['weights']}, or with --resume the last checkpoint of "
         f"{names['folder']}",
     )
-    result.add_argument(
-        "--num-gpus",
-        type=int,
-        default=1,
-        help=f"GPUs to use on this machine, one process each (with {names['cpu']}: processes)",
+    run.add_argument(
+        "--progress",
+        action="store_true",
+        help="show a bar, and of the log only tables, evaluations and warnings; log.txt has all",
     )
-    result.add_argument("--num-machines", type=int, default=1, help="machines that train together")
-    result.add_argument("--machine-rank", type=int, default=0, help="which of them this is, from 0")
-    result.add_argument(
-        "--dist-url",
-        default="auto",
-        help="where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; by default a "
-        "free port of this machine",
-    )
-    result.add_argument(
+    run.add_argument(
         "--debug-numerics",
         action="store_true",
         help="stop at the first layer whose output or gradient is NaN or infinite, and name it; "
         "training is slower",
     )
-    result.add_argument(
-        "--progress",
-        action="store_true",
-        help="show a bar, and of the log only tables, evaluations and warnings; log.txt has all",
+    processes = result.add_argument_group("several GPUs and machines")
+    processes.add_argument(
+        "--num-gpus",
+        type=int,
+        default=1,
+        help=f"GPUs to use on this machine, one process each (with {names['cpu']}: processes)",
+    )
+    processes.add_argument(
+        "--num-machines", type=int, default=1, help="machines that train together"
+    )
+    processes.add_argument(
+        "--machine-rank", type=int, default=0, help="which of them this is, from 0"
+    )
+    processes.add_argument(
+        "--dist-url",
+        default="auto",
+        help="where the processes meet, tcp://ADDRESS:PORT of the machine of rank 0; by default a "
+        "free port of this machine",
     )
     result.add_argument("opts", nargs=argparse.REMAINDER, help=names["opts"])
     result.set_defaults(task=task, keys={"output": names["folder"], "device": names["device"]})
     return result
 
 
-def add_config_flag(parser: argparse.ArgumentParser, what: str = "") -> None:
+def add_config_flag(parser: argparse._ActionsContainer, what: str = "") -> None:
     """The flag of a configuration file, which may be one of lambda_det's by its name."""
     parser.add_argument(
         *("--config", "--config-file"),

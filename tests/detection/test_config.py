@@ -5,7 +5,7 @@ import sys
 import pytest
 from detectron2.config import get_cfg
 
-from lambda_det.detection import config, load_config, parser
+from lambda_det.detection import config, lazy_parser, load_config, parser
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ZOO
 
@@ -27,6 +27,42 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
     files = [cfg.DATASETS.TRAIN_JSON, cfg.DATASETS.TEST_JSON]
     assert files == [str(tmp_path / "a.json"), ""]
     assert _load("--test-json", "s3://a/b.json").DATASETS.TEST_JSON == "s3://a/b.json"
+
+
+def test_one_size_changes_all_sizes_by_one_factor(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "INPUT: {MIN_SIZE_TRAIN: [320, 352, 384], MAX_SIZE_TRAIN: 640, MIN_SIZE_TEST: 384,\n"
+        "        MAX_SIZE_TEST: 640, LSJ: {ENABLED: false}}\n"
+    )
+    inputs = _load("--config-file", file, "--size", 512).INPUT
+    assert inputs.MIN_SIZE_TRAIN == (427, 469, 512) and inputs.MIN_SIZE_TEST == 512
+    assert inputs.MAX_SIZE_TRAIN == inputs.MAX_SIZE_TEST == 853
+    assert inputs.LSJ.SIZE == _load().INPUT.LSJ.SIZE  # which is not on
+    inputs = _load("--config-file", "mask_rcnn_lambdaresnet50.yaml", "--size", 512).INPUT
+    assert inputs.LSJ.SIZE == inputs.MIN_SIZE_TEST == inputs.MAX_SIZE_TEST == 512
+
+
+@pytest.mark.parametrize(
+    "words", [("--size", 8), ("--size", 512, "INPUT.MAX_SIZE_TEST", 600)], ids=["small", "twice"]
+)
+def test_a_size_that_cannot_be(words):
+    with pytest.raises(ConfigError, match=f"--size.*{words[-2] if len(words) > 2 else 8}"):
+        _load(*words)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("--imgsz", "--size"), ("--lr=0.1", "SOLVER.BASE_LR 0.01"), ("--epohcs", "--epochs")],
+)
+def test_flags_of_other_programs_are_translated(capsys, word, hint):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--data", "my", word, "512"])
+    assert f"did you mean {hint}" in capsys.readouterr().err
+    if word == "--lr=0.1":  # which a LazyConfig has under another name
+        with pytest.raises(SystemExit):
+            lazy_parser().parse_args([word])
+        assert hint not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
