@@ -91,7 +91,8 @@ def _by_feature(
     classes: dict[Any, list[str]] = defaultdict(list)
     for name, picture in pictures.items():
         with contextlib.suppress(OSError, ValueError):
-            classes[feature(picture)].append(name)
+            if picture.is_file():  # to open a named pipe would wait for its writer
+                classes[feature(picture)].append(name)
     return classes.values()
 
 
