@@ -64,14 +64,16 @@ class FirstBatch(HookBase):
 
     def _picture(self, samples: Sequence[Mapping[str, Any]]) -> bytes:
         """A JPEG of all of them."""
-        tiles = [_tile(self._drawn(sample)) for sample in samples]
-        columns = min(_COLUMNS, len(tiles))
-        while len(tiles) % columns:
-            tiles.append(np.full_like(tiles[0], _GREY))
-        rows = [
-            np.hstack(tiles[place : place + columns]) for place in range(0, len(tiles), columns)
-        ]
-        return cv2.imencode(".jpg", np.vstack(rows))[1].tobytes()
+        pictures = [self._drawn(sample) for sample in samples]
+        columns = min(_COLUMNS, len(pictures))
+        rows = -(-len(pictures) // columns)
+        height, width = (max(picture.shape[axis] for picture in pictures) for axis in (0, 1))
+        grid = np.full((rows * height, columns * width, 3), _GREY, np.uint8)
+        for place, picture in enumerate(pictures):
+            row, column = divmod(place, columns)
+            corner = grid[row * height :, column * width :]
+            corner[: picture.shape[0], : picture.shape[1]] = picture
+        return cv2.imencode(".jpg", grid)[1].tobytes()
 
     def _drawn(self, sample: Mapping[str, Any]) -> np.ndarray:
         """[H, W, 3] uint8, BGR."""
@@ -89,11 +91,3 @@ class FirstBatch(HookBase):
             masks=objects.gt_masks if objects.has("gt_masks") else None,
             scale=_SIDE / max(image.shape[:2]),
         )
-
-
-def _tile(picture: np.ndarray) -> np.ndarray:
-    """A picture [H, W, 3] in the corner of a grey square."""
-    square = np.full((_SIDE, _SIDE, 3), _GREY, np.uint8)
-    part = picture[:_SIDE, :_SIDE]
-    square[: part.shape[0], : part.shape[1]] = part
-    return square

@@ -283,19 +283,23 @@ def advise(
 
 
 def _longer(records: Sequence[Mapping[str, float]], kind: str) -> tuple[Change | None, bool]:
-    """A longer training, where AP50 was still rising at the end and the test loss was not.
+    """A longer training, where AP50 was best at the end, and whether the run is young.
 
-    The second value says whether AP50 rose by so much that the run is young.
+    AP50 of a young run still rises by much. Of others the loss of the test set must not rise, which
+    it does in young ones: the more boxes find an object, the more of them count in the loss.
     """
     names = (f"{kind}_EMA/AP50", f"{kind}/AP50")
     name = next((n for n in names if any(n in record for record in records)), "")
     points = [(record["iteration"], record[name]) for record in records if name in record]
     losses = [r["validation/total_loss"] for r in records if "validation/total_loss" in r]
-    if len(points) < 3 or (losses and min(losses) < 0.98 * losses[-1]):
+    if len(points) < 3:
         return None, False
     last, value = points[-1]
     before = max((ap for step, ap in points if step <= last * 2 / 3), default=math.nan)
     if not value - before >= 0 or value < max(ap for _, ap in points):
+        return None, False
+    is_young = value - before >= _YOUNG * value
+    if losses and min(losses) < 0.98 * losses[-1] and not is_young:
         return None, False
     change = Change(
         "Train longer, such as twice as many --epochs.",
@@ -303,4 +307,4 @@ def _longer(records: Sequence[Mapping[str, float]], kind: str) -> tuple[Change |
         f"AP50 was best at the end; in the last third of the steps it rose from {before:.1f} "
         f"to {value:.1f}.",
     )
-    return change, value - before >= _YOUNG * value
+    return change, is_young

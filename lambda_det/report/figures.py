@@ -38,19 +38,22 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
         runs: records of :func:`lambda_det.report.reading.read_metrics` by the beginning of their
             labels.
     """
-    percent = "percent" in title
+    belongs, percent = PANELS[title], "percent" in title
     style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}
     colors: dict[str, str] = {}
     for label, records in runs.items():
-        for name in sorted({name for record in records for name in record if PANELS[title](name)}):
+        for name in sorted({name for record in records for name in record if belongs(name)}):
             points = [(r["iteration"] + 1, r[name]) for r in records if name in r]
             points = points[:: -(-len(points) // _POINTS)]
             # A loss of the test set has the colour of the training's, and is dashed
             trained = label + name.removeprefix("validation/")
             style["color"] = colors.setdefault(trained, f"C{len(colors)}")
             style["ls"] = "-" if trained == label + name else "--"
-            axes.plot(*zip(*points, strict=True), label=label + label_of(name), lw=1.2, **style)
+            shown = label + label_of(name) if style["ls"] == "-" else None
+            axes.plot(*zip(*points, strict=True), label=shown, lw=1.2, **style)
     is_drawn = bool(axes.lines)
+    if any(line.get_linestyle() == "--" for line in axes.lines):
+        title = f"{title} (dashed: of the test set)"
     if is_drawn:
         axes.legend(fontsize=7, frameon=False)
     axes.set(title=title, xlabel="step", ylim=(0, 100 if percent else None))

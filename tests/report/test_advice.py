@@ -152,8 +152,9 @@ def test_the_class_with_few_examples_is_named():
     [
         ((10, 20, 30, 40, 50, 60), (), 20),  # 40 at two thirds of the steps
         ((10, 20, 60, 50, 50, 50), (), None),  # it was better before
-        ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), None),  # it forgets the test set
-        ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1, 1), 20),
+        ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1.1, 1.2), None),  # it forgets the test set
+        ((56, 57, 58, 58, 59, 60), (3, 2, 1, 1, 1, 1), 2),
+        ((10, 20, 30, 40, 50, 60), (3, 2, 1, 1, 1.1, 1.2), 20),  # it is young
         ((10, 60), (), None),  # too few evaluations
     ],
 )

@@ -191,9 +191,11 @@ def test_a_loss_of_the_test_set_has_the_colour_of_the_training_s():
     for title, name in (("total loss", "total_loss"), ("losses", "loss_cls")):
         axes = new_axes(4, 3)[1]
         assert figures.draw_panel(axes, title, {"": records})
-        lines = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
-        assert lines.keys() == {name, f"validation/{name}"}
-        assert lines[f"validation/{name}"] == (lines[name][0], "--") and lines[name][1] == "-"
+        trained, tested = sorted(axes.lines, key=lambda line: line.get_linestyle())
+        assert (trained.get_linestyle(), tested.get_linestyle()) == ("-", "--")
+        assert trained.get_color() == tested.get_color()
+        assert [text.get_text() for text in axes.get_legend().texts] == [name]
+        assert title in axes.get_title() and "dashed" in axes.get_title()
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +382,9 @@ def test_runs_of_other_kinds(tmp_path):
     (tmp_path / "config.yaml").write_text(get_classification_config().dump())
     (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
     assert "12.5" in _page(tmp_path)
-    (tmp_path / "config.yaml").write_text("# --config-file /lost/mine.py\nmodel: {}\n")
+    (tmp_path / "config.yaml").write_text(
+        "# --config-file /lost/mine.py\nmodel: {}\ndataloader: {}\ntrain: {}\n"
+    )
     assert "/lost/mine.py" in _page(tmp_path)
 
 
