@@ -202,8 +202,8 @@ def add_lambda_config(cfg: CN) -> None:
     if not _C.key_is_deprecated("RECIPE.WRITTEN"):  # configurations of earlier runs hold it
         _C.register_deprecated_key("RECIPE.WRITTEN")
 
-    # Where the numbers go besides metrics.json: "tensorboard", "wandb", "mlflow", or the path of an
-    # EventWriter of Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
+    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
+    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
     _C.EVENT_WRITERS = ["tensorboard"]
 
     # ---------------------------------------------------------------------------------------------

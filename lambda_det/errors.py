@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h: the same command continues the run
+INTERRUPTED_STATUS = 130  # of a program that Ctrl-C ended, as shells have it
 
 
 class UserError(Exception):
@@ -81,7 +82,7 @@ def exit_status(work: Callable[[], int | None], interrupted: str = "stopped") ->
         return PREEMPTED_STATUS
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
-        return 130
+        return INTERRUPTED_STATUS
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """Which processes a test has started, directly or not, and whether they still live; Linux only."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 
@@ -28,3 +29,15 @@ def descendants(pid: int) -> list[int]:
     except (FileNotFoundError, ProcessLookupError):
         pass
     return result + [pid for child in result for pid in descendants(child)]
+
+
+def shared_memory(pids: Iterable[int]) -> list[Path]:
+    """The files in /dev/shm that processes have mapped; those of other programs are left out."""
+    names: set[str] = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        names.update(re.findall(r" (/dev/shm/\S+)", maps))
+    return sorted(map(Path, names))

@@ -6,7 +6,7 @@ import pytest
 
 import lambda_det
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.training.run_folder import BufferedLog
+from lambda_det.training.log import BufferedLog
 from tests.training.tiny_detector import save_run
 
 LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "train.init_checkpoint"

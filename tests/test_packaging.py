@@ -168,9 +168,8 @@ def test_a_wheel_with_kernels_compiles_nothing(tmp_path, monkeypatch):
 
 def test_everything_imported_is_required(metadata):
     required = {canonicalize_name(Requirement(r).name) for r in metadata.get_all("Requires-Dist")}
-    # PyTorch brings Triton where it works; the last ones serve where somebody has them
+    # PyTorch brings Triton where it works; the last one serves where somebody has it
     ours = {"lambda_det", "tools", "detectron2", "triton", "lambda_networks"}
-    ours |= {"wandb", "mlflow"}
     for file in [*ROOT.glob("lambda_det/**/*.py"), *ROOT.glob("tools/**/*.py")]:
         names = {name.split(".")[0] for name in imports(file)} - ours - sys.stdlib_module_names
         missing = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names} - required

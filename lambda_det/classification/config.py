@@ -162,8 +162,8 @@ def get_classification_config() -> CN:
     # Steps between lines of the log
     _C.LOG_PERIOD = 20
     _C.OUTPUT_DIR = "output/imagenet"
-    # Where the numbers go besides metrics.json: "tensorboard", "wandb", "mlflow", or the path of an
-    # EventWriter of Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
+    # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
+    # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR
     _C.EVENT_WRITERS = ["tensorboard"]
     return _C
 

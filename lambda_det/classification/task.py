@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +41,7 @@ from lambda_det.classification.schedule import (
     peak_learning_rate,
     plan_training,
 )
-from lambda_det.distributed.launch import on_main_process
+from lambda_det.distributed.connection import on_main_process
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.precision import Precision
 from lambda_det.training.settings import COMMON_KEYS, FixedKeys, Settings, common_settings
@@ -193,10 +192,6 @@ class ClassificationTask(Task):
 
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         return LRMultiplier(optimizer, EpochSchedule(self.cfg), self.plan.steps)
-
-    def divide(self, factor: int) -> None:
-        super().divide(factor)
-        self.plan = dataclasses.replace(self.plan, forward=self.plan.forward // factor)
 
     def build_train_loader(self, *, for_statistics: bool = False) -> TrainLoader:
         return TrainLoader(self.cfg, self.sources.train, batch_size=self.plan.forward)

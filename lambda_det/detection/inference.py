@@ -21,7 +21,7 @@ from lambda_det.detection.config import typed_keys
 from lambda_det.detection.data import classes
 from lambda_det.detection.model import for_inference
 from lambda_det.detection.task import DetectionTask, read_parts
-from lambda_det.distributed.launch import check_device
+from lambda_det.distributed.devices import check_device
 from lambda_det.errors import UserError, WeightsError
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer

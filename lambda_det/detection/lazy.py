@@ -32,6 +32,7 @@ _NAMED = {
     "checkpoints_kept":  "train.checkpointer.max_to_keep",
     "images_per_step":   "dataloader.train.total_batch_size",
     "num_workers":       "dataloader.train.num_workers",
+    "timeout":           "dataloader.train.timeout",
     "base_lr":           "optimizer.lr",
 }
 # fmt: on

@@ -38,7 +38,6 @@ _FIXED = FixedKeys(
         "model",
         "optimizer",
         "dataloader.train.total_batch_size",
-        "train.reference_world_size",
         "train.seed",
     ),
     but_not=(

@@ -168,8 +168,6 @@ def _found_in_float32(
 class LossNormalizers(HookBase):
     """Keeps over a resume what a RetinaNet divides its losses by, a mean over the steps so far."""
 
-    is_of_forward = True  # which a step that is taken again starts from once more
-
     def _detectors(self) -> Iterator[tuple[str, DenseDetector]]:
         for name, module in self.trainer.model.named_modules():
             if isinstance(module, DenseDetector):

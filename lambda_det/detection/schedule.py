@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -12,13 +11,13 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.solver import build_lr_scheduler as build_detectron2_scheduler
 from detectron2.solver import get_default_optimizer_params
-from tabulate import tabulate
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.model import check_precision
 from lambda_det.errors import ConfigError
+from lambda_det.training.log import log_table
 from lambda_det.training.settings import COMMON_KEYS, Settings, common_settings
 
 logger = logging.getLogger(__name__)
@@ -69,6 +68,9 @@ class DetectionSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_precision(self.test_precision, self.key("test_precision"))
+
+    def of_a_step(self) -> dict[str, Any]:
+        return super().of_a_step() | {"base_lr": self.base_lr}
 
     @property
     def images_per_batch(self) -> int | None:
@@ -165,17 +167,6 @@ def _scaled(settings: DetectionSettings, shares: int) -> DetectionSettings:
         lr_steps=tuple(round(step / scale) for step in settings.lr_steps),
         reference_world_size=shares,
     )
-
-
-def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Say what the configuration has, what a rule makes of it, and why.
-
-    Args:
-        title: of the table.
-        rows: key, value that is given, value of the rule or "", and the reason.
-    """
-    head = ("key", "given", "rule", "why")
-    logger.info(f"{title}:\n{tabulate(list(rows), head, disable_numparse=True)}")
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:

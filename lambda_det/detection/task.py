@@ -204,6 +204,14 @@ class DetectionTask(Task):
         """What the data say of their classes."""
         return {classes.ENTRY: classes.describe(self.parts.train_names)}
 
+    def smaller_batches(self) -> str:
+        written = self.parts.settings  # before they were scaled to the processes
+        words = super().smaller_batches()
+        if reference := written.reference_world_size:
+            # Accumulated batches count as processes
+            words += f" {written.option('reference_world_size', 2 * reference)}"
+        return words
+
     def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
         before = {key: value for key, value, _ in changes}
         batch, rate = self.settings.key("images_per_step"), self.settings.key("base_lr")

@@ -1,4 +1,4 @@
-"""The connection between the processes of a run, and the error when it breaks."""
+"""The connection between the processes of a run, the error when it breaks, and work for all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,19 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lambda_det.errors import ConfigError, LostProcessError, reason
+from lambda_det.errors import ConfigError, LostProcessError, UserError, reason
 
-__all__ = ["AT_LENGTH", "IN_STEPS", "distribute", "limit_waiting", "run_connected"]
+__all__ = [
+    "AT_LENGTH",
+    "IN_STEPS",
+    "distribute",
+    "limit_waiting",
+    "on_all",
+    "on_main_process",
+    "run_connected",
+]
+
+T = TypeVar("T")
 
 # How long a collective call may take. The end of a process is noticed at once, because its
 # connections close; only a machine that loses its power or network is noticed after this time.
@@ -40,7 +51,6 @@ def run_connected(
     world_size: int,
     local_rank: int,
     local_size: int,
-    url: str,
 ) -> None:
     """Connect this process to the others and do the work.
 
@@ -49,7 +59,6 @@ def run_connected(
         device_type: "cuda", for NCCL, or another, for gloo.
         rank: of this process among all ``world_size``; ``local_rank`` among the ``local_size`` on
             this machine.
-        url: of the rendezvous; "env://" under torchrun.
 
     Raises:
         ConfigError: the processes could not be connected.
@@ -60,15 +69,15 @@ def run_connected(
     try:
         dist.init_process_group(
             "nccl" if device_type == "cuda" else "gloo",
-            store=_store(url, rank, world_size),
+            store=_store(rank, world_size),
             rank=rank,
             world_size=world_size,
             timeout=AT_LENGTH,
         )
     except (RuntimeError, ValueError) as error:  # DistNetworkError is a RuntimeError
         raise ConfigError(
-            f"The processes could not be connected over {url} ({reason(error)}): is the port free, "
-            "and the address that of the machine of rank 0?"
+            f"The processes could not be connected ({reason(error)}): is the port free, and the "
+            "address that of the machine of rank 0?"
         ) from error
     try:
         comm.create_local_process_group(local_size)
@@ -99,6 +108,24 @@ def limit_waiting(limit: timedelta) -> None:
         # PyTorch 2.4 has it under another name
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
         set_timeout(limit)
+
+
+def on_all(work: Callable[[], T]) -> T:
+    """Do ``work`` on all processes; a UserError of one is raised on all of them."""
+    result = error = None
+    try:
+        result = work()
+    except UserError as caught:
+        error = caught
+    for raised in comm.all_gather(error):
+        if raised is not None:
+            raise raised
+    return result
+
+
+def on_main_process(work: Callable[[], T]) -> T | None:
+    """The same on only the main process; the others get None."""
+    return on_all(work if comm.is_main_process() else lambda: None)
 
 
 def distribute(
@@ -132,7 +159,7 @@ def distribute(
     return distributed
 
 
-def _store(url: str, rank: int, world_size: int) -> dist.Store:
+def _store(rank: int, world_size: int) -> dist.Store:
     """The store in which the processes find each other's addresses.
 
     torchrun keeps one store over its restarts, and with PyTorch 2.15 a restarted process would read
@@ -140,7 +167,7 @@ def _store(url: str, rank: int, world_size: int) -> dist.Store:
     torchrun makes a store for each attempt, because a torchrun that was started later than others
     counts fewer attempts.
     """
-    store, _, _ = next(dist.rendezvous(url, rank, world_size, timeout=AT_LENGTH))
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=AT_LENGTH))
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"
     return dist.PrefixStore(f"attempt_{attempt}_of_{world_size}", store)

@@ -1,26 +1,42 @@
-"""How worker processes start: by --num-gpus, on several machines, or under torchrun."""
+"""How the processes of a run start: by --num-gpus, on several machines, or under torchrun.
+
+``--num-gpus`` runs the agent of PyTorch's elastic launcher, which is torchrun's, in this process.
+Two things in it are ours, because the agent would break two promises: it ends its processes 30
+seconds after a signal, though one may be saving by then, and in PyTorch 2.4 it dies of SIGUSR1. So
+the agent here passes signals on and goes on waiting (:class:`_Agent`). And its processes return
+what a signal made of the run: the agent would end the others at an exit status such as 75.
+"""
 
 from __future__ import annotations
 
 import argparse
-import functools
+import logging
+import multiprocessing
 import os
 import signal
-import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from typing import TypeVar
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import torch
-from detectron2.utils import comm
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from lambda_det.config import option
+from lambda_det import errors
 from lambda_det.distributed.connection import run_connected
+from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.spawn import spawn
+from lambda_det.distributed.signals import SIGNALS, die_of, restore_handlers
 from lambda_det.errors import (
+    INTERRUPTED_STATUS,
     PREEMPTED_STATUS,
     ConfigError,
     LostProcessError,
@@ -28,61 +44,24 @@ from lambda_det.errors import (
     UserError,
 )
 
-__all__ = ["check_device", "launch", "on_all", "on_main_process"]
+__all__ = ["launch"]
 
-T = TypeVar("T")
+Main = Callable[[argparse.Namespace], None]
 
+_START_METHOD = "spawn"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# Whoever starts the processes names the one that it sees end first. One that only noticed the end
+# of another ends these seconds later.
+_AFTER_THE_CAUSE = 2.0
+# What the agent logs of an end is said by an error of ours
+_LOGGERS = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.multiprocessing.spawn",
+)
 
 
-def check_device(device: str, num_gpus: int, key: str = "MODEL.DEVICE") -> torch.device:
-    """Refuse a device that does not exist.
-
-    Args:
-        device: that the configuration names.
-        num_gpus: processes on this machine, each with a GPU of its own unless on the CPU.
-        key: the user's key for the device.
-
-    Raises:
-        ConfigError: the device is unknown or absent, or there are fewer GPUs than processes.
-    """
-    try:
-        parsed = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"{key} {device!r} is no device; use cuda or cpu.") from error
-    if num_gpus < 1:
-        raise ConfigError(
-            f"--num-gpus is {num_gpus}; it counts processes and must be 1 or more. "
-            f"{option(key, 'cpu')} at the end of the command line uses the CPU."
-        )
-    if parsed.type != "cuda":
-        return parsed
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    named = parsed.index is not None
-    if named and num_gpus > 1:
-        raise ConfigError(
-            f"{option(key, device)} is one GPU, and --num-gpus {num_gpus} wants one for each "
-            f"process: set {option(key, 'cuda')} for the first ones, or leave --num-gpus out."
-        )
-    if num_gpus > there or (named and parsed.index >= there):
-        cures = [f"add {option(key, 'cpu')} at the end of the command line"]
-        if there:
-            other = option(key, f"cuda:{there - 1}") + " or a lower one"
-            cures.insert(0, f"set {other}" if named else f"lower --num-gpus to {there}")
-        raise ConfigError(
-            f"{option(key, device)} with --num-gpus {num_gpus} needs more GPUs than are here, of "
-            f"which PyTorch {torch.__version__} sees {there}: {' or '.join(cures)}."
-        )
-    return parsed
-
-
-def launch(
-    main: Callable[[argparse.Namespace], None],
-    args: argparse.Namespace,
-    *,
-    device: str,
-    key: str = "MODEL.DEVICE",
-) -> None:
+def launch(main: Main, args: argparse.Namespace, *, device: str, key: str = "MODEL.DEVICE") -> None:
     """Run ``main(args)`` in as many connected processes as the command line asks for.
 
     Under torchrun the processes exist already and are only connected. Detectron2's ``launch`` does
@@ -92,7 +71,7 @@ def launch(
     An attempt that torchrun has restarted continues the one before it only with --resume.
 
     Args:
-        main: called in each process.
+        main: called in each process; can be pickled where there are several.
         args: num_gpus, num_machines, machine_rank and dist_url are used.
         device: that the configuration names.
         key: the user's key for it.
@@ -111,76 +90,186 @@ def launch(
             f"--machine-rank {args.machine_rank} does not fit --num-machines {args.num_machines}: "
             "it counts from 0 and differs on each machine."
         )
-    if args.num_machines > 1 and args.dist_url == "auto":
-        raise ConfigError(
-            "Several machines need the same --dist-url tcp://ADDRESS:PORT, with an address of the "
-            "machine of rank 0 that all can reach."
-        )
-    world_size = args.num_gpus * args.num_machines
-    if world_size == 1:
-        if parsed.type == "cuda" and parsed.index is not None:
-            torch.cuda.set_device(parsed)  # seeds are set on the current device at each step
-        main(args)
+    if args.num_gpus * args.num_machines > 1:
+        _run_agent(main, args, parsed.type)
         return
-    url = args.dist_url
-    if url == "auto":
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            url = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    first = args.machine_rank * args.num_gpus
-    spawn(
-        functools.partial(_run_spawned, main=main, args=args, device_type=parsed.type, url=url),
-        [f"Process {first + index} of {world_size}" for index in range(args.num_gpus)],
+    if parsed.type == "cuda" and parsed.index is not None:
+        torch.cuda.set_device(parsed)  # seeds are set on the current device at each step
+    main(args)
+
+
+# --------------------------------------------------------------------------------- by --num-gpus
+
+
+class _Agent(LocalElasticAgent):
+    """Starts the processes of this machine, and waits for their end, also after a signal.
+
+    Attributes:
+        signals: that were passed on to the processes.
+    """
+
+    signals: frozenset[int] = frozenset()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
+        pids = super()._start_workers(worker_group)
+
+        def pass_on(number: int, _: object) -> None:
+            self.signals |= {number}
+            for pid in pids.values():
+                with suppress(ProcessLookupError):  # it has ended
+                    os.kill(pid, number)
+
+        for number in SIGNALS:
+            signal.signal(number, pass_on)
+        return pids
+
+
+def _run_agent(main: Main, args: argparse.Namespace, device_type: str) -> None:
+    about = (main, args, device_type, os.getpid(), multiprocessing.get_start_method())
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder, _handlers_and_loggers():
+        spec = WorkerSpec(
+            role="training",
+            local_world_size=args.num_gpus,
+            entrypoint=_member,
+            args=about,
+            rdzv_handler=get_rendezvous_handler(_rendezvous(args)),
+            master_addr="localhost" if args.num_machines == 1 else None,
+            max_restarts=0,
+        )
+        agent = _Agent(spec, DefaultLogsSpecs(log_dir=folder), _START_METHOD)
+        result, stopped_by = None, 0
+        try:
+            result = agent.run()
+        except SignalException as stop:  # the processes were only starting
+            stopped_by = stop.sigval
+        passed_on = agent.signals
+        del agent, spec  # with their semaphores, which a signal would leave to the system
+    if result is None:
+        _end_by(stopped_by)
+    _raise_what_happened(result, passed_on, args.num_gpus * args.num_machines)
+
+
+def _rendezvous(args: argparse.Namespace) -> RendezvousParameters:
+    """Where the agents of all machines meet."""
+    common = {"min_nodes": args.num_machines, "max_nodes": args.num_machines}
+    if args.num_machines == 1:
+        run_id = uuid.uuid4().hex
+        return RendezvousParameters("c10d", "localhost:0", run_id, **common, local_addr="localhost")
+    scheme, _, endpoint = args.dist_url.partition("://")
+    if scheme != "tcp" or not endpoint.rpartition(":")[2].isdecimal():
+        raise ConfigError(
+            f"--dist-url is {args.dist_url}; several machines need the same --dist-url "
+            "tcp://ADDRESS:PORT, with an address of the machine of rank 0 that all can reach."
+        )
+    rank = args.machine_rank
+    return RendezvousParameters("static", endpoint, "lambda_det", **common, rank=rank)
+
+
+@contextmanager
+def _handlers_and_loggers() -> Iterator[None]:
+    """Put back what the agent changes in this process; meanwhile its loggers are silent."""
+    numbers = {getattr(signal, name, None) for name in ("SIGINT", "SIGHUP", "SIGQUIT")} - {None}
+    handlers = {number: signal.getsignal(number) for number in {*SIGNALS, *numbers}}
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    try:
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        restore_handlers(handlers)
+
+
+def _raise_what_happened(result: RunResult, signals: frozenset[int], world_size: int) -> None:
+    if not result.is_failed():
+        stops = [value for _, value in sorted(result.return_values.items()) if value is not None]
+        if stops:
+            raise stops[0]
+        return
+    rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    if -failure.exitcode in signals:  # it had not begun to train, or got a second signal
+        _end_by(-failure.exitcode)
+    if failure.exitcode == INTERRUPTED_STATUS:
+        _end_by(signal.SIGINT)
+    raise _error_of(failure, f"Process {rank} of {world_size}")
+
+
+def _end_by(number: int) -> NoReturn:
+    """End this process as a single one would by a signal that it does not catch."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    die_of(number)
+    raise AssertionError("it has ended")
+
+
+def _error_of(failure: ProcessFailure, name: str) -> Exception:
+    """What a process raised; or one sentence on how it ended."""
+    if isinstance(failure.message, dict):
+        kind, _, text = failure.message["message"].partition(": ")
+        kind = getattr(errors, kind, None)
+        if isinstance(kind, type) and issubclass(kind, UserError):
+            return kind(text)
+        trace = failure.message["extraInfo"]["py_callstack"]
+        return RuntimeError(f"{name} ended with the following error:\n{trace}")
+    status = failure.exitcode
+    how = f"was killed by {failure.signal_name()}" if status < 0 else f"ended with status {status}"
+    if status == -signal.SIGKILL:
+        how += ", as happens when the machine runs out of memory"
+    return UserError(
+        f"{name} (pid {failure.pid}) {how}, and the others were ended with it. The same command "
+        "with --resume continues from the last checkpoint."
     )
 
 
-def _run_spawned(local_rank: int, main, args, device_type: str, url: str) -> None:
-    rank = args.machine_rank * args.num_gpus + local_rank
-    world_size = args.num_gpus * args.num_machines
-    run_connected(lambda: main(args), device_type, rank, world_size, local_rank, args.num_gpus, url)
+def _member(
+    main: Main, args: argparse.Namespace, device_type: str, parent: int, start_method: str
+) -> Preempted | KeyboardInterrupt | None:
+    """What a process of the agent does.
 
-
-def on_all(work: Callable[[], T]) -> T:
-    """Do ``work`` on all processes; a UserError of one is raised on all of them."""
-    result = error = None
+    Returns:
+        What a signal made of the run. The agent would end the others if it were raised.
+    """
+    end_with_parent(parent)
+    # Else its loader processes would be spawned as well, and each would import for seconds
+    multiprocessing.set_start_method(start_method, force=True)
     try:
-        result = work()
-    except UserError as caught:
-        error = caught
-    for raised in comm.all_gather(error):
-        if raised is not None:
-            raise raised
-    return result
+        _join(main, args, device_type)
+    except Preempted as stop:
+        return stop
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_STATUS)
+    return None
 
 
-def on_main_process(work: Callable[[], T]) -> T | None:
-    """The same on only the main process; the others get None."""
-    return on_all(work if comm.is_main_process() else lambda: None)
+def _join(main: Main, args: argparse.Namespace, device_type: str) -> None:
+    """Connect this process, which an agent has started, to the others, and do the work."""
+    rank, world_size, local_rank, local_size = (int(os.environ[v]) for v in _TORCHRUN_VARIABLES)
+    try:
+        run_connected(lambda: main(args), device_type, rank, world_size, local_rank, local_size)
+    except LostProcessError:
+        time.sleep(_AFTER_THE_CAUSE)
+        raise
 
 
-# Under torchrun --------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------- under torchrun
 
 
-def _join_torchrun(
-    main: Callable[[argparse.Namespace], None], args: argparse.Namespace, device: str, key: str
-) -> None:
+def _join_torchrun(main: Main, args: argparse.Namespace, device: str, key: str) -> None:
     """Run ``main(args)`` in this process, one of those that torchrun has started.
 
     torchrun ends the others when one has failed, within ``--shutdown-timeout`` (30 s).
     """
-    rank, world_size, local_rank, local_size = (int(os.environ[v]) for v in _TORCHRUN_VARIABLES)
+    rank = int(os.environ["RANK"])
     if "TORCHELASTIC_RUN_ID" in os.environ:  # other launchers may end before their processes
         end_with_parent(os.getppid())
     try:
         if args.num_gpus > 1 or args.num_machines > 1:
             raise ConfigError(
-                f"torchrun has started {world_size} processes already: leave out --num-gpus and "
-                "--num-machines, or start without torchrun."
+                f"torchrun has started {os.environ['WORLD_SIZE']} processes already: leave out "
+                "--num-gpus and --num-machines, or start without torchrun."
             )
-        device_type = check_device(device, local_size, key).type
-        run_connected(
-            lambda: main(args), device_type, rank, world_size, local_rank, local_size, "env://"
-        )
+        _join(main, args, check_device(device, int(os.environ["LOCAL_WORLD_SIZE"]), key).type)
     except Preempted:
         if rank > 0:
             sys.exit(PREEMPTED_STATUS)  # rank 0 prints the message

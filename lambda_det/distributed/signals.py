@@ -120,20 +120,14 @@ def interruptible(work: Callable[[], T]) -> T:
 
 
 def _handle(number: int, _frame: object) -> None:
-    if os.getpid() != _state.process:  # a loader worker, which has nothing to save
-        die_of(number)
-    elif not _state.signal:
+    if os.getpid() != _state.process:  # a forked loader process, which the main process ends
+        return
+    if not _state.signal:
         _state.signal, _state.time = number, time.monotonic()
         if _state.is_interruptible:
             raise _Interrupt
     elif time.monotonic() - _state.time > _SECONDS_OF_ONE_REQUEST:
         die_of(number)
-
-
-def name_of_end(status: int) -> str:
-    """An exit status as "SIGKILL", "signal 37" (a real-time one) or "status 3"."""
-    known = {-number: number.name for number in signal.Signals}
-    return known.get(status, f"{'signal' if status < 0 else 'status'} {abs(status)}")
 
 
 def die_of(number: int) -> None:

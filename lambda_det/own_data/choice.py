@@ -26,7 +26,7 @@ from lambda_det.config import CONFIGS, leaves, read_plain
 from lambda_det.detection.config import DATA_FLAGS, sizes_for, typed_keys
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.distributed.launch import check_device
+from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.held_out import Split, hold_out
 from lambda_det.own_data.labels import as_coco, refuse_address

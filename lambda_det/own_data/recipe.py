@@ -6,7 +6,6 @@ its number of anchors. A key that the command line sets is left as it is.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections import Counter
@@ -25,10 +24,8 @@ from detectron2.utils import comm
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.registry import ARCHITECTURES
-from lambda_det.detection.schedule import log_table
 from lambda_det.errors import ConfigError, DataError
-
-logger = logging.getLogger(__name__)
+from lambda_det.training.log import log_table
 
 LEAST_BOXES = 50  # below which anchors stay as they are
 IMBALANCE = 10  # times as many images of the largest class as of the smallest

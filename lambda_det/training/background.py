@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-__all__ = ["BackgroundWriter", "host_copy", "tensor_bytes"]
+__all__ = ["BackgroundWriter", "host_copy"]
 
 
 class BackgroundWriter:
@@ -77,10 +76,3 @@ def _copied_tensor(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
         storages[key] = storage, storage.clone() if storage.device.type == "cpu" else storage.cpu()
     result = torch.empty(0, dtype=tensor.dtype)
     return result.set_(storages[key][1], tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-def tensor_bytes(state: Any) -> int:
-    """What the tensors of a state take in a file."""
-    tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
-    storages = [x.untyped_storage() for x in tensors if x.layout == torch.strided]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

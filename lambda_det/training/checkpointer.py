@@ -11,7 +11,7 @@ from torch import nn
 
 from lambda_det.errors import WeightsError, listed
 from lambda_det.files import replace_file
-from lambda_det.training.background import BackgroundWriter, host_copy, tensor_bytes
+from lambda_det.training.background import BackgroundWriter, host_copy
 from lambda_det.training.checkpoint_files import (
     check_checkpoint,
     last_checkpoint,
@@ -20,7 +20,7 @@ from lambda_det.training.checkpoint_files import (
     remove_drafts,
     remove_old,
 )
-from lambda_det.training.disk_errors import writing
+from lambda_det.training.library_errors import writing
 from lambda_det.weights.formats import write_torch
 from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
 from lambda_det.weights.provenance import PixelSettings
@@ -142,7 +142,7 @@ class SafeCheckpointer(DetectionCheckpointer):
         path, second = (os.path.join(self.save_dir, f"{n}.pth") for n in (name, other))
 
         def work() -> None:
-            with writing(second, 0):
+            with writing(second):
                 link_file(path, second)
 
         self._writer.submit(work)
@@ -164,8 +164,8 @@ class SafeCheckpointer(DetectionCheckpointer):
         self._writer.wait()
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        path, size = os.path.join(self.save_dir, f"{name}.pth"), tensor_bytes(content)
-        with writing(path, size):
+        path = os.path.join(self.save_dir, f"{name}.pth")
+        with writing(path):
             remove_drafts(self.save_dir)
             replace_file(path, lambda file: write_torch(content, file), check_checkpoint)
             point_to(self.save_dir, f"{name}.pth")

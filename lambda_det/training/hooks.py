@@ -36,7 +36,7 @@ __all__ = [
     "Machine",
     "Progress",
     "RunWriter",
-    "peak_memory",
+    "peak_gigabytes",
 ]
 
 
@@ -98,7 +98,7 @@ class Machine(HookBase):
         storage, settings = self.trainer.storage, self.trainer.settings
         if settings.images_per_step:
             storage.put_scalar("images_per_second", settings.images_per_step / seconds)
-        storage.put_scalar("peak_memory", peak_memory(settings.device), smoothing_hint=False)
+        storage.put_scalar("peak_memory", peak_gigabytes(settings.device), smoothing_hint=False)
 
 
 class Progress(HookBase):
@@ -120,7 +120,7 @@ class Progress(HookBase):
         self._bar.close()
 
 
-def peak_memory(device: str) -> float:
+def peak_gigabytes(device: str) -> float:
     """The most gigabytes (1e9 bytes) taken so far: of the GPU, or on the CPU of the process.
 
     0 for the CPU of Windows, which Python cannot ask for it.
@@ -154,8 +154,7 @@ class RunWriter(HookBase):
         cut_metrics(settings.output_dir, written + 1)
         self._json = JSONWriter(os.path.join(settings.output_dir, "metrics.json"))
         self._json._last_write = written  # what is older is in the file already
-        resumed, config = trainer.start_iter > 0, trainer.task.dump()
-        files = [self._json, *make_writers(settings, written, resumed=resumed, config=config)]
+        files = [self._json, *make_writers(settings, written, trainer.task.dump())]
         printer = CommonMetricPrinter(trainer.max_iter)
         self._hook = PeriodicWriter([printer, *files], settings.log_period)
         self._hook.trainer = trainer

@@ -1,20 +1,14 @@
-"""The folder of a run: one run in one folder, nothing of an older one overwritten, and its log."""
+"""The folder of a run: one run in one folder, and nothing of an older one overwritten."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import json
-import logging
-import logging.handlers
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from detectron2.utils import comm
-from detectron2.utils.logger import setup_logger
 
 from lambda_det.config import leaves, read_plain
 from lambda_det.errors import ConfigError, listed, printable
@@ -24,7 +18,6 @@ from lambda_det.training.settings import Settings
 from lambda_det.training.task import Task
 
 __all__ = [
-    "BufferedLog",
     "changed_keys",
     "check_evaluation_folder",
     "check_run_folder",
@@ -35,68 +28,6 @@ __all__ = [
 ]
 
 Change = tuple[str, Any, Any]  # key, value in the saved config.yaml, value now
-
-_LOGGERS = ("fvcore", "detectron2", "lambda_det")
-# Tables and evaluations: what is shown beside a bar of the progress
-_SHOWN = tuple(f"lambda_det.{name}" for name in ("own_data.choice", "detection.schedule"))
-_SHOWN += ("lambda_det.training.evaluation",)
-
-
-class BufferedLog(logging.handlers.MemoryHandler):
-    """The log of a process, in memory until the folder of the run is there.
-
-    A context; if the log is not opened in it, warnings are shown at its end. A second run of the
-    process has a log of its own.
-
-    Args:
-        quiet: show only tables, evaluations and warnings on the screen.
-    """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
-        self._quiet, self._opened = quiet, []
-
-    def __enter__(self) -> BufferedLog:
-        for name in _LOGGERS:
-            logging.getLogger(name).addHandler(self)
-            logging.getLogger(name).setLevel(logging.INFO)
-        return self
-
-    def open(self, folder: str) -> None:
-        """Write what was logged so far, and from now on everything, to the screen and log.txt."""
-        rank = comm.get_rank()
-        path = Path(folder, f"log.txt.rank{rank}" if rank else "log.txt")
-        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(
-            logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S")
-        )
-        for name in _LOGGERS:
-            logger = logging.getLogger(name)
-            logger.removeHandler(self)
-            before = list(logger.handlers)
-            # Without its cache, by which a second run would go on in the log of the first
-            inspect.unwrap(setup_logger)(distributed_rank=rank, name=name)
-            for screen in (h for h in logger.handlers if h not in before):
-                screen.addFilter(self._is_shown)
-            logger.addHandler(file)
-            self._opened += [(logger, h) for h in logger.handlers if h not in before]
-        logging.raiseExceptions = False  # a full disk would print a stack trace for each record
-        for record in self.buffer:
-            for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
-                handler.handle(record)
-        self.buffer.clear()
-
-    def _is_shown(self, record: logging.LogRecord) -> bool:
-        return not self._quiet or record.levelno >= logging.WARNING or record.name in _SHOWN
-
-    def __exit__(self, *_: object) -> None:
-        for logger, handler in (*self._opened, *((logging.getLogger(n), self) for n in _LOGGERS)):
-            logger.removeHandler(handler)
-            with contextlib.suppress(OSError):  # of a full disk
-                handler.close()
-        for record in self.buffer:
-            if record.levelno >= logging.WARNING and comm.is_main_process():
-                logging.lastResort.handle(record)
 
 
 def check_run_folder(task: Task, *, resume: bool) -> list[Change]:

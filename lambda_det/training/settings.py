@@ -33,6 +33,7 @@ COMMON_KEYS = {
     "cudnn_benchmark":    "CUDNN_BENCHMARK",
     "ema_decay":          "SOLVER.EMA_DECAY",
     "num_workers":        "DATALOADER.NUM_WORKERS",
+    "timeout":            "DATALOADER.TIMEOUT",
     "checkpoint_period":  "SOLVER.CHECKPOINT_PERIOD",
     "patience":           "TEST.PATIENCE",
     "event_writers":      "EVENT_WRITERS",
@@ -96,6 +97,7 @@ class Settings:
         float32_precision: "highest", "high" or "medium", of products and convolutions of float32 on
             a GPU; "" leaves PyTorch's. Below "highest" they may use TF32.
         num_workers: loader processes of each training process.
+        timeout: seconds that a batch of such a process is waited for.
         checkpoint_period: steps between two checkpoints.
         checkpoints_kept: number of the newest ones kept; all of a long run would fill the disk.
         log_period: steps between two lines of the log.
@@ -122,6 +124,7 @@ class Settings:
     cudnn_benchmark: bool = False
     float32_precision: str = ""
     num_workers: int = 0
+    timeout: int = 600
     checkpoint_period: int = 1000
     checkpoints_kept: int = 5
     log_period: int = 20
@@ -139,6 +142,10 @@ class Settings:
             value = attrgetter(name)(self)
             if not is_allowed(value):
                 raise ConfigError(f"{self.key(name)} is {value!r}; it must be {words}.")
+
+    def of_a_step(self) -> dict[str, Any]:
+        """What a step takes, by the names of settings; a resumed run keeps it."""
+        return {"images_per_step": self.images_per_step}
 
     def key(self, name: str) -> str:
         """The user's key for a setting."""

@@ -20,16 +20,17 @@ from detectron2.utils import comm
 from detectron2.utils.collect_env import collect_env_info
 from detectron2.utils.env import seed_all_rng
 
-from lambda_det.distributed.launch import launch, on_all, on_main_process
+from lambda_det.distributed.connection import on_all, on_main_process
+from lambda_det.distributed.launch import launch
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import Checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.disk_errors import explain_disk_errors
 from lambda_det.training.hooks import Progress
+from lambda_det.training.library_errors import explained
+from lambda_det.training.log import BufferedLog
 from lambda_det.training.precision import AUTO, Precision
 from lambda_det.training.run_folder import (
-    BufferedLog,
     Change,
     check_evaluation_folder,
     check_run_folder,
@@ -85,7 +86,7 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
         if settings.float32_precision:
             torch.set_float32_matmul_precision(settings.float32_precision)
             torch.backends.cudnn.allow_tf32 = settings.float32_precision != "highest"
-        with explain_disk_errors(settings.output_dir):
+        with explained(settings):
             if args.eval_only:
                 evaluate(task, log, resume=args.resume, config_file=args.config_file)
             else:

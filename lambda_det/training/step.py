@@ -21,23 +21,18 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lambda_det.distributed.signals import received_signal
 from lambda_det.errors import ConfigError, NonFiniteLossError, listed
-from lambda_det.training.memory import check_memory
 from lambda_det.training.numerics import LossSpikes, NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.settings import Clipping
 from lambda_det.training.task import Task
 
-__all__ = ["BatchesAhead", "OutOfMemoryError", "TrainStep", "batches_ahead", "clip_gradients"]
+__all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients"]
 
 logger = logging.getLogger(__name__)
 
 _IMAGES_NAMED = 8
 _ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
-
-
-class OutOfMemoryError(ConfigError):
-    """The memory of the GPU is too small for the images that a step takes at once."""
 
 
 class BatchesAhead:
@@ -145,7 +140,6 @@ class TrainStep:
         self._task, self._settings = task, task.settings
         self._last_checkpoint = last_checkpoint
         self._debugger: NumericsDebugger | None = None
-        self._fits = False  # whether a step was found to fit into the memory
         self._spikes = LossSpikes()
         self._losses_before: dict[str, Tensor] = {}
 
@@ -161,7 +155,7 @@ class TrainStep:
             iteration: counted from 0.
 
         Raises:
-            OutOfMemoryError: the memory of the GPU is too small; the weights are as they were.
+            ConfigError: the memory of the GPU is too small; the weights are as they were.
             NonFiniteLossError: on all processes, if a loss or gradient of any is NaN or infinite,
                 or loss scaling finds no scale for them; on only one, if Detectron2 stops at its
                 proposals in the forward pass, or :meth:`debug_numerics` finds the module.
@@ -178,9 +172,6 @@ class TrainStep:
             data_time += time.perf_counter() - start
             names = self._task.image_names(batch)
             images += names
-            if not self._fits:
-                check_memory(self.model, batch, self._settings, self.precision.autocast)
-                self._fits = True
             place = index * comm.get_world_size() + comm.get_rank()
             seed_all(Purpose.STEP, self.seed, iteration, place, device=self.precision.device)
             with (
@@ -281,10 +272,10 @@ class TrainStep:
         try:
             yield
         except torch.cuda.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                "The memory of the GPU is too small for a step: raise "
-                f"{self._settings.key('accumulate')}, which divides the step into "
-                "smaller batches, or set checkpoint_activations of the model True."
+            raise ConfigError(
+                "The memory of the GPU is too small for the images that a step takes at once. The "
+                f"same command with --resume and {self._task.smaller_batches()} takes the steps "
+                f"in more parts; the last checkpoint is {self._last_checkpoint() or 'none yet'}."
             ) from error
         except NonFiniteNumbers as error:
             raise NonFiniteLossError(self._sentence(str(error), images)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -103,11 +102,6 @@ class Task(ABC):
     @abstractmethod
     def build_scheduler(self, optimizer: Optimizer) -> LRScheduler: ...
 
-    def divide(self, factor: int) -> None:
-        """Let the loader's batches hold that fraction of the images, and a step so many more."""
-        accumulate = self.settings.accumulate * factor
-        self.settings = dataclasses.replace(self.settings, accumulate=accumulate)
-
     @abstractmethod
     def build_train_loader(self, *, for_statistics: bool = False) -> Iterable:
         """Endless batches to train on, or of the same images for batch norm's statistics.
@@ -166,6 +160,10 @@ class Task(ABC):
         """Called on the first process at the end of training, or of an evaluation without one."""
 
     # --------------------------------------------------------------------- what the run says of it
+    def smaller_batches(self) -> str:
+        """What to type for the same steps with half of the images at once."""
+        return self.settings.option("accumulate", 2 * self.settings.accumulate)
+
     def image_names(self, batch: Any) -> list[str]:
         """The names of the images of a batch, for messages; of Detectron2's by default."""
         images = [image for image in batch if isinstance(image, dict)]

@@ -7,26 +7,29 @@ import copy
 import logging
 import signal
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from detectron2.engine import HookBase, TrainerBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 
-from lambda_det.distributed.connection import AT_LENGTH, IN_STEPS, limit_waiting
-from lambda_det.distributed.launch import on_main_process
+from lambda_det.distributed.connection import (
+    AT_LENGTH,
+    IN_STEPS,
+    limit_waiting,
+    on_main_process,
+)
 from lambda_det.distributed.signals import StopRequest, catch_signals
-from lambda_det.errors import ConfigError, Preempted, UserError, WeightsError
+from lambda_det.errors import ConfigError, Preempted, UserError
 from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import Checkpoints, Histories, LRScheduler, Machine, RunWriter
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
-from lambda_det.training.step import OutOfMemoryError, TrainStep, batches_ahead
+from lambda_det.training.step import TrainStep, batches_ahead
 from lambda_det.training.task import EMA, RAW, Results, Task
 
 __all__ = ["STATISTICS_SEED", "Trainer"]
@@ -107,20 +110,16 @@ class Trainer(TrainerBase):
             **({"ema": self.average} if self.average else {}),
         )
         self.saved_as = ""
-        self._divided = 1
+        self._loading: Iterator[Any] | None = None
         self._loader_state: Mapping[str, Any] | None = None
         self._load(checkpoint)
         resumed = checkpoint is not None
         on_main_process(lambda: self.task.check_data(train=True, resumed=resumed))
-        self._build_loaders()
-
-    def _build_loaders(self) -> None:
-        task = self.task
         self.loader = task.build_train_loader()
         if self._loader_state and hasattr(self.loader, "load_state_dict"):
             self.loader.load_state_dict(self._loader_state)
         self._statistics_loader = None
-        if self.settings.precise_bn_batches and batch_norms(self.model):
+        if settings.precise_bn_batches and batch_norms(self.model):
             self._statistics_loader = task.build_train_loader(for_statistics=True)
 
     def build_hooks(self) -> list[HookBase]:
@@ -190,32 +189,24 @@ class Trainer(TrainerBase):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()  # the iteration, and the hooks
         state["seed"] = self.seed
-        state["images_per_step"] = self.settings.images_per_step
-        state["divided"], state["accumulate"] = self._divided, self.settings.accumulate
+        state["of_a_step"] = self.settings.of_a_step()
         state["step"] = self.step.state_dict()
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "step" not in state:
-            raise WeightsError(
-                f"The run in {self.settings.output_dir} is of an earlier version of lambda_det, "
-                "which cannot be resumed: start one with its weights in another folder."
-            )
-        before, now = state["images_per_step"], self.settings.images_per_step
-        if before != now:
-            accumulate = f"{self.settings.key('accumulate')} {self.settings.accumulate}"
-            raise ConfigError(
-                f"The run in {self.settings.output_dir} takes {before} images a step, and with "
-                f"{comm.get_world_size()} process(es) x {accumulate} it would take {now}: its "
-                "count of steps means nothing then. Keep processes x "
-                f"{self.settings.key('accumulate')} as it was."
-            )
-        parts, divided = self.settings.accumulate, state.get("divided", 1)
-        # Not again where the parts of that run are typed by now
-        if now and now // parts % divided == 0 and parts != state.get("accumulate"):
-            self._divide(divided)
+        accumulate = self.settings.key("accumulate")
+        for name, now in self.settings.of_a_step().items():
+            before = state["of_a_step"][name]
+            if before != now:
+                raise ConfigError(
+                    f"The run in {self.settings.output_dir} takes its steps with "
+                    f"{self.settings.key(name)} {before}, and with {comm.get_world_size()} "
+                    f"process(es) x {accumulate} {self.settings.accumulate} this would be {now}: "
+                    f"its count of steps means nothing then. Keep processes x {accumulate} as it "
+                    "was."
+                )
         super().load_state_dict(state)
         self.step.load_state_dict(state["step"])
         self.seed = self.step.seed = state["seed"]
@@ -244,12 +235,11 @@ class Trainer(TrainerBase):
         logger.info(self.task.describe_schedule(self.start_iter))
         logger.info(f"Random numbers and the order of images are drawn from seed {self.seed}")
         folder = self.settings.output_dir
-        self._open_loader(self.start_iter)
-        with (
-            catch_signals(),
-            EventStorage(self.start_iter) as self.storage,
-        ):
+        with catch_signals(), EventStorage(self.start_iter) as self.storage:
             try:
+                self._begin(self.loader, self.seed, self.start_iter)
+                self._loading = iter(self.loader)
+                self._batches = batches_ahead(self._loading, self.settings.device)
                 self.before_train()
                 while self.iter < self.max_iter:
                     self.before_step()
@@ -278,81 +268,18 @@ class Trainer(TrainerBase):
                 self._record()
                 raise
             finally:
-                # Else, as garbage, the processes that load images would take 20 seconds to end
                 if hasattr(self._loading, "close"):  # not that of another project's loader
-                    self._loading.close()
+                    self._loading.close()  # and with it the processes that load images
             self.checkpointer.wait()
         if comm.is_main_process():
             self.task.finish(self.evaluation.results)
         return self.evaluation.results
 
     def run_step(self) -> None:
-        """Take one optimiser step, and the weights after it into the average.
-
-        Where the memory is too small for it, it is taken again with fewer images at once, and so
-        are those that follow: equal batches in more parts.
-        """
-        images = (self.settings.images_per_step or 0) // self.settings.accumulate
-        # Others of several processes wait for this one's gradients
-        is_divisible = images > 1 and comm.get_world_size() == 1
-        put_back = self._kept_of_forward() if is_divisible else None
-        try:
-            self.step.run(self._batches, self.iter)
-        except OutOfMemoryError:
-            if put_back is None:
-                raise
-        else:
-            if self.average:
-                self.average.update()
-            return
-        # Behind the handler, which keeps the tensors of the step
-        put_back()
-        factor = next(n for n in range(2, images + 1) if images % n == 0)
-        self._divide(factor)
-        logger.warning(
-            f"The memory is too small for {images} images at once in step {self.iter + 1}: from "
-            f"here on {images // factor} are taken at once, and the same batch in "
-            f"{self.settings.accumulate} parts, as with "
-            f"{self.settings.option('accumulate', self.settings.accumulate)}; --resume keeps it"
-        )
-        if hasattr(self.loader, "state_dict"):
-            self._loader_state = self.loader.state_dict()
-        if hasattr(self._loading, "close"):
-            self._loading.close()
-        self.optimizer.zero_grad()
-        if torch.device(self.settings.device).type == "cuda":
-            torch.cuda.empty_cache()
-        self._build_loaders()
-        self._open_loader(self.iter)
-        self.run_step()
-
-    def _kept_of_forward(self) -> Callable[[], None]:
-        """Puts back what a forward pass changes by itself: statistics, and what hooks say so of."""
-        # Without the weights of the norms: this is done before each step
-        buffers = [buffer for norm in batch_norms(self.model) for buffer in norm.buffers()]
-        copies = [buffer.clone() for buffer in buffers]
-        hooks_of = [hook for hook in self._hooks if getattr(hook, "is_of_forward", False)]
-        states = [hook.state_dict() for hook in hooks_of]
-
-        def put_back() -> None:
-            for buffer, kept in zip(buffers, copies, strict=True):
-                buffer.copy_(kept)
-            for hook, state in zip(hooks_of, states, strict=True):
-                hook.load_state_dict(state)
-
-        return put_back
-
-    def _divide(self, factor: int) -> None:
-        """Take the images of a batch in so many parts."""
-        self.task.divide(factor)
-        self.settings = self.task.settings
-        self.step.accumulate = self.settings.accumulate
-        self._divided *= factor
-
-    def _open_loader(self, step: int) -> None:
-        self._begin(self.loader, self.seed, step)
-        self._loading = iter(self.loader)
-        self._batches = batches_ahead(self._loading, self.settings.device)
+        """Take one optimiser step, and the weights after it into the average."""
+        self.step.run(self._batches, self.iter)
+        if self.average:
+            self.average.update()
 
     def evaluate(self) -> Results:
         """The results of the weights as they are, and of their average.

@@ -1,8 +1,4 @@
-"""Loading images in worker processes: images that cannot be read, and workers that die or hang.
-
-A scheduler sends its signals to all processes of a job. The main process decides what they mean;
-its workers ignore them.
-"""
+"""Loading images in processes: images that cannot be read, and signals that reach the processes."""
 
 from __future__ import annotations
 
@@ -10,50 +6,23 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
-from multiprocessing.util import Finalize
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import cv2
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lambda_det.distributed.parent import end_with_parent
-from lambda_det.distributed.signals import SIGNALS, name_of_end
-from lambda_det.errors import DataError, listed
+from lambda_det.distributed.signals import SIGNALS
+from lambda_det.errors import DataError
 
-__all__ = ["KEYS", "UnreadableImages", "WatchedLoader", "reading"]
+__all__ = ["ImageLoader", "UnreadableImages"]
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-
-_IGNORED_SIGNALS = {signal.SIGINT, *SIGNALS}  # Ctrl-C, and what schedulers send
-_IS_WINDOWS = sys.platform == "win32"  # which has neither SIGCHLD nor masks of signals
-_POLL = 1.0  # seconds that torch waits for a batch before it looks at the workers
-_NAME_BYTES = 1024
-# How a YAML configuration names the settings of a loader
-KEYS = {
-    "num_workers": "DATALOADER.NUM_WORKERS",
-    "timeout": "DATALOADER.TIMEOUT",
-    "max_unreadable": "DATALOADER.MAX_UNREADABLE_IMAGES",
-}
-_CURES = {
-    "SIGKILL": "mostly memory ran out: lower {num_workers}, or give the machine more memory",
-    "SIGBUS": "mostly /dev/shm is full: lower {num_workers}, or give the machine more of it",
-    "SIGSEGV": "mostly a file that crashes the image library: fetch it again, or take it out",
-}
-_OTHER_CURE = "look for what ended it, or set {num_workers} to 0 to see it happen"
-
-
-# ------------------------------------------------------------------- images that cannot be read
 
 
 class UnreadableImages:
@@ -108,207 +77,90 @@ class UnreadableImages:
         )
 
 
-# -------------------------------------------------------------------- what a worker process does
-
-_own_row: np.ndarray | None = None  # of the table of names, in a worker
-
-
-@contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Note what this process reads. The main process names it if a worker dies or hangs there."""
-    row = np.zeros(1, np.uint8) if _own_row is None else _own_row
-    text = name.encode("utf-8", "surrogateescape")[: len(row) - 1] + b"\0"
-    row[: len(text)] = np.frombuffer(text, np.uint8)
-    try:
-        yield
-    finally:
-        row[0] = 0
-
-
-class _WorkerStart:
-    """What a worker does first.
-
-    Args:
-        table: uint8 [workers, bytes] in shared memory, what each of them reads.
-    """
-
-    def __init__(self, table: Tensor) -> None:
-        self._table = table
-        self._parent = os.getpid()
-        self._by_main_thread = threading.current_thread() is threading.main_thread()
-
-    def __call__(self, number: int) -> None:
-        global _own_row
-        # A forkserver ends with the main process
-        parent = (
-            os.getppid() if multiprocessing.get_start_method() == "forkserver" else self._parent
-        )
-        end_with_parent(parent, by_main_thread=self._by_main_thread)
-        # One thread for each worker: there are as many workers as cores to use.
-        cv2.setNumThreads(0)
-        torch.set_num_threads(1)
-        for ignored in _IGNORED_SIGNALS:
-            signal.signal(ignored, signal.SIG_IGN)
-        if not _IS_WINDOWS:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
-        _own_row = self._table[number].numpy()
-
-
-# ------------------------------------------------------------------------------------ the loader
-
-
-class WatchedLoader:
-    """The batches of a DataLoader; workers that die or hang end it with one sentence.
-
-    Dropping the iterator ends the workers.
-    """
+class ImageLoader(DataLoader):
+    """A DataLoader whose processes end with this one, and leave a scheduler's signals to it."""
 
     def __init__(
         self,
         dataset: Dataset,
         *,
-        timeout: int,
         num_workers: int = 0,
+        timeout: float = 0,
         generator: torch.Generator | None = None,
-        keys: Mapping[str, str] = KEYS,
         **options: Any,
     ) -> None:
         """
         Args:
             dataset: items by the indices of the sampler.
-            timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
             num_workers: processes that load images.
-            generator: of torch's seeds for the workers.
-            keys: how messages name ``num_workers`` and ``timeout``.
+            timeout: seconds to wait for a batch of a process; 0: no limit.
+            generator: of torch's seeds for the processes.
             options: of torch's DataLoader.
         """
-        self._timeout = timeout
-        self._keys = keys
-        self._loader = DataLoader(
+        super().__init__(
             dataset,
             num_workers=num_workers,
-            timeout=_POLL if num_workers else 0,
+            timeout=timeout if num_workers else 0,
             # Each new iterator draws its seed from this generator. From the global one, an iterator
-            # with workers would draw more numbers than one without.
+            # with processes would draw more numbers than one without.
             generator=generator or torch.Generator(),
+            worker_init_fn=_ProcessStart(),
             **options,
         )
 
-    def __len__(self) -> int:
-        """Batches of this process; a TypeError for an endless loader."""
-        return len(self._loader)
-
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches.
+        """Yield batches; the processes end with the iterator.
 
         Raises:
-            DataError: an item could not be read; or a worker died or hangs.
+            DataError: an item could not be read.
         """
-        # One table for each iterator: another one may have workers of the same numbers.
-        table = torch.zeros(self._loader.num_workers, _NAME_BYTES, dtype=torch.uint8)
-        table.share_memory_()
-        self._loader.worker_init_fn = _WorkerStart(table)
-        batches = _start(self._loader)
-        workers = getattr(batches, "_workers", [])
-        # At its exit, Python sends SIGTERM to the workers of an open iterator and waits for them.
-        # They ignore it, so they are killed before.
-        end = Finalize(None, _kill, args=(workers,), exitpriority=10)
-        waited = 0.0  # the sum of the polls: a clock goes on while a job is suspended
+        batches = super().__iter__()
         try:
-            while True:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                except DataError as error:  # torch puts the stack trace of a worker before it
-                    raise DataError(str(error).rpartition("DataError: ")[2].strip()) from None
-                except (RuntimeError, EOFError, OSError) as error:
-                    # No batch came within the poll; or a worker ended, or the connection to it
-                    # broke, and it ends a moment later; or the data set raised it
-                    is_poll = str(error).startswith("DataLoader timed out")
-                    if dead := _ended(workers, within=0 if is_poll else 1):
-                        raise DataError(self._describe_death(workers, dead, table)) from error
-                    if not is_poll:
-                        raise
-                    waited += _POLL
-                    if self._timeout and waited >= self._timeout:
-                        _kill(workers)  # the end of the iterator would wait for them
-                        raise DataError(self._describe_hang(table)) from error
-                else:
-                    waited = 0.0
-                    yield batch
+            yield from batches
+        except DataError as error:  # torch puts the stack trace of a loader process before it
+            raise DataError(str(error).rpartition("DataError: ")[2].strip()) from error
         finally:
-            # A traceback may keep this frame, and with it the workers, until the interpreter exits.
-            # Ending them there takes ten seconds.
-            del batches
-            end()
+            # Not when nothing refers to it: the traceback of an error may be kept for long, and
+            # torch fails where a forked process collects what is garbage of its parent
+            if self.num_workers:
+                batches._shutdown_workers()
 
-    def _describe_death(
-        self, workers: Sequence[BaseProcess], dead: Sequence[int], table: Tensor
-    ) -> str:
-        name = name_of_end(workers[dead[0]].exitcode)
-        names = [name for name in map(_name, table[list(dead)]) if name]
-        what = f"while it read {listed(names)}" if names else "between two images"
-        cure = _CURES.get(name, _OTHER_CURE).format(**self._keys)
-        return f"One of {len(workers)} processes that load images ended with {name} {what}; {cure}."
 
-    def _describe_hang(self, table: Tensor) -> str:
-        names = [name for name in map(_name, table) if name]
-        return (
-            f"No batch of images came for {self._timeout} seconds ({self._keys['timeout']}); the "
-            f"processes that load them were reading {listed(names)}. See whether the disk or "
-            f"network drive answers, or set {self._keys['timeout']} higher."
+class _ProcessStart:
+    """What a loader process does first."""
+
+    def __init__(self) -> None:
+        self._parent = os.getpid()
+
+    def __call__(self, number: int) -> None:
+        # A forkserver ends with the main process
+        parent = (
+            os.getppid() if multiprocessing.get_start_method() == "forkserver" else self._parent
         )
+        _leave_signals_to(parent)  # first: threads that start later block them as well
+        # By a thread: the kernel would take the end of the thread that iterates for the parent's
+        end_with_parent(parent, by_main_thread=False)
+        # One thread for each process: there are as many as cores to use.
+        cv2.setNumThreads(0)
+        torch.set_num_threads(1)
 
 
-@contextmanager
-def _no_handler_of_torch() -> Iterator[None]:
-    """Keep torch's handler of SIGCHLD out of the way.
+def _leave_signals_to(parent: int) -> None:
+    """Ignore what a scheduler sends to all processes of a job; its parent decides what it means.
 
-    When a worker is killed, that handler raises wherever the main process is, which may be in the
-    middle of a checkpoint. Without it, the wait for the next batch fails within a second.
+    SIGTERM of the parent, which ends its processes with it, is obeyed.
     """
-    if _IS_WINDOWS or threading.current_thread() is not threading.main_thread():
-        yield  # torch installs none there
+    if not hasattr(signal, "sigwaitinfo"):  # Windows and macOS
+        for number in {signal.SIGINT, *SIGNALS} - {signal.SIGTERM}:
+            signal.signal(number, signal.SIG_IGN)
         return
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        if handler is not None:  # one that was not set from Python cannot be set from here
-            signal.signal(signal.SIGCHLD, handler)
+    numbers = {signal.SIGINT, *SIGNALS}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
+    def wait() -> None:
+        while True:
+            sent = signal.sigwaitinfo(numbers)
+            if sent.si_signo == signal.SIGTERM and sent.si_pid == parent:
+                os._exit(0)
 
-def _start(loader: DataLoader) -> Iterator[Any]:
-    """Start a loader's workers."""
-    if _IS_WINDOWS:
-        return iter(loader)
-    # The workers start with the main process's handlers, so signals wait until _WorkerStart.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
-    try:
-        with _no_handler_of_torch():
-            return iter(loader)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _ended(workers: Sequence[BaseProcess], *, within: float) -> list[int]:
-    """The numbers of the workers that have ended, or the first that do so within some seconds."""
-    ended = wait([worker.sentinel for worker in workers], timeout=within)
-    numbers = [n for n, worker in enumerate(workers) if worker.sentinel in ended]
-    for number in numbers:
-        workers[number].join(1)  # its files are closed before its exit status is known
-    return numbers
-
-
-def _name(row: Tensor) -> str:
-    return bytes(row.numpy()).partition(b"\0")[0].decode("utf-8", "replace")
-
-
-def _kill(workers: Sequence[BaseProcess]) -> None:
-    if alive := [worker for worker in workers if worker.is_alive()]:
-        with _no_handler_of_torch():
-            for worker in alive:
-                worker.kill()
-            for worker in alive:
-                worker.join(1)
+    threading.Thread(target=wait, name="signals", daemon=True).start()

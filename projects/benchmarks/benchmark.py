@@ -29,7 +29,7 @@ from lambda_benchmarks.report import (
     machine_line,
     write_json,
 )
-from lambda_det.distributed.launch import check_device
+from lambda_det.distributed.devices import check_device
 from lambda_det.distributed.memory import keep_memory
 from lambda_det.errors import ConfigError, exit_status
 

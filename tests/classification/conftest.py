@@ -5,16 +5,14 @@ from functools import partial
 import pytest
 
 from lambda_det.classification import load_recipe, parser
-from lambda_det.training import run_folder
+from lambda_det.training import log
 from tests.classification.tiny import RECIPE, make_pictures, train
 
 
 @pytest.fixture(autouse=True)
 def logs_reach_pytest(monkeypatch):
     """Detectron2's logs keep to their own handlers, which caplog is none of."""
-    monkeypatch.setattr(
-        run_folder, "setup_logger", partial(run_folder.setup_logger, enable_propagation=True)
-    )
+    monkeypatch.setattr(log, "setup_logger", partial(log.setup_logger, enable_propagation=True))
 
 
 @pytest.fixture(scope="session")

@@ -11,14 +11,11 @@ import torch
 from lambda_det.classification import run
 from lambda_det.classification.data import build, loader
 from lambda_det.classification.data.sources import SyntheticSource
-from lambda_det.classification.schedule import Plan
-from lambda_det.classification.task import ClassificationTask
 from lambda_det.errors import ConfigError, DataError, UserError, WeightsError
 from lambda_det.training import trainer
 from tests.classification.tiny import train
 from tests.reliability.ends import Killed, kill_before
 from tests.reliability.runs import content, differences
-from tests.training.toy import settings
 
 
 @pytest.fixture
@@ -245,14 +242,6 @@ def test_other_images_are_refused(arguments, pictures, tmp_path, monkeypatch):
     (train / "red/0.jpg").unlink()
     with pytest.raises(DataError, match=r"24 .*DATA\.TRAIN"):
         run(arguments("--resume", "DATA.TRAIN", train))
-
-
-def test_a_batch_in_more_parts_is_the_same_batch():
-    task = ClassificationTask.__new__(ClassificationTask)
-    task.settings = settings(images_per_step=16, accumulate=2)
-    task.plan = Plan(images=100, batch=16, forward=8, steps=7, eval_steps=7)
-    task.divide(4)
-    assert (task.plan.forward, task.plan.batch, task.settings.accumulate) == (2, 16, 8)
 
 
 @pytest.mark.slow

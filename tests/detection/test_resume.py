@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import time
@@ -16,7 +17,7 @@ from detectron2.modeling import GeneralizedRCNN
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run, schedule
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
-from lambda_det.training import run_folder, start
+from lambda_det.training import log, start
 from lambda_det.training import trainer as trainer_module
 from tests import forked
 from tests.detection.tiny import TINY, write_lazy_config
@@ -55,9 +56,7 @@ def short_log_period(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def logs_reach_pytest(monkeypatch):
-    monkeypatch.setattr(
-        run_folder, "setup_logger", partial(run_folder.setup_logger, enable_propagation=True)
-    )
+    monkeypatch.setattr(log, "setup_logger", partial(log.setup_logger, enable_propagation=True))
     monkeypatch.setattr(start, "collect_env_info", str)  # which takes a quarter of a second
 
 
@@ -290,26 +289,32 @@ def test_a_process_that_is_told_to_stop(tool, train, tmp_path):
     assert_same(tmp_path / "whole", tmp_path / "run")
 
 
-def test_a_batch_that_memory_does_not_hold_is_taken_in_parts(train, tmp_path, monkeypatch):
-    """To the bit as if it had been from the beginning, and again after a resume."""
-    words = ["SOLVER.REFERENCE_WORLD_SIZE", "0", "DATALOADER.ASPECT_RATIO_GROUPING", "False"]
-    train(tmp_path / "wanted", *words, "SOLVER.ACCUMULATE_GRADIENTS", "2")
-    original, failed = GeneralizedRCNN.forward, []
+@pytest.mark.parametrize("reference", ["0", "1"])
+@pytest.mark.parametrize("step", [0, 4])
+def test_what_a_full_memory_says_to_type_continues_the_run(
+    train, tmp_path, monkeypatch, step, reference
+):
+    """With the same images in more parts, also where accumulated batches count as processes."""
+    words = ["SOLVER.REFERENCE_WORLD_SIZE", reference]
+    words += ["DATALOADER.ASPECT_RATIO_GROUPING", "False"]
+    folder, original, taken, full = tmp_path / "run", GeneralizedRCNN.forward, [], [2 * step]
 
     def forward(self, images):
-        if self.training and len(images) > 1:
-            failed.append(len(images))
-            raise torch.OutOfMemoryError("CUDA out of memory")
+        if self.training:
+            if full == [len(taken)]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            taken.extend(image["image_id"] for image in images)
         return original(self, images)
 
     monkeypatch.setattr(GeneralizedRCNN, "forward", forward)
-    folder = tmp_path / "found"
-    train(folder, *words)
-    assert failed == [2] and "2 parts" in (folder / "log.txt").read_text("utf-8")
-    wanted = content(tmp_path / "wanted" / "model_final.pth")["model"]
-    assert differences(wanted, content(folder / "model_final.pth")["model"]) == []
-    (folder / "model_final.pth").unlink()
-    (folder / "last_checkpoint").write_text("model_0000003.pth")
-    train(folder, *words, resume=True)
-    assert failed == [2]
-    assert differences(wanted, content(folder / "model_final.pth")["model"]) == []
+    with pytest.raises(ConfigError) as caught:
+        train(folder, *words)
+    typed = re.search(r"--resume and ((?:[A-Z_.]+ \d+ )+)", str(caught.value))[1].split()
+    assert typed[:2] == ["SOLVER.ACCUMULATE_GRADIENTS", "2"]
+    full.clear()
+    train(folder, *words, *typed, resume=True)
+    train(tmp_path / "whole", *words)
+    assert len(taken) == 24 and taken[:12] == taken[12:]
+    if step == 0:
+        train(tmp_path / "parts", *words, *typed)
+        assert_same(tmp_path / "parts", folder)

@@ -1,9 +1,10 @@
 import pytest
 
-from lambda_det.distributed import spawn
+from lambda_det.distributed import launch
 
 
 @pytest.fixture
 def forked(monkeypatch):
     """Fork processes that would be spawned; a spawned one imports for seconds."""
-    monkeypatch.setattr(spawn, "_START_METHOD", "fork")
+    monkeypatch.setattr(launch, "_START_METHOD", "fork")
+    monkeypatch.setattr(launch, "_AFTER_THE_CAUSE", 0.5)

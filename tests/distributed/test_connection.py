@@ -10,7 +10,7 @@ import torch.distributed as dist
 from detectron2.utils import comm
 
 from lambda_det.detection import parser
-from lambda_det.distributed import connection, spawn
+from lambda_det.distributed import connection
 from lambda_det.distributed.launch import launch
 from lambda_det.errors import LostProcessError
 
@@ -31,14 +31,13 @@ def test_lost_connection(forked):
 def _fall_silent(args) -> None:
     dist.all_reduce(torch.ones(3))
     if comm.get_rank() == 1:
-        time.sleep(100)  # its connections stay open
+        time.sleep(100)  # its connections stay open, until it is ended
     connection.limit_waiting(timedelta(seconds=1))
     dist.all_reduce(torch.ones(3))
 
 
 @pytest.mark.slow
-def test_a_silent_process_is_waited_for_so_long(forked, monkeypatch):
-    monkeypatch.setattr(spawn, "GRACE", 1.0)
+def test_a_silent_process_is_waited_for_so_long(forked):
     args = parser().parse_args(["--num-gpus", "2"])
     with pytest.raises(LostProcessError, match=r"^Process 0 of 2 .*1000 ?ms.* --resume"):
         launch(_fall_silent, args, device="cpu")
@@ -71,7 +70,7 @@ def test_messages_of_a_lost_connection(monkeypatch, message, is_lost):
         raise RuntimeError(message)
 
     with pytest.raises(LostProcessError if is_lost else RuntimeError) as caught:
-        connection.run_connected(work, "cpu", 0, 2, 0, 2, "env://")
+        connection.run_connected(work, "cpu", 0, 2, 0, 2)
     assert isinstance(caught.value, LostProcessError) == is_lost and message in str(caught.value)
 
 
@@ -83,7 +82,7 @@ def test_each_attempt_of_torchrun_has_its_own_addresses(monkeypatch):
     def store(attempt, world_size=2, is_kept=True):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(is_kept))
-        return connection._store("env://", 0, world_size)
+        return connection._store(0, world_size)
 
     store(0).set("address", "old")
     assert store(0).check(["address"])

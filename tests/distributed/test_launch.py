@@ -1,6 +1,11 @@
-"""How processes are started, and what is refused before any of them is."""
+"""How processes are started, what is refused before any of them is, and how they end together."""
 
 import argparse
+import functools
+import multiprocessing
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -8,8 +13,12 @@ from detectron2.utils import comm
 
 from lambda_det.detection import parser
 from lambda_det.distributed import launch as launch_module
-from lambda_det.distributed.launch import check_device, launch, on_main_process
-from lambda_det.errors import ConfigError, DataError
+from lambda_det.distributed.connection import on_main_process
+from lambda_det.distributed.devices import check_device
+from lambda_det.distributed.launch import launch
+from lambda_det.distributed.signals import SIGNALS, catch_signals, received_signal
+from lambda_det.errors import PREEMPTED_STATUS, ConfigError, DataError, Preempted, UserError
+from tests.processes import descendants, is_alive, wait_until
 
 
 def _args(*argv: str) -> argparse.Namespace:
@@ -32,6 +41,122 @@ def test_processes_are_connected_and_agree_on_an_error(tmp_path):
     with pytest.raises(DataError, match=r"^seen by 0$"):
         launch(_note, _args("--num-gpus", "2", "FOLDER", str(tmp_path)), device="cpu")
     assert {p.read_text() for p in tmp_path.iterdir()} == {"0 0 of 2", "1 1 of 2"}
+
+
+def _end(args, *, how):
+    if comm.get_rank() == 1:
+        how()
+    torch.distributed.all_reduce(torch.ones(1))
+
+
+def _make_a_mistake():
+    raise ZeroDivisionError("a mistake")
+
+
+def _kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.posix
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [
+        (_kill_itself, UserError, r"Process 1 of 2 \(pid \d+\) .* SIGKILL.* memory.* --resume"),
+        (_make_a_mistake, RuntimeError, r"Process 1 of 2 .*\n(.*\n)+ZeroDivisionError: a mistake"),
+        (functools.partial(os._exit, 3), UserError, r"Process 1 of 2 .* status 3,.* --resume"),
+    ],
+    ids=["killed", "mistake", "status"],
+)
+def test_the_cause_is_named_and_not_what_followed(how, error, words):
+    with pytest.raises(error, match=words):
+        launch(functools.partial(_end, how=how), _args("--num-gpus", "2"), device="cpu")
+    assert not multiprocessing.active_children()
+
+
+def _note_start_method(args):
+    with open(f"{args.opts[1]}/{comm.get_rank()}", "w") as file:
+        file.write(multiprocessing.get_start_method())
+
+
+@pytest.mark.usefixtures("forked")
+def test_loader_processes_start_as_they_do_in_one_process(tmp_path):
+    """And not as the processes do, which here are forked."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    words = ["--num-gpus", "2", "FOLDER", str(tmp_path)]
+    try:
+        launch(_note_start_method, _args(*words), device="cpu")
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"spawn"}
+
+
+def _wait_for_a_signal(args, *, catches):
+    """Stands for a training before its loop, or (``catches``) in it; rank 1 ends later."""
+    folder = args.opts[1]
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # as in a process that is not forked
+    if not catches:
+        open(f"{folder}/{comm.get_rank()}", "w").close()
+        time.sleep(600)
+    with catch_signals():
+        open(f"{folder}/{comm.get_rank()}", "w").close()
+        wait_until(received_signal)
+        time.sleep(comm.get_rank())
+        raise Preempted(f"{comm.get_rank()} has saved after {received_signal()}")
+
+
+def _parent(folder, catches):
+    """A command that runs two processes, as a user starts it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        work = functools.partial(_wait_for_a_signal, catches=catches)
+        launch(work, _args("--num-gpus", "2", "FOLDER", str(folder)), device="cpu")
+    except Preempted as stop:
+        (folder / "message").write_text(str(stop))
+        os._exit(PREEMPTED_STATUS)
+    os._exit(9)
+
+
+@pytest.fixture
+def command(forked, tmp_path):
+    """Start a command with two processes; it, and they, once they work."""
+
+    def start(catches):
+        process = multiprocessing.get_context("fork").Process(
+            target=_parent, args=(tmp_path, catches)
+        )
+        process.start()
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        members = descendants(process.pid)
+        assert len(members) >= 2
+        return process, members
+
+    return start
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_passed_on_and_the_end_waited_for(command, tmp_path, number):
+    process, members = command(catches=True)
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == PREEMPTED_STATUS
+    assert (tmp_path / "message").read_text() == f"0 has saved after {number}"
+    assert not any(map(is_alive, members))
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize(("number", "catches"), [(signal.SIGTERM, False), (signal.SIGKILL, True)])
+def test_no_process_outlives_the_command(command, number, catches):
+    """A signal before the training begins ends all, as one that nobody can catch does."""
+    process, members = command(catches=catches)
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == -number
+    wait_until(lambda: not any(map(is_alive, members)), seconds=20)
 
 
 def test_one_process_is_this_one():

@@ -44,7 +44,7 @@ def train(
     """Run a command line in another process.
 
     Args:
-        tool: "detection" or "classification".
+        tool: "detection", "lazy" or "classification".
         words: its arguments.
         log: what it prints is added to this file.
         folder: of the run.
@@ -93,8 +93,12 @@ def _main(tool: str, words: list[str], log: str, kill: Kill | None) -> None:
     from lambda_det import classification, detection
     from lambda_det.errors import exit_status
 
-    part = {"detection": detection, "classification": classification}[tool]
-    sys.exit(exit_status(lambda: part.run(part.parser().parse_args(words))))
+    room, parser = {
+        "detection": (detection, detection.parser),
+        "lazy": (detection, detection.lazy_parser),
+        "classification": (classification, classification.parser),
+    }[tool]
+    sys.exit(exit_status(lambda: room.run(parser().parse_args(words))))
 
 
 def _kill_after(seconds: float) -> None:

@@ -15,6 +15,7 @@ from tests.reliability.runs import (
     assert_same_run,
     classification_words,
     detection_words,
+    lazy_words,
     table,
 )
 
@@ -23,12 +24,22 @@ pytestmark = pytest.mark.slow  # trains
 ALL = int(os.environ.get("LAMBDA_DET_KILLS", 6))
 KILLS = min(ALL, 20)  # of one run
 STALL = 3 if ALL == KILLS else 30  # seconds
-WORDS = {"detection": detection_words, "classification": classification_words}
-# A third of the steps of runs.py, and as many checkpoints
-SHORTER = {
-    "detection": "SOLVER.MAX_ITER 20 SOLVER.STEPS (10,) TEST.EVAL_PERIOD 10",
-    "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2",
+WORDS = {
+    "detection": detection_words,
+    "lazy": lazy_words,
+    "classification": classification_words,
 }
+# Fewer steps than in runs.py, and a checkpoint after each
+SHORTER = {
+    "detection": "SOLVER.MAX_ITER 20 SOLVER.STEPS (10,) TEST.EVAL_PERIOD 10 "
+    "SOLVER.CHECKPOINT_PERIOD 1",
+    "lazy": "train.checkpointer.period=1",
+    "classification": "SOLVER.EPOCHS 4 TEST.EVAL_PERIOD 2 SOLVER.CHECKPOINT_PERIOD 1",
+}
+
+
+def _output(tool: str, folder: Path) -> list[str]:
+    return [f"train.output_dir={folder}"] if tool == "lazy" else ["OUTPUT_DIR", str(folder)]
 
 
 def _moments(seed: int) -> list[Kill]:
@@ -46,9 +57,10 @@ def _moments(seed: int) -> list[Kill]:
 def uninterrupted(request, tmp_path_factory) -> tuple[str, list[str], Path]:
     """The tool, the arguments and the folder of a run to its end."""
     tool, root = request.param, tmp_path_factory.mktemp("whole")
-    words = [*WORDS[tool](root), *SHORTER[tool].split(), "SOLVER.CHECKPOINT_PERIOD", "1"]
+    words = [*WORDS[tool](root), *SHORTER[tool].split()]
     whole, log = root / "whole", root / "whole.txt"
-    assert train(tool, [*words, "OUTPUT_DIR", str(whole)], log, folder=whole) == 0, log.read_text()
+    argv = [*words, *_output(tool, whole)]
+    assert train(tool, argv, log, folder=whole) == 0, log.read_text()
     return tool, words, whole
 
 
@@ -56,7 +68,7 @@ def uninterrupted(request, tmp_path_factory) -> tuple[str, list[str], Path]:
 def test_kills_change_nothing(uninterrupted, seed, tmp_path):
     tool, words, whole = uninterrupted
     killed, log = tmp_path / "killed", tmp_path / "killed.txt"
-    words = [*words, "OUTPUT_DIR", str(killed)]
+    words = [*words, *_output(tool, killed)]
     statuses = [train(tool, words, log, folder=killed, kill=kill) for kill in _moments(seed)]
     print(f"{statuses.count(-9)} kills of {tool}")  # pytest -rP shows it
     # A late moment may come after the end of the run

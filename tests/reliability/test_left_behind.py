@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -13,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambda_det.training.workers import WatchedLoader
+from lambda_det.training.workers import ImageLoader
 from tests import forked
-from tests.processes import descendants, is_alive, wait_until
+from tests.processes import descendants, is_alive, shared_memory, wait_until
 from tests.reliability.runs import detection_words
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -26,22 +25,18 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 SECONDS = 10  # after which nothing may be left
 
 
-def _shared_memory() -> set[str]:
-    """The files but those of 32 bytes that a kill within glibc's sem_open leaves, before a link."""
-    return {name for name in os.listdir("/dev/shm") if not re.fullmatch(r"sem\.\w{6}", name)}
-
-
-def _kill(pid: int) -> list[int]:
-    """Kill a process alone; all that it had started."""
+def _kill(pid: int) -> tuple[list[int], list[Path]]:
+    """Kill a process alone; all that it had started, and the shared memory of all of them."""
     left = descendants(pid)
+    files = shared_memory([pid, *left])
     os.kill(pid, signal.SIGKILL)
-    return left
+    return left, files
 
 
 def _load(in_thread: bool, ready: Callable[[], None]) -> None:
     """Hold a loader whose workers have more batches ready than their pipes take."""
     big = [np.zeros(2**20, np.uint8)] * 64
-    loader = WatchedLoader(big, collate_fn=list, timeout=0, num_workers=4, batch_size=1)
+    loader = ImageLoader(big, collate_fn=list, timeout=0, num_workers=4, batch_size=1)
     batches = iter(loader)
     if in_thread:  # the kernel may take its end for that of the parent
         thread = threading.Thread(target=next, args=(batches,))
@@ -57,16 +52,16 @@ def _load(in_thread: bool, ready: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_loader_processes_with_full_pipes_end(in_thread):
-    context, before = multiprocessing.get_context("fork"), _shared_memory()
+    context = multiprocessing.get_context("fork")
     ready = context.Event()
     process = context.Process(target=_load, args=(in_thread, ready.set))
     process.start()
     assert ready.wait(60)
-    left = _kill(process.pid)
+    left, files = _kill(process.pid)
     process.join()
     assert len(left) == 4
     wait_until(lambda: not any(map(is_alive, left)), SECONDS)
-    assert _shared_memory() <= before
+    assert not [file for file in files if file.exists()]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +86,7 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_leaves_nothing(arguments, tmp_path, moment):
     command, settings, written = MOMENTS[moment]
-    before, folder, output = _shared_memory(), tmp_path / "run", tmp_path / "output"
+    folder, output = tmp_path / "run", tmp_path / "output"
     words = [*command, *arguments, *settings, "OUTPUT_DIR", str(folder)]
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     run = forked.start(words, output, cwd=tmp_path, **variables)
@@ -104,10 +99,10 @@ def test_a_killed_run_leaves_nothing(arguments, tmp_path, moment):
         wait_until(is_there, 200)
     else:
         wait_until(lambda: descendants(run.pid), 200)
-    left = _kill(run.pid)
+    left, files = _kill(run.pid)
     run.join()
     assert run.exitcode == -signal.SIGKILL and left
     # A spawned process sees that it has no parent as soon as it has imported PyTorch
     seconds = 60 if moment == "start of spawned" else SECONDS
     wait_until(lambda: not any(map(is_alive, left)), seconds)
-    wait_until(lambda: _shared_memory() <= before, SECONDS)
+    wait_until(lambda: not any(file.exists() for file in files), SECONDS)

@@ -124,7 +124,7 @@ def test_a_run_leaves_all_it_should(trained):
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert any("bbox/AP" in record and "segm/AP" in record for record in _records(trained))
     state = torch.load(trained / "model_final.pth", weights_only=True)
-    assert state["iteration"] == 2 and state["trainer"]["images_per_step"] == 2
+    assert state["iteration"] == 2 and state["trainer"]["of_a_step"]["images_per_step"] == 2
 
 
 def test_the_saved_configuration_is_the_run_again(kind, trained, tmp_path):

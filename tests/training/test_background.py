@@ -15,7 +15,7 @@ from torch import nn
 from lambda_det import files
 from lambda_det.errors import DiskError
 from lambda_det.training import checkpointer as checkpointer_module
-from lambda_det.training.background import host_copy, tensor_bytes
+from lambda_det.training.background import host_copy
 from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.formats import write_torch
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_anywhere_in_a_save_leaves_a_whole_checkpoint(t
 @pytest.mark.parametrize(
     ("number", "operation", "told_by"),
     pairs(
-        [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS],
+        [errno.ENOSPC, errno.EIO],
         ["write", "fsync", "replace", "pointer"],
         ["save", "check", "wait"],
     ),
@@ -234,8 +234,8 @@ def test_an_error_is_one_sentence(tmp_path, monkeypatch, number, operation, told
             checkpointer.check()
         checkpointer.wait()
     sentence = str(caught.value)
-    good = f"the last good checkpoint is {tmp_path / 'model_0000001.pth'}"
-    for words in ("model_0000002.pth could not be written", "free", good, "--resume"):
+    good = f"The last good checkpoint is {tmp_path / 'model_0000001.pth'}"
+    for words in ("model_0000002.pth could not be written", good, "--resume"):
         assert words in sentence
     assert "\n" not in sentence
     monkeypatch.undo()
@@ -321,6 +321,6 @@ def test_tensors_of_all_kinds_with_the_storages_that_they_share():
         assert one.dtype == other.dtype and one.shape == other.shape and not other.requires_grad
         assert torch.equal(one.to_dense(), other.to_dense())
     assert copied[2].stride() == (1, 100)
-    assert abs(_size(copied[:3]) - _size(state[:3])) < 64 and tensor_bytes(state[:3]) == 4000
+    assert abs(_size(copied[:3]) - _size(state[:3])) < 64
     copied[0].zero_()
     assert copied[1].abs().sum() == 0 and storage.abs().sum() > 0

@@ -24,11 +24,10 @@ from lambda_det.training import hooks as our_hooks
 from lambda_det.training import trainer as trainer_module
 from lambda_det.training.checkpoint_files import last_checkpoint, read_newest
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.training.hooks import Histories, Machine, peak_memory
-from lambda_det.training.run_folder import BufferedLog
+from lambda_det.training.hooks import Histories, Machine, peak_gigabytes
+from lambda_det.training.log import BufferedLog
 from lambda_det.training.run_lock import RunLock
 from lambda_det.training.settings import FixedKeys
-from lambda_det.training.step import OutOfMemoryError
 from lambda_det.training.task import RAW, Task
 from lambda_det.training.trainer import STATISTICS_SEED, Trainer
 from lambda_det.weights.formats import write_torch
@@ -162,68 +161,6 @@ def test_a_run_with_averages_and_statistics_is_resumed_to_the_bit(folder, tmp_pa
     assert saved["statistics"] == "precise" and saved["ema"]["updates"] == 6
     with (folder / "summary.csv").open() as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["3", "5", "6"]
-
-
-@pytest.mark.parametrize("images", [4, 3, 1])
-def test_where_memory_is_too_small_a_batch_is_taken_in_parts(folder, images, caplog):
-    """In the third step, which is taken again; a resume takes all in parts."""
-    sizes, limit = [], max(images // 2, 1)
-
-    def narrow(trainer):
-        original, begun = trainer.step.run, trainer.loader
-
-        def run(batches, iteration):
-            now = trainer.settings.images_per_step // trainer.settings.accumulate
-            if now > limit or images == 1:
-                assert begun.ended == 0
-                raise OutOfMemoryError("too small")
-            sizes.append((iteration, trainer.step.accumulate))
-            original(batches, iteration)
-
-        trainer.step.run = run
-
-    changes = {"images_per_step": images}
-    if images == 1:
-        with pytest.raises(OutOfMemoryError):
-            Trainer(ToyTask(folder, narrow, **changes)).train()
-        return
-    parts = 2 if images == 4 else 3
-    trainer = Trainer(ToyTask(folder, narrow, **changes))
-    first, seed = trainer.loader, trainer.seed
-    trainer.train()
-    assert sizes == [(step, parts) for step in range(2, 6)] and first.ended == 1
-    assert first.begun == [(seed, 0)] and trainer.loader.begun == [(seed, 2 * parts)]
-    assert f"{images // parts} are taken at once" in caplog.text
-    resumed = Trainer(ToyTask(folder, **changes, max_iter=8), read_newest(str(folder)))
-    assert resumed.settings.accumulate == resumed.step.accumulate == parts
-    # Nor in more where the key that the warning names is typed by now
-    changes |= {"accumulate": parts, "max_iter": 9}
-    resumed = Trainer(ToyTask(folder, **changes), read_newest(str(folder)))
-    assert resumed.settings.accumulate == resumed.step.accumulate == parts
-
-
-def test_a_step_that_is_taken_again_has_left_no_statistics(folder):
-    """Its first forward passes had the memory; the hooks of detectors keep such things, too."""
-    seen = []
-
-    def narrow(trainer):
-        original, kept = trainer.step.run, trainer._hooks[-1]
-        kept.is_of_forward, kept.state_dict = True, lambda: {"steps": len(seen)}
-        kept.load_state_dict = seen.append
-
-        def run(batches, iteration):
-            seen.append({k: v.clone() for k, v in trainer.model.layers[1].state_dict().items()})
-            if trainer.step.accumulate == 1:
-                trainer.model(next(batches))
-                raise OutOfMemoryError("too small")
-            original(batches, iteration)
-
-        trainer.step.run = run
-
-    Trainer(ToyTask(folder, narrow, images_per_step=4, max_iter=3)).train()
-    first, hook, second = seen
-    assert hook == {"steps": 0} and first.keys() == second.keys()
-    assert all(map(torch.equal, first.values(), second.values()))
 
 
 def test_statistics_depend_on_seed_and_iteration_alone(folder):
@@ -368,9 +305,9 @@ def test_the_precision_of_float32_is_set_where_one_is_named(folder):
 
 def test_another_number_of_images_per_step_is_refused(folder):
     Trainer(ToyTask(folder)).train()
-    task = ToyTask(folder, keys={"accumulate": "ACCUMULATE"})
+    task = ToyTask(folder, keys={"accumulate": "ACCUMULATE", "images_per_step": "IMAGES"})
     task.settings = replace(task.settings, images_per_step=4)
-    with pytest.raises(ConfigError, match=r"takes 2 images a step.*ACCUMULATE"):
+    with pytest.raises(ConfigError, match=r"IMAGES 2, .*ACCUMULATE 1 this would be 4"):
         Trainer(task, read_newest(str(folder)))
 
 
@@ -428,7 +365,7 @@ def test_speed_and_memory_are_recorded(folder, monkeypatch):
         machine.before_step()
         machine.after_step()
     assert storage.latest()["images_per_second"][0] == 3.2
-    assert 0.05 < storage.latest()["peak_memory"][0] <= peak_memory("cpu") < 1000
+    assert 0.05 < storage.latest()["peak_memory"][0] <= peak_gigabytes("cpu") < 1000
 
 
 @pytest.mark.parametrize(

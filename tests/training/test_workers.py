@@ -5,27 +5,22 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import cv2
 import pytest
 import torch
-from torch.utils.data._utils import signal_handling
 
 from lambda_det.detection.data import tolerant_test_loader, tolerant_train_loader
+from lambda_det.distributed.signals import catch_signals, received_signal
 from lambda_det.errors import DataError
-from lambda_det.training import workers
+from lambda_det.training.library_errors import explained
 from lambda_det.training.workers import UnreadableImages
+from tests.training.toy import settings
 
 pytestmark = pytest.mark.posix  # kills processes, which are forked
 
 RECORDS = [{"file_name": f"/data/{i}.jpg", "image_id": 100 + i} for i in range(8)]
-
-
-@pytest.fixture(autouse=True)
-def short_poll(monkeypatch):
-    monkeypatch.setattr(workers, "_POLL", 0.1)
 
 
 def doing(what):
@@ -40,8 +35,7 @@ def doing(what):
 
 
 def killed_by(name):
-    number = signal.Signals[name] if isinstance(name, str) else name
-    return lambda: os.kill(os.getpid(), number)
+    return lambda: os.kill(os.getpid(), signal.Signals[name])
 
 
 def train(mapper, **options):
@@ -76,123 +70,53 @@ def test_the_count_of_unreadable_images_is_shared_by_processes():
 
 def test_the_next_image_is_read_round_the_end():
     images = UnreadableImages(4, 2, "THE.KEY")
-    assert [images.next_readable(index, read_all_but(2, 3)) for index in (1, 2, 3, 0)] == [
-        *(1, 0, 0, 0)
-    ]
+    read = read_all_but(2, 3)
+    assert [images.next_readable(index, read) for index in (1, 2, 3, 0)] == [1, 0, 0, 0]
     with pytest.raises(DataError, match="image 0 is broken"):
         UnreadableImages(3, 20, "THE.KEY").next_readable(1, read_all_but(0, 1, 2))
 
 
-@pytest.mark.parametrize(
-    ("end", "cause"),
-    [
-        (killed_by("SIGKILL"), r"SIGKILL .*memory.*num_workers"),
-        (killed_by("SIGBUS"), r"SIGBUS .*/dev/shm"),
-        (killed_by("SIGSEGV"), r"SIGSEGV .*image library"),
-        (lambda: os._exit(3), "status 3 "),
-        pytest.param(
-            *(killed_by(37), r"signal 37 while .*num_workers to 0"),
-            marks=pytest.mark.skipif(sys.platform != "linux", reason="it is a signal of Linux"),
-        ),
-    ],
-    ids=["SIGKILL", "SIGBUS", "SIGSEGV", "status", "signal"],
-)
+KEYS = {"num_workers": "LOADER.WORKERS", "timeout": "LOADER.TIMEOUT"}
+
+
 @pytest.mark.parametrize("load", [tolerant_test_loader, train])
-def test_a_worker_that_dies_of_an_image_is_named_with_it(load, end, cause):
+def test_a_process_that_dies_ends_the_run_with_the_keys(load):
     records = {} if load is train else {"dataset": RECORDS}
-    loader = load(**records, mapper=doing(end), num_workers=2)
-    with pytest.raises(DataError, match=cause) as raised:
+    loader = load(**records, mapper=doing(killed_by("SIGKILL")), num_workers=2)
+    with (
+        pytest.raises(DataError, match=r"DataLoader worker .*LOADER\.WORKERS.*LOADER\.TIMEOUT"),
+        explained(settings(keys=KEYS)),
+    ):
         list(itertools.islice(loader, 9))
-    message = str(raised.value)
-    assert "One of 2 processes" in message and "\n" not in message
-    assert "/data/5.jpg (image_id 105)" in message
 
 
-def test_a_worker_that_dies_as_it_hands_over_a_batch(monkeypatch):
-    """torch sees the connection break before it sees the process end."""
-
-    def cut(self):
-        for worker in self._workers:
-            threading.Timer(0.3, worker.kill).start()
-        raise EOFError
-
-    kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
-    monkeypatch.setattr(kind, "__next__", cut)
-    with pytest.raises(DataError, match="SIGKILL between two images"):
-        next(iter(train(dict)))
+def test_a_process_that_hangs_ends_the_run_with_the_keys():
+    before = children()
+    loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)
+    with (
+        pytest.raises(DataError, match=r"timed out after 1 seconds.*LOADER\.TIMEOUT"),
+        explained(settings(keys=KEYS)),
+    ):
+        list(itertools.islice(loader, 9))
+    assert not children() - before  # it was told to end
 
 
-def test_a_file_name_of_any_length_and_letters():
-    name = "/data/" + "ü" * 600 + "\udcff.jpg"
-    records = [{"file_name": name}]
-    loader = tolerant_test_loader(records, mapper=lambda _: os._exit(1), num_workers=1)
-    with pytest.raises(DataError, match="/data/üüü"):
-        list(loader)
-
-
-@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_fault_of_the_program_keeps_its_type_and_stack(workers, slow):
-    """Also after several polls, as for torch's own errors."""
-
+def test_a_fault_of_the_program_keeps_its_type_and_stack(workers):
     def faulty():
-        time.sleep(0.35 * slow)
         raise RuntimeError("a fault of the program")
 
-    with pytest.raises(RuntimeError, match="a fault of the program") as raised:
+    with (
+        pytest.raises(RuntimeError, match="a fault of the program") as raised,
+        explained(settings()),
+    ):
         list(itertools.islice(train(doing(faulty), num_workers=workers), 9))
     assert not isinstance(raised.value, DataError)
     if workers:
         assert "in faulty" in str(raised.value)  # the worker's stack
 
 
-def test_a_fault_of_the_sampler_is_not_taken_for_a_poll():
-    def indices():
-        yield from range(4)  # more than are asked for when the workers start
-        raise RuntimeError("a fault of the sampler")
-
-    with pytest.raises(RuntimeError, match="sampler"):
-        list(tolerant_test_loader(RECORDS, mapper=dict, sampler=indices(), num_workers=1))
-
-
-@pytest.fixture
-def new_process(monkeypatch):
-    """No handler of SIGCHLD, as before the first DataLoader."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
-    yield
-    signal.signal(signal.SIGCHLD, before)
-
-
-@pytest.mark.parametrize("delay", [0, 0.001, 0.01, 0.3])
-def test_a_worker_that_is_killed_breaks_nothing_but_the_loader(new_process, delay):
-    """With the batch that the worker had to load, and not earlier in the main process.
-
-    An error of the connection is not shown.
-    """
-    before = children()
-    batches = iter(train(lambda record: {"image": torch.zeros(9)}))
-    next(batches)
-    worker = min(children() - before, key=lambda worker: worker.pid)
-    os.kill(worker.pid, signal.SIGKILL)
-    time.sleep(delay)
-    with pytest.raises(DataError, match="SIGKILL"):
-        list(itertools.islice(batches, 99))
-
-
-def test_the_workers_end_with_the_iterator():
-    """In the middle of the stream; no worker has to be killed."""
-    before = children()
-    batches = iter(train(dict))
-    next(batches)
-    workers = children() - before
-    assert len(workers) == 2
-    del batches
-    assert not any(worker.is_alive() for worker in workers)
-    assert [worker.exitcode for worker in workers] == [0, 0]
-
-
-def test_the_workers_end_with_an_error_that_is_kept():
+def test_an_error_that_is_kept_keeps_no_processes():
     """An error that is kept keeps its frames, and they keep the iterator."""
 
     def broken():
@@ -205,32 +129,14 @@ def test_the_workers_end_with_an_error_that_is_kept():
     assert not children() - before
 
 
-def test_a_worker_that_hangs_is_named_with_its_image_and_killed(monkeypatch):
-    waited_for = []
-    kind = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
-    shutdown = kind._shutdown_workers
-
-    def noted(self):
-        waited_for.extend(worker for worker in self._workers if worker.is_alive())
-        shutdown(self)
-
-    monkeypatch.setattr(kind, "_shutdown_workers", noted)
+def test_the_processes_end_with_the_iterator():
     before = children()
-    loader = train(doing(lambda: time.sleep(600)), num_workers=1, timeout=1)
-    with pytest.raises(DataError, match=r"1 seconds \(timeout\)") as raised:
-        list(itertools.islice(loader, 9))
-    assert "/data/5.jpg (image_id 105)" in str(raised.value)
-    assert not children() - before
-    assert not waited_for  # torch waits ten seconds for the end of each
-
-
-def test_a_slow_image_is_waited_for():
-    """Over several polls, and with no limit at all."""
-    for timeout in (20, 0):
-        loader = train(doing(lambda: time.sleep(0.4)), timeout=timeout, aspect_ratio_grouping=False)
-        loader.begin(0, 0)
-        found = [image["image_id"] for batch in itertools.islice(loader, 4) for image in batch]
-        assert sorted(found) == list(range(100, 108))
+    batches = iter(train(dict))
+    next(batches)
+    processes = children() - before
+    assert len(processes) == 2
+    del batches
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
@@ -249,33 +155,16 @@ def test_workers_leave_the_scheduler_s_signals_to_the_main_process(name):
     assert not children() - before
 
 
-def test_a_signal_to_all_while_the_workers_start():
-    """Workers start as copies of the main process with its handlers; no handler is called."""
-    main, called = os.getpid(), []
-
-    def handler(number, frame):
-        called.append(os.getpid())
-        if os.getpid() != main:
-            os._exit(9)
-
-    before = signal.signal(signal.SIGTERM, handler)
-    start = workers.DataLoader.__iter__
-
-    def signalled(self):
-        os.kill(main, signal.SIGTERM)
-        batches = start(self)
-        for worker in batches._workers:
-            os.kill(worker.pid, signal.SIGTERM)
-        return batches
-
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(workers.DataLoader, "__iter__", signalled)
-            found = list(itertools.islice(train(dict), 4))
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert len(found) == 4
-    assert called == [main]  # here alone
+def test_a_signal_to_all_while_the_processes_start():
+    """They start as copies of the main process with its handlers, and must not obey for it."""
+    before = children()
+    with catch_signals():
+        batches = iter(train(dict))
+        pids = [str(process.pid) for process in children() - before]
+        # Its own SIGTERM is the one that they obey
+        subprocess.run(["kill", "-TERM", str(os.getpid()), *pids], check=True)
+        assert len(list(itertools.islice(batches, 4))) == 4
+        assert received_signal() == signal.SIGTERM
 
 
 def test_settings_of_a_worker():
@@ -288,8 +177,7 @@ def test_settings_of_a_worker():
 
 _LEFT_OPEN = """
 import time
-from torch.utils.data import DataLoader
-from lambda_det.training.workers import WatchedLoader
+from lambda_det.training.workers import ImageLoader
 
 class Images(list):
     def __getitem__(self, index):
@@ -297,10 +185,7 @@ class Images(list):
             time.sleep(600)
         return index
 
-if {foreign}:  # torch's handler, which raises when a worker dies
-    foreign = iter(DataLoader(range(99), num_workers=1))
-    next(foreign)
-loader = WatchedLoader(
+loader = ImageLoader(
     Images(range(64)), sampler=range(64), batch_size=1, collate_fn=list, timeout=600, num_workers=2
 )
 batches = iter(loader)
@@ -311,11 +196,11 @@ print("end")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hangs", "foreign"), [(False, True), (True, False)])
-def test_a_process_ends_though_an_iterator_is_open(hangs, foreign):
-    """Its exit asks daemons to end by SIGTERM, which they ignore, and waits for them."""
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_process_ends_though_an_iterator_is_open(hangs):
+    """Its exit asks its processes to end by SIGTERM, and waits for them."""
     done = subprocess.run(
-        [sys.executable, "-c", _LEFT_OPEN.format(hangs=hangs, foreign=foreign)],
+        [sys.executable, "-c", _LEFT_OPEN.format(hangs=hangs)],
         capture_output=True,
         text=True,
         timeout=100,

@@ -61,6 +61,7 @@ class Named:
     settings: Settings
     advice: str = Task.advice
     image_names = Task.image_names
+    smaller_batches = Task.smaller_batches
 
 
 class Steps(TrainStep):

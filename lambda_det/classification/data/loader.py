@@ -18,7 +18,7 @@ from lambda_det.classification.data.sources import Source
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
 from lambda_det.errors import DataError
 from lambda_det.training.randomness import Purpose, generator
-from lambda_det.training.workers import UnreadableImages, WatchedLoader, reading
+from lambda_det.training.workers import ImageLoader, UnreadableImages
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,9 @@ class TrainImages(Dataset):
         epoch, index = where
 
         def read(candidate: int) -> Item:
-            with reading(self._source.name(candidate)):
-                image = self._source.load(candidate)
-                rng = generator(Purpose.SAMPLE, self._seed, epoch, candidate)
-                return self._transform(image, rng), int(self._source.labels[candidate]), candidate
+            image = self._source.load(candidate)
+            rng = generator(Purpose.SAMPLE, self._seed, epoch, candidate)
+            return self._transform(image, rng), int(self._source.labels[candidate]), candidate
 
         return self._unreadable.next_readable(index, read)
 
@@ -111,9 +110,8 @@ class EvalImages(Dataset):
         self._transform = transform
 
     def __getitem__(self, index: int) -> Item:
-        with reading(self._source.name(index)):
-            image = self._source.load(index)
-            return self._transform(image), int(self._source.labels[index]), index
+        image = self._source.load(index)
+        return self._transform(image), int(self._source.labels[index]), index
 
 
 # "images": uint8 RGB [B, S, S, 3]; "labels": int64 [B]; "indices": of the images in the source,
@@ -164,7 +162,7 @@ class TrainLoader:
             )
 
 
-def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> WatchedLoader:
+def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> ImageLoader:
     """A loader that gives each image once over all processes; the last batch may be shorter.
 
     An image that cannot be read ends it with a ``DataError``: an accuracy over fewer images could
@@ -183,8 +181,8 @@ def build_eval_loader(cfg: CfgNode, source: Source, *, batch_size: int) -> Watch
     return _build(cfg, images, BatchSampler(share, batch_size, drop_last=False))
 
 
-def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> WatchedLoader:
-    return WatchedLoader(
+def _build(cfg: CfgNode, images: Dataset, batches: Sampler) -> ImageLoader:
+    return ImageLoader(
         images,
         batch_sampler=batches,
         collate_fn=_collate,

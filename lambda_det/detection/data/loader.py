@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -28,13 +27,11 @@ from lambda_det.detection.data.registration import check_files
 from lambda_det.errors import ConfigError, DataError, refused
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
-from lambda_det.training.workers import KEYS, UnreadableImages, WatchedLoader, reading
+from lambda_det.training.workers import ImageLoader, UnreadableImages
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT = 600
-# Without a config, messages name the arguments, which are the keys of a LazyConfig, too
-_ARGUMENTS = {name: name for name in KEYS}
 
 Record = dict[str, Any]
 Mapper = Callable[[Record], Record]
@@ -56,14 +53,7 @@ class EvalImages(Dataset):
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        """Map a record, and note its file and id as what this worker reads."""
-        record = self._records[index]
-        note: AbstractContextManager[None] = nullcontext()
-        if isinstance(record, dict) and "file_name" in record:
-            number = f" (image_id {record['image_id']})" if "image_id" in record else ""
-            note = reading(f"{record['file_name']}{number}")
-        with note:
-            return self._mapper(record)
+        return self._mapper(self._records[index])
 
 
 class TrainImages(EvalImages):
@@ -85,7 +75,7 @@ class TrainImages(EvalImages):
         records: Sequence[Record] | Dataset,
         mapper: Mapper,
         max_unreadable: int,
-        key: str = KEYS["max_unreadable"],
+        key: str = "max_unreadable",
         mixing: Mixing | None = None,
     ) -> None:
         super().__init__(records, mapper)
@@ -103,9 +93,7 @@ class TrainImages(EvalImages):
         seed, position, index = key
         place = position & 0xFFFFFFFF, position >> 32
 
-        def read(candidate: int) -> Record:
-            with reading(f"image number {candidate} of the training data"):
-                return super(TrainImages, self).__getitem__(candidate)
+        read = super().__getitem__
 
         def read_first(candidate: int) -> Record:
             with seeded(Purpose.SAMPLE, seed, *place):
@@ -121,7 +109,7 @@ class TrainImages(EvalImages):
             )
 
 
-class TrainLoader(WatchedLoader):
+class TrainLoader(ImageLoader):
     """The endless batches of a training, from any place of its stream on.
 
     A batch depends only on the seed and on its number, not on the number of loader workers or on
@@ -265,9 +253,9 @@ def build_train_loader(cfg: CfgNode, images_per_batch: int) -> TrainLoader:
         **arguments,
         own_seeds=False,
         max_unreadable=cfg.DATALOADER.MAX_UNREADABLE_IMAGES,
+        unreadable_key="DATALOADER.MAX_UNREADABLE_IMAGES",
         mixing=mixing,
         timeout=cfg.DATALOADER.TIMEOUT,
-        keys=KEYS,
     )
 
 
@@ -280,8 +268,8 @@ def tolerant_train_loader(
     own_seeds: bool = True,
     aspect_ratio_grouping: bool = True,
     max_unreadable: int = 20,
+    unreadable_key: str = "max_unreadable",
     mixing: Mixing | Mapping[str, Any] | None = None,
-    keys: Mapping[str, str] = _ARGUMENTS,
     **options: Any,
 ) -> TrainLoader:
     """:func:`build_train_loader` without a config, for a LazyConfig or a script.
@@ -295,8 +283,8 @@ def tolerant_train_loader(
         own_seeds: whether ``sampler`` keeps its seeds; otherwise it gets those of the run.
         aspect_ratio_grouping: whether the images of a batch are all upright or all wide.
         max_unreadable: how many different images may be unreadable.
+        unreadable_key: how messages name ``max_unreadable``.
         mixing: colour, copy-paste and mosaic, or the arguments of ``Mixing``.
-        keys: how messages name ``max_unreadable``, ``timeout`` and ``num_workers``.
         options: ``num_workers`` (0), ``collate_fn``, ``timeout`` (600 seconds to wait for a batch),
             and those of torch's DataLoader.
 
@@ -317,9 +305,8 @@ def tolerant_train_loader(
     if isinstance(mixing, Mapping):
         mixing = Mixing(**{"image_format": getattr(mapper, "image_format", "BGR"), **mixing})
     return TrainLoader(
-        TrainImages(records, mapper, max_unreadable, keys["max_unreadable"], mixing),
+        TrainImages(records, mapper, max_unreadable, unreadable_key, mixing),
         Stream(sampler, total_batch_size, is_wide=wide, own_seeds=own_seeds),
-        keys=keys,
         **options,
     )
 
@@ -355,9 +342,7 @@ def _by_index(dataset: list[Record] | Dataset) -> Dataset:
     return DatasetFromList(dataset, copy=False) if isinstance(dataset, list) else dataset
 
 
-def build_test_loader(
-    cfg: CfgNode, dataset_name: str, *, with_truth: bool = False
-) -> WatchedLoader:
+def build_test_loader(cfg: CfgNode, dataset_name: str, *, with_truth: bool = False) -> ImageLoader:
     """A loader that gives each image of ``dataset_name`` once, shared among the processes.
 
     An image that cannot be read ends it with a ``DataError``: an AP over fewer images could not be
@@ -378,7 +363,6 @@ def build_test_loader(
         **build_detection_test_loader.from_config(cfg, dataset_name, mapper=mapper),
         batch_size=1 if with_truth else cfg.TEST.IMS_PER_BATCH,
         timeout=cfg.DATALOADER.TIMEOUT,
-        keys=KEYS,
     )
 
 
@@ -402,8 +386,7 @@ def tolerant_test_loader(
     collate_fn: Callable[[list[Record]], Any] | None = None,
     timeout: int = _TIMEOUT,
     num_workers: int = 0,
-    keys: Mapping[str, str] = _ARGUMENTS,
-) -> WatchedLoader:
+) -> ImageLoader:
     """:func:`build_test_loader` without a config, for a LazyConfig or a script.
 
     Args:
@@ -415,7 +398,6 @@ def tolerant_test_loader(
         collate_fn: makes a batch of a list of images; None leaves the list.
         timeout: seconds to wait for a batch before the workers count as hanging; 0: no limit.
         num_workers: processes that load images.
-        keys: how messages name ``timeout`` and ``num_workers``.
 
     Raises:
         ConfigError: the data can only be iterated.
@@ -425,11 +407,10 @@ def tolerant_test_loader(
     order: dict[str, Any] = {"sampler": sampler, "batch_size": batch_size}
     if batch_size > 1 and isinstance(dataset, list):
         order = {"batch_sampler": _of_one_size(dataset, sampler, batch_size)}
-    return WatchedLoader(
+    return ImageLoader(
         images,
         **order,
         collate_fn=collate_fn or trivial_batch_collator,
         timeout=timeout,
         num_workers=num_workers,
-        keys=keys,
     )

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.task import DetectionTask
-from lambda_det.distributed.launch import check_device
+from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, listed
 from lambda_det.files import replace_file
 from lambda_det.layers import LambdaLayer

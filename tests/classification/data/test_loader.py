@@ -13,8 +13,10 @@ from lambda_det.classification.data import (
     build_eval_loader,
     transforms,
 )
+from lambda_det.classification.data import loader as loader_module
 from lambda_det.classification.data.loader import EpochBatches
 from lambda_det.errors import DataError
+from lambda_det.training.workers import ImageLoader
 from tests.classification.data.toy import ToySource
 
 
@@ -117,16 +119,15 @@ def test_workers_change_nothing(cfg, make_folder):
 
 @pytest.fixture
 def given(monkeypatch):
-    """The DataLoader that is made, its keyword arguments, and its data set as "dataset"."""
-    given = {}
+    """The loaders that are made."""
+    made = []
 
     def record(dataset, **arguments):
-        given.update(dataset=dataset, **arguments)
-        given["loader"] = torch.utils.data.DataLoader(dataset, **arguments)
-        return given["loader"]
+        made.append(ImageLoader(dataset, **arguments))
+        return made[-1]
 
-    monkeypatch.setattr("lambda_det.training.workers.DataLoader", record)
-    return given
+    monkeypatch.setattr(loader_module, "ImageLoader", record)
+    return made
 
 
 @pytest.mark.parametrize("build", [build_eval_loader, train_loader])
@@ -135,11 +136,11 @@ def test_everything_can_be_sent_to_a_spawned_worker(cfg, make_folder, given, bui
     loader = build(cfg, FolderSource(make_folder({"ant": 5, "bee": 4})), batch_size=4)
     next(iter(loader))
     keys = [3, 4] if build is build_eval_loader else [(1, 3), (1, 4)]
-    dataset = given["dataset"]
+    dataset = given[0].dataset
     copy = pickle.loads(ForkingPickler.dumps(dataset))
     for key in keys:
         torch.testing.assert_close(copy[key], dataset[key])
-    for sent in (given["loader"].collate_fn, given["loader"].worker_init_fn):
+    for sent in (given[0].collate_fn, given[0].worker_init_fn):
         pickle.loads(ForkingPickler.dumps(sent))
 
 
@@ -202,7 +203,7 @@ def test_unreadable_images_end_a_training_past_the_limit_and_every_evaluation(cf
 def test_memory_is_pinned_for_a_gpu(cfg, given, device, pinned):
     cfg.MODEL.DEVICE = device
     build_eval_loader(cfg, ToySource([0]), batch_size=1)
-    assert given["pin_memory"] is pinned
+    assert given[0].pin_memory is pinned
 
 
 def test_no_global_random_numbers_are_drawn(cfg):

@@ -293,11 +293,10 @@ def test_everything_can_be_sent_to_a_spawned_worker(eleven):
     eleven.DATALOADER.NUM_WORKERS = 1
     loader = build_train_loader(eleven, 2)
     [expected] = batches(loader, 1)
-    inner = loader._loader
-    dataset = pickle.loads(ForkingPickler.dumps(inner.dataset))
+    dataset = pickle.loads(ForkingPickler.dumps(loader.dataset))
     (keys,) = itertools.islice(loader.keys(), 1)
     assert [plain(dataset[key]) for key in keys] == expected
-    for sent in (inner.collate_fn, inner.worker_init_fn):
+    for sent in (loader.collate_fn, loader.worker_init_fn):
         pickle.loads(ForkingPickler.dumps(sent))
 
 

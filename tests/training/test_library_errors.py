@@ -1,4 +1,4 @@
-"""A disk that is full or broken, in words: by errors made, and on a small disk."""
+"""Errors of the system and of libraries in a run get its file, and the last good checkpoint."""
 
 import errno
 import logging
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from lambda_det.errors import DataError, DiskError
+from lambda_det.errors import DiskError
 from lambda_det.training.checkpoint_files import point_to
-from lambda_det.training.disk_errors import explain_disk_errors
-from lambda_det.training.run_folder import BufferedLog
+from lambda_det.training.library_errors import explained
+from lambda_det.training.log import BufferedLog
+from tests.training.toy import settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,27 +23,34 @@ def _raise(number, file=None):
     raise OSError(number, os.strerror(number), *([file] if file else []))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
-def test_what_only_writing_can_raise(tmp_path, number):
-    words = "A file in .* could not be written: .*; there is no checkpoint yet"
-    with pytest.raises(DiskError, match=words), explain_disk_errors(str(tmp_path)):
-        _raise(number)
+def _explained(folder):
+    return explained(settings(output_dir=str(folder)))
+
+
+def _raise_hidden(number, file):
+    try:
+        _raise(number, file)
+    except OSError:
+        raise RuntimeError("of a library that hides it")  # noqa: B904
+
+
+@pytest.mark.parametrize("do", [_raise, _raise_hidden])
+def test_an_error_of_the_system_names_the_file_and_the_last_checkpoint(tmp_path, do):
+    words = r"metrics\.json: No space left on device.*no checkpoint yet.*--resume"
+    with pytest.raises(DiskError, match=words), _explained(tmp_path):
+        do(errno.ENOSPC, "run/metrics.json")
     point_to(str(tmp_path), "model_0000003.pth")
-    words = r"last good checkpoint is .*model_0000003\.pth.*--resume"
-    with pytest.raises(DiskError, match=words), explain_disk_errors(str(tmp_path)):
+    with pytest.raises(DiskError, match=r"run in .*model_0000003\.pth"), _explained(tmp_path):
+        do(errno.ENOSPC, None)
+
+
+def test_a_mistake_after_an_error_that_was_dealt_with_keeps_its_stack(tmp_path):
+    error = ValueError("a mistake")
+    with pytest.raises(ValueError, match="a mistake") as caught, _explained(tmp_path):
         try:
-            _raise(number, str(tmp_path / "metrics.json"))
-        finally:
-            raise RuntimeError("of a library that hides it")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("x"), DataError("x"), OSError("x"), OSError(errno.EACCES, "x", "image.jpg")],
-)
-def test_other_errors_stay_what_they_are(tmp_path, error):
-    with pytest.raises(type(error)) as caught, explain_disk_errors(str(tmp_path)):
-        raise error
+            _raise(errno.ENOENT, "a cache that may be missing")
+        except OSError:
+            raise error  # noqa: B904
     assert caught.value is error
 
 
@@ -109,5 +117,4 @@ def test_a_small_disk_that_is_full(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = done.stdout.splitlines()
-    assert "could not be written: No space left on device; it needs 1.0 MB" in line
-    assert "the last good checkpoint is" in line
+    assert ".pth could not be written: No space left on device. The last good checkpoint is" in line

@@ -1,0 +1,92 @@
+"""Errors of PyTorch and the system in a run, with the file or key, and with what to do."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lambda_det.errors import DataError, DiskError, UserError, WeightsError, reason
+from lambda_det.training.checkpoint_files import last_checkpoint
+from lambda_det.training.settings import Settings
+
+__all__ = ["explained", "writing"]
+
+# What only writing raises, under whatever error of a library
+_OF_WRITING = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+_OF_A_LOADER = re.compile(r"DataLoader (worker|timed out)")
+
+
+@contextmanager
+def explained(settings: Settings) -> Iterator[None]:
+    """The one place where the errors of others get the keys of a run, its folder and a cure.
+
+    Args:
+        settings: of the run.
+
+    Raises:
+        DataError: a process that loads images has ended or does not answer.
+        DiskError: a file cannot be read or written.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        folder = settings.output_dir
+        if _OF_A_LOADER.match(str(error)):
+            workers, timeout = settings.key("num_workers"), settings.key("timeout")
+            raise DataError(
+                f"{_texts(error)} Lower {workers} where memory is short, set it to 0 to see the "
+                f"image, or raise {timeout} where the disk is slow. {_continuation(folder)}"
+            ) from error
+        of_system = _os_error(error)
+        if of_system is None:
+            raise
+        what = of_system.filename or f"A file of the run in {folder}"
+        raise _disk_error(what, of_system, folder) from error
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Name the checkpoint that cannot be written, or not be read back.
+
+    Raises:
+        DiskError: names the file, the cause and the last good checkpoint.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, WeightsError) as error:  # torch.save hides the first in the next
+        what = f"{path} could not be written"
+        raise _disk_error(what, _os_error(error) or error, str(Path(path).parent)) from error
+
+
+def _disk_error(what: str, error: BaseException, folder: str) -> DiskError:
+    cause = getattr(error, "strerror", None) or reason(error).rstrip(".")
+    return DiskError(f"{what}: {cause}. {_continuation(folder)}")
+
+
+def _continuation(folder: str) -> str:
+    last = last_checkpoint(folder)
+    good = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
+    return f"{good}; the same command with --resume continues."
+
+
+def _texts(error: BaseException) -> str:
+    """What torch says of a loader process, and of its cause where it says that apart."""
+    texts = [reason(error)]
+    if error.__cause__ is not None and _OF_A_LOADER.match(str(error.__cause__)):
+        texts.append(reason(error.__cause__))
+    return " ".join(text.rstrip(".") + "." for text in texts)
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """The error of the system that this is, or that a library has made it of."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    cause: BaseException | None = error
+    while cause is not None and getattr(cause, "errno", None) not in _OF_WRITING:
+        cause = cause.__cause__ or cause.__context__
+    return cause if isinstance(cause, OSError) else None

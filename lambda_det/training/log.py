@@ -1,0 +1,96 @@
+"""The log of a process, on the screen and in log.txt."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import logging.handlers
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from detectron2.utils import comm
+from detectron2.utils.logger import setup_logger
+from tabulate import tabulate
+
+__all__ = ["BufferedLog", "log_table"]
+
+logger = logging.getLogger(__name__)
+
+_LOGGERS = ("fvcore", "detectron2", "lambda_det")
+# Tables and evaluations: what is shown beside a bar of the progress
+_SHOWN = (
+    "lambda_det.own_data.choice",
+    "lambda_det.detection.schedule",
+    "lambda_det.training.evaluation",
+    __name__,
+)
+
+
+class BufferedLog(logging.handlers.MemoryHandler):
+    """The log of a process, in memory until the folder of the run is there.
+
+    A context; if the log is not opened in it, warnings are shown at its end. A second run of the
+    process has a log of its own.
+
+    Args:
+        quiet: show only tables, evaluations and warnings on the screen.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        super().__init__(10_000, logging.CRITICAL + 1, flushOnClose=False)
+        self._quiet, self._opened = quiet, []
+
+    def __enter__(self) -> BufferedLog:
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self)
+            logging.getLogger(name).setLevel(logging.INFO)
+        return self
+
+    def open(self, folder: str) -> None:
+        """Write what was logged so far, and from now on everything, to the screen and log.txt."""
+        rank = comm.get_rank()
+        path = Path(folder, f"log.txt.rank{rank}" if rank else "log.txt")
+        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(
+            logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S")
+        )
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            logger.removeHandler(self)
+            before = list(logger.handlers)
+            # Without its cache, by which a second run would go on in the log of the first
+            inspect.unwrap(setup_logger)(distributed_rank=rank, name=name)
+            for screen in (h for h in logger.handlers if h not in before):
+                screen.addFilter(self._is_shown)
+            logger.addHandler(file)
+            self._opened += [(logger, h) for h in logger.handlers if h not in before]
+        logging.raiseExceptions = False  # a full disk would print a stack trace for each record
+        for record in self.buffer:
+            for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
+                handler.handle(record)
+        self.buffer.clear()
+
+    def _is_shown(self, record: logging.LogRecord) -> bool:
+        return not self._quiet or record.levelno >= logging.WARNING or record.name in _SHOWN
+
+    def __exit__(self, *_: object) -> None:
+        for logger, handler in (*self._opened, *((logging.getLogger(n), self) for n in _LOGGERS)):
+            logger.removeHandler(handler)
+            with contextlib.suppress(OSError):  # of a full disk
+                handler.close()
+        for record in self.buffer:
+            if record.levelno >= logging.WARNING and comm.is_main_process():
+                logging.lastResort.handle(record)
+
+
+def log_table(title: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Say what the configuration has, what a rule makes of it, and why.
+
+    Args:
+        title: of the table.
+        rows: key, value that is given, value of the rule or "", and the reason.
+    """
+    head = ("key", "given", "rule", "why")
+    logger.info(f"{title}:\n{tabulate(list(rows), head, disable_numparse=True)}")

@@ -1,0 +1,172 @@
+"""Ends of a run on the command as a user starts it: what is saved, the status, and what is left."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lambda_det.errors import PREEMPTED_STATUS
+from tests.processes import descendants, is_alive, shared_memory, wait_until
+from tests.reliability.runs import assert_same_run, detection_words
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc"),
+]
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 10  # after which nothing may be left
+# In one process or two, each with a loader process; the same images a step
+PROCESSES = {
+    "one": ["SOLVER.ACCUMULATE_GRADIENTS", "2"],
+    "two": ["SOLVER.ACCUMULATE_GRADIENTS", "1"],
+}
+
+
+class Command:
+    """``lambda-det train`` with the arguments of a user, and what it leaves."""
+
+    def __init__(self, processes: str, words: list[str], folder: Path) -> None:
+        flags = ["--num-gpus", "2"] if processes == "two" else []
+        argv = [sys.executable, "-m", "lambda_det", "train", *flags, *words]
+        self.folder = folder
+        self._argv = [*argv, *PROCESSES[processes], "OUTPUT_DIR", str(folder)]
+        self._output = folder.with_suffix(".txt")
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._environment["PYTHONPATH"] = str(ROOT)
+
+    @property
+    def printed(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def start(self) -> None:
+        with self._output.open("a") as file:
+            self._process = subprocess.Popen(
+                self._argv, env=self._environment, stdout=file, stderr=file
+            )
+        self._started: set[int] = set()
+        self._shared: set[Path] = set()
+
+    def run(self) -> None:
+        self.start()
+        assert self._process.wait(300) == 0, self.printed
+
+    def wait_for_a_checkpoint(self) -> None:
+        """Wait until it has saved one since its start; note what it has started by then."""
+        pointer = self.folder / "last_checkpoint"
+        before = pointer.stat().st_mtime_ns if pointer.exists() else 0
+
+        def is_saved() -> bool:
+            assert self._process.poll() is None, self.printed
+            return pointer.exists() and pointer.stat().st_mtime_ns > before
+
+        wait_until(is_saved, 200)
+        self._started = {self._process.pid, *descendants(self._process.pid)}
+        self._shared = set(shared_memory(self._started))
+
+    def training(self) -> list[int]:
+        """The processes that train: this one, or those that it has started for that."""
+        members = [pid for pid in self._children(self._process.pid) if self._children(pid)]
+        return members or [self._process.pid]
+
+    def loading(self) -> list[int]:
+        return [child for pid in self.training() for child in self._children(pid)]
+
+    def _children(self, pid: int) -> list[int]:
+        return [p for p in descendants(pid) if _parent(p) == pid and "tracker" not in _words(p)]
+
+    def send(self, number: int, pids: list[int] | None = None) -> None:
+        for pid in [self._process.pid] if pids is None else pids:
+            os.kill(pid, number)
+
+    def all(self) -> list[int]:
+        return sorted(self._started)
+
+    def end(self) -> int:
+        """Wait for its end, and see that it leaves nothing; its status."""
+        status = self._process.wait(100)
+        wait_until(lambda: not any(map(is_alive, self._started)), SECONDS)
+        wait_until(lambda: not any(file.exists() for file in self._shared), SECONDS)
+        return status
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _words(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> list[str]:
+    words = detection_words(tmp_path_factory.mktemp("data"))
+    words += "SOLVER.MAX_ITER 60 SOLVER.STEPS (30,) SOLVER.CHECKPOINT_PERIOD 2".split()
+    return [*words, "TEST.EVAL_PERIOD", "0", "DATALOADER.NUM_WORKERS", "1"]
+
+
+@pytest.fixture(scope="module")
+def whole(words, tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a run that nothing has ended, by the number of its processes."""
+    folders: dict[str, Path] = {}
+
+    def folder(processes: str) -> Path:
+        if processes not in folders:
+            command = Command(processes, words, tmp_path_factory.mktemp("whole") / "run")
+            command.run()
+            folders[processes] = command.folder
+        return folders[processes]
+
+    return folder
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+def test_a_scheduler_s_signals_save_all(processes, words, whole, tmp_path):
+    """To the command alone, and to all of its processes, as Slurm sends them."""
+    command = Command(processes, words, tmp_path / "run")
+    for number, to_all in ((signal.SIGTERM, False), (signal.SIGUSR1, True)):
+        command.start()
+        command.wait_for_a_checkpoint()
+        command.send(number, command.all() if to_all else None)
+        assert command.end() == PREEMPTED_STATUS, command.printed
+        last = command.printed.strip().splitlines()[-1]
+        assert last.startswith(f"Stopped by {number.name} after step"), command.printed
+    command.run()
+    assert_same_run(whole(processes), command.folder)
+    assert "Traceback" not in command.printed
+
+
+def test_any_process_may_be_killed(words, whole, tmp_path):
+    """The command itself, each that trains, and one that loads images."""
+    command = Command("two", words, tmp_path / "run")
+    victims = {
+        "the command": lambda: None,
+        "rank 0": lambda: command.training()[:1],
+        "rank 1": lambda: command.training()[1:],
+        "a loader": lambda: command.loading()[-1:],
+    }
+    for victim in victims.values():
+        command.start()
+        command.wait_for_a_checkpoint()
+        assert len(command.training()) == len(command.loading()) == 2
+        command.send(signal.SIGKILL, victim())
+        assert command.end() in (2, -signal.SIGKILL), command.printed
+    command.run()
+    assert_same_run(whole("two"), command.folder)
+    said = [line for line in command.printed.splitlines() if line.startswith("error: ")]
+    assert ["SIGKILL" in line or "DataLoader worker" in line for line in said] == [True] * 3
+
+
+@pytest.mark.parametrize("processes", PROCESSES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_during_the_start_ends_it(processes, number, words, tmp_path):
+    command = Command(processes, words, tmp_path / "run")
+    command.start()
+    wait_until(lambda: processes == "one" or descendants(command._process.pid))
+    command.send(number)
+    assert command.end() == -number
+    assert not (tmp_path / "run").exists()
