@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
 from detectron2.checkpoint import DetectionCheckpointer
-from torch import nn
+from torch import Tensor, nn
 
 from lambda_det.errors import WeightsError, listed
 from lambda_det.files import replace_file
-from lambda_det.training.background import BackgroundWriter, host_copy
 from lambda_det.training.checkpoint_files import (
     check_checkpoint,
     last_checkpoint,
@@ -25,7 +27,7 @@ from lambda_det.weights.formats import write_torch
 from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
 from lambda_det.weights.provenance import PixelSettings
 
-__all__ = ["SafeCheckpointer"]
+__all__ = ["BackgroundWriter", "SafeCheckpointer", "host_copy"]
 
 
 class SafeCheckpointer(DetectionCheckpointer):
@@ -171,3 +173,68 @@ class SafeCheckpointer(DetectionCheckpointer):
             point_to(self.save_dir, f"{name}.pth")
             if self._keep is not None:
                 remove_old(self.save_dir, self._keep, content["iteration"])
+
+
+class BackgroundWriter:
+    """One thread that does one piece of work after the other; after an error, none of the rest."""
+
+    def __init__(self) -> None:
+        # Its thread is waited for when the process ends, so no work is lost then either
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._last: Future[None] | None = None
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Have ``work`` done after what was submitted before; returns at once."""
+        self._last = self._pool.submit(_do_after, self._last, work)
+
+    def check(self) -> None:
+        """Raise what the work has raised, if all of it is over; does not wait."""
+        if self._last is not None and self._last.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when all is done, or raise what it has raised."""
+        if self._last is not None:
+            self._last.exception()  # an interruption here leaves it to the next call
+            last, self._last = self._last, None
+            last.result()
+
+
+def _do_after(before: Future[None] | None, work: Callable[[], object]) -> None:
+    if before is not None:
+        before.result()  # it is over, as there is one thread; its error becomes that of this work
+    work()
+
+
+def host_copy(state: Any) -> Any:
+    """Copy tensors to host memory, and containers and plain values along with them.
+
+    Tensors that shared a storage share one in the copy, so that a file of it is no larger; the
+    versions of modules, which state dicts carry as an attribute, are kept.
+    """
+    return _copied(state, {})
+
+
+def _copied(value: Any, storages: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        return _copied_tensor(value.detach(), storages)
+    if isinstance(value, Mapping):
+        result = copy.copy(value)  # with its attributes, and its order
+        for key, item in value.items():
+            result[key] = _copied(item, storages)
+        return result
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item, storages) for item in value)
+    return copy.deepcopy(value)
+
+
+def _copied_tensor(tensor: Tensor, storages: dict[int, Any]) -> Tensor:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+        return tensor.to("cpu", copy=True)
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key not in storages:
+        # The original is kept beside the copy, or another could come to lie in its place
+        storages[key] = storage, storage.clone() if storage.device.type == "cpu" else storage.cpu()
+    result = torch.empty(0, dtype=tensor.dtype)
+    return result.set_(storages[key][1], tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,11 +1,8 @@
-"""A watch over numbers: the module that made the first NaN, and steps with an unusual loss."""
+"""A watch over numbers, which names the module that made the first NaN."""
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,12 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LossSpikes", "NonFiniteNumbers", "NumericsDebugger"]
+__all__ = ["NonFiniteNumbers", "NumericsDebugger"]
 
-_SPIKE = 10.0  # times the median of the losses before
-_WINDOW = 100  # losses that the median is of
-_FEWEST = 20  # losses that a median needs
-PAUSE = 100  # steps after a warning about a spike before the next one
 _WRAPPERS = re.compile(r"^(module|_orig_mod)(?=\.|$)")  # what they put before the names
 
 
@@ -162,46 +155,3 @@ def _size(tensors: Iterable[Tensor]) -> str:
     largest = max((x.double().nan_to_num(0, 0, 0).abs().max().item() for x in held), default=0.0)
     finite = f"{bad} numbers not finite" if bad else "finite"
     return f"{finite}, magnitudes up to {largest:.4g}" if held else "none"
-
-
-class LossSpikes:
-    """Steps whose loss stands out from those before, by the total losses of this process.
-
-    Attributes:
-        count: steps so far in which the loss of some process stood out.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._quiet_until = 0
-
-    @property
-    def median(self) -> float:
-        """Of the last losses; infinite while they are too few."""
-        return statistics.median(self._recent) if len(self._recent) >= _FEWEST else math.inf
-
-    @property
-    def limit(self) -> float:
-        """The largest loss that does not stand out; infinite where nothing can be said."""
-        return _SPIKE * self.median if self.median > 0 else math.inf
-
-    def add(self, total: float) -> None:
-        """The loss of a step that was taken."""
-        self._recent.append(total)
-
-    def count_one(self, iteration: int) -> bool:
-        """Count a step that stands out; returns whether it is time to say so."""
-        self.count += 1
-        if iteration < self._quiet_until:
-            return False
-        self._quiet_until = iteration + PAUSE
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        recent = list(self._recent)
-        return {"count": self.count, "recent": recent, "quiet_until": self._quiet_until}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count, self._quiet_until = state["count"], state["quiet_until"]
-        self._recent = deque(state["recent"], maxlen=_WINDOW)

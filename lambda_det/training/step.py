@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,78 +19,26 @@ from detectron2.utils.events import get_event_storage
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lambda_det.distributed.signals import received_signal
 from lambda_det.errors import ConfigError, NonFiniteLossError, listed
-from lambda_det.training.numerics import LossSpikes, NonFiniteNumbers, NumericsDebugger
+from lambda_det.training.loading import BatchesAhead
+from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import Precision
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.settings import Clipping
 from lambda_det.training.task import Task
 
-__all__ = ["BatchesAhead", "TrainStep", "batches_ahead", "clip_gradients"]
+__all__ = ["TrainStep", "clip_gradients"]
 
 logger = logging.getLogger(__name__)
 
 _IMAGES_NAMED = 8
 _ORDINARILY_SKIPPED = 10  # steps in a row, while loss scaling looks for its scale
-
-
-class BatchesAhead:
-    """The batches of a loader, each copied to a GPU while that computes the batch before.
-
-    timm's PrefetchLoader does so only for pairs of images and labels, which it also normalises.
-
-    Args:
-        batches: their tensors in lists and dicts are copied, from pinned memory. What else they
-            hold is left to the model, Detectron2's ground truth for example.
-        device: a GPU.
-    """
-
-    def __init__(self, batches: Iterator[Any], device: str | torch.device) -> None:
-        self._batches = batches
-        self._device = torch.device(device)
-        self._stream = torch.cuda.Stream(self._device)
-        self._ahead: list[Any] = []
-        self._error: Exception | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if not self._ahead and self._error is None:
-            self.fetch()
-        if self._error is not None:
-            raise self._error
-        batch = self._ahead.pop()
-        now = torch.cuda.current_stream(self._device)
-        now.wait_stream(self._stream)
-        for leaf in tree_leaves(batch):
-            if isinstance(leaf, Tensor):
-                leaf.record_stream(now)  # its memory belongs to the other stream
-        return batch
-
-    def fetch(self) -> None:
-        """Draw a batch and start to copy it. The time for it is while the GPU computes.
-
-        An error, or the end of the batches, is raised when that batch is asked for.
-        """
-        try:
-            with torch.cuda.stream(self._stream):
-                self._ahead.append(tree_map_only(Tensor, self._copied, next(self._batches)))
-        except Exception as error:
-            self._error = error
-
-    def _copied(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
-
-
-def batches_ahead(batches: Iterator[Any], device: str | torch.device) -> Iterator[Any]:
-    """``batches``, copied ahead where they are computed on a GPU."""
-    return BatchesAhead(batches, device) if torch.device(device).type == "cuda" else batches
+_SPIKE = 10.0  # times the median of the losses before
+_WINDOW = 100  # losses that the median is of
+_FEWEST = 20  # losses that a median needs
+PAUSE = 100  # steps after a warning about a spike before the next one
 
 
 class TrainStep:
@@ -341,6 +291,49 @@ class TrainStep:
         self.grad_scaler.skipped = state["skipped_steps"]
         self.grad_scaler.skipped_in_row = state["skipped_in_row"]
         self._spikes.load_state_dict(state["loss_spikes"])
+
+
+class LossSpikes:
+    """Steps whose loss stands out from those before, by the total losses of this process.
+
+    Attributes:
+        count: steps so far in which the loss of some process stood out.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._quiet_until = 0
+
+    @property
+    def median(self) -> float:
+        """Of the last losses; infinite while they are too few."""
+        return statistics.median(self._recent) if len(self._recent) >= _FEWEST else math.inf
+
+    @property
+    def limit(self) -> float:
+        """The largest loss that does not stand out; infinite where nothing can be said."""
+        return _SPIKE * self.median if self.median > 0 else math.inf
+
+    def add(self, total: float) -> None:
+        """The loss of a step that was taken."""
+        self._recent.append(total)
+
+    def count_one(self, iteration: int) -> bool:
+        """Count a step that stands out; returns whether it is time to say so."""
+        self.count += 1
+        if iteration < self._quiet_until:
+            return False
+        self._quiet_until = iteration + PAUSE
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        recent = list(self._recent)
+        return {"count": self.count, "recent": recent, "quiet_until": self._quiet_until}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self._quiet_until = state["count"], state["quiet_until"]
+        self._recent = deque(state["recent"], maxlen=_WINDOW)
 
 
 def clip_gradients(parameters: list[nn.Parameter], clipping: Clipping) -> None:

@@ -27,9 +27,10 @@ from lambda_det.training.checkpoint_files import Checkpoint, last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.evaluation import Evaluation
 from lambda_det.training.hooks import Checkpoints, Histories, LRScheduler, Machine, RunWriter
+from lambda_det.training.loading import batches_ahead
 from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
-from lambda_det.training.step import TrainStep, batches_ahead
+from lambda_det.training.step import TrainStep
 from lambda_det.training.task import EMA, RAW, Results, Task
 
 __all__ = ["STATISTICS_SEED", "Trainer"]

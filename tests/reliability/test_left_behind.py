@@ -1,4 +1,7 @@
-"""A run that is killed by SIGKILL leaves no process and no shared memory behind."""
+"""A run that is killed by SIGKILL leaves no process and no shared memory behind.
+
+test_ends.py has those of --num-gpus.
+"""
 
 import multiprocessing
 import os
@@ -12,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambda_det.training.workers import ImageLoader
+from lambda_det.training.loading import ImageLoader
 from tests import forked
 from tests.processes import descendants, is_alive, shared_memory, wait_until
 from tests.reliability.runs import detection_words
@@ -76,8 +79,6 @@ MOMENTS = {
     "start": ([TOOL], [], ""),
     "step": ([TOOL], [], "last_checkpoint"),
     "evaluation": ([TOOL], ["TEST.EVAL_PERIOD", "1"], "inference"),
-    "spawned": ([TOOL, "--num-gpus", "2"], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], "last_checkpoint"),
-    "start of spawned": ([TOOL, "--num-gpus", "2"], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], ""),
     "torchrun": ([*TORCHRUN, TOOL], ["SOLVER.ACCUMULATE_GRADIENTS", "1"], "last_checkpoint"),
 }
 
@@ -102,7 +103,5 @@ def test_a_killed_run_leaves_nothing(arguments, tmp_path, moment):
     left, files = _kill(run.pid)
     run.join()
     assert run.exitcode == -signal.SIGKILL and left
-    # A spawned process sees that it has no parent as soon as it has imported PyTorch
-    seconds = 60 if moment == "start of spawned" else SECONDS
-    wait_until(lambda: not any(map(is_alive, left)), seconds)
+    wait_until(lambda: not any(map(is_alive, left)), SECONDS)
     wait_until(lambda: not any(file.exists() for file in files), SECONDS)

@@ -51,7 +51,7 @@ def test_files_that_may_not_become_large_enough(flags, run, capsys):
     printed = capsys.readouterr()
     last = printed.err.strip().splitlines()[-1]
     assert last.startswith(f"error: {run / 'model_0000005.pth'} could not be written")
-    assert f"the last good checkpoint is {run / 'model_final.pth'}" in last and "--resume" in last
+    assert f"The last good checkpoint is {run / 'model_final.pth'}" in last and "--resume" in last
     assert "Traceback" not in printed.err + printed.out
     assert (run / "model_final.pth").read_bytes() == before
     assert read_newest(str(run)).path == str(run / "model_final.pth")

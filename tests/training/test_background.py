@@ -15,9 +15,8 @@ from torch import nn
 from lambda_det import files
 from lambda_det.errors import DiskError
 from lambda_det.training import checkpointer as checkpointer_module
-from lambda_det.training.background import host_copy
 from lambda_det.training.checkpoint_files import check_checkpoint, last_checkpoint, read_newest
-from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.training.checkpointer import SafeCheckpointer, host_copy
 from lambda_det.weights.formats import write_torch
 from tests.pairs import pairs
 

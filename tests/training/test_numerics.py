@@ -8,7 +8,7 @@ from torch import nn
 
 import lambda_det
 from lambda_det.errors import NonFiniteLossError
-from lambda_det.training import numerics
+from lambda_det.training import step as step_module
 from lambda_det.training.numerics import NonFiniteNumbers, NumericsDebugger
 from lambda_det.training.precision import LossScaler, Precision
 from tests.training.toy import Steps, ToyModel, batches, items
@@ -193,7 +193,7 @@ def test_a_spike_is_named_with_its_images(caplog):
 
 
 def test_warnings_are_rare_and_the_count_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(numerics, "PAUSE", 10)
+    monkeypatch.setattr(step_module, "PAUSE", 10)
     _, storage = _take(caplog, {30, 32, 34, 45}, 50)
     said = [r.getMessage() for r in caplog.records]
     assert [text.split(" (")[0] for text in said] == [

@@ -10,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from lambda_det.errors import ConfigError, DataError, NonFiniteLossError
+from lambda_det.training.loading import BatchesAhead, batches_ahead
 from lambda_det.training.precision import LossScaler, Precision
 from lambda_det.training.settings import Clipping
-from lambda_det.training.step import BatchesAhead, batches_ahead
 from tests.distributed.process_group import in_processes
 from tests.training.toy import Steps, ToyModel, batches, items, weights
 

@@ -17,8 +17,8 @@ from torch.utils.data import BatchSampler, Dataset, Sampler
 from lambda_det.classification.data.sources import Source
 from lambda_det.classification.data.transforms import TestTransform, TrainTransform
 from lambda_det.errors import DataError
+from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, generator
-from lambda_det.training.workers import ImageLoader, UnreadableImages
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
 from lambda_det.errors import ConfigError, DataError, refused
+from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, seeded
 from lambda_det.training.stream import Key, Stream, is_wide, orientations
-from lambda_det.training.workers import ImageLoader, UnreadableImages
 
 logger = logging.getLogger(__name__)
 

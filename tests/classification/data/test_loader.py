@@ -16,7 +16,7 @@ from lambda_det.classification.data import (
 from lambda_det.classification.data import loader as loader_module
 from lambda_det.classification.data.loader import EpochBatches
 from lambda_det.errors import DataError
-from lambda_det.training.workers import ImageLoader
+from lambda_det.training.loading import ImageLoader
 from tests.classification.data.toy import ToySource
 
 

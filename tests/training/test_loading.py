@@ -15,7 +15,7 @@ from lambda_det.detection.data import tolerant_test_loader, tolerant_train_loade
 from lambda_det.distributed.signals import catch_signals, received_signal
 from lambda_det.errors import DataError
 from lambda_det.training.library_errors import explained
-from lambda_det.training.workers import UnreadableImages
+from lambda_det.training.loading import UnreadableImages
 from tests.training.toy import settings
 
 pytestmark = pytest.mark.posix  # kills processes, which are forked
@@ -177,7 +177,7 @@ def test_settings_of_a_worker():
 
 _LEFT_OPEN = """
 import time
-from lambda_det.training.workers import ImageLoader
+from lambda_det.training.loading import ImageLoader
 
 class Images(list):
     def __getitem__(self, index):

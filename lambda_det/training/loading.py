@@ -1,4 +1,4 @@
-"""Loading images in processes: images that cannot be read, and signals that reach the processes."""
+"""Loading images: in processes, past those that cannot be read, and ahead of the GPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 
 import cv2
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from lambda_det.distributed.parent import end_with_parent
 from lambda_det.distributed.signals import SIGNALS
 from lambda_det.errors import DataError
 
-__all__ = ["ImageLoader", "UnreadableImages"]
+__all__ = ["BatchesAhead", "ImageLoader", "UnreadableImages", "batches_ahead"]
 
 logger = logging.getLogger(__name__)
 
@@ -164,3 +166,59 @@ def _leave_signals_to(parent: int) -> None:
                 os._exit(0)
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
+
+
+class BatchesAhead:
+    """The batches of a loader, each copied to a GPU while that computes the batch before.
+
+    timm's PrefetchLoader does so only for pairs of images and labels, which it also normalises.
+
+    Args:
+        batches: their tensors in lists and dicts are copied, from pinned memory. What else they
+            hold is left to the model, Detectron2's ground truth for example.
+        device: a GPU.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: str | torch.device) -> None:
+        self._batches = batches
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)
+        self._ahead: list[Any] = []
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._ahead and self._error is None:
+            self.fetch()
+        if self._error is not None:
+            raise self._error
+        batch = self._ahead.pop()
+        now = torch.cuda.current_stream(self._device)
+        now.wait_stream(self._stream)
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                leaf.record_stream(now)  # its memory belongs to the other stream
+        return batch
+
+    def fetch(self) -> None:
+        """Draw a batch and start to copy it. The time for it is while the GPU computes.
+
+        An error, or the end of the batches, is raised when that batch is asked for.
+        """
+        try:
+            with torch.cuda.stream(self._stream):
+                self._ahead.append(tree_map_only(Tensor, self._copied, next(self._batches)))
+        except Exception as error:
+            self._error = error
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def batches_ahead(batches: Iterator[Any], device: str | torch.device) -> Iterator[Any]:
+    """``batches``, copied ahead where they are computed on a GPU."""
+    return BatchesAhead(batches, device) if torch.device(device).type == "cuda" else batches
