@@ -260,9 +260,10 @@ class Trainer(TrainerBase):
                 self.checkpointer.wait()
                 self._record()
                 name = signal.Signals(request.signal).name
+                saved = Path(folder, f"{self.saved_as}.pth")  # the first process may write it yet
                 raise Preempted(
-                    f"Stopped by {name} after step {self.iter + 1}; {last_checkpoint(folder)} "
-                    "holds all of it: the same command with --resume continues."
+                    f"Stopped by {name} after step {self.iter + 1}; {saved} holds all of it: the "
+                    "same command with --resume continues."
                 ) from request
             except BaseException:
                 self._last_saved()  # a good checkpoint is not lost over another's error

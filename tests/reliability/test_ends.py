@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lambda_det.errors import PREEMPTED_STATUS
+from tests import forked
 from tests.processes import descendants, is_alive, shared_memory, wait_until
 from tests.reliability.runs import assert_same_run, detection_words
 
@@ -28,32 +29,49 @@ PROCESSES = {
 
 
 class Command:
-    """``lambda-det train`` with the arguments of a user, and what it leaves."""
+    """``lambda-det train`` with the arguments of a user, and what it leaves.
+
+    That of one process is forked, as it begins sooner. That of two has its own tracker of shared
+    memory only where Python is started.
+    """
 
     def __init__(self, processes: str, words: list[str], folder: Path) -> None:
-        flags = ["--num-gpus", "2"] if processes == "two" else []
-        argv = [sys.executable, "-m", "lambda_det", "train", *flags, *words]
-        self.folder = folder
-        self._argv = [*argv, *PROCESSES[processes], "OUTPUT_DIR", str(folder)]
+        self.folder, self._is_forked = folder, processes == "one"
+        flags = [] if self._is_forked else ["--num-gpus", "2"]
+        words = [*flags, *words, *PROCESSES[processes], "OUTPUT_DIR", str(folder)]
+        self._words = ["-m", "lambda_det", "train", *words]
         self._output = folder.with_suffix(".txt")
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._environment["PYTHONPATH"] = str(ROOT)
 
     @property
     def printed(self) -> str:
         return self._output.read_text(errors="replace")
 
     def start(self) -> None:
-        with self._output.open("a") as file:
-            self._process = subprocess.Popen(
-                self._argv, env=self._environment, stdout=file, stderr=file
-            )
-        self._started: set[int] = set()
-        self._shared: set[Path] = set()
+        variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        if self._is_forked:
+            process = forked.start(self._words, self._output, **variables)
+            self._wait = lambda seconds: process.join(seconds) or process.exitcode
+        else:
+            with self._output.open("a") as file:
+                process = subprocess.Popen(
+                    [sys.executable, *self._words],
+                    env={**os.environ, **variables},
+                    stdout=file,
+                    stderr=file,
+                )
+            self._wait = process.wait
+        self.pid = process.pid
+        self.note_what_is_there()
 
     def run(self) -> None:
-        self.start()
-        assert self._process.wait(300) == 0, self.printed
+        """Run it to its end, in processes like those that it starts."""
+        if self._is_forked:
+            self.start()
+            assert self._wait(300) == 0, self.printed
+            return
+        words = [*self._words[:3], *self._words[5:]]  # without --num-gpus 2
+        for done in forked.run_as_torchrun(words, self.folder.parent):
+            assert done.returncode == 0, done.stdout[-5000:]
 
     def wait_for_a_checkpoint(self) -> None:
         """Wait until it has saved one since its start; note what it has started by then."""
@@ -61,29 +79,30 @@ class Command:
         before = pointer.stat().st_mtime_ns if pointer.exists() else 0
 
         def is_saved() -> bool:
-            assert self._process.poll() is None, self.printed
+            assert is_alive(self.pid), self.printed
             return pointer.exists() and pointer.stat().st_mtime_ns > before
 
         wait_until(is_saved, 200)
         self.note_what_is_there()
 
     def note_what_is_there(self) -> None:
-        self._started = {self._process.pid, *descendants(self._process.pid)}
+        self._started = {self.pid, *descendants(self.pid)}
         self._shared = set(shared_memory(self._started))
 
     def training(self) -> list[int]:
         """The processes that train: this one, or those that it has started for that."""
-        members = [pid for pid in self._children(self._process.pid) if self._children(pid)]
-        return members or [self._process.pid]
+        members = [pid for pid in self._children(self.pid) if self._children(pid)]
+        return members or [self.pid]
 
     def loading(self) -> list[int]:
         return [child for pid in self.training() for child in self._children(pid)]
 
     def _children(self, pid: int) -> list[int]:
-        return [p for p in descendants(pid) if _parent(p) == pid and "tracker" not in _words(p)]
+        own = [child for child in descendants(pid) if _parent(child) == pid]
+        return [child for child in own if "resource_tracker" not in _words(child)]
 
     def send(self, number: int, pids: list[int] | None = None) -> None:
-        for pid in [self._process.pid] if pids is None else pids:
+        for pid in [self.pid] if pids is None else pids:
             os.kill(pid, number)
 
     def all(self) -> list[int]:
@@ -91,7 +110,7 @@ class Command:
 
     def end(self, seconds: float = SECONDS) -> int:
         """Wait for its end, and see that it leaves nothing after some seconds; its status."""
-        status = self._process.wait(100)
+        status = self._wait(100)
         wait_until(lambda: not any(map(is_alive, self._started)), seconds)
         wait_until(lambda: not any(file.exists() for file in self._shared), SECONDS)
         return status
@@ -108,7 +127,7 @@ def _words(pid: int) -> str:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory) -> list[str]:
     words = detection_words(tmp_path_factory.mktemp("data"))
-    words += ["SOLVER.MAX_ITER", "60", "SOLVER.STEPS", "(30,)", "SOLVER.CHECKPOINT_PERIOD", "2"]
+    words += ["SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(20,)", "SOLVER.CHECKPOINT_PERIOD", "2"]
     return [*words, "TEST.EVAL_PERIOD", "0", "DATALOADER.NUM_WORKERS", "1"]
 
 
@@ -169,7 +188,7 @@ def test_any_process_may_be_killed(words, whole, tmp_path):
 def test_a_signal_during_the_start_ends_it(processes, number, words, tmp_path):
     command = Command(processes, words, tmp_path / "run")
     command.start()
-    wait_until(lambda: processes == "one" or len(descendants(command._process.pid)) > 2)
+    wait_until(lambda: processes == "one" or len(descendants(command.pid)) > 2)
     command.note_what_is_there()
     command.send(number)
     # A spawned process sees that it has no parent as soon as it has imported PyTorch
