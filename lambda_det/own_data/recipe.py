@@ -6,6 +6,7 @@ its number of anchors. A key that the command line sets is left as it is.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections import Counter
@@ -26,6 +27,8 @@ from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.training.log import log_table
+
+logger = logging.getLogger(__name__)
 
 LEAST_BOXES = 50  # below which anchors stay as they are
 IMBALANCE = 10  # times as many images of the largest class as of the smallest

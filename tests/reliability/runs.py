@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from lambda_det.config import CONFIGS
 from lambda_det.training.logged import is_of_machine
 from lambda_det.weights.formats import read_checkpoint
 from tests.classification.tiny import RECIPE, make_pictures
-from tests.detection.tiny import TINY
-from tests.shapes import data_words
+from tests.detection.tiny import TINY, write_lazy_config
+from tests.shapes import data_words, make_shapes
 
 # A Mask R-CNN with lambda layers and stochastic depth, small enough for many runs
 DETECTOR = """
@@ -56,8 +55,8 @@ def detection_words(root: Path) -> list[str]:
 
 def lazy_words(root: Path) -> list[str]:
     """The same for the Mask R-CNN of a LazyConfig of ours, of six steps, made as small."""
-    words = f"""--config-file {CONFIGS / "mask_rcnn_lambdaresnet50.py"} --resume
-        {" ".join(data_words(root, num_train=7, num_val=2, size=48))} {TINY[1]}
+    make_shapes(root, num_train=7, num_val=2, size=48)
+    words = f"""--config-file {write_lazy_config(root)} --resume {TINY[1]}
         dataloader.image_size=48 dataloader.train.total_batch_size=2 optimizer.lr=0.01
         train.max_iter=6 train.reference_world_size=0 train.eval_period=3 train.log_period=1
         model.proposal_generator.pre_nms_topk=[100,100] model.roi_heads.batch_size_per_image=8
