@@ -74,6 +74,8 @@ $(DEPENDENCIES): requirements.txt tools/install_detectron2.py
 	@rm -f $@ $(PROJECT)
 	@echo "Installing the pinned dependencies (a few minutes, PyTorch is large)"
 	@$(PIP) install --requirement requirements.txt
+	@# Alone, since it asks for opencv-python, which would overwrite the headless one
+	@$(PIP) install --no-deps lvis==0.5.3
 	@$(BIN)/python tools/install_detectron2.py
 	@touch $@
 

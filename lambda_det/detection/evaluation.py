@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,11 @@ def images_of_any_size() -> Iterator[None]:
         cudnn.benchmark = before
 
 
+# The evaluator is Detectron2's: its own C++ where that is built, else pycocotools. On 5,000 images
+# with 36,000 objects and 100 detections each, one core takes for boxes and for masks 50 s and 51 s
+# with pycocotools, 12 s and 17 s with that C++, 7 s and 12 s with faster-coco-eval 1.8; memory 2.2,
+# 2.6 and 1.4 GB for boxes. All stats are equal. Who evaluates on COCO can build Detectron2, and for
+# the others one more required package, of one maintainer, would save a minute and a half.
 class TolerantCOCOEvaluator(COCOEvaluator):
     """COCOEvaluator for files without the keys that pycocotools asks for without need.
 
@@ -152,9 +159,7 @@ def check_evaluators(cfg: CfgNode) -> None:
                 f"{name} in DATASETS.TEST is of the evaluator_type {kind!r}, for which there is no "
                 f"evaluator; there are {', '.join(filter(None, kinds))}."
             )
-        check_package(
-            f"{name} in DATASETS.TEST, of the evaluator_type {kind},", EVALUATORS[kind].package
-        )
+        _check_package(name, kind)
         has_masks = cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE != "RetinaNet"
         if kind == "cityscapes_instance" and not has_masks:
             raise ConfigError(
@@ -165,12 +170,24 @@ def check_evaluators(cfg: CfgNode) -> None:
     check_augmented_test(cfg)
 
 
-def check_package(what: str, package: str) -> None:
-    """Raise ConfigError, which names what needs it, where a package is not installed."""
+def _check_package(name: str, kind: str | None) -> None:
+    package, flags = EVALUATORS[kind].package, EVALUATORS[kind].flags
     if package and importlib.util.find_spec(package) is None:
         raise ConfigError(
-            f"{what} needs the package {package}, which is not installed: pip install {package}."
+            f"{name} in DATASETS.TEST, of the evaluator_type {kind}, needs the package {package}, "
+            f"which is not installed: pip install {package}{flags}."
         )
+
+
+def mend_lvis() -> None:
+    """Let the package lvis count, if it was imported.
+
+    Its newest release is of 2020 and takes ``np.float``, which NumPy 1.24 removed: after the whole
+    inference its evaluation would fail.
+    """
+    module = sys.modules.get("lvis.eval")
+    if module is not None and not hasattr(module.np, "float"):
+        module.np = SimpleNamespace(**vars(np), float=float)
 
 
 def check_augmented_test(cfg: CfgNode) -> None:

@@ -73,13 +73,15 @@ class Evaluator:
 
     Attributes:
         ground_truth: what the data have of "instances", "semantic" and "panoptic".
-        package: that it needs besides; "" for none.
+        package: that it needs besides; "" for none. The package registry has one of this name.
+        flags: of pip, where it is installed.
         make: makes it of a data set's name, the tasks of COCO's kind and a folder for its files;
             None for COCO's measures of all that is predicted and in the data.
     """
 
     ground_truth: tuple[str, ...] = _INSTANCES
     package: str = ""
+    flags: str = ""
     make: Callable[[str, Sequence[str], str], DatasetEvaluator] | None = None
 
 
@@ -141,6 +143,8 @@ EVALUATORS = {
     "sem_seg": Evaluator(("semantic",)),
     "lvis": Evaluator(
         package="lvis",
+        # It asks for opencv-python, which would overwrite the files of the headless one
+        flags=" --no-deps",
         make=lambda name, tasks, folder: LVISEvaluator(name, tasks=tasks, output_dir=folder),
     ),
     "pascal_voc": Evaluator(make=lambda name, tasks, folder: PascalVOCDetectionEvaluator(name)),

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection.config import load_config
 from lambda_det.detection.data import classes, register_json_datasets
-from lambda_det.detection.evaluation import images_of_any_size
+from lambda_det.detection.evaluation import images_of_any_size, mend_lvis
 from lambda_det.detection.first_batch import FirstBatch
 from lambda_det.detection.lazy import is_lazy_file, load_lazy_config
 from lambda_det.detection.lazy_parts import of_lazy
@@ -245,6 +245,7 @@ class DetectionTask(Task):
         """Evaluate on all test sets, and add the results under names with an ending."""
         for name in self.parts.test_sets:
             evaluator = self.parts.make_evaluator(name, ending)
+            mend_lvis()
             loader = self.parts.make_test_loader(name)
             found = inference_on_dataset(model, loader, evaluator) or {}
             found = OrderedDict((f"{key}{ending}", value) for key, value in found.items())

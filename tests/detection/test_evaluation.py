@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import detectron2.evaluation
 import numpy as np
@@ -10,8 +11,10 @@ import torch
 from detectron2.config import get_cfg
 from detectron2.data import DatasetCatalog, MetadataCatalog, detection_utils
 from detectron2.data.datasets import register_coco_instances, register_pascal_voc
+from detectron2.data.datasets.lvis import register_lvis_instances
 from detectron2.structures import BoxMode
 from PIL import Image
+from torch import nn
 
 from lambda_det.detection import evaluation, registry
 from lambda_det.detection.data import check_datasets
@@ -20,6 +23,7 @@ from lambda_det.detection.evaluation import (
     build_evaluator,
     check_evaluators,
 )
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from tests.coco import annotation, coco_content, found
 
@@ -180,6 +184,55 @@ def test_other_kinds_of_data_have_detectron2s_evaluators(
     if package:
         with pytest.raises(ConfigError, match=f"other .*{kind}.*pip install {package}"):
             check_evaluators(cfg)
+
+
+def test_the_package_of_lvis_counts_with_todays_numpy(tmp_path):
+    """As the task runs it: its newest release alone fails after the inference."""
+    pytest.importorskip("lvis", reason="pip install lvis --no-deps")
+    sizes = {"height": 20, "width": 30, "not_exhaustive_category_ids": []}
+    boxes = {1: ([2, 3, 10, 8], 1), 2: ([4, 4, 6, 6], 1), 3: ([1, 1, 20, 9], 2)}
+    content = {
+        "info": {},
+        "images": [
+            {"id": i, "file_name": f"{i}.jpg", "coco_url": f"x/y/{i}.jpg", **sizes}
+            | {"neg_category_ids": []}
+            for i in boxes
+        ],
+        "annotations": [
+            {**annotation(i, i, box), "category_id": category}
+            for i, (box, category) in boxes.items()
+        ],
+        "categories": [
+            {"id": i, "name": f"{i}", "frequency": "f", "image_count": 1, "instance_count": 1}
+            for i in (1, 2)
+        ],
+    }
+    path = tmp_path / "lvis.json"
+    path.write_text(json.dumps(content))
+    register_lvis_instances("lvis_v1_few", {}, str(path), str(tmp_path))
+    try:
+        assert len(DatasetCatalog.get("lvis_v1_few")) == 3
+        cfg = get_cfg()
+        cfg.DATASETS.TEST, cfg.OUTPUT_DIR = ("lvis_v1_few",), str(tmp_path / "output")
+        check_evaluators(cfg)
+        parts = SimpleNamespace(
+            test_sets=["lvis_v1_few"],
+            make_evaluator=lambda name, ending: build_evaluator(cfg, name),
+            make_test_loader=lambda name: [[{"image_id": i}] for i in boxes],
+        )
+        # Of the first class one of two objects is found, of the second its one
+        wanted = {1: found((20, 30), [[2, 3, 12, 11]]), 2: found((20, 30), [])}
+        wanted[3] = found((20, 30), [[1, 1, 21, 10]])
+        wanted[3].pred_classes += 1
+        model = nn.Identity()
+        model.forward = lambda inputs: [{"instances": wanted[x["image_id"]]} for x in inputs]
+        results = {}
+        DetectionTask._evaluate_on_all(SimpleNamespace(parts=parts), model, "", results)
+    finally:
+        DatasetCatalog.remove("lvis_v1_few")
+        MetadataCatalog.remove("lvis_v1_few")
+    half = 100 * 51 / 101  # of COCO's recalls, those up to a half
+    assert results["lvis_v1_few"]["bbox"]["AP"] == pytest.approx((half + 100) / 2)
 
 
 # A change of the evaluation of masks of Cityscapes, on which Detectron2's evaluator would fail
