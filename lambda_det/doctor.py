@@ -294,8 +294,8 @@ CHECKS = (
     Check(
         "lambda_det",
         partial(_package, "lambda_det.modeling", "lambda_det.detection.task"),
-        "pip install of the lambda_det repository brings what it needs. If numpy or Pillow lacks a "
-        f"name, Detectron2 is older than 2023: {INSTALL_DETECTRON2}",
+        "An installation from the lambda_det repository brings what it needs. If numpy or Pillow "
+        f"lacks a name, Detectron2 is older than 2023: {INSTALL_DETECTRON2}",
         needs=("torch", "torchvision", "detectron2"),
     ),
     Check(

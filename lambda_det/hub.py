@@ -38,7 +38,7 @@ _TEXT = """\
 
 A detector with the backbone {network}. It finds {kinds} of {count} classes: {classes}.
 
-    pip install lambda-det    # and Detectron2: see the README of lambda_det
+It needs lambda_det and Detectron2; the README of lambda_det says how they are installed.
 
 ```python
 found = lambda_det.Predictor("{url}")("photo.jpg")

@@ -101,7 +101,7 @@ def test_each_page_is_in_the_site_once():
 
 @pytest.mark.slow
 def test_the_site_has_no_broken_link_and_every_public_name(tmp_path):
-    pytest.importorskip("mkdocs", reason='pip install ".[docs]" brings it')
+    pytest.importorskip("mkdocs", reason='it is in the extra: pip install ".[docs]"')
     pytest.importorskip("mkdocstrings")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

@@ -143,8 +143,9 @@ def _check_segments(path: str, ids: np.ndarray, segments: Sequence[Mapping[str, 
 class PanopticQualityEvaluator(DatasetEvaluator):
     """Evaluate PQ, SQ and RQ over all categories, over things and over stuff.
 
-    Detectron2's ``COCOPanopticEvaluator`` gives the same results but needs ``panopticapi``, which
-    is not on PyPI.
+    Detectron2's ``COCOPanopticEvaluator`` gives the same results, except where an image has several
+    crowds of one category, of which it forgives the last alone. It needs ``panopticapi``, which is
+    no package of PyPI.
 
     Args:
         dataset_name: a data set registered by ``register_coco_panoptic_separated``.
