@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.classification.config import get_classification_config
+from lambda_det.detection import lazy_parser, load_lazy_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.report import figures, run_page
@@ -382,9 +383,9 @@ def test_runs_of_other_kinds(tmp_path):
     (tmp_path / "config.yaml").write_text(get_classification_config().dump())
     (tmp_path / "metrics.json").write_text('{"iteration": 9, "val/raw_top1": 12.5}\n')
     assert "12.5" in _page(tmp_path)
-    (tmp_path / "config.yaml").write_text(
-        "# --config-file /lost/mine.py\nmodel: {}\ndataloader: {}\ntrain: {}\n"
-    )
+    flags = ["--config-file", "mask_rcnn_lambdaresnet50.py"]
+    lazy = DetectionTask(load_lazy_config(lazy_parser().parse_args(flags)))
+    (tmp_path / "config.yaml").write_text(f"# --config-file /lost/mine.py\n{lazy.dump()}")
     assert "/lost/mine.py" in _page(tmp_path)
 
 
