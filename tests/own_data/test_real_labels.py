@@ -371,6 +371,10 @@ CASES = {
         },
         (0, ["(val)"]),
     ),
+    "a path of another machine whose end is another folder": (
+        {"data.yaml": YAML + "train: /me/set/train/images\nval: val\n", "images/a.png": ""},
+        (2, ["train names /me/set/train/images"]),
+    ),
     "lists of names in the folders of the labels, as labelImg writes them": (
         {
             **{f"labels/{part}/classes.txt": "cup\n" for part in ("train", "val")},

@@ -187,8 +187,8 @@ def _object(
 ) -> LabelledObject:
     with reading(where, "correct it"):
         number, numbers = float(words[0]), np.array(words[1:], float)
-        if not np.isfinite(numbers).all() or not number.is_integer():
-            raise ValueError("its numbers are not finite, or the class is no whole number")
+        if not np.isfinite(numbers).all():
+            raise ValueError("its numbers are not finite")
     if number not in names:
         raise DataError(f"{where}: class {words[0]} is not among the {len(names)} names.")
     name = names[int(number)]
