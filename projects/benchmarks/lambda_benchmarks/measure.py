@@ -124,7 +124,10 @@ class Subject:
         self.buffers: list[Tensor] = []
         layout = {"memory_format": torch.channels_last} if setting.channels_last else {}
         if isinstance(model, nn.Module):
-            model = model.to(setting.device, **layout)
+            model = model.to(setting.device)
+            for tensor in (*model.parameters(), *model.buffers()):
+                if layout and tensor.dim() == 4:  # a kernel of a 3-d convolution has no such layout
+                    tensor.data = tensor.data.contiguous(**layout)
             self.parameters = list(model.parameters())
             self.buffers = list(model.buffers())
         self.model = model

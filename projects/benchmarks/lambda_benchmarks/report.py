@@ -142,6 +142,8 @@ def describe_machine(device: torch.device, libraries: tuple[str, ...] = ()) -> d
     }
     if device.type == "cuda":
         machine["gpu"] = torch.cuda.get_device_name(device)
+        machine["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        machine["gpus"] = torch.cuda.device_count()
         machine["cuda"] = torch.version.cuda
         machine["cudnn"] = torch.backends.cudnn.version()
         machine["tf32"] = torch.backends.cuda.matmul.allow_tf32
