@@ -28,7 +28,7 @@ demo: setup
 	$(BIN)/python datasets/make_shapes.py
 	$(BIN)/lambda-det train --config configs/quick/shapes_lambdaresnet26_slim.yaml --resume \
 		--output $(DEMO)
-	$(BIN)/lambda-det predict --model $(DEMO) --dataset test --limit 12 --overwrite \
+	$(BIN)/lambda-det predict $(DEMO) --dataset test --limit 12 --overwrite \
 		--output $(DEMO)/pictures
 	$(BIN)/lambda-det report $(DEMO)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 from pathlib import Path
 from typing import Any
 
 from lambda_det.cli import training_parser
-from lambda_det.detection.task import load_any_config
-from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export.command_line import describe
 from lambda_det.export.session import export_network
 from lambda_det.export.sources import network_to_export, read_images
 from lambda_det.prediction import Predictor
-from lambda_det.prediction.predictor import find_config
 from lambda_det.report.reading import read_metrics
 from lambda_det.report.run_page import write_report
 from lambda_det.training.checkpoint_files import choose_checkpoint
@@ -33,7 +30,6 @@ class Run:
 
     Attributes:
         folder: of the run.
-        config: the file of its configuration.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
@@ -42,7 +38,8 @@ class Run:
             DataError: it is not the folder of a run.
         """
         self.folder = Path(folder)
-        self.config = find_config(self.folder)
+        if not (self.folder / "config.yaml").is_file():
+            raise DataError(f"{folder} is not the folder of a run: it has no config.yaml.")
 
     def __repr__(self) -> str:
         with contextlib.suppress(WeightsError):
@@ -107,8 +104,7 @@ class Run:
         Raises:
             ConfigError: the file is there, cannot be made, or does not compute what the model does.
         """
-        cfg = load_any_config(argparse.Namespace(config_file=self.config, opts=[]))
-        network = network_to_export(cfg, self.config, proof=proof, **options)
+        network = network_to_export(self.folder, proof=proof, **options)
         pictures = read_images(images)
         report = export_network(network, path, sizes=sizes, images=pictures, overwrite=overwrite)
         print(describe(report))

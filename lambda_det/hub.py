@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 import yaml
+from omegaconf import DictConfig
 
 from lambda_det.detection.data.classes import ENTRY
-from lambda_det.detection.inference import Taken
 from lambda_det.detection.lazy import is_lazy_file
+from lambda_det.detection.saved_run import open_run
 from lambda_det.errors import ConfigError, DataError, command_parser, exit_status, reason
-from lambda_det.training.checkpoint_files import PUSHED, choose_checkpoint
+from lambda_det.training.checkpoint_files import PUSHED
 from lambda_det.version import __version__
-from lambda_det.weights.formats import WRITERS, read_checkpoint
-from lambda_det.weights.provenance import initial_weights
+from lambda_det.weights.formats import WRITERS
+from lambda_det.weights.provenance import RUN, Origin, initial_weights
 from lambda_det.weights.public import fetch, is_public
 
 __all__ = ["main", "of_hub", "write_folder"]
@@ -45,7 +46,7 @@ found = lambda_det.Predictor("{url}")("photo.jpg")
 found.boxes, found.scores, found.names, found.masks
 ```
 
-`lambda-det predict --model {url} --input photos/ --output pictures` draws the results.
+`lambda-det predict {url} --input photos/ --output pictures` draws the results.
 `MODEL.WEIGHTS {url}` starts a training from these weights.{onnx}
 No file here runs a program when it is opened.
 
@@ -69,7 +70,7 @@ def of_hub(source: Any) -> Any:
         source: as a Predictor takes it. hf://OWNER/NAME/FILE.onnx is an exported detector.
 
     Returns:
-        The folder with configuration and weights, or the file, on this machine.
+        The folder with the weights, which record what they are of, or the file, on this machine.
 
     Raises:
         ConfigError: opening what is there could run a program.
@@ -83,14 +84,15 @@ def of_hub(source: Any) -> Any:
             f"{source} is refused: a detector of the Hub is hf://OWNER/NAME or a file that ends in "
             ".onnx; opening others can run a program."
         )
-    wanted = [file, f"{file}.json"] if file else [_CONFIG, PUSHED]
+    wanted = [file] if file else [PUSHED]
     with _connection(f"{source} cannot be fetched", "fetch the files elsewhere and name a folder"):
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(f"{owner}/{name}", allow_patterns=wanted))
     if lacking := [part for part in wanted if not (folder / part).is_file()]:
         raise DataError(f"{source} has no {lacking[0]}, which lambda-det push writes.")
-    if not file and is_lazy_file(folder / _CONFIG):
+    beside = folder / _CONFIG  # which another program may have fetched
+    if not file and beside.is_file() and is_lazy_file(beside):
         raise ConfigError(
             f"{source} is a LazyConfig, which names programs to call: look at {folder}, and name "
             "that folder if you trust it."
@@ -127,24 +129,21 @@ def write_folder(
         UserError: one sentence on what cannot be. The folder is as it was.
     """
     # Matplotlib takes a second, and `import lambda_det` imports this module
-    from lambda_det.report.reading import label_of, read_metrics, read_saved, results_of
+    from lambda_det.report.reading import label_of, read_metrics, results_of
 
     if folder.is_dir() and (strange := {path.name for path in folder.iterdir()} - _OURS):
         raise ConfigError(f"{folder} holds {min(strange)}; give a folder that is empty.")
-    saved = read_saved(run)
-    if "DATA" in saved or is_lazy_file(run / _CONFIG):
-        kind = "classifier" if "DATA" in saved else "LazyConfig"
-        raise ConfigError(f"{run} is a run of a {kind}; detectors of YAML can be pushed.")
-    if not (file := choose_checkpoint(str(run), checkpoint)):
-        raise DataError(f"{run} has no checkpoint to push.")
-    content = read_checkpoint(file)
-    onnx, taken = _exported(run, file), Taken.of(file, content)
-    results = results_of(read_metrics(run), taken.averaged, taken.step)
+    opened = open_run(run, checkpoint)
+    origin, content = opened.origin, opened.content
+    if isinstance(opened.config, DictConfig):
+        raise ConfigError(f"{run} is a run of a LazyConfig; detectors of YAML can be pushed.")
+    onnx = _exported(run, origin.file)
+    results = results_of(read_metrics(run), origin.averaged, origin.step)
     card = _card(
         repository,
-        saved,
-        taken,
-        content.get(ENTRY, {}).get("thing_classes", []),
+        opened.config,
+        origin,
+        opened.classes.get("thing_classes", []),
         {label_of(name, with_weights=False): result.value for name, result in results.items()},
         license,
         has_onnx=onnx is not None,
@@ -152,18 +151,15 @@ def write_folder(
     folder.mkdir(parents=True, exist_ok=True)
     for name in _OURS:
         (folder / name).unlink(missing_ok=True)
+    config = _without_folders(opened.config)
+    config["MODEL"]["WEIGHTS"] = f"hf://{repository}"
     kept = {key: content[key] for key in (ENTRY, "iteration") if key in content}
-    kept["meta"] = {
-        "weights": "ema" if taken.averaged else "raw",
-        "input_format": saved["INPUT"]["FORMAT"],
-        "pixel_mean": saved["MODEL"]["PIXEL_MEAN"],
-        "pixel_std": saved["MODEL"]["PIXEL_STD"],
-    }
+    kept[RUN] = {**content.get(RUN, {}), "config": yaml.safe_dump(config)}
+    kept["meta"] = {"weights": "ema" if origin.averaged else "raw"}
     tensors = {name: t.contiguous() for name, t in initial_weights(content)[0].items()}
     with open(folder / PUSHED, "wb") as target:
         WRITERS[".safetensors"]({**kept, "model": tensors}, target)
-    saved["MODEL"]["WEIGHTS"] = f"hf://{repository}"
-    (folder / _CONFIG).write_text(yaml.safe_dump(_without_folders(saved)), "utf-8")
+    (folder / _CONFIG).write_text(kept[RUN]["config"], "utf-8")  # for readers
     (folder / _CARD).write_text(card, "utf-8")
     if onnx:
         shutil.copyfile(onnx, folder / _ONNX)
@@ -195,8 +191,8 @@ def _exported(run: Path, file: str) -> Path | None:
 
 def _card(
     repository: str,
-    saved: Mapping[str, Any],
-    taken: Taken,
+    config: Mapping[str, Any],
+    origin: Origin,
     classes: Sequence[str],
     results: Mapping[str, float],
     license: str,
@@ -207,8 +203,8 @@ def _card(
 
     Args:
         repository: OWNER/NAME.
-        saved: the configuration of the run.
-        taken: the weights that are sent.
+        config: of the run.
+        origin: of the weights that are sent.
         classes: their names.
         results: values of those weights by their labels.
         license: an identifier of the Hub.
@@ -216,9 +212,9 @@ def _card(
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    url, name, model = f"hf://{repository}", repository.partition("/")[2], saved["MODEL"]
+    url, name, model = f"hf://{repository}", repository.partition("/")[2], config["MODEL"]
     task = "image-segmentation" if model["MASK_ON"] else "object-detection"
-    dataset = Path(saved["DATASETS"]["TEST_JSON"]).name or ", ".join(saved["DATASETS"]["TEST"])
+    dataset = Path(config["DATASETS"]["TEST_JSON"]).name or ", ".join(config["DATASETS"]["TEST"])
     values = [
         EvalResult(
             task_type=task,
@@ -251,8 +247,8 @@ def _card(
         classes=", ".join(map(markdown, classes)),
         url=url,
         onnx=f" `{url}/{_ONNX}` is the detector for ONNX Runtime." if has_onnx else "",
-        average="averaged" if taken.averaged else "trained",
-        step=taken.step or 0,
+        average="averaged" if origin.averaged else "trained",
+        step=origin.step or 0,
         results=", ".join(f"{label} {value:.1f}" for label, value in results.items())
         or "they were not evaluated",
         start=markdown(start or "random weights"),

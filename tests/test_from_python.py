@@ -63,10 +63,10 @@ def test_a_flag_that_is_none_is_refused(keys, started, tmp_path):
 def test_the_folder_of_a_run(tmp_path):
     with pytest.raises(DataError, match="folder of a run"):
         lambda_det.Run(tmp_path)
-    config, weights = save_run(tmp_path)
+    _, weights = save_run(tmp_path)
     run = lambda_det.Run(tmp_path)
-    assert run.metrics == [] and run.predictor().weights == run.best == str(weights)
-    assert run.config == str(config) and "model_final.pth" in repr(run)
+    assert run.metrics == [] and run.predictor().origin.file == run.best == str(weights)
+    assert "model_final.pth" in repr(run)
     assert run.report(pictures=1).is_file()
     weights.unlink()
     (tmp_path / "last_checkpoint").unlink()

@@ -113,6 +113,22 @@ def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
     }
 
 
+def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
+    """Detectron2's defaults and ours, then the configuration of a checkpoint, and KEY VALUE pairs.
+
+    Args:
+        text: of :meth:`CfgNode.dump`.
+        where: the checkpoint, for messages.
+
+    Raises:
+        ConfigError: as :func:`load_config` does.
+    """
+    cfg = get_cfg()
+    add_lambda_config(cfg)
+    read_config(cfg, where, opts, add_projects, text=text)
+    return cfg
+
+
 def flag_settings(args: argparse.Namespace) -> dict[str, Any]:
     """What the flags for data and schedule say, by the keys of YAML."""
     settings = {key: getattr(args, flag, None) for flag, key in _FLAGS.items()}

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.data.transforms import ResizeShortestEdge
 from detectron2.engine import HookBase
 from detectron2.evaluation import inference_on_dataset, print_csv_format
 from detectron2.utils import comm
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -36,10 +39,15 @@ from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, Results, Task
-from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.provenance import RUN, PixelSettings
 
 logger = logging.getLogger(__name__)
 
+# Options of create_backbone that change neither the tensors nor the features
+_OF_TRAINING = (
+    *("freeze_at", "stochastic_depth", "checkpoint_activations", "implementation", "dropout"),
+    "out_features",
+)
 _METRICS = "segm/AP", "bbox/AP", "keypoints/AP", "sem_seg/mIoU", "sem_seg/IoU", "panoptic_seg/PQ"
 
 
@@ -60,6 +68,28 @@ def read_parts(config: CfgNode | DictConfig) -> Parts:
         ConfigError: a value cannot be.
     """
     return of_lazy(config) if isinstance(config, DictConfig) else of_yaml(config)
+
+
+def test_size(parts: Parts) -> dict[str, int]:
+    """The sides that images are resized to in an evaluation; nothing where it does more to them."""
+    made = parts.make_test_augmentations().augs
+    if len(made) != 1 or not isinstance(made[0], ResizeShortestEdge):
+        return {}
+    return {"min_size_test": made[0].short_edge_length[0], "max_size_test": made[0].max_size}
+
+
+def recorded_backbone(model: nn.Module) -> dict[str, Any]:
+    """How the backbone of a model was made, as plain values; {} for one of another project."""
+    made = next((part.created_as for part in model.modules() if hasattr(part, "created_as")), None)
+    if made is None:
+        return {}
+    name, options = made
+    kept = {key: value for key, value in options.items() if key not in _OF_TRAINING}
+    try:
+        plain = json.loads(json.dumps(OmegaConf.to_container(OmegaConf.create(kept))))
+    except (TypeError, ValueError, OmegaConfBaseException):  # a value that only a program makes
+        return {}
+    return {"model": name, "options": plain}
 
 
 class DetectionTask(Task):
@@ -85,6 +115,7 @@ class DetectionTask(Task):
         """
         self.config = config
         self._is_trained = True
+        self._backbone: dict[str, Any] = {}  # of the model that was built
         self._read()
 
     def _read(self) -> None:
@@ -98,7 +129,8 @@ class DetectionTask(Task):
     def read(cls, args: argparse.Namespace) -> DetectionTask:
         from lambda_det.own_data.choice import complete
 
-        if args.config_file is None or not is_lazy_file(args.config_file):
+        takes_data = hasattr(args, "train_json")  # tools of LazyConfigs do not
+        if takes_data and (args.config_file is None or not is_lazy_file(args.config_file)):
             complete(args)
         return cls(load_any_config(args))
 
@@ -150,12 +182,14 @@ class DetectionTask(Task):
         settings, parts = self.settings, self.parts
         # All processes ask for the layout, as they agree on it
         fast = channels_last_pays(settings.device, parts.training_size)
-        return prepare_model(
+        model = prepare_model(
             parts.make_model(),
             settings.device,
             mixed_precision=settings.amp_dtype is not None,
             channels_last=fast and settings.channels_last,
         )
+        self._backbone = recorded_backbone(model)
+        return model
 
     def distribute(self, model: nn.Module) -> nn.Module:
         return distribute(model, self.settings.device, **self.parts.ddp_options)
@@ -201,8 +235,16 @@ class DetectionTask(Task):
         classes.align(parts.detector, names, run, path)
 
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
-        """What the data say of their classes."""
-        return {classes.ENTRY: classes.describe(self.parts.train_names)}
+        """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""
+        parts = self.parts
+        is_program = isinstance(self.config, DictConfig)  # which no file of weights may hold
+        record = {
+            "config": None if is_program else parts.dump(),
+            **(parts.pixels.as_meta() if parts.pixels else {}),
+            **test_size(parts),
+            **self._backbone,
+        }
+        return {RUN: record, classes.ENTRY: classes.describe(parts.train_names)}
 
     def smaller_batches(self) -> str:
         written = self.parts.settings  # before they were scaled to the processes

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,33 +14,124 @@ from torch import Tensor, nn
 
 from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, WeightsError, listed, reason
-from lambda_det.export.sources import KnownNetwork
 from lambda_det.layers.lambda_layer import RelativePosition
 from lambda_det.layers.local import crop_offsets, grid_size
 from lambda_det.modeling import create_backbone
 from lambda_det.modeling.specs import STAGES
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import fold_normalisation
-from lambda_det.weights.names import compare, is_counter, named_as_in, tensors_only
+from lambda_det.weights.loading import load
+from lambda_det.weights.names import bare_name, is_counter, tensors_only
 from lambda_det.weights.provenance import (
     AUTHOR,
     FORMAT,
+    PixelSettings,
     check_provenance,
     checksum,
     format_options,
+    recorded_network,
     wanted_pixels,
 )
 
-__all__ = ["extract_backbone", "in_half", "is_backbone_file", "names_network"]
+__all__ = ["Source", "extract_backbone", "in_half", "is_backbone_file", "read_source_network"]
 
 _RECIPE = ("model", "options", "input_format", "pixel_mean", "pixel_std")
 _RESULTS = {"ema": "ema", "model": "raw"}  # key in the checkpoint's "results", by kind of weights
-# Name prefixes of backbones within models; the first match is used. In C4 detectors the last stage
-# is a part of the heads.
-_PLACES = ("backbone.bottom_up.", "backbone.", "")
 _STAGE_IN_HEADS = "roi_heads.res5."
 _PARTS = ("stem", *STAGES)
 _UNKNOWN_PIXELS = dict.fromkeys(("input_format", "pixel_mean", "pixel_std"))
+
+
+@dataclass(frozen=True)
+class Source:
+    """The backbone that a checkpoint holds.
+
+    Attributes:
+        network: with the weights of the checkpoint in float32, and its stages alone.
+        model, options: how it was made.
+        pixels: settings that it needs; None where they are not known.
+        known_from: what says which network it is.
+        weights: "ema" or "model", which of the checkpoint's weights it has.
+    """
+
+    network: nn.Module
+    model: str
+    options: Mapping[str, Any]
+    pixels: PixelSettings | None
+    known_from: str
+    weights: str
+
+
+def read_source_network(
+    checkpoint: Mapping[str, Any],
+    *,
+    weights: str | None = None,
+    model: str | None = None,
+    source: str = "the checkpoint",
+) -> Source:
+    """The backbone of a checkpoint, with its weights as they are.
+
+    Args:
+        checkpoint: see :func:`extract_backbone`.
+        weights: "ema" or "model". None: "ema" if the checkpoint has them.
+        model: the name of a network with default options, for a checkpoint that records none.
+        source: name of the checkpoint for messages.
+
+    Raises:
+        WeightsError: the network is unknown, tensors are missing, or the checkpoint does not have
+            the ``weights`` asked for.
+    """
+    if is_backbone_file(checkpoint):
+        meta = checkpoint["meta"]
+        network = _create(meta["model"], meta["options"], meta["stages"], source)
+        load(network, source, checkpoint)
+        return Source(
+            network,
+            meta["model"],
+            meta["options"],
+            wanted_pixels(checkpoint),
+            meta["known_from"],
+            meta["weights"],
+        )
+    weights, state = _weights_of(checkpoint, weights, source)
+    about = {key: checkpoint[key] for key in ("recipe", "run", "meta") if key in checkpoint}
+    name, options = recorded_network(checkpoint)
+    known_from = "recipe" if "recipe" in checkpoint else "run"
+    if name is None:
+        name, options, known_from = model, {"norm": "BN"}, "name"
+    if name is None:
+        raise WeightsError(
+            f"{source} does not say which network it holds; name it with --model of lambda-det "
+            "backbone, such as --model lambda_resnet50."
+        )
+    parts = {bare_name(tensor).split(".")[0] for tensor in state}
+    if "stem" not in parts:
+        raise WeightsError(
+            f"{source} holds no backbone of lambda_det, which has a stem and stages res2 to res5; "
+            f"its tensors are {listed(state)}."
+        )
+    if "res5" not in parts:  # a C4 detector may have it in its heads
+        with contextlib.suppress(WeightsError):  # Detectron2's, of convolutions, for any backbone
+            moved = {
+                tensor.replace(_STAGE_IN_HEADS, "res5."): value for tensor, value in state.items()
+            }
+            network = _create(name, options, STAGES, source)
+            load(network, source, {**about, "model": moved})
+            return Source(network, name, options, wanted_pixels(checkpoint), known_from, weights)
+    stages = [stage for stage in STAGES if stage in parts]
+    network = _create(name, options, stages, source)
+    load(network, source, {**about, "model": state})
+    return Source(network, name, options, wanted_pixels(checkpoint), known_from, weights)
+
+
+def _create(name: str, options: Mapping[str, Any], stages: Sequence[str], source: str) -> nn.Module:
+    try:
+        return create_backbone(name, [stage for stage in stages if stage != "stem"], **options)
+    except (ConfigError, TypeError) as error:  # TypeError: an option that does not exist (any more)
+        raise WeightsError(
+            f"The network {name}{format_options(options)} of {source} cannot be created: "
+            f"{reason(error)}"
+        ) from error
 
 
 def extract_backbone(
@@ -47,18 +139,18 @@ def extract_backbone(
     *,
     weights: str | None = None,
     fold_input: bool = True,
-    network: KnownNetwork | None = None,
+    model: str | None = None,
     source: str = "the checkpoint",
 ) -> dict[str, Any]:
     """Make the content of a backbone file.
 
     Args:
-        checkpoint: of a classifier (its recipe names the network), of a detector with or without
-            FPN, of a backbone, or a bare state dict of one of these.
+        checkpoint: of a classifier or of a detector with or without FPN, which record the network;
+            of a backbone, or a bare state dict of one of these.
         weights: "ema" or "model". None: "ema" if the checkpoint has them.
         fold_input: fold the input normalisation of a classifier into its first convolution, see
             :func:`lambda_det.weights.backbone_file.fold_normalisation`. Detectors are not changed.
-        network: of a checkpoint that does not record it, such as a detector's.
+        model: the name of a network with default options, for a checkpoint that records none.
         source: name of the checkpoint for messages.
 
     Returns:
@@ -73,44 +165,31 @@ def extract_backbone(
     """
     if is_backbone_file(checkpoint):
         return _of_backbone_file(checkpoint, weights, fold_input, source)
-    chosen, state = _weights_of(checkpoint, weights, source)
     recipe = checkpoint.get("recipe")
     is_classifier = isinstance(recipe, Mapping)
-    if is_classifier:
-        network = _network_of_recipe(recipe, source)
-    if network is None:
+    if is_classifier and (lacking := [name for name in _RECIPE if name not in recipe]):
         raise WeightsError(
-            f"{source} does not say which network it holds; name it with --model, or give its "
-            "configuration with --config."
+            f"The recipe in {source} lacks {listed(lacking)}; use another checkpoint."
         )
-    from_heads = any(name.startswith(_STAGE_IN_HEADS) for name in state)
-    state = _backbone_part(state, source)
-    try:
-        backbone = _complete_backbone(state, network, source)
-    except WeightsError:
-        if not from_heads:
-            raise
-        # The C4 heads of Detectron2 have their own res5, of convolutions, for any backbone
-        state = {name: t for name, t in state.items() if not name.startswith("res5.")}
-        backbone = _complete_backbone(state, network, source)
+    read = read_source_network(checkpoint, weights=weights, model=model, source=source)
+    state, pixels = _tensors_of(read.network), read.pixels
     folded = is_classifier and fold_input
     if folded:
-        state, pixels = fold_normalisation(backbone, state, network.pixels)
-        network = replace(network, pixels=pixels)
+        state, pixels = fold_normalisation(read.network, state, pixels)
     side, unseen = _trained_at(recipe) if is_classifier else None, []
     if side:
-        state, unseen = forget_unseen(state, backbone, side)
+        state, unseen = forget_unseen(state, read.network, side)
     _check_trained(state, source)
-    iteration, kind = checkpoint.get("iteration"), _RESULTS[chosen]
-    results = checkpoint.get("results", {})
+    iteration, results = checkpoint.get("iteration"), checkpoint.get("results", {})
+    kind = _RESULTS[read.weights]
     meta = {
-        "model": network.model,
-        "options": dict(network.options),
+        "model": read.model,
+        "options": dict(read.options),
         "stages": [part for part in _PARTS if any(n.startswith(f"{part}.") for n in state)],
-        **(network.pixels.as_meta() if network.pixels else _UNKNOWN_PIXELS),
+        **(pixels.as_meta() if pixels else _UNKNOWN_PIXELS),
         "recipe": recipe.get("config", "") if is_classifier else None,
-        "known_from": network.known_from,
-        "weights": chosen,
+        "known_from": read.known_from,
+        "weights": read.weights,
         "step": iteration + 1 if type(iteration) is int else None,
         "folded": folded,
         "trained_at": side or 0,  # pixels of an image's side; 0 where it is unknown
@@ -127,6 +206,15 @@ def extract_backbone(
     return {"model": state, "__author__": AUTHOR, "matching_heuristics": True, "meta": meta}
 
 
+def _tensors_of(network: nn.Module) -> dict[str, Tensor]:
+    """Copies of its tensors without counters and without what is no stage."""
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in network.state_dict().items()
+        if name.split(".")[0] in _PARTS and not is_counter(name)
+    }
+
+
 def forget_unseen(
     state: Mapping[str, Tensor], backbone: nn.Module, side: int
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -138,7 +226,7 @@ def forget_unseen(
 
     Args:
         state: the tensors of the backbone.
-        backbone: on the meta device.
+        backbone: the network.
         side: of the images in training, in pixels.
 
     Returns:
@@ -151,12 +239,12 @@ def forget_unseen(
         size = grid_size(args[1].shape[1:-2], kwargs["dilation"])
         sizes[module] = tuple(map(max, size, sizes.get(module, size)))
 
-    layers = [m for m in backbone.modules() if isinstance(m, RelativePosition)]
-    handles = [m.register_forward_hook(note, with_kwargs=True) for m in layers]
+    backbone = copy.deepcopy(backbone).to("meta").eval()
+    for module in backbone.modules():
+        if isinstance(module, RelativePosition):
+            module.register_forward_hook(note, with_kwargs=True)
     with torch.no_grad():
-        backbone.eval()(torch.empty(1, 3, side, side, device="meta"))
-    for handle in handles:
-        handle.remove()
+        backbone(torch.empty(1, 3, side, side, device="meta"))
     for name, module in backbone.named_modules(remove_duplicate=False):
         if module in sizes:
             name = f"{name}.embedding"
@@ -176,11 +264,6 @@ def in_half(content: Mapping[str, Any]) -> dict[str, Any]:
     model = {name: t.half() if t.ndim > 1 else t for name, t in content["model"].items()}
     meta = {**content["meta"], "half": True}
     return {**content, "model": model, "meta": {**meta, "sha256": checksum(model, meta)}}
-
-
-def names_network(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint records its network. Those of classifiers do."""
-    return isinstance(checkpoint.get("recipe"), Mapping) or is_backbone_file(checkpoint)
 
 
 def is_backbone_file(checkpoint: Mapping[str, Any]) -> bool:
@@ -225,8 +308,7 @@ def _weights_of(
     if not isinstance(holder, Mapping) or "model" not in holder:
         held = [name for name in ("ema", "model") if name in checkpoint]
         raise WeightsError(f"{source} has no {chosen!r} weights; it has {listed(held)}.")
-    # Keep the names that a classifier or detector gives its backbone: _backbone_part needs them
-    return chosen, named_as_in({}, None, tensors_only(holder["model"], source), source)
+    return chosen, tensors_only(holder["model"], source)
 
 
 def _trained_at(recipe: Mapping[str, Any]) -> int | None:
@@ -235,76 +317,6 @@ def _trained_at(recipe: Mapping[str, Any]) -> int | None:
         side = read_plain(str(recipe["config"]))["INPUT"]["SIZE"]
         return side if type(side) is int and side > 0 else None
     return None
-
-
-def _network_of_recipe(recipe: Mapping[str, Any], source: str) -> KnownNetwork:
-    """The network that a classifier's recipe names.
-
-    Raises:
-        WeightsError: the recipe is incomplete.
-    """
-    if lacking := [name for name in _RECIPE if name not in recipe]:
-        raise WeightsError(
-            f"The recipe in {source} lacks {listed(lacking)}; use another checkpoint."
-        )
-    pixels = wanted_pixels({"recipe": recipe})
-    return KnownNetwork(recipe["model"], recipe["options"], pixels, "recipe")
-
-
-def _backbone_part(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Copies of the backbone's tensors under the backbone's own names.
-
-    Raises:
-        WeightsError: ``state`` has no stem.
-    """
-    for place in _PLACES:
-        names = {name: name.removeprefix(place) for name in state if name.startswith(place)}
-        parts = {own.split(".")[0] for own in names.values()}
-        if "stem" in parts:
-            break
-    else:
-        raise WeightsError(
-            f"{source} holds no backbone of lambda_det, which has a stem and stages res2 to res5; "
-            f"its tensors are {listed(state)}."
-        )
-    if "res5" not in parts:
-        names |= {
-            name: name.removeprefix("roi_heads.")
-            for name in state
-            if name.startswith(_STAGE_IN_HEADS)
-        }
-    return {
-        own: state[name].detach().float().clone(memory_format=torch.contiguous_format)
-        for name, own in names.items()
-        if own.split(".")[0] in _PARTS and not is_counter(own)
-    }
-
-
-def _complete_backbone(
-    state: Mapping[str, Tensor], network: KnownNetwork, source: str
-) -> nn.Module:
-    """The backbone of a network on the meta device, of which ``state`` has complete stages.
-
-    Raises:
-        WeightsError: they are not complete, or the network does not exist.
-    """
-    named = f"{network.model}{format_options(network.options)}"
-    try:
-        with torch.device("meta"):
-            backbone = create_backbone(network.model, **network.options)
-    except (ConfigError, TypeError) as error:  # TypeError: an option that does not exist (any more)
-        raise WeightsError(
-            f"The network {named} of {source} cannot be created: {reason(error)}"
-        ) from error
-    stages = {name.split(".")[0] for name in state}
-    own = {k: v for k, v in backbone.state_dict().items() if k.split(".")[0] in stages}
-    fit = compare(own, state)
-    if not fit:
-        raise WeightsError(
-            f"{source} does not hold {named}: {fit.summary()}; name another network with --model, "
-            "give its configuration with --config, or use another checkpoint."
-        )
-    return backbone
 
 
 def _check_trained(state: Mapping[str, Tensor], source: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lambda_det.config import find_config_file
+from lambda_det.detection.saved_run import add_checkpoint_flags, with_record
 from lambda_det.errors import ConfigError, command_parser, exit_status
-from lambda_det.export.backbone import extract_backbone, in_half, names_network
+from lambda_det.export.backbone import extract_backbone, in_half
 from lambda_det.export.public import read_source
-from lambda_det.export.sources import KnownNetwork, configured_network, find_checkpoint
-from lambda_det.export.verify import build_target, export_backbone
+from lambda_det.export.verify import alike, export_backbone
+from lambda_det.training.checkpoint_files import find_checkpoint
 from lambda_det.weights.backbone_file import check_target
 from lambda_det.weights.provenance import format_options, wanted_pixels
 from lambda_det.weights.public import is_public
@@ -20,9 +20,6 @@ from lambda_det.weights.public import is_public
 EXAMPLES = """examples:
   %(prog)s output/imagenet/model_best.pth output/backbone.pth
       the averaged weights of a classifier, for detectors with Detectron2's default pixel settings
-  %(prog)s output/imagenet/model_best.pth output/backbone.pth \\
-      --verify-config configs/mask_rcnn_lambdaresnet50_pretrained.yaml
-      also load the file into that detector, and compare every tensor and the features
   %(prog)s output/mask_rcnn output/backbone.safetensors
       the backbone of a detector, from the best checkpoint of its run
   %(prog)s timm://resnetrs101.tf_in1k output/resnetrs101.pth
@@ -37,8 +34,9 @@ formats of OUTPUT, each with the same tensors, pixel settings and checksum:
 lambda_det.create_backbone(NAME, weights=OUTPUT) and MODEL.WEIGHTS OUTPUT of a training load all
 of them.
 
-The file is written under a temporary name and verified. It is renamed to OUTPUT only if it passes;
-with --overwrite, an existing OUTPUT stays until then.
+The file is written under a temporary name, loaded again, and its features are compared with those
+of the checkpoint. It is renamed to OUTPUT only if they agree; with --overwrite, an existing OUTPUT
+stays until then.
 
 exit status: 0; 1 if the file failed the verification and was removed; 2 if it could not be made
 """
@@ -49,24 +47,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "backbone", "Make a verified backbone file for detectors from a checkpoint.", EXAMPLES
     )
     parser.add_argument(
-        "checkpoint",
-        help="of a classifier or a detector, with FPN or without; the folder of a run, for its "
-        "best checkpoint; a file of timm or torchvision; or published weights: "
+        "source",
+        metavar="RUN",
+        help="a checkpoint of a classifier or a detector, with FPN or without; the folder of a run, "
+        "for its best checkpoint; a file of timm or torchvision; or published weights: "
         "lambda://NAME, timm://NAME, torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
     )
     parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
-    parser.add_argument(
-        "--weights",
-        choices=("ema", "model"),
-        help="averaged or raw ones; default: averaged if there are any",
-    )
-    parser.add_argument(
-        "--checkpoint",
-        dest="which",
-        default="best",
-        metavar="best|last|STEP",
-        help="of the folder of a run (default: the best one at its evaluations)",
-    )
+    add_checkpoint_flags(parser)
     parser.add_argument(
         "--model",
         metavar="NAME",
@@ -83,20 +71,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="kernels and embeddings in float16; models that load them are in float32",
     )
     parser.add_argument(
-        "--config",
-        type=find_config_file,
-        metavar="FILE",
-        help="configuration of the detector, which names the network and the pixel settings: YAML, "
-        "or a LazyConfig (.py), which is run; default: config.yaml beside CHECKPOINT",
-    )
-    parser.add_argument(
-        "--verify-config",
-        type=find_config_file,
-        metavar="FILE",
-        help="a detector to load the file into: YAML, or a LazyConfig (.py, or the config.yaml of "
-        "its run), which is run",
-    )
-    parser.add_argument(
         "--overwrite",
         action="store_true",
         help="replace OUTPUT if it exists and the new file passes",
@@ -105,39 +79,30 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def export(args: argparse.Namespace) -> int:
-    target = build_target(args.verify_config) if args.verify_config else None
-    path = args.checkpoint
+    path = args.source
     if not is_public(path):
-        path = find_checkpoint(path, args.which)
+        path = find_checkpoint(path, args.checkpoint)
     if Path(args.output).resolve() == Path(path).resolve():
         raise ConfigError(f"{args.output} is the checkpoint itself; give OUTPUT another name.")
     check_target(args.output, overwrite=args.overwrite)
-    checkpoint = read_source(path, args.model)
+    checkpoint = with_record(read_source(path, args.model), path)
     content = extract_backbone(
         checkpoint,
-        weights=args.weights,
+        weights="model" if args.raw else None,
         fold_input=not args.no_fold,
-        network=None if names_network(checkpoint) else _network(args, path),
+        model=args.model,
         source=path,
     )
     content = in_half(content) if args.half else content
-    report = export_backbone(content, args.output, checkpoint, target, overwrite=args.overwrite)
+    errors = export_backbone(content, args.output, checkpoint, overwrite=args.overwrite)
     print(f"checkpoint: {path}\n{describe(content, args.output)}")
-    where = args.verify_config or "the backbone alone"
-    print(f"{'verified' if report.passed else 'FAILED'} in {where}: {report}")
-    for offender in report.offenders:
-        print(f"  {offender}")
-    if not report.passed:
+    passed = alike(errors, half=args.half)
+    print(f"{'verified' if passed else 'FAILED'}: largest relative error of the features:")
+    for name, error in errors.items():
+        print(f"  {name}: {error:.1e}")
+    if not passed:
         print(f"{args.output} was not written")
-    return 0 if report.passed else 1
-
-
-def _network(args: argparse.Namespace, checkpoint: str) -> KnownNetwork | None:
-    if args.model:
-        return KnownNetwork(args.model, {"norm": "BN"}, None, "name")
-    beside = Path(checkpoint).with_name("config.yaml")
-    file = args.config or (beside if beside.is_file() else None)
-    return configured_network(file) if file else None
+    return 0 if passed else 1
 
 
 def describe(content: Mapping[str, Any], path: str) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
-from pathlib import Path
 
-from lambda_det.detection.inference import Taken, typed_weights
-from lambda_det.detection.task import load_any_config
+from lambda_det.detection.saved_run import add_checkpoint_flags
 from lambda_det.errors import command_parser, exit_status
 from lambda_det.export.formats import FORMATS
 from lambda_det.export.proof import MOST
 from lambda_det.export.session import Report, export_network
-from lambda_det.export.sources import network_to_export, read_images, recorded_backbone
+from lambda_det.export.sources import network_to_export, read_images
+from lambda_det.weights.provenance import Origin
 
 EXAMPLES = """
 The ending of OUTPUT says the format: .onnx holds detectors and backbones, .pt2 backbones.
@@ -46,19 +45,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "source",
         metavar="RUN",
-        help="folder of a detector's run, or a backbone: a file of lambda-det backbone, or "
-        "published weights such as timm://resnetrs101.tf_in1k",
+        help="folder of a detector's run or one of its checkpoints; or a backbone: a file of "
+        "lambda-det backbone, or published weights such as timm://resnetrs101.tf_in1k",
     )
     parser.add_argument("output", metavar="OUTPUT", help=f"file, ending in {', '.join(FORMATS)}")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="best|last|STEP",
-        help="of the run (default: the best one at its evaluations)",
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="the trained weights, also where there are averaged ones"
-    )
+    add_checkpoint_flags(parser)
     parser.add_argument(
         "--backbone-only", action="store_true", help="of the detector only the backbone (and FPN)"
     )
@@ -101,15 +92,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace OUTPUT if it is there")
     parser.add_argument("opts", nargs="*", help="configuration keys and values")
     args = parser.parse_intermixed_args(argv)
-    args.is_run = Path(args.source).is_dir()
-    if not args.is_run and (args.backbone_only or args.opts):
-        parser.error(
-            f"{args.source} is no folder of a run, and --backbone-only and configuration keys go "
-            "with one"
-        )
-    is_backbone = args.backbone_only or not args.is_run
-    if is_backbone and (args.together is not None or args.fixed):
-        parser.error("--batch and --fixed are for whole detectors")
     return args
 
 
@@ -128,28 +110,22 @@ def _batch(word: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     images = read_images(args.images)
-    if args.is_run:
-        file = str(Path(args.source, "config.yaml"))
-        cfg = load_any_config(argparse.Namespace(config_file=file, opts=args.opts))
-        network = network_to_export(
-            cfg,
-            file,
-            typed_weights(args.opts),
-            backbone_only=args.backbone_only,
-            checkpoint=args.checkpoint,
-            raw=args.raw,
-            proof=args.proof,
-            apart=args.apart,
-            batch=1 if args.together is None else args.together,
-            fixed=args.fixed,
-        )
-    else:
-        network = recorded_backbone(args.source)
+    options = {"batch": args.together, "fixed": args.fixed}
+    options |= {"backbone_only": args.backbone_only or None}
+    network = network_to_export(
+        args.source,
+        checkpoint=args.checkpoint,
+        raw=args.raw,
+        opts=args.opts,
+        proof=args.proof,
+        apart=args.apart,
+        **{name: value for name, value in options.items() if value is not None},
+    )
     report = export_network(
         network, args.output, sizes=args.sizes, images=images, overwrite=args.overwrite
     )
     about = network.about
-    print(f"weights: {Taken(about['weights'], about['step'], about['averaged'])}")
+    print(f"weights: {Origin(about['weights'], about['step'], about['averaged'])}")
     print(describe(report))
     return 0 if report.passed else 1
 

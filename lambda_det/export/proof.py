@@ -7,23 +7,21 @@ import copy
 import io
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
-from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
 from detectron2.structures import Instances, pairwise_iou
-from omegaconf import DictConfig
 from torch import Tensor
 
 from lambda_det.detection.data import classes
-from lambda_det.detection.data.records import read_image
+from lambda_det.detection.data.records import as_input, read_image
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
-from lambda_det.detection.inference import as_input
+from lambda_det.detection.saved_run import SavedRun
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import UserError
 from lambda_det.export.exported import ExportedDetector
@@ -114,8 +112,7 @@ def pairs(run: Instances, file: Instances) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def prove(
-    cfg: CfgNode | DictConfig,
-    known: Mapping[str, Any],
+    run: SavedRun,
     model: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
     limit: int,
     file: ExportedDetector,
@@ -124,25 +121,21 @@ def prove(
     """Evaluate a run's detector and its file on validation images.
 
     Args:
-        cfg: of the run.
-        known: what it knows of its classes.
-        model: the detector.
+        run: that was exported.
+        model: its detector.
         limit: number of images, from the first ones.
         file: the same detector exported. It gets as many images at once as it takes.
         most: by which AP may differ.
     """
-    cfg = copy.deepcopy(cfg)
-    if isinstance(cfg, CfgNode):
-        cfg.defrost()
     try:
-        task = DetectionTask(cfg)
+        task = DetectionTask(copy.deepcopy(run.config))
         task.register_data()
         if limit < 1 or not task.parts.test_sets:
             return Proof("there are no validation images" if limit > 0 else "--proof is 0")
         data = task.parts.test_sets[0]
         if (kind := MetadataCatalog.get(data).get("evaluator_type")) not in (None, "coco"):
             return Proof(f"{data} is evaluated as {kind}, and only AP as COCO has it is compared")
-        classes.align(task.parts.detector, [data], known, "the run")
+        classes.align(task.parts.detector, [data], run.classes, "the run")
         task.check_data(train=False)
         loader = task.parts.make_test_loader(data)
     except UserError as error:

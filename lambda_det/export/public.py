@@ -10,15 +10,14 @@ from typing import Any
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import PathHandler, get_cache_dir
 
-from lambda_det.errors import WeightsError, listed
+from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone
-from lambda_det.export.verify import export_backbone
+from lambda_det.export.verify import alike, export_backbone
 from lambda_det.version import __version__
 from lambda_det.weights.backbone_file import read_backbone
-from lambda_det.weights.formats import read_checkpoint
-from lambda_det.weights.import_names import import_weights
+from lambda_det.weights.loading import read_weights
 from lambda_det.weights.provenance import wanted_pixels
-from lambda_det.weights.public import SCHEMES, fetch, is_public, read_public
+from lambda_det.weights.public import SCHEMES, fetch
 
 __all__ = ["PublicWeights", "read_source", "register_public_weights"]
 
@@ -40,15 +39,11 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
         ConfigError: there are no such published weights.
         WeightsError: the file cannot be read, or does not say which network it holds.
     """
-    if is_public(path):
-        content, public = read_public(path)
-        logger.info(public.describe())
-        model, top1 = public.model or model, public.top1
-    else:
-        content, top1 = import_weights(read_checkpoint(path), path), None
+    content = read_weights(path)
     meta = content.get("meta", {})
     if "imported" not in meta:
         return content
+    model = meta.get("model") or model
     state = {name.removeprefix("backbone."): t for name, t in content["model"].items()}
     if "linear.weight" not in state:
         raise WeightsError(
@@ -68,7 +63,7 @@ def read_source(path: str, model: str | None = None) -> dict[str, Any]:
         "source": meta.get("source", meta["imported"]),
         "license": meta.get("license"),
     }
-    results = {"published": {"raw": {"top1": top1}}} if top1 else {}
+    results = {"published": {"raw": {"top1": meta["top1"]}}} if meta.get("top1") else {}
     return {"model": content["model"], "recipe": recipe, "results": results}
 
 
@@ -93,9 +88,9 @@ class PublicWeights(PathHandler):
         if "source" not in checkpoint.get("recipe", {}):
             return fetch(path).local_path()
         content = extract_backbone(checkpoint, source=path)
-        report = export_backbone(content, target, checkpoint, overwrite=True)
-        if not report.passed:
-            raise WeightsError(f"{path} cannot be converted: {listed(report.offenders)}.")
+        errors = export_backbone(content, target, checkpoint, overwrite=True)
+        if not alike(errors):
+            raise WeightsError(f"{path} cannot be converted: its features differ by {errors}.")
         return str(target)
 
     def _isfile(self, path: str, **kwargs: Any) -> bool:

@@ -12,7 +12,9 @@ from lambda_det.foundation import Backbone
 from lambda_det.modeling.mobilenet import MobileNetV2
 from lambda_det.modeling.resnet import LambdaResNet
 from lambda_det.modeling.specs import STAGES, MobileNetSpec, ResNetSpec, get_spec
-from lambda_det.weights.loading import load_backbone_weights
+from lambda_det.weights.loading import load
+from lambda_det.weights.provenance import DETECTRON2_PIXELS
+from lambda_det.weights.public import is_public
 
 _NETWORKS = {ResNetSpec: LambdaResNet, MobileNetSpec: MobileNetV2}
 
@@ -60,7 +62,8 @@ def create_backbone(
         out_features: names out of "stem", "res2" to "res5".
         weights: a checkpoint of the backbone, of a classifier or of a detector, that must hold
             every tensor of the backbone: .pth, .pkl or .safetensors. One that says that it is of
-            another model is refused.
+            another model is refused. Or a URL of published weights, which become weights for the
+            default pixel settings of Detectron2.
         overrides: arguments of :class:`LambdaResNet` (or :class:`MobileNetV2`) and of its lambda
             layers.
 
@@ -77,5 +80,6 @@ def create_backbone(
     backbone.created_as = (name, overrides)
     backbone.pixel_settings = None
     if weights is not None:
-        backbone.pixel_settings = load_backbone_weights(backbone, weights, name)
+        pixels = DETECTRON2_PIXELS if is_public(weights) else None
+        backbone.pixel_settings = load(backbone, weights, pixels=pixels, name=name).pixels
     return backbone

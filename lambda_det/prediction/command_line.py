@@ -7,34 +7,31 @@ import logging
 import sys
 from pathlib import Path
 
-from lambda_det.detection import load_config
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
-from lambda_det.detection.inference import add_model_flags, find_weights, typed_weights
-from lambda_det.detection.task import load_any_config
+from lambda_det.detection.saved_run import add_checkpoint_flags, open_run
 from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.files import refuse_existing
-from lambda_det.hub import of_hub
 from lambda_det.prediction.annotations import Annotations
 from lambda_det.prediction.files import plan_dataset, plan_files, predict
-from lambda_det.prediction.predictor import Predictor, find_config, is_exported
+from lambda_det.prediction.predictor import Predictor, is_exported, local_path
 
 EXAMPLES = """
 With the best checkpoint of a run, or a detector that lambda-det export wrote:
-  %(prog)s --model output/run --input photo.jpg --output pictures
-  %(prog)s --model detector.onnx --input holiday/ film.mp4 --output pictures
+  %(prog)s output/run --input photo.jpg --output pictures
+  %(prog)s detector.onnx --input holiday/ film.mp4 --output pictures
 
 With annotations beside the pictures, for labelling tools, in COCO's format or another one:
-  %(prog)s --model output/run --input holiday/ --output pictures --json holiday.json
-  %(prog)s --model output/run --input holiday/ --output pictures --format yolo
+  %(prog)s output/run --input holiday/ --output pictures --json holiday.json
+  %(prog)s output/run --input holiday/ --output pictures --format yolo
 
-Other weights, and configuration keys at the end:
-  %(prog)s --config configs/mask_rcnn_lambdaresnet50.yaml --weights model.pth \\
-      --input photo.jpg --output pictures MODEL.DEVICE cpu INPUT.MIN_SIZE_TEST 800
+Another checkpoint, and configuration keys at the end:
+  %(prog)s output/run/model_final.pth --input photo.jpg --output pictures \\
+      MODEL.DEVICE cpu INPUT.MIN_SIZE_TEST 800
 
 Predictions beside the ground truth, for the first images of a registered data set, or of the
 configuration's train or test set:
-  %(prog)s --model output/run --dataset coco_2017_val --limit 20 --output pictures
-  %(prog)s --model output/run --dataset test --limit 20 --output pictures
+  %(prog)s output/run --dataset coco_2017_val --limit 20 --output pictures
+  %(prog)s output/run --dataset test --limit 20 --output pictures
 """
 
 
@@ -42,11 +39,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = command_parser(
         "predict", "Draw the predictions of a trained detector on images and videos.", EXAMPLES
     )
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument(
-        "--model", metavar="PATH", help="folder of a run, an exported detector, or hf://OWNER/NAME"
+    parser.add_argument(
+        "source",
+        metavar="RUN",
+        help="folder of a run, one of its checkpoints, an exported detector, or hf://OWNER/NAME",
     )
-    add_model_flags(parser, model)
+    add_checkpoint_flags(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
@@ -90,28 +88,27 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument(
-        "opts",
-        nargs=argparse.REMAINDER,
-        help="configuration keys and values; of a LazyConfig key=value",
+        "opts", nargs="*", help="configuration keys and values; of a LazyConfig key=value"
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if args.limit is not None and (args.limit < 1 or not args.dataset):
         parser.error("--limit needs --dataset and must be at least 1")
     return args
 
 
 def run(args: argparse.Namespace) -> None:
-    args.model = of_hub(args.model)
-    exported = args.model is not None and is_exported(args.model)
-    flags = {"--precision": args.precision, "--raw": args.raw}
-    given = [*args.opts, *(flag for flag, value in flags.items() if value)]
-    if exported and given:
-        raise ConfigError(f"{args.model} is exported; leave {given[0]} out.")
-    if args.model and not exported:
-        args.config_file = find_config(args.model)
-    cfg = load_any_config(args) if args.config_file else load_config(args)
+    source = local_path(args.source)
+    if is_exported(source):
+        flags = {"--precision": args.precision, "--raw": args.raw, "--dataset": args.dataset}
+        given = [*args.opts, *(flag for flag, value in flags.items() if value)]
+        if given:
+            raise ConfigError(f"{source} is exported; leave {given[0]} out.")
+    else:
+        source = open_run(source, args.checkpoint, raw=args.raw, opts=args.opts)
     if args.dataset:
-        pictures = plan_dataset(args.dataset, cfg, args.output, args.overwrite, args.limit)
+        pictures = plan_dataset(
+            args.dataset, source.config, args.output, args.overwrite, args.limit
+        )
     else:
         pictures = plan_files(args.input, args.output, args.overwrite)
     labels = Path(args.output, "labels.json" if args.format == "coco" else "labels")
@@ -121,19 +118,13 @@ def run(args: argparse.Namespace) -> None:
         refuse_existing(labels, args.overwrite, folder=args.format != "coco")
     if args.format and args.format != "coco":  # two names that clash are refused before the work
         place_labels((p.name for p in pictures if not p.is_video), args.format, labels)
-    weights = args.weights
-    if not exported:
-        weights = weights or typed_weights(args.opts)
-        weights = find_weights(cfg, args.config_file, weights, args.checkpoint)
     predictor = Predictor(
-        args.model if exported else cfg,
-        weights=weights,
+        source,
         score_threshold=args.score_threshold,
         device=args.device,
         precision=args.precision,
-        raw=args.raw,
     )
-    print(f"Weights: {predictor.taken}")
+    print(f"Weights: {predictor.origin}")
     wanted = args.json or args.format
     annotations = Annotations(predictor.class_names) if wanted else None
     result = predict(predictor, pictures, annotations, with_labels=not args.no_labels)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import copy
 import importlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +17,11 @@ from detectron2.structures import Instances
 from omegaconf import DictConfig
 
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import Taken, as_input, find_weights, trained_detector
-from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.detection.data.records import as_input, read_image
+from lambda_det.detection.saved_run import SavedRun, open_run
 from lambda_det.distributed.memory import keep_memory
-from lambda_det.errors import ConfigError, DataError
-from lambda_det.hub import of_hub
+from lambda_det.errors import ConfigError
+from lambda_det.weights.provenance import Origin
 
 __all__ = ["Prediction", "Predictor", "read_bgr"]
 
@@ -34,6 +31,8 @@ Detector = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
 # By the ending of a file, the class in another module that opens a detector in it, and is called as
 # a Detector; it also has ``about``, ``channels``, ``resize`` and ``batch``
 OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
+# By the beginning of an address, the function in another module that fetches a detector from there
+FETCHERS = {"hf://": "lambda_det.hub:of_hub"}
 
 
 @dataclass(frozen=True)
@@ -94,17 +93,14 @@ class Predictor:
     Images may have any size. They are resized as in the detector's evaluation.
 
     Attributes:
-        cfg: the configuration; None of an exported detector.
-        weights: the file that the weights are from.
-        taken: these in words: file, step, averaged or raw.
+        origin: the file of the weights, which ones of the file, and after how many steps.
         class_names: of the predicted classes by index; None if they are not known.
     """
 
     def __init__(
         self,
-        source: str | os.PathLike | CfgNode | DictConfig,
+        source: str | os.PathLike | CfgNode | DictConfig | SavedRun,
         *,
-        weights: str | None = None,
         checkpoint: str = "best",
         raw: bool = False,
         score_threshold: float = 0.5,
@@ -115,11 +111,11 @@ class Predictor:
         """Build or load the detector.
 
         Args:
-            source: the folder of a run; a configuration or its file; hf://OWNER/NAME of the Hugging
-                Face Hub; or a detector that lambda-det export wrote (.onnx). The run or file of a
-                LazyConfig must be from people you trust, because what it names is called.
-            weights: a checkpoint instead of the run's.
-            checkpoint: of the run: "best" at its evaluations, "last", or the number of its step.
+            source: the folder of a run, or one of its checkpoints; hf://OWNER/NAME of the Hugging
+                Face Hub; a detector that lambda-det export wrote (.onnx); or a configuration that
+                names the weights of the whole detector. The run of a LazyConfig must be from people
+                you trust, because what it names is called.
+            checkpoint: of a folder: "best" at its evaluations, "last", or the number of its step.
             raw: the trained weights, where a checkpoint has averaged ones, too.
             score_threshold: lowest score of the instances to return, from 0 to 1. An exported
                 detector leaves out what scored below the threshold that it was exported with.
@@ -131,68 +127,50 @@ class Predictor:
 
         Raises:
             ConfigError: a value cannot be, the device is missing, or the model finds no instances.
-            DataError: ``source`` is not there or is something else.
-            WeightsError: the weights are missing or do not fit the model.
+            WeightsError: there are no weights, they do not fit the model, or nothing says which
+                detector they are of.
         """
         if not 0 <= score_threshold <= 1:
             raise ConfigError(f"The score threshold is {score_threshold}; give one from 0 to 1.")
         if batch_size < 1:
             raise ConfigError(f"The batch size is {batch_size}; give at least 1.")
         self._threshold, self._batch_size = score_threshold, batch_size
-        source = of_hub(source)
-        if not isinstance(source, CfgNode | DictConfig) and is_exported(source):
-            if given := weights or precision or ("raw" if raw else None):
-                raise ConfigError(
-                    f"{source} is exported, with its weights and precision; leave {given} out."
-                )
-            self._open_exported(Path(source), device)
-        else:
-            self._open_config(source, weights, checkpoint, raw, device, precision)
-
-    def _open_config(
-        self,
-        source: str | os.PathLike | CfgNode | DictConfig,
-        weights: str | None,
-        checkpoint: str,
-        raw: bool,
-        device: str | None,
-        precision: str | None,
-    ) -> None:
-        file = None
+        if isinstance(source, SavedRun):
+            self._open(source, device, precision)
+            return
         if not isinstance(source, CfgNode | DictConfig):
-            file = find_config(source)
-            source = load_any_config(argparse.Namespace(config_file=file, opts=[]))
-        self.cfg = cfg = copy.deepcopy(source)
-        if isinstance(cfg, DictConfig):
-            cfg.train.device = device or DetectionTask(cfg).settings.device
-        else:
-            cfg.defrost()
-            cfg.MODEL.DEVICE = device or cfg.MODEL.DEVICE
-        task = DetectionTask(cfg)
-        detector = task.parts.detector
+            source = local_path(source)
+            if is_exported(source):
+                if given := precision or ("raw" if raw else None):
+                    raise ConfigError(
+                        f"{source} is exported, with its weights and precision; leave {given} out."
+                    )
+                self._open_exported(Path(source), device)
+                return
+        self._open(open_run(source, checkpoint, raw=raw), device, precision)
+
+    def _open(self, run: SavedRun, device: str | None, precision: str | None) -> None:
+        detector = run.parts.detector
         if "instances" not in predictions(detector.architecture):
             raise ConfigError(
                 f"{detector.keys['architecture']} {detector.architecture} finds no instances, and "
                 "only those are predicted; --eval-only of the training's tool evaluates it."
             )
-        self.weights = find_weights(cfg, file, weights, checkpoint)
-        model, taken, known = trained_detector(cfg, self.weights, precision, raw=raw)
-        self.taken, self.class_names = str(taken), known.get("thing_classes")
+        model = run.detector(device, precision)
+        self.origin, self.class_names = run.origin, run.classes.get("thing_classes")
         for module in model.modules():
             if hasattr(module, "test_score_thresh"):  # of RoI heads and of dense detectors
                 module.test_score_thresh = self._threshold
-        self._channels = _order(task.pixels.format if task.pixels else "BGR")
-        self._augmentations = task.parts.make_test_augmentations()
+        pixels = run.parts.pixels
+        self._channels = _order(pixels.format if pixels else "BGR")
+        self._augmentations = run.parts.make_test_augmentations()
         self._detect: Detector = model
 
     def _open_exported(self, path: Path, device: str | None) -> None:
         keep_memory()
-        module, name = OPENERS[path.suffix].split(":")
-        detector = getattr(importlib.import_module(module), name)(path, device)
-        weights = (detector.about.get(key) for key in ("weights", "step", "averaged"))
-        self.cfg, self.weights = None, str(path)
+        detector = _imported(OPENERS[path.suffix])(path, device)
+        self.origin = Origin(*(detector.about.get(key) for key in ("weights", "step", "averaged")))
         self.class_names = detector.about.get("classes")
-        self.taken = f"{path}, exported from {Taken(*weights)}"
         self._channels, self._augmentations = detector.channels, detector.resize
         self._batch_size = max(self._batch_size, detector.batch)
         self._detect = detector
@@ -264,20 +242,18 @@ def is_exported(source: str | os.PathLike) -> bool:
     return Path(source).suffix in OPENERS
 
 
-def find_config(source: str | os.PathLike) -> str:
-    """The configuration file of a run's folder; a YAML or Python file is one already.
+def _imported(name: str) -> Callable[..., Any]:
+    """A function or class by "module:name"."""
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)
 
-    Raises:
-        DataError: it is neither.
-    """
-    path = Path(source)
-    file = path / "config.yaml" if path.is_dir() else path
-    if not file.is_file() or file.suffix not in (".yaml", ".yml", ".py"):
-        raise DataError(
-            f"{path} is neither the folder of a run, which has a config.yaml, nor a configuration "
-            f"(.yaml, .py), nor an exported detector ({', '.join(OPENERS)}); correct the path."
-        )
-    return str(file)
+
+def local_path(source: str | os.PathLike) -> str | os.PathLike:
+    """A path on this machine; what an address of FETCHERS names is fetched."""
+    for prefix, fetch in FETCHERS.items():
+        if str(source).startswith(prefix):
+            return _imported(fetch)(source)
+    return source
 
 
 def read_bgr(path: str | os.PathLike) -> np.ndarray:

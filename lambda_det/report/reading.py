@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from lambda_det.config import read_plain
-from lambda_det.detection.inference import Taken
 from lambda_det.errors import DataError
 from lambda_det.training.checkpoint_files import choose_checkpoint, last_checkpoint
 from lambda_det.training.logged import is_of_averaged_weights
 from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.provenance import Origin
 
 __all__ = [
     "Result",
@@ -120,7 +120,7 @@ class RunState:
     steps: int
     planned: int
     last: str
-    weights: Taken | None
+    weights: Origin | None
     is_best: bool
 
     def sentences(self) -> str:
@@ -184,7 +184,7 @@ def read_state(run: Path, config: Mapping[str, Any]) -> RunState:
     """
     records = read_metrics(run)
     last, chosen = last_checkpoint(str(run)), choose_checkpoint(str(run))
-    weights = Taken.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
+    weights = Origin.of(chosen, read_checkpoint(chosen)) if os.path.isfile(chosen) else None
     planned = config.get("SOLVER", {}).get("MAX_ITER") or config.get("train", {}).get("max_iter")
     # A stop may have come between the last line of the log and the checkpoint
     numbered = re.fullmatch(r"model_(\d+)\.pth", os.path.basename(last))

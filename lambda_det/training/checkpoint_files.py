@@ -18,6 +18,7 @@ __all__ = [
     "candidates",
     "check_checkpoint",
     "choose_checkpoint",
+    "find_checkpoint",
     "last_checkpoint",
     "link_file",
     "numbered",
@@ -89,6 +90,27 @@ def choose_checkpoint(folder: str, which: str = "best") -> str:
             f"{listed(steps, 10)}."
         )
     return str(steps[which])
+
+
+def find_checkpoint(path: str | Path, which: str = "best") -> str:
+    """The path itself if it is a file; the checkpoint of a run if it is the folder of one.
+
+    Args:
+        which: see :func:`choose_checkpoint`.
+
+    Raises:
+        WeightsError: the folder has no such checkpoint.
+    """
+    if not Path(path).is_dir():
+        return str(path)
+    found = choose_checkpoint(str(path), which)
+    if not Path(found).is_file():  # "" is none
+        there = [file.name for file in sorted(Path(path).glob("*.pth"))]
+        raise WeightsError(
+            f"The last_checkpoint of {path} names {Path(found).name or 'no file'}, which is not "
+            f"there; name a file of the folder ({listed(there)})."
+        )
+    return found
 
 
 def numbered(folder: str | Path, last: int | None = None) -> list[Path]:

@@ -24,8 +24,7 @@ from lambda_det.training.checkpoint_files import (
 )
 from lambda_det.training.library_errors import writing
 from lambda_det.weights.formats import write_torch
-from lambda_det.weights.loading import load_complete_model, load_initial_weights, read_weights
-from lambda_det.weights.provenance import PixelSettings
+from lambda_det.weights.loading import load, read_weights
 
 __all__ = ["BackgroundWriter", "SafeCheckpointer", "host_copy"]
 
@@ -88,25 +87,12 @@ class SafeCheckpointer(DetectionCheckpointer):
                 f"{path} lacks {listed(lacking)}, the state of the training, so no run can be "
                 "resumed from it: start one with these weights in another folder."
             )
-        load_complete_model(self.model, content, path)
+        load(self.model, path, content, complete=True, averaged=False)
         for name in wanted:
             self.checkpointables[name].load_state_dict(content.pop(name))
         if checkpointables is None:
             self._point_to_own(path)
         return {name: value for name, value in content.items() if name != "model"}
-
-    def load_initial_weights(self, path: str, pixels: PixelSettings | None = None) -> None:
-        """Load what training starts from; see :func:`lambda_det.weights.loading`.
-
-        Args:
-            path: of a file or a URL.
-            pixels: what the model makes of images, to compare with what the file says, if anything.
-
-        Raises:
-            WeightsError: the file cannot be read, or the backbone in it is not complete.
-            ConfigError: the weights are for images of other ``pixels``.
-        """
-        load_initial_weights(self.model, read_weights(path), path, pixels)
 
     def _point_to_own(self, path: str) -> None:
         folder, name = os.path.split(os.path.abspath(path))

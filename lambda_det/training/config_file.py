@@ -12,7 +12,7 @@ import yaml
 from detectron2.config import CfgNode
 
 from lambda_det.config import CONFIGS, leaves
-from lambda_det.errors import ConfigError, reason, suggest
+from lambda_det.errors import ConfigError, reason, refused, suggest
 
 __all__ = ["ZOO", "read_config"]
 
@@ -25,6 +25,7 @@ def read_config(
     file: str | None,
     opts: Sequence[str] | None,
     add_keys: Callable[[CfgNode, list[tuple[str, Any]]], None] = lambda cfg, settings: None,
+    text: str | None = None,
 ) -> None:
     """Read a file, if any, and then KEY VALUE pairs over the defaults in ``cfg``.
 
@@ -36,11 +37,16 @@ def read_config(
         file: of YAML.
         opts: keys and values in turn, as on a command line.
         add_keys: adds keys to ``cfg`` that the (key, value) pairs given to it need.
+        text: of the configuration, where ``file`` is another file that holds it.
 
     Raises:
         ConfigError: the file is missing or not a mapping, or a key or value cannot be.
     """
-    settings = list(leaves(_load_yaml(file))) if file else []
+    settings = []
+    if text is not None:
+        settings = list(leaves(_load_text(text, file)))
+    elif file:
+        settings = list(leaves(_load_yaml(file)))
     opts = list(opts or [])
     _check_pairs(opts)
     pairs = list(zip(opts[::2], opts[1::2], strict=True))
@@ -81,6 +87,15 @@ def _load_yaml(file: str) -> dict[str, Any]:
             "indented `MAX_ITER: 1000` under it."
         )
     return loaded
+
+
+def _load_text(text: str, file: str | None) -> dict[str, Any]:
+    what = f"The configuration that {file} records cannot be read"
+    with refused(ConfigError, what, "use another copy", yaml.YAMLError, ValueError):
+        loaded = yaml.safe_load(text)
+        if not isinstance(loaded, dict):
+            raise ValueError("it is no mapping")
+        return loaded
 
 
 def _check_pairs(opts: list[str]) -> None:

@@ -32,6 +32,7 @@ from lambda_det.training.randomness import Purpose, seed_all
 from lambda_det.training.statistics import ExponentialAverage, batch_norms, estimate_statistics
 from lambda_det.training.step import TrainStep
 from lambda_det.training.task import EMA, RAW, Results, Task
+from lambda_det.weights.loading import load
 
 __all__ = ["STATISTICS_SEED", "Trainer"]
 
@@ -155,7 +156,7 @@ class Trainer(TrainerBase):
                     group["lr"] = rate
             logger.info(f"Continuing {checkpoint.path} after step {self.start_iter}")
         elif weights:
-            self.checkpointer.load_initial_weights(weights, self.task.pixels)
+            load(self.checkpointer.model, weights, pixels=self.task.pixels)
             if self.average:
                 network = self.task.network(self.model)
                 self.average.average.load_state_dict(network.state_dict())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs
 
 from torch import Tensor, nn
 
@@ -37,7 +37,9 @@ from lambda_det.weights.provenance import (
     recorded_network,
     wanted_pixels,
 )
-from lambda_det.weights.public import fetch, is_public, read_public
+from lambda_det.weights.public import is_public, read_public
+
+__all__ = ["CLASS_LAYERS", "LoadReport", "load", "read_weights"]
 
 # Detectron2 is imported in the functions that need it: backbones are loaded without it, too
 
@@ -65,11 +67,114 @@ _STRUCTURE = {
 _PIXEL_BUFFERS = ("pixel_mean", "pixel_std")
 
 
-def read_weights(path: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of the tensors of a model and of a file.
+
+    Attributes:
+        file: its path or URL.
+        weights: which of the file's weights, in words.
+        wanted: number of tensors of the model, without counters.
+        afresh: names of those that the file does not have.
+        unused: names in the file that the model does not have.
+        pixels: settings that the weights need now; None where the file does not record them.
+    """
+
+    file: str
+    weights: str
+    wanted: int
+    afresh: tuple[str, ...]
+    unused: tuple[str, ...]
+    pixels: PixelSettings | None
+
+    def __str__(self) -> str:
+        pixels = f"; they are for the pixel settings {self.pixels}" if self.pixels else ""
+        return (
+            f"Loaded {self.wanted - len(self.afresh)} of the model's {self.wanted} tensors from "
+            f"{self.weights} of {self.file}; start afresh: {listed(self.afresh)}; unused in the "
+            f"file: {listed(self.unused)}{pixels}"
+        )
+
+
+def load(
+    model: nn.Module,
+    file: str | Path,
+    content: Mapping[str, Any] | None = None,
+    *,
+    complete: bool = False,
+    averaged: bool = True,
+    pixels: PixelSettings | None = None,
+    name: str | None = None,
+) -> LoadReport:
+    """Load the weights of a file into a model: completely, or an error leaves it as it was.
+
+    The file may be of a backbone, of a classifier or of a detector, ours or of timm or torchvision;
+    see :func:`lambda_det.weights.names.bare_name` for the names. Running statistics belong to the
+    weights. Where the pixel settings of file and model differ in std or in the order of the
+    channels, the difference is folded into the first convolution.
+
+    Args:
+        model: a detector, a classifier or a backbone.
+        file: see :func:`read_weights`.
+        content: of the file, where it was read already.
+        complete: the file must hold every tensor of the model and no others. Else it must hold
+            every tensor of the backbone, as the start of a training does. Then FPN and heads, and
+            layers made for other classes, start afresh where the file does not hold them; any other
+            difference in shape is an error.
+        averaged: take the averaged weights where the file has them.
+        pixels: what the model makes of images, to compare with what the file says, if anything.
+        name: of the model's network. A file that records another name is refused.
+
+    Raises:
+        WeightsError: the file cannot be read or was changed, or does not fit.
+        ConfigError: the weights are for other pixel settings, which cannot be folded in.
+    """
+    content = read_weights(file) if content is None else content
+    check_provenance(content, file)
+    network, options = recorded_network(content)
+    if name is not None and network not in (None, name):
+        raise WeightsError(
+            f"{file} holds the weights of {network}{format_options(options)}, but the backbone is "
+            f"{name}: use a file of {name}, or create the backbone {network!r}."
+        )
+    weights, which = content.get("model"), "the weights"
+    if averaged:
+        weights, which = initial_weights(content)
+    prefixes = backbone_prefixes(model)
+    # Of several backbones, each must be in the file under its own name
+    prefix = prefixes[0] if len(prefixes) == 1 and not complete else None
+    state = _named_as_in_model(model.state_dict(), prefix, weights, content, file)
+    if complete:
+        _check_complete(model, state, file)
+    else:
+        _check_start(model, state, prefixes, content, file)
+    wanted = wanted_pixels(content)
+    if pixels is not None and wanted is not None:
+        if pixels.differences(wanted):
+            wanted = _fold(model, prefixes, state, wanted, pixels)
+        pixels.check(wanted, file)
+    check_layers(model, content, file)
+    check_shared(model, state, file)
+    fits = fitting(model.state_dict(), state)
+    model.load_state_dict(fits, strict=False)
+    own = _own_tensors(model)
+    report = LoadReport(
+        file=str(file),
+        weights=which,
+        wanted=len(own),
+        afresh=tuple(tensor for tensor in own if tensor not in fits),
+        unused=tuple(tensor for tensor in state if tensor not in fits and not is_counter(tensor)),
+        pixels=wanted,
+    )
+    logger.info(str(report))
+    return report
+
+
+def read_weights(file: str | Path) -> dict[str, Any]:
     """Read weights from wherever Detectron2's ``MODEL.WEIGHTS`` may point to.
 
     Args:
-        path: of a file, or a URL (https, detectron2://, or one of
+        file: a path, or a URL (https, detectron2://, or one of
             :func:`lambda_det.weights.public.fetch`); "?matching_heuristics=True" at its end
             matches tensors by the ends of their names.
 
@@ -82,155 +187,31 @@ def read_weights(path: str) -> dict[str, Any]:
         WeightsError: the file is missing, unreadable or unsafe, or one of ``torch.save`` from an
             address and PyTorch is older than 2.10.
     """
-    if is_public(path):
-        content, public = read_public(path)
+    if is_public(file):
+        content, public = read_public(str(file))
         logger.info(f"Weights: {public.describe()}")
         return content if "model" in content else {"model": content}
-    from detectron2.utils.file_io import PathManager
-
-    url = urlparse(path)
-    options = parse_qs(url.query)
+    path, _, query = str(file).partition("?")
+    options = parse_qs(query)
     if "://" in path:
-        check_address(url._replace(query="").geturl())
-    with refused(
-        WeightsError, f"The weights {path} cannot be fetched", "", OSError, AssertionError
-    ):
-        file = PathManager.get_local_path(url._replace(query="").geturl())
-    content = read_checkpoint(file)
-    if file.endswith(".pyth"):  # of pycls
+        from detectron2.utils.file_io import PathManager
+
+        check_address(path)
+        what = f"The weights {file} cannot be fetched"
+        with refused(WeightsError, what, "", OSError, AssertionError):
+            path = PathManager.get_local_path(path)
+    content = read_checkpoint(path)
+    if path.endswith(".pyth"):  # of pycls
         model = content.get("model_state", {})
         content = {"model": model, "__author__": "pycls", "matching_heuristics": True}
-    content = import_weights(content, path)
+    content = import_weights(content, file)
     if "model" not in content:
         content = {"model": content}
     if options.pop("matching_heuristics", None) == ["True"]:
         content["matching_heuristics"] = True
     if options:
-        raise WeightsError(f"{path} has the options {listed(options)}, which are not known.")
+        raise WeightsError(f"{file} has the options {listed(options)}, which are not known.")
     return content
-
-
-def load_complete_model(model: nn.Module, content: Mapping[str, Any], path: str | Path) -> None:
-    """Load every tensor of ``model``; the file must hold all of them and no others.
-
-    Args:
-        model: unchanged if an error is raised.
-        content: of the file, see :func:`read_weights`.
-        path: of the file, for messages.
-
-    Raises:
-        WeightsError: the file does not match this model.
-    """
-    check_provenance(content, path)
-    own = _own_tensors(model)
-    state = _named_as_in_model(model.state_dict(), None, content["model"], content, path)
-    fit = compare(own, state)
-    # Tensors too many, too: those of a deeper network are a superset with equal shapes
-    fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
-    if not fit:
-        raise WeightsError(
-            f"{path} does not match this model: {listed(fit.sentences())}; is it of the same "
-            "configuration?"
-        )
-    _load(model, state, content, path, "the weights")
-
-
-def load_initial_weights(
-    model: nn.Module,
-    content: Mapping[str, Any],
-    path: str | Path,
-    pixels: PixelSettings | None = None,
-) -> None:
-    """Load what training starts from: every tensor of the backbone must be there.
-
-    That includes running statistics. The file may be of a backbone, of a classifier, whose
-    averaged weights are taken if it has them, or of a detector; see
-    :func:`lambda_det.weights.names.bare_name` for the names. FPN and heads, and layers made for
-    other classes, start afresh where the file does not hold them; any other difference in shape is
-    an error. Where the file's pixel settings differ from the model's in std or in the order of the
-    channels, the difference is folded into the first convolution.
-
-    Args:
-        model: unchanged if an error is raised.
-        content: of the file, see :func:`read_weights`.
-        path: of the file, for messages.
-        pixels: what the model makes of images, to compare with what the file says, if anything.
-
-    Raises:
-        WeightsError: the backbone is not complete, or a tensor has another shape.
-        ConfigError: the weights are for other pixel settings, which cannot be folded in.
-    """
-    check_provenance(content, path)
-    weights, which = initial_weights(content)
-    prefixes = backbone_prefixes(model)
-    # Of several backbones, each must be in the file under its own name
-    prefix = prefixes[0] if len(prefixes) == 1 else None
-    state = _named_as_in_model(model.state_dict(), prefix, weights, content, path)
-    _fill_res5_heads(model.state_dict(), state)
-    about = content.get("meta")
-    about = about if isinstance(about, Mapping) else {}
-    if str(about.get("imported")).startswith("a detector"):
-        _check_structure(model, state, path, about)
-    _check_start(_own_tensors(model), state, prefixes, path, about)
-    if pixels is not None:
-        wanted = wanted_pixels(content)
-        if wanted is not None and pixels.differences(wanted):
-            wanted = _fold(model, prefixes, state, wanted, pixels)
-        pixels.check(wanted, path)
-    _load(model, state, content, path, which)
-
-
-def load_backbone_weights(
-    backbone: nn.Module, path: str | Path, name: str | None = None
-) -> PixelSettings | None:
-    """Load every parameter and running statistic of ``backbone`` from a file.
-
-    Args:
-        backbone: any module; unchanged if an error is raised.
-        path: a backbone file, the checkpoint of a classifier or a detector, a state dict, a file of
-            timm or torchvision, or a URL of published weights (see
-            :func:`lambda_det.weights.public.fetch`), which stands for a backbone file. Of a
-            classifier the averaged weights are loaded if there are any. Prefixes of names are
-            removed, see :func:`lambda_det.weights.names.bare_name`.
-        name: of the model. A file that records another name is refused.
-
-    Returns:
-        The pixel settings that the weights need. None: the file does not record them.
-
-    Raises:
-        WeightsError: the file cannot be read or was changed, or a tensor is missing or has another
-            shape.
-    """
-    file = path
-    if str(path).startswith("lambda://"):  # in this package, and so without Detectron2, too
-        file = fetch(str(path)).local_path()
-    elif is_public(path):
-        from detectron2.utils.file_io import PathManager  # which has a handler of ours for them
-
-        file = PathManager.get_local_path(str(path))
-    content = import_weights(read_checkpoint(file), path)
-    check_provenance(content, path)
-    there, options = recorded_network(content)
-    if name is not None and there not in (None, name):
-        raise WeightsError(
-            f"{path} holds the weights of {there}{format_options(options)}, but the backbone is "
-            f"{name}: use a file of {name}, or create the backbone {there!r}."
-        )
-    weights, which = initial_weights(content)
-    own = backbone.state_dict()
-    state = named_as_in(own, "", tensors_only(weights, path), path)
-    fit = compare(own, state)
-    if not fit:
-        network = f" It holds the weights of {there}{format_options(options)}." if there else ""
-        raise WeightsError(
-            f"{path} does not fit the backbone: {fit.summary()}. Check the model's name and "
-            f"options.{network}"
-        )
-    note_other_classes(own, state, path)
-    _load(backbone, state, content, path, which)
-    if pixels := wanted_pixels(content):
-        logger.info(f"{path} is for the pixel settings {pixels}")
-    return pixels
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -246,10 +227,10 @@ def _named_as_in_model(
     path: str | Path,
 ) -> dict[str, Tensor]:
     """The weights of the file by the names of the model, as far as it has them."""
-    from detectron2.checkpoint import c2_model_loading
-
     state = tensors_only(weights, path)
     if content.get("__author__") == "Caffe2" and not any("." in name for name in state):
+        from detectron2.checkpoint import c2_model_loading
+
         # Only Caffe2's own names: the conversion would spoil running_mean
         state, _ = c2_model_loading.convert_c2_detectron_names(state)
     state = named_as_in(own, prefix, state, path)
@@ -257,18 +238,25 @@ def _named_as_in_model(
         return state
     # Detectron2's search by the ends of names, for what is not found under its whole name, such
     # as the res5 of a backbone in the heads of a C4 detector
-    free = {name: tensor for name, tensor in own.items() if name not in state}
-    left = {name: state.pop(name) for name in list(state) if name not in own}
+    free = {name: t for name, t in own.items() if name not in state and not is_counter(name)}
+    left = {name: state[name] for name in state if name not in own}
     if not (free and left):
-        return {**state, **left}
+        return state
     try:
-        left = c2_model_loading.align_and_update_state_dicts(free, left, c2_conversion=False)
+        from detectron2.checkpoint import c2_model_loading
+
+        matched = c2_model_loading.align_and_update_state_dicts(free, left, c2_conversion=False)
+    except ImportError:  # a backbone without Detectron2: its tensors have their whole names
+        return state
     except ValueError as error:
         raise WeightsError(
             f"{path} is ambiguous: a tensor in it fits several places in the model by its name; "
             "give the whole names in the file."
         ) from error
-    return {**state, **left}
+    for name in left:
+        del state[name]
+    state.update(matched)
+    return state
 
 
 def _fill_res5_heads(own: Mapping[str, Tensor], state: dict[str, Tensor]) -> None:
@@ -301,32 +289,54 @@ def _fold(
     return pixels
 
 
+def _check_complete(model: nn.Module, state: Mapping[str, Tensor], path: str | Path) -> None:
+    fit = compare(_own_tensors(model), state)
+    # Tensors too many, too: those of a deeper network are a superset with equal shapes
+    fit = replace(fit, unexpected=[n for n in fit.unexpected if n not in _PIXEL_BUFFERS])
+    if not fit:
+        raise WeightsError(
+            f"{path} does not match this model: {listed(fit.sentences())}; is it of the same "
+            "configuration?"
+        )
+
+
 def _check_start(
-    own: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
+    model: nn.Module,
+    state: dict[str, Tensor],
     prefixes: list[str],
+    content: Mapping[str, Any],
     path: str | Path,
-    about: Mapping[str, Any],
 ) -> None:
+    """Refuse what does not hold the whole backbone, or heads of other shapes."""
+    _fill_res5_heads(model.state_dict(), state)
+    if str(_about(content).get("imported")).startswith("a detector"):
+        _check_structure(model, state, path, _about(content))
+    own = _own_tensors(model)
     note_other_classes(own, state, path)
     own = _without_classes(own)
     for prefix in prefixes:
         fit = compare(own, state, prefix)
         if len(fit.missing) == fit.wanted:
             raise WeightsError(
-                f"Nothing of the backbone is in {path}: {_which(about, fit)}the model wants "
+                f"Nothing of the backbone is in {path}: {_which(content, fit)}the model wants "
                 f"{listed(fit.missing)}, the file has {listed(state)}."
             )
         if not fit:
             raise WeightsError(
-                f"{path} does not hold this backbone, and training would start from a network "
-                f"that is partly random: {fit.summary()}; {_which(about, fit)}check the path of "
-                "the weights and the name and options of the backbone."
+                f"{path} does not hold this backbone, which would be partly random: "
+                f"{fit.summary()}; {_which(content, fit)}check the path of the weights and the "
+                "name and options of the backbone."
             )
     fit = compare(own, state)
     if fit.reshaped:
         wrong = replace(fit, missing=(), unexpected=()).sentences()
         raise WeightsError(f"{path} does not fit the model: {listed(wrong)}.")
+
+
+def _about(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a file says of itself under "meta", if anything."""
+    about = content.get("meta")
+    return about if isinstance(about, Mapping) else {}
 
 
 def _without_classes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -355,32 +365,13 @@ def _check_structure(
         )
 
 
-def _which(about: Mapping[str, Any], fit: Fit) -> str:
-    """A clause on what differs: only the scope of the lambda layers, or the network."""
+def _which(content: Mapping[str, Any], fit: Fit) -> str:
+    """Clauses on what differs: only the scope of the lambda layers, or the network."""
+    clauses = ""
     embeddings = [shapes for n, shapes in fit.reshaped.items() if n.endswith("position.embedding")]
     if embeddings and len(embeddings) == len(fit.reshaped) and not fit.missing:
         there, here = ("x".join(map(str, shape[-2:])) for shape in embeddings[0])
-        return f"its lambda layers have the scope {there}, those of the backbone {here}; "
-    network = about.get("model") or about.get("imported")
-    return f"the file is of {network}; " if network else ""
-
-
-def _load(
-    model: nn.Module,
-    state: Mapping[str, Tensor],
-    content: Mapping[str, Any],
-    path: str | Path,
-    which: str,
-) -> None:
-    """Load tensors that were found to fit, unless the layers compute or share something else."""
-    check_layers(model, content, path)
-    check_shared(model, state, path)
-    names = list(_own_tensors(model))
-    loaded = fitting(model.state_dict(), state)
-    model.load_state_dict(loaded, strict=False)
-    logger.info(
-        f"Loaded {sum(name in loaded for name in names)} of the model's {len(names)} tensors "
-        f"from {which} of {path}; start afresh: "
-        f"{listed(name for name in names if name not in loaded)}; unused in the file: "
-        f"{listed(name for name in state if name not in loaded and not is_counter(name))}"
-    )
+        clauses = f"its lambda layers have the scope {there}, those of the backbone {here}; "
+    network, options = recorded_network(content)
+    network = network or _about(content).get("model") or _about(content).get("imported")
+    return clauses + (f"the file is of {network}{format_options(options)}; " if network else "")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 AUTHOR = "lambda_det"
+RUN = "run"  # what a detector's checkpoint records of its run, see detection/saved_run.py
 FORMAT = 2  # of backbone files. Readers refuse files of another format.
 _RECORDED = ("input_format", "pixel_mean", "pixel_std")  # the pixel settings in files of weights
 
@@ -105,6 +106,10 @@ class PixelSettings:
             )
 
 
+# Of Detectron2's configurations
+DETECTRON2_PIXELS = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
+
+
 def _same(one: str | Sequence[float], other: str | Sequence[float]) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other
@@ -117,19 +122,20 @@ def wanted_pixels(content: Mapping[str, Any]) -> PixelSettings | None:
     """The pixel settings that the weights of a file need. None: the file does not record them.
 
     Args:
-        content: of a backbone file or of a classifier's checkpoint.
+        content: of any file of weights.
     """
-    about = content.get("meta", content.get("recipe"))
-    if not isinstance(about, Mapping) or any(about.get(key) is None for key in _RECORDED):
-        return None
-    return PixelSettings(*(about[key] for key in _RECORDED))
+    for key in ("meta", "recipe", RUN):
+        about = content.get(key)
+        if isinstance(about, Mapping) and all(about.get(name) is not None for name in _RECORDED):
+            return PixelSettings(*(about[name] for name in _RECORDED))
+    return None
 
 
 def recorded_network(content: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     """The name of the model that a file records, or None, and its options.
 
     Args:
-        content: of a backbone file or of a classifier's checkpoint.
+        content: of a backbone file, or of a checkpoint of a classifier or a detector.
     """
     about = _recorded(content)
     name, options = about.get("model"), about.get("options")
@@ -139,9 +145,34 @@ def recorded_network(content: Mapping[str, Any]) -> tuple[str | None, Mapping[st
 
 
 def _recorded(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a backbone file or a classifier's checkpoint records of its network."""
-    about = content.get("meta") if content.get("__author__") == AUTHOR else content.get("recipe")
-    return about if isinstance(about, Mapping) else {}
+    """What a file records of its network."""
+    keys = ("meta",) if content.get("__author__") == AUTHOR else ("recipe", RUN)
+    return next((content[key] for key in keys if isinstance(content.get(key), Mapping)), {})
+
+
+class Origin(NamedTuple):
+    """Where the weights of a model are from: the file, after how many steps, of which kind."""
+
+    file: str
+    step: int | None
+    averaged: bool
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"after {self.step:,} steps, "
+        return f"{self.file} ({step}{'averaged' if self.averaged else 'raw'} weights)"
+
+    @classmethod
+    def of(cls, file: str, content: Mapping[str, Any], *, raw: bool = False) -> Origin:
+        """Those of a checkpoint or a backbone file, read already."""
+        about = content.get("meta")
+        about = about if isinstance(about, Mapping) else {}
+        iteration = content.get("iteration")
+        step = iteration + 1 if type(iteration) is int else about.get("step")
+        return cls(file, step, about.get("weights") == "ema" or ("ema" in content and not raw))
+
+    def as_meta(self) -> dict[str, Any]:
+        """What an exported file says of them."""
+        return {"weights": self.file, "step": self.step, "averaged": self.averaged}
 
 
 def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path) -> None:
@@ -149,7 +180,7 @@ def check_layers(model: nn.Module, content: Mapping[str, Any], path: str | Path)
 
     Args:
         model: a backbone of :func:`lambda_det.create_backbone`, or a model that holds some.
-        content: of a backbone file or of a classifier's checkpoint.
+        content: of a backbone file, or of a checkpoint of a classifier or a detector.
         path: of the file, for the message.
 
     Raises:

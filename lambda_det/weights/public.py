@@ -164,7 +164,7 @@ def read_public(url: str) -> tuple[dict[str, Any], PublicFile]:
             raise WeightsError(f"{path} does not hold the tensors of {url}; download it again.")
         content["meta"] |= {**public.pixels.as_meta(), "model": public.model}
     if imported:
-        content["meta"] |= {"license": public.license, "source": url}
+        content["meta"] |= {"license": public.license, "source": url, "top1": public.top1}
     return content, public
 
 

@@ -104,8 +104,7 @@ def _network_config(args: argparse.Namespace) -> CfgNode | DictConfig:
 
 def _own_weights(args: argparse.Namespace, cfg: CfgNode | DictConfig) -> str | None:
     from lambda_det.detection.task import DetectionTask
-    from lambda_det.export.sources import find_checkpoint
-    from lambda_det.training.checkpoint_files import last_checkpoint
+    from lambda_det.training.checkpoint_files import find_checkpoint, last_checkpoint
 
     folder = os.path.dirname(args.config_file) if args.config_file else None
     if folder is not None and last_checkpoint(folder):

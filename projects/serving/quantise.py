@@ -17,13 +17,12 @@ import onnx
 from onnx import helper, numpy_helper
 from onnxruntime.quantization import quantize_static
 
-from lambda_det.detection.data.records import read_image
-from lambda_det.detection.inference import as_input
-from lambda_det.detection.task import DetectionTask, load_any_config
+from lambda_det.detection.data.records import as_input, read_image
+from lambda_det.detection.saved_run import open_run
+from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, exit_status
 from lambda_det.export.exported import ExportedDetector
-from lambda_det.export.sources import network_to_export
-from lambda_det.prediction.predictor import find_config
+from lambda_det.export.sources import network_of_run
 
 
 def fed(detector: ExportedDetector, task: DetectionTask, count: int) -> Iterator[dict]:
@@ -64,20 +63,19 @@ def quantise(args: argparse.Namespace, inputs: Iterator[dict], kept: list[str]) 
 def run(args: argparse.Namespace) -> None:
     if args.target.exists():
         raise ConfigError(f"{args.target} exists already; give another name.")
-    file = find_config(args.run)
-    cfg = load_any_config(argparse.Namespace(config_file=file, opts=[]))
+    opened = open_run(args.run)
     before, model = ExportedDetector(args.source), onnx.load(args.source)
     if args.half:
         halve(model.graph)
         onnx.save(model, args.target)
     else:
         kept = [node.name for node in model.graph.node if is_kept(node, args.keep)]
-        quantise(args, fed(before, DetectionTask(cfg), args.images), kept)
+        quantise(args, fed(before, DetectionTask(opened.config), args.images), kept)
         smaller = onnx.load(args.target)
         smaller.metadata_props.clear()
         smaller.metadata_props.extend(model.metadata_props)
         onnx.save(smaller, args.target)
-    network = network_to_export(cfg, file, proof=args.proof)
+    network = network_of_run(opened, proof=args.proof)
     for path, detector in ((args.source, before), (args.target, ExportedDetector(args.target))):
         print(f"{path}: {path.stat().st_size / 1e6:.1f} MB\n{network.prove(detector)}")
 

@@ -10,6 +10,7 @@ import lambda_det
 from lambda_det.errors import ConfigError
 from lambda_det.layers import LambdaLayer
 from lambda_det.training.checkpointer import SafeCheckpointer
+from lambda_det.weights.loading import load
 
 
 def _c4_cfg():
@@ -49,7 +50,7 @@ def test_the_weights_of_a_classifier_land_in_both_places(tmp_path, prefix):
     path = tmp_path / "weights.pth"
     torch.save({"model": {prefix + n: t for n, t in source.state_dict().items()}}, path)
     model = build_model(_c4_cfg())
-    SafeCheckpointer(model).load_initial_weights(str(path))
+    load(model, str(path))
     own = model.state_dict()
     for name, tensor in source.state_dict().items():
         if not name.startswith("linear"):

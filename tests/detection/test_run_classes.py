@@ -1,20 +1,18 @@
 """A run keeps its classes: data that come later are met by name, whatever ids they have."""
 
 import json
-import logging
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from lambda_det.detection import load_config, parser, run
+from lambda_det.detection import parser, run
 from lambda_det.errors import DataError
 from lambda_det.export.sources import network_to_export
 from lambda_det.prediction import Predictor
 from lambda_det.report.run_page import build_report
 from lambda_det.training import start
-from lambda_det.weights.formats import read_checkpoint, write_torch
 from tests.detection.test_resume import CONFIG
 from tests.reliability.runs import content, differences
 from tests.shapes import data_words
@@ -120,25 +118,14 @@ def test_other_names_are_refused_with_nothing_written(again, change):
     assert times() == before
 
 
-def test_names_are_those_of_the_checkpoint(trained, change, tmp_path, caplog):
+def test_names_are_those_of_the_checkpoint(trained, change):
     """For pictures and exported files, not those of the data as they are now."""
     folder = trained[1]
-    config = str(folder / "config.yaml")
     for rename in (None, {"circle": "disc"}):
         change(rename)
         assert Predictor(folder).class_names == NAMES
-        cfg = load_config(parser().parse_args(["--config-file", config]))
-        about = network_to_export(cfg, config).about
+        about = network_to_export(folder).about
         assert about["classes"] == about["dataset"]["thing_classes"] == NAMES
-    # A checkpoint of an earlier version has the names of the data, and the log says so
-    old = read_checkpoint(folder / "model_final.pth")
-    del old["dataset"]
-    with (tmp_path / "old.pth").open("wb") as file:
-        write_torch(old, file)
-    with caplog.at_level(logging.INFO):
-        predictor = Predictor(folder, weights=str(tmp_path / "old.pth"))
-    assert predictor.class_names == ["disc", "rectangle", "triangle"]
-    assert "old.pth does not hold the names" in caplog.text
 
 
 def test_a_report_reads_results_by_name(again, change):

@@ -84,11 +84,11 @@ def test_file_that_computes_something_else(weights, tmp_path, capsys, monkeypatc
 
 REFUSED = {
     "{w} b.onnx --images no.jpg": "no.jpg",
-    "{w} b.onnx --backbone-only": "--backbone-only",
-    "{w} b.onnx MODEL.DEVICE cpu": "configuration keys",
-    "{w} b.onnx --batch 2": "whole detectors",
+    "{w} b.onnx --backbone-only": "backbone_only",
+    "{w} b.onnx MODEL.DEVICE cpu": "MODEL.DEVICE",
+    "{w} b.onnx --batch 2": "batch",
     "no.pth b.onnx": "no.pth",
-    "{bare} b.onnx": "which network",
+    "{bare} b.onnx": "which detector",
     "b.onnx": "OUTPUT",
     "{run} b.pt2 --backbone-only --sizes 64x96,64x97": "64x97",
     "{run} d.onnx --sizes 64": "no size such as",
@@ -107,7 +107,8 @@ def test_what_cannot_be_is_refused_first(weights, run, typed, tmp_path, monkeypa
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr("lambda_det.export.formats.HOLDS_ANY_SIZE", True)
     monkeypatch.chdir(tmp_path)
-    bare = run.folder / "model_final.pth"
+    bare = tmp_path.with_name(f"{tmp_path.name}_bare.pth")
+    torch.save(torch.load(run.folder / "model_final.pth", weights_only=True)["model"], bare)
     try:
         assert tool.main(typed.format(w=weights, run=run.folder, bare=bare).split()) == 2
     except SystemExit as stopped:

@@ -15,7 +15,7 @@ from detectron2.structures import Boxes, pairwise_iou
 from torch import nn
 
 from lambda_det.detection import load_config
-from lambda_det.detection.inference import as_input
+from lambda_det.detection.data.records import as_input
 from lambda_det.detection.model import build_model
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import FORMATS, detector_network, export_network

@@ -6,12 +6,11 @@ import torch
 import lambda_det
 from lambda_det.errors import WeightsError
 from lambda_det.export.backbone import extract_backbone
-from lambda_det.export.sources import KnownNetwork
 from lambda_det.weights.provenance import checksum
 from tests.export.toy import MEAN, STD, classifier_checkpoint, in_c4, in_fpn, scramble
 
 OPTIONS = {"scope": 3}
-SLIM = KnownNetwork("lambda_resnet26_slim", {"norm": "BN", "scope": 3}, None, "name")
+SLIM = {"model": "lambda_resnet26_slim", "options": {"norm": "BN", "scope": 3}}  # of a detector
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +140,7 @@ REFUSED = {
     "half a recipe": (lambda c: _change(c, recipe={"model": "resnet50"}), "options"),
     "no stem": (lambda c: {"model": {k: v for k, v in c["model"].items() if "stem" not in k}},
                 "backbone.res2"),
-    "no network": (lambda c: {"model": {k: c["model"][k] for k in c["model"] if "res5.1" not in k}},
-                   r"lambda_resnet26_slim \(norm BN, scope 3\).*--model"),
+    "another name": (lambda c: {"model": c["model"]}, "does not hold this backbone"),
     "nothing": (lambda c: {"iteration": 3}, "'model'"),
     "no tensors": (lambda c: _change(c, model={"a": 1}), "'a'"),
 }
@@ -154,7 +152,7 @@ def test_what_cannot_be_exported(checkpoint, row):
     make, words = REFUSED[row]
     with pytest.raises(WeightsError, match=words) as caught:
         raw = {key: value for key, value in checkpoint.items() if key != "ema"}
-        extract_backbone(make(raw), network=SLIM, source="a.pth")
+        extract_backbone(make(raw), model="lambda_resnet50", source="a.pth")
     assert "a.pth" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -206,22 +204,29 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_the_backbone_of_whatever_holds_it(checkpoint, holder):
-    content = extract_backbone(HOLDERS[holder](checkpoint["model"]), network=SLIM)
+    content = HOLDERS[holder](checkpoint["model"])
+    content = content if "model" in content else {"model": content}
+    content = extract_backbone({**content, "run": SLIM})
     expected = _wanted(checkpoint["model"])
     assert content["model"].keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in content["model"].items())
     meta = content["meta"]
     assert meta["model"] == "lambda_resnet26_slim" and meta["options"]["scope"] == 3
-    assert meta["known_from"] == "name" and not meta["folded"]
+    assert meta["known_from"] == "run" and not meta["folded"]
     assert meta["stages"] == ["stem", "res2", "res3", "res4", "res5"]
     assert meta["input_format"] is None and meta["pixel_mean"] is None
     assert meta["sha256"] == checksum(content["model"], meta)
 
 
-@pytest.mark.parametrize("network", [None, KnownNetwork("resnet51", {}, None, "name")])
-def test_a_network_that_nobody_says_or_that_is_none(checkpoint, network):
-    with pytest.raises(WeightsError, match=r"--model|resnet51"):
-        extract_backbone({"model": in_fpn(checkpoint["model"])}, network=network)
+def test_a_network_is_named_where_the_file_records_none(checkpoint):
+    state = classifier_checkpoint(ema=False)["model"]
+    for content in ({"model": in_fpn(state)}, in_fpn(state)):
+        with pytest.raises(WeightsError, match="--model"):
+            extract_backbone(content)
+        with pytest.raises(WeightsError, match="resnet51"):
+            extract_backbone(content, model="resnet51")
+        meta = extract_backbone(content, model="lambda_resnet26_slim")["meta"]
+        assert (meta["known_from"], meta["options"]) == ("name", {"norm": "BN"})
 
 
 def test_stages_that_a_detector_has_not(checkpoint):
@@ -229,7 +234,7 @@ def test_stages_that_a_detector_has_not(checkpoint):
     short = {n: t for n, t in checkpoint["model"].items() if "res5" not in n}
     foreign = {"roi_heads.res5.0.conv1.weight": torch.ones(128, 256, 1, 1)}
     for model in (short, {**short, **foreign}):
-        content = extract_backbone({"model": model}, network=SLIM)
+        content = extract_backbone({"model": model, "run": SLIM})
         assert content["meta"]["stages"] == ["stem", "res2", "res3", "res4"]
         assert not any(name.startswith("res5") for name in content["model"])
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def boxes_of_the_data(cfg, shift: float):
 def test_ap_beside_ap(run, shift, passes):
     known = {"thing_classes": ["circle", "rectangle", "triangle"]}
     model, file = boxes_of_the_data(run.cfg, shift)
-    proof = prove(run.cfg, known, model, 3, file)
+    proof = prove(SimpleNamespace(config=run.cfg, classes=known), model, 3, file)
     assert proof.passed == passes and str(proof).startswith("3 images of ")
     assert bool(proof.alone) != passes  # small boxes that are shifted hardly overlap
     assert proof.differences == pytest.approx({"boxes": shift, "scores": 0.0}, abs=1e-5)
@@ -92,5 +93,5 @@ def test_without_images_the_reason_is_said(run, change, limit, words):
     cfg.merge_from_list(change)
     _, file = boxes_of_the_data(run.cfg, 0.0)
     file.about = {"outputs": ["boxes"]}
-    proof = prove(cfg, {}, None, limit, file)
+    proof = prove(SimpleNamespace(config=cfg, classes={}), None, limit, file)
     assert proof.passed and words in str(proof)

@@ -55,12 +55,16 @@ def test_detectron2_s_own_checkpointer_loads_it(placed, network):
     assert PathManager.isfile(URL)
 
 
-def test_create_backbone_loads_it_and_the_conversion_is_kept(placed, network, caplog):
+def test_create_backbone_loads_it(placed, network, caplog):
     with caplog.at_level("INFO"):
         backbone = lambda_det.create_backbone("mobilenet_v2", ("res5",), URL)
     assert backbone.pixel_settings.format == "BGR" and backbone.pixel_settings.std == [1.0] * 3
     assert "apache-2.0" in caplog.text and "72.9" in caplog.text
     assert_computes_the_same(backbone, network)
+
+
+def test_the_conversion_for_detectron2_is_kept(placed):
+    PathManager.get_local_path(URL)
     (converted,) = placed.glob("*.pth")
     meta = read_backbone(converted)["meta"]
     assert (meta["source"], meta["license"]) == (URL, "apache-2.0")

@@ -4,7 +4,6 @@ import shutil
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from lambda_det.prediction import command_line as tool
 from tests import forked
@@ -18,8 +17,8 @@ def image(tmp_path):
 
 
 def arguments(run, image, tmp_path, *more):
-    flags = {"--config-file": run[0], "--input": image, "--output": tmp_path / "out"}
-    return [*(str(word) for pair in flags.items() for word in pair), *more]
+    words = [run[0].parent, "--input", image, "--output", tmp_path / "out"]
+    return [*map(str, words), *more]
 
 
 @pytest.mark.slow
@@ -41,12 +40,10 @@ def test_keys_at_the_end_change_the_model_which_computes_in_bfloat16(run, image,
     assert "2 instances" in capsys.readouterr().out
 
 
-def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
-    other = tmp_path / "other.pth"
-    torch.save(torch.load(run[1], weights_only=True)["model"], other)
-    for more in (("--weights", str(other)), ("--overwrite", "MODEL.WEIGHTS", str(other))):
-        assert tool.main(arguments(run, image, tmp_path, *more)) == 0
-        assert str(other) in capsys.readouterr().out
+def test_a_checkpoint_stands_for_the_folder_of_its_run(run, image, tmp_path, capsys):
+    words = arguments(run, image, tmp_path)
+    assert tool.main([str(run[1]), *words[1:]]) == 0
+    assert str(run[1]) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -55,15 +52,18 @@ def test_weights_can_be_named_by_flag_and_by_key(run, image, tmp_path, capsys):
         (("TEST.PRECISION", "float8"), "float8"),
         (("MODEL.DEVISE", "cpu"), "MODEL.DEVICE"),
         (("MODEL.DEVICE",), "MODEL.DEVICE"),
-        (("--model", "detector.onnx", "--raw"), "--raw"),
-        (("--model", "detector.onnx", "MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
+        (("MODEL.WEIGHTS", "other.pth"), "name the checkpoint"),
+        (("detector.onnx", "--raw"), "--raw"),
+        (("detector.onnx", "MODEL.DEVICE", "cpu"), "MODEL.DEVICE"),
         (("--limit", "3"), None),  # without a data set
         (("--limit", "0", "--dataset", "a"), None),
     ],
 )
 def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words):
-    typed = arguments(run, image, tmp_path, *more)
-    typed = typed[2:] if "--model" in more else typed  # without --config-file
+    typed = arguments(run, image, tmp_path)
+    if more[0] == "detector.onnx":
+        typed, more = [more[0], *typed[1:]], more[1:]
+    typed += more
     if words is None:
         with pytest.raises(SystemExit):
             tool.main(typed)
@@ -76,8 +76,8 @@ def test_mistakes_end_in_one_sentence(run, image, tmp_path, capsys, more, words)
 
 
 def test_a_run_by_its_folder_and_annotations_beside_the_pictures(run, image, tmp_path, capsys):
-    words = ["--model", run[0].parent, "--input", image, "--output", tmp_path / "out"]
-    words = [*map(str, words), "--score-threshold", "0", "--json", str(tmp_path / "found.json")]
+    words = arguments(run, image, tmp_path)
+    words += ["--score-threshold", "0", "--json", str(tmp_path / "found.json")]
     assert tool.main(words) == 0
     assert "5 instances on 1 picture" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "found.json").read_text())["annotations"]) == 5
@@ -93,7 +93,7 @@ def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys)
     other, out = tmp_path / "other", tmp_path / "out"
     other.mkdir()
     shutil.copy(image, other / "two.png")
-    words = ["--model", run[0].parent, "--output", out, "--score-threshold", "0"]
+    words = [run[0].parent, "--output", out, "--score-threshold", "0"]
     words = [*map(str, words), "--format", "labelme", "--input", str(image)]
     assert tool.main([*words, str(other)]) == 0
     for name, picture in (("photo", image), ("two", other / "two.png")):
@@ -108,9 +108,3 @@ def test_labels_of_other_tools_beside_the_pictures(run, image, tmp_path, capsys)
     shutil.rmtree(out)
     assert tool.main([*words, str(other)]) == 2
     assert "photo.jpg and photo.png" in capsys.readouterr().err and not out.exists()
-
-
-def test_typed_weights_are_found_in_keys_of_both_kinds():
-    assert tool.typed_weights(["MODEL.WEIGHTS", "a.pth", "MODEL.DEVICE", "cpu"]) == "a.pth"
-    assert tool.typed_weights(["train.device=cpu", "train.init_checkpoint=a.pth"]) == "a.pth"
-    assert tool.typed_weights(["MODEL.DEVICE", "cpu"]) is None

@@ -27,7 +27,7 @@ from tests.training.tiny_detector import tiny_config
 
 @pytest.fixture(scope="module")
 def predictor(run):
-    return Predictor(run[0], score_threshold=0.0)
+    return Predictor(run[1], score_threshold=0.0)
 
 
 def instances(boxes, masks=True, height=48, width=64):
@@ -337,8 +337,8 @@ from lambda_det.prediction import Predictor
 from lambda_det.prediction.files import plan_files, predict
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-config, picture, output = sys.argv[1:]
-predict(Predictor(config, score_threshold=0.0), plan_files([picture], output, False))
+run, picture, output = sys.argv[1:]
+predict(Predictor(run, score_threshold=0.0), plan_files([picture], output, False))
 """
 
 

@@ -13,14 +13,11 @@ from PIL import Image
 
 import lambda_det
 from lambda_det.detection import DetectionTask, load_lazy_config
-from lambda_det.detection.inference import find_weights
 from lambda_det.detection.lazy import dump_lazy
-from lambda_det.detection.task import load_any_config
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_to_export
 from lambda_det.prediction import Predictor
-from lambda_det.prediction.predictor import find_config
 from tests.export.conftest import needs_any_size
 from tests.training.tiny_detector import tiny_config
 
@@ -43,8 +40,8 @@ def test_predicts_as_detectron2_does(run, channels, size):
     cfg = tiny_config()
     cfg.INPUT.FORMAT = channels
     image = np.random.default_rng(1).integers(0, 255, (*size, 3), dtype=np.uint8)
-    ours = Predictor(cfg, weights=str(run[1]), score_threshold=0.0)(image).instances
     cfg.MODEL.WEIGHTS = str(run[1])
+    ours = Predictor(cfg, score_threshold=0.0)(image).instances
     cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = 0.0
     theirs = DefaultPredictor(cfg)(image)["instances"]
     assert len(ours) == len(theirs) > 0
@@ -97,10 +94,10 @@ def test_the_run_of_a_lazy_config_predicts_as_its_evaluation(lazy_run, picture, 
     torch.testing.assert_close(
         found.instances.pred_boxes.tensor, expected.pred_boxes.tensor, rtol=1e-4, atol=1e-3
     )
-    # COCO's names are of 80 classes, and the model has 3
-    assert found.class_names is None
-    named = Predictor(lazy, weights=str(folder / "model_final.pth"), score_threshold=0.0)
-    assert same(named(picture), found)
+    assert found.class_names is None  # the checkpoint does not say them
+    lazy = copy.deepcopy(lazy)
+    lazy.train.init_checkpoint = str(folder / "model_final.pth")
+    assert same(Predictor(lazy, score_threshold=0.0)(picture), found)
 
 
 @pytest.mark.slow
@@ -110,43 +107,16 @@ def test_a_lazy_config_has_a_precision(lazy_run, picture):
     assert not same(asked, Predictor(folder, score_threshold=0.0)(picture))
     lazy = copy.deepcopy(lazy)
     lazy.train.test_precision = "bfloat16"
-    weights = str(folder / "model_final.pth")
-    assert same(Predictor(lazy, weights=weights, score_threshold=0.0)(picture), asked)
+    lazy.train.init_checkpoint = str(folder / "model_final.pth")
+    assert same(Predictor(lazy, score_threshold=0.0)(picture), asked)
 
 
 def test_threshold_leaves_out_what_scores_lower(run, predictor, picture):
     scores = predictor(picture).scores
     threshold = float(np.sort(scores)[len(scores) // 2]) - 1e-6
-    found = Predictor(run[0], score_threshold=threshold)(picture)
+    found = Predictor(run[1], score_threshold=threshold)(picture)
     assert 0 < len(found) < len(scores)
     assert (found.scores >= threshold).all()
-
-
-def test_named_weights_come_before_those_of_the_run_and_these_before_the_start(run, tmp_path):
-    cfg = tiny_config()
-    cfg.MODEL.WEIGHTS = "pretrained.pth"
-    config_file, checkpoint = map(str, run)
-    assert find_weights(cfg, config_file, "mine.pth") == "mine.pth"
-    assert find_weights(cfg, config_file, None) == checkpoint
-    assert find_weights(cfg, str(tmp_path / "config.yaml"), None) == "pretrained.pth"
-    assert find_weights(cfg, None, None) == "pretrained.pth"
-    cfg.MODEL.WEIGHTS = ""
-    with pytest.raises(WeightsError, match="--weights"):
-        find_weights(cfg, str(tmp_path / "config.yaml"), None)
-
-
-def test_class_names_are_those_of_the_data_or_numbers(run, annotated, caplog):
-    cfg = tiny_config()
-    cfg.DATASETS.TEST_JSON, cfg.DATASETS.TEST_IMAGES = map(str, annotated)
-    assert Predictor(cfg, weights=str(run[1])).class_names == ["class2", "class7", "class9"]
-    assert not caplog.records
-    annotated[0].unlink()
-    assert Predictor(cfg, weights=str(run[1])).class_names is None
-    assert "annotations.json" in caplog.text
-    cfg = tiny_config()
-    cfg.DATASETS.TEST = ("coco_2017_val",)
-    assert Predictor(cfg, weights=str(run[1])).class_names is None
-    assert "80" in caplog.text
 
 
 def test_results_are_plain_arrays(predictor, picture):
@@ -176,7 +146,7 @@ def test_several_images_and_batches(run, predictor, picture):
     expected = [predictor(picture), predictor(wide)]
     for images in ([picture, wide], (image for image in (picture, wide))):
         assert all(map(same, predictor(images), expected))
-    batch = Predictor(run[0], score_threshold=0.0, batch_size=4)(np.stack([picture] * 3))
+    batch = Predictor(run[1], score_threshold=0.0, batch_size=4)(np.stack([picture] * 3))
     assert len(batch) == 3
     for found in batch:
         np.testing.assert_allclose(found.boxes, expected[0].boxes, rtol=1e-4, atol=1e-3)
@@ -213,21 +183,21 @@ def test_the_best_and_averaged_weights_come_first(run, predictor, picture, tmp_p
     torch.save({**best, "iteration": 149}, folder / "model_0000149.pth")
     found = Predictor(folder, score_threshold=0.0)
     np.testing.assert_allclose(found(picture).scores, 0.25)  # of three classes and the background
-    assert found.taken == f"{folder / 'model_best.pth'} (after 100 steps, averaged weights)"
+    assert str(found.origin) == f"{folder / 'model_best.pth'} (after 100 steps, averaged weights)"
     for options, taken in (
         ({"raw": True}, "model_best.pth (after 100 steps, raw weights)"),
         ({"checkpoint": "150"}, "model_0000149.pth (after 150 steps, averaged weights)"),
         ({"checkpoint": "last"}, "model_final.pth (raw weights)"),
     ):
         found = Predictor(folder, score_threshold=0.0, **options)
-        assert found.taken == str(folder / taken)
+        assert str(found.origin) == str(folder / taken)
         assert same(found(picture), predictor(picture)) == ("raw" in taken)
 
 
 @pytest.mark.parametrize(
     ("source", "named"),
     [
-        ("empty", "config.yaml"),
+        ("empty", "last_checkpoint"),
         ("nowhere", "nowhere"),
         ("model_final.pth", r"model_final\.pth"),
     ],
@@ -243,24 +213,23 @@ def test_options_that_cannot_be(run):
     for key, value in (
         ("batch_size", 0),
         ("device", "cuda:99"),
-        ("weights", "none.pth"),
         ("score_threshold", 50),
     ):
         with pytest.raises((ConfigError, WeightsError), match=str(value)):
-            Predictor(run[0], **{key: value})
-    with pytest.raises(ConfigError, match=r"x\.pth"):
-        Predictor("detector.onnx", weights="x.pth")
+            Predictor(run[1], **{key: value})
+    with pytest.raises(ConfigError, match="bfloat16"):
+        Predictor("detector.onnx", precision="bfloat16")
 
 
 @needs_any_size
 @pytest.mark.slow
 def test_an_exported_detector_of_a_lazy_config_finds_the_same(lazy_run, picture, tmp_path):
-    path, file = tmp_path / "detector.onnx", find_config(lazy_run[0])
+    path, folder = tmp_path / "detector.onnx", lazy_run[0]
     opts = ["model.roi_heads.box_predictor.test_score_thresh=0.0"]
-    cfg = load_any_config(argparse.Namespace(config_file=file, opts=opts))
-    assert export_network(network_to_export(cfg, file), path, sizes=[(64, 96)]).passed
+    network = network_to_export(folder, opts=opts)
+    assert export_network(network, path, sizes=[(64, 96)]).passed
     exported = lambda_det.Predictor(path, score_threshold=0.0)
-    expected, found = Predictor(file, score_threshold=0.0)(picture), exported(picture)
+    expected, found = Predictor(folder, score_threshold=0.0)(picture), exported(picture)
     np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-3, atol=1e-4)
     assert (found.classes == expected.classes).all()

@@ -43,7 +43,7 @@ from lambda_det.errors import UserError
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.training.task import Task
 from lambda_det.weights.backbone_file import read_backbone, save_backbone
-from lambda_det.weights.loading import load_backbone_weights
+from lambda_det.weights.loading import load
 from tests.detection.data.fuzz import assert_clear, mutate, used_or_refused
 from tests.export.toy import classifier_checkpoint
 from tests.shapes import make_panoptic_shapes
@@ -159,7 +159,7 @@ def _backbone() -> torch.nn.Module:
 
 def _use_backbone(folder: Path, file: Path) -> None:
     read_backbone(file)
-    load_backbone_weights(_backbone(), file)
+    load(_backbone(), file)
 
 
 KINDS = {

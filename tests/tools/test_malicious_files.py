@@ -101,21 +101,20 @@ def test_a_configuration(tmp_path, capsys, mark, place):
     config.write_text(evil)
     words = ["--config-file", good, "--resume", "OUTPUT_DIR", tmp_path / "run"]
     _refused(train_net.main, words, capsys, mark)
-    words = ["--config-file", config, "--input", good, "--output", tmp_path / "out"]
+    words = [tmp_path / "run", "--input", good, "--output", tmp_path / "out"]
     _refused(predict.main, words, capsys, mark)
-    # To export, it is read as plain data
-    export_backbone.main([str(weights), str(tmp_path / "b.pth")])
-    assert not mark.exists()
+    _refused(export_model.main, [tmp_path / "run", tmp_path / "d.onnx"], capsys, mark)
+    _refused(export_backbone.main, [weights, tmp_path / "b.pth"], capsys, mark)
 
 
 @ENDINGS
 def test_weights_to_predict_with(tmp_path, capsys, mark, ending):
     config, _ = save_run(tmp_path / "run")
     evil = write_malicious(tmp_path / f"evil{ending}", mark)
-    words = ["--config-file", config, "--input", config, "--output", tmp_path / "out"]
-    _refused(predict.main, [*words, "--weights", evil], capsys, mark, str(evil), "refused")
+    words = ["--input", config, "--output", tmp_path / "out"]
+    _refused(predict.main, [evil, *words], capsys, mark, str(evil), "refused")
     write_malicious(tmp_path / "run" / "model_final.pth", mark)
-    _refused(predict.main, words, capsys, mark, "model_final.pth", "refused")
+    _refused(predict.main, [tmp_path / "run", *words], capsys, mark, "model_final.pth", "refused")
 
 
 @ENDINGS

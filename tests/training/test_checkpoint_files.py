@@ -8,6 +8,7 @@ import torch
 from lambda_det.errors import WeightsError
 from lambda_det.training import checkpoint_files
 from lambda_det.training.checkpoint_files import (
+    find_checkpoint,
     last_checkpoint,
     link_file,
     numbered,
@@ -178,3 +179,22 @@ def test_a_second_name(folder, monkeypatch, links):
     with pytest.raises(FileNotFoundError):
         link_file(folder / "model_0000003.pth", folder / "other.pth")
     assert not list(folder.glob("*.tmp"))
+
+
+def test_the_checkpoint_of_a_run(tmp_path):
+    assert find_checkpoint(tmp_path / "nothing.pth") == str(tmp_path / "nothing.pth")
+    (tmp_path / "model_0000004.pth").write_text("")
+    with pytest.raises(WeightsError, match=r"last_checkpoint.*model_0000004\.pth"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "last_checkpoint").write_text("model_0000009.pth")
+    with pytest.raises(WeightsError, match=r"model_0000009\.pth"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "model_0000009.pth").write_text("")
+    assert find_checkpoint(str(tmp_path)) == str(tmp_path / "model_0000009.pth")
+    (tmp_path / "model_best.pth").write_text("")
+    chosen = {"best": "model_best", "last": "model_0000009", "5": "model_0000004"}
+    for which, name in chosen.items():
+        assert find_checkpoint(tmp_path, which) == str(tmp_path / f"{name}.pth")
+    for which in ("6", "worst"):
+        with pytest.raises(WeightsError, match=rf"'{which}'.*best, last.* 5, 10"):
+            find_checkpoint(tmp_path, which)

@@ -16,6 +16,7 @@ from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import last_checkpoint
 from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.training.trainer import Trainer
+from lambda_det.weights.loading import load
 from tests.training.tiny_detector import tiny_config
 
 
@@ -124,7 +125,7 @@ def test_training_starts_from_other_classes_and_says_so(tmp_path, caplog):
     before = model.get_parameter(CLASSES).clone()
     path = _saved(tmp_path / "a.pth", source, extra=torch.ones(1))
     with caplog.at_level("INFO"):
-        SafeCheckpointer(model).load_initial_weights(path)
+        load(model, path)
     assert torch.equal(model.stem, source.stem)
     assert torch.equal(model.get_parameter(CLASSES), before)
     line = next(r.getMessage() for r in caplog.records if r.getMessage().startswith("Loaded"))

@@ -19,14 +19,13 @@ from torch import nn
 import lambda_det
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.export.backbone import extract_backbone
-from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.backbone_file import (
     fold_normalisation,
     read_backbone,
     save_backbone,
 )
 from lambda_det.weights.formats import read_checkpoint
-from lambda_det.weights.loading import load_backbone_weights
+from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import PixelSettings, checksum
 from tests.export.toy import Detector, classifier_checkpoint, scramble
 from tests.malicious import Program
@@ -119,11 +118,11 @@ def test_our_checkpointer_loads_all_of_it(written, form):
     pixels = PixelSettings("BGR", [103.53, 116.28, 123.675], [1.0, 1.0, 1.0])
     for wrap in (lambda network: FPN(network, ["res4", "res5"], 8), lambda network: network):
         network = lambda_det.create_backbone("lambda_resnet26_slim", **OPTIONS)
-        checkpointer = SafeCheckpointer(nn.ModuleDict({"backbone": wrap(network)}))
-        checkpointer.load_initial_weights(str(path), pixels)
+        model = nn.ModuleDict({"backbone": wrap(network)})
+        load(model, path, pixels=pixels)
         _assert_whole(network, content)
     with pytest.raises(ConfigError, match=rf"b\{form}.*INPUT.FORMAT BGR"):
-        checkpointer.load_initial_weights(str(path), replace(pixels, format="RGB"))
+        load(model, path, pixels=replace(pixels, format="RGB"))
 
 
 def test_it_is_loaded_without_a_configuration(written, form, caplog):
@@ -190,9 +189,9 @@ def test_a_file_that_is_not_what_was_written(written, backbone, tmp_path, change
     if change == "author":
         return
     with pytest.raises(WeightsError, match=words):
-        load_backbone_weights(backbone, path)
+        load(backbone, path)
     with pytest.raises(WeightsError, match=words):
-        SafeCheckpointer(Detector()).load_initial_weights(path)
+        load(Detector(), path)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 1000, 0.5, -1])
@@ -200,13 +199,9 @@ def test_a_file_that_was_not_written_to_the_end(written, backbone, tmp_path, for
     path = tmp_path / f"b{form}"
     data = written[0].read_bytes()
     path.write_bytes(data[: int(len(data) * kept) if isinstance(kept, float) else kept])
-    for load in (
-        read_backbone,
-        lambda p: load_backbone_weights(backbone, p),
-        lambda p: SafeCheckpointer(Detector()).load_initial_weights(str(p)),
-    ):
+    for read in (read_backbone, lambda p: load(backbone, p), lambda p: load(Detector(), p)):
         with pytest.raises(WeightsError) as caught:
-            load(path)
+            read(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -221,13 +216,9 @@ def test_a_program_in_a_file_is_not_run(checkpoint, backbone, tmp_path, form, pl
         content[place]["stem.x"] = Program(mark)
     with open(path, "wb") as file:
         torch.save(content, file) if form == ".pth" else pickle.dump(content, file)
-    for load in (
-        read_backbone,
-        lambda p: load_backbone_weights(backbone, p),
-        lambda p: SafeCheckpointer(Detector()).load_initial_weights(str(p)),
-    ):
+    for read in (read_backbone, lambda p: load(backbone, p), lambda p: load(Detector(), p)):
         with pytest.raises(WeightsError, match=str(path)):
-            load(path)
+            read(path)
     assert not os.path.exists(mark)
     with open(path, "rb") as file:  # an unsafe reader runs it
         torch.load(file, weights_only=False) if form == ".pth" else pickle.load(file)
@@ -273,7 +264,7 @@ def test_a_byte_that_was_altered_anywhere_is_noticed_or_does_nothing(tmp_path, f
         path.write_bytes(altered)
         try:
             read = read_backbone(path)
-            load_backbone_weights(network, path)
+            load(network, path)
         except WeightsError:
             noticed += 1
             continue

@@ -25,9 +25,8 @@ import lambda_det
 from lambda_det.detection import load_config, parser
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import WeightsError
-from lambda_det.training.checkpointer import SafeCheckpointer
 from lambda_det.weights.import_names import import_weights
-from lambda_det.weights.loading import load_initial_weights
+from lambda_det.weights.loading import load
 from lambda_det.weights.public import fetch, read_public
 from tests.detection.tiny import on_meta
 
@@ -117,7 +116,7 @@ def start(path: str, recipe: str, *pairs: str) -> nn.Module:
     """Our detector as a training would start."""
     task = DetectionTask(read(recipe, *pairs))
     model = task.parts.make_model().double()
-    SafeCheckpointer(model).load_initial_weights(str(path), task.pixels)
+    load(model, str(path), pixels=task.pixels)
     for buffer, values in (
         (model.pixel_mean, task.pixels.mean),
         (model.pixel_std, task.pixels.std),
@@ -283,17 +282,14 @@ CLASSES_OF = {"mask_rcnn_resnet50_coco": "ROI_HEADS", "retinanet_resnet50_coco":
 
 
 @pytest.mark.parametrize("recipe", CLASSES_OF)
-def test_layers_of_other_classes_start_afresh(recipe, caplog):
+def test_layers_of_other_classes_start_afresh(recipe):
     model = on_meta(read(recipe, f"MODEL.{CLASSES_OF[recipe]}.NUM_CLASSES", "3"))
-    caplog.set_level("INFO")
-    load_initial_weights(model, _imported(recipe), "w.pth")
-    (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Loaded")]
-    fresh, unused = re.search("start afresh: (.*); unused in the file: (.*)", line).groups()
-    assert fresh == unused
-    assert re.match(r"(roi_heads\.box_predictor|head)\.cls_score\.weight", fresh)
-    # As many others, of which the first is the background
-    load_initial_weights(model, _imported(recipe, 4), "w.pth")
-    assert "start afresh: none; unused in the file: none" in caplog.text
+    report = load(model, "w.pth", _imported(recipe))
+    assert report.afresh == report.unused
+    assert re.match(r"(roi_heads\.box_predictor|head)\.cls_score\.weight", report.afresh[0])
+    # As many others, the first of which is the background
+    report = load(model, "w.pth", _imported(recipe, 4))
+    assert report.afresh == report.unused == ()
 
 
 @pytest.mark.parametrize(
@@ -323,7 +319,7 @@ def test_layers_of_other_classes_start_afresh(recipe, caplog):
 )
 def test_another_structure_is_refused_by_its_key(theirs, ours, pairs, key):
     with pytest.raises(WeightsError) as caught:
-        load_initial_weights(on_meta(read(ours, *pairs)), _imported(theirs), "w.pth")
+        load(on_meta(read(ours, *pairs)), "w.pth", _imported(theirs))
     message = str(caught.value)
     assert key in message and "w.pth" in message and "torchvision" in message
     assert "\n" not in message
@@ -345,14 +341,14 @@ def test_masks_may_start_afresh_or_be_left_out():
     with_masks, without = (
         on_meta(read(f"{kind}_rcnn_resnet50_coco")) for kind in ("mask", "faster")
     )
-    load_initial_weights(with_masks, _imported("faster_rcnn_resnet50_coco"), "w.pth")
-    load_initial_weights(without, _imported("mask_rcnn_resnet50_coco"), "w.pth")
+    load(with_masks, "w.pth", _imported("faster_rcnn_resnet50_coco"))
+    load(without, "w.pth", _imported("mask_rcnn_resnet50_coco"))
 
 
 def test_a_classifier_takes_the_backbone():
     with torch.device("meta"):
         classifier = lambda_det.create_classifier("resnet50", 3)
-        load_initial_weights(classifier, _imported("retinanet_resnet50_coco"), "w.pth")
+        load(classifier, "w.pth", _imported("retinanet_resnet50_coco"))
 
 
 def test_a_truncated_file_is_refused(tmp_path, monkeypatch):

@@ -19,12 +19,7 @@ from lambda_det.config import add_lambda_config
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpointer import SafeCheckpointer
-from lambda_det.weights.loading import (
-    load_backbone_weights,
-    load_complete_model,
-    load_initial_weights,
-    read_weights,
-)
+from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import PixelSettings
 from lambda_det.weights.public import fetch
 from tests.export.toy import Detector, Model, Network, classifier_checkpoint
@@ -179,7 +174,7 @@ def test_every_tensor_of_a_detector_s_backbone_is_loaded(tmp_path, row, norm):
     path = str(tmp_path / name)
     _write(make(source), path)
     heads = target.roi_heads["box_predictor"]["cls_score"].weight.clone()
-    SafeCheckpointer(target).load_initial_weights(path)
+    load(target, path)
     _assert_same(target.backbone.bottom_up.state_dict(), source.state_dict(), row == "float16")
     assert torch.equal(target.roi_heads["box_predictor"]["cls_score"].weight, heads)
 
@@ -192,7 +187,7 @@ def test_what_does_not_load_is_an_error_and_changes_nothing(tmp_path, row, norm)
     path = str(tmp_path / name)
     _write(make(Network()), path)
     with pytest.raises(WeightsError, match=words) as caught:
-        SafeCheckpointer(target).load_initial_weights(path)
+        load(target, path)
     assert path in str(caught.value) and "\n" not in str(caught.value)
     _assert_same(target.state_dict(), before)
 
@@ -201,7 +196,7 @@ def test_what_does_not_load_is_an_error_and_changes_nothing(tmp_path, row, norm)
 def test_every_tensor_of_a_backbone_is_loaded(tmp_path, row):
     source, target = Network(), Network()
     torch.save(LOADS[row][0](source), tmp_path / "w.pth")
-    load_backbone_weights(target, tmp_path / "w.pth")
+    load(target, tmp_path / "w.pth")
     _assert_same(target.state_dict(), source.state_dict(), row == "float16")
 
 
@@ -214,7 +209,7 @@ def test_a_backbone_is_not_loaded_in_part(tmp_path, row, norm):
     before = _copy(target.state_dict())
     torch.save(make(Network()), tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=words):
-        load_backbone_weights(target, tmp_path / "w.pth")
+        load(target, tmp_path / "w.pth")
     _assert_same(target.state_dict(), before)
 
 
@@ -226,22 +221,22 @@ def test_two_backbones_in_the_model(tmp_path, heuristics):
     torch.save(content, tmp_path / "w.pth")
     words = r"w\.pth"
     with pytest.raises(WeightsError, match=words):
-        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+        load(target, str(tmp_path / "w.pth"))
     _assert_same(target.state_dict(), before)
     # their own names leave no doubt, and both have to be there
     source = nn.ModuleDict({"student": Detector(), "teacher": Detector()})
     torch.save({"model": source.state_dict()}, tmp_path / "w.pth")
-    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    load(target, str(tmp_path / "w.pth"))
     _assert_same(target.state_dict(), source.state_dict())
     torch.save({"model": _without(source.state_dict(), "teacher")}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"teacher\.backbone\.bottom_up"):
-        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+        load(target, str(tmp_path / "w.pth"))
 
 
 def test_a_detector_s_other_parts_come_along(tmp_path):
     source, target = Detector(classes=2), Detector(classes=2)
     torch.save({"model": _prefixed(source.state_dict(), "module._orig_mod.")}, tmp_path / "w.pth")
-    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    load(target, str(tmp_path / "w.pth"))
     _assert_same(target.state_dict(), source.state_dict())
 
 
@@ -256,7 +251,7 @@ def test_stages_that_a_detector_has_in_its_heads(tmp_path):
     source.res5 = nn.Conv2d(4, 4, 1)
     content = {"model": source.state_dict(), "matching_heuristics": True}
     torch.save(content, tmp_path / "w.pth")
-    SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"))
+    load(target, str(tmp_path / "w.pth"))
     _assert_same(target.backbone.state_dict(), _without(source.state_dict(), "res5"))
     assert torch.equal(target.roi_heads["res5"].weight, source.res5.weight)
 
@@ -266,12 +261,12 @@ def test_averaged_weights_of_a_classifier_are_preferred_and_named(tmp_path, capl
     path = str(tmp_path / "w.pth")
     torch.save(_ema_of(raw, average), path)
     with caplog.at_level("INFO"):
-        SafeCheckpointer(target).load_initial_weights(path)
+        load(target, path)
     assert "EMA" in caplog.text and path in caplog.text
     expected = _without(average.backbone.state_dict(), "linear")
     _assert_same(target.backbone.bottom_up.state_dict(), expected)
     target = Network()
-    load_backbone_weights(target, path)
+    load(target, path)
     _assert_same(target.state_dict(), expected)
     # what is evaluated or resumed is the model itself
     same = Model()
@@ -282,14 +277,14 @@ def test_averaged_weights_of_a_classifier_are_preferred_and_named(tmp_path, capl
 def test_a_classifier_starts_from_another_with_or_without_its_last_layer(tmp_path):
     source, same, other = Model(), Model(), Model(classes=7)
     torch.save({"model": source.state_dict()}, tmp_path / "w.pth")
-    SafeCheckpointer(same).load_initial_weights(str(tmp_path / "w.pth"))
+    load(same, str(tmp_path / "w.pth"))
     _assert_same(same.state_dict(), source.state_dict())
     before = other.backbone.linear.weight.clone()
-    SafeCheckpointer(other).load_initial_weights(str(tmp_path / "w.pth"))
+    load(other, str(tmp_path / "w.pth"))
     _assert_same(other.state_dict(), _without(source.state_dict(), "linear"))
     assert torch.equal(other.backbone.linear.weight, before)
     torch.save({"model": Network().state_dict()}, tmp_path / "w.pth")
-    SafeCheckpointer(other).load_initial_weights(str(tmp_path / "w.pth"))
+    load(other, str(tmp_path / "w.pth"))
 
 
 def test_module_versions_are_kept(tmp_path):
@@ -342,11 +337,11 @@ def test_weights_for_other_images_are_refused(tmp_path, about, words):
     target = Detector()
     before = _copy(target.state_dict())
     if words is None:
-        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
+        load(target, str(tmp_path / "w.pth"), pixels=PIXELS)
         _assert_same(target.backbone.bottom_up.state_dict(), content["model"])
         return
     with pytest.raises(ConfigError) as caught:
-        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
+        load(target, str(tmp_path / "w.pth"), pixels=PIXELS)
     assert all(word in str(caught.value) for word in [*words, "w.pth"])
     _assert_same(target.state_dict(), before)
 
@@ -365,7 +360,7 @@ def test_weights_for_another_std_or_order_are_folded(tmp_path, caplog, back):
     target = Detector().eval()
     target.backbone.bottom_up = lambda_det.create_backbone("lambda_resnet26_slim", scope=3).eval()
     with caplog.at_level("INFO"):
-        SafeCheckpointer(target).load_initial_weights(str(tmp_path / "w.pth"), ours)
+        load(target, str(tmp_path / "w.pth"), pixels=ours)
     assert "Folded into the first convolution" in caplog.text
     rgb = torch.randint(0, 256, (1, 3, 32, 32)).double()
 
@@ -386,39 +381,42 @@ def _near(found, expected):
 def test_meta_of_another_project_is_left_alone(tmp_path):
     for content in ({"meta": {"epoch": 3}}, {"meta": "a note"}, {"recipe": None}):
         torch.save({"model": Network().state_dict(), **content}, tmp_path / "w.pth")
-        SafeCheckpointer(Detector()).load_initial_weights(str(tmp_path / "w.pth"), PIXELS)
+        load(Detector(), str(tmp_path / "w.pth"), pixels=PIXELS)
 
 
-@pytest.mark.parametrize("way", ["backbone", "initial", "complete"])
-def test_different_weights_for_one_shared_tensor_are_refused(tmp_path, way):
+@pytest.mark.parametrize("complete", [False, True])
+def test_different_weights_for_one_shared_tensor_are_refused(tmp_path, complete):
     path = tmp_path / "own.pth"
     own = lambda_det.create_backbone("lambda_resnet26_slim", scope=3)
     torch.save({"model": own.state_dict()}, path)
     model = lambda_det.create_backbone("lambda_resnet26_slim", scope=3, share_positions="stage")
     before = model.res5[0].conv2.position.embedding.clone()
-    content = read_weights(str(path))
     with pytest.raises(WeightsError, match=r"own\.pth.*res\d\.0\S+embedding.*share_positions"):
-        if way == "backbone":
-            load_backbone_weights(model, path)
-        elif way == "initial":
-            load_initial_weights(model, content, path)
-        else:
-            load_complete_model(model, content, path)
+        load(model, path, complete=complete)
     assert torch.equal(model.res5[0].conv2.position.embedding, before)
     torch.save({"model": model.state_dict()}, path)
-    load_backbone_weights(model, path)
+    load(model, path, complete=complete)
 
 
-@pytest.mark.parametrize("load", [load_initial_weights, load_complete_model])
-def test_classifiers_of_other_lambda_layers_with_the_same_tensors_are_refused(load):
+@pytest.mark.parametrize("complete", [False, True])
+def test_classifiers_of_other_lambda_layers_with_the_same_tensors_are_refused(complete):
     content = classifier_checkpoint(key_norm="l2", scope=3)
     other, same = (
         lambda_det.create_classifier("lambda_resnet26_slim", 3, scope=3, **options)
         for options in ({}, {"key_norm": "l2"})
     )
     with pytest.raises(WeightsError, match=r"w\.pth.*key_norm 'l2'.*'softmax'"):
-        load(other, content, "w.pth")
-    load(same, content, "w.pth")
+        load(other, "w.pth", content, complete=complete)
+    load(same, "w.pth", content, complete=complete)
+
+
+def test_the_report_says_what_became_of_every_tensor(tmp_path):
+    content = {"model": {**Network().state_dict(), "extra.weight": torch.ones(1)}}
+    torch.save(content, tmp_path / "w.pth")
+    report = load(Detector(), tmp_path / "w.pth")
+    assert report.unused == ("extra.weight",) and report.pixels is None
+    assert "roi_heads.box_predictor.cls_score.weight" in report.afresh
+    assert str(report.wanted - len(report.afresh)) in str(report)
 
 
 # ------------------------------------------------------ files with the names of timm, torchvision
@@ -479,7 +477,7 @@ def test_a_detector_starts_with_the_features_of_their_network(
     task = _finetuned(ours, *pairs)
     model = task.build_model()
     with caplog.at_level("INFO"):
-        SafeCheckpointer(model).load_initial_weights(path, task.pixels)
+        load(model, path, pixels=task.pixels)
     if file == "url":
         assert "apache-2.0" in caplog.text and "top-1" in caplog.text
     model.double().eval()
@@ -502,7 +500,7 @@ def test_a_classifier_starts_from_their_network_and_its_last_layer(mobilenet, tm
     torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
     classifier = lambda_det.create_classifier("mobilenet_v2", 7).eval()
     pixels = PixelSettings("RGB", *IMAGENET)
-    SafeCheckpointer(classifier).load_initial_weights(str(tmp_path / "w.pth"), pixels)
+    load(classifier, str(tmp_path / "w.pth"), pixels=pixels)
     image = torch.randn(1, 3, 64, 64)
     expected = mobilenet(image)
     assert (classifier(image) - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -511,7 +509,7 @@ def test_a_classifier_starts_from_their_network_and_its_last_layer(mobilenet, tm
 def test_weights_for_other_classes_say_so(mobilenet, tmp_path, caplog):
     torch.save(mobilenet.state_dict(), tmp_path / "w.pth")
     classifier = lambda_det.create_classifier("mobilenet_v2", 3)
-    SafeCheckpointer(classifier).load_initial_weights(str(tmp_path / "w.pth"))
+    load(classifier, str(tmp_path / "w.pth"))
     (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert "w.pth is for 7 classes" in warning and "3" in warning
     caplog.clear()
@@ -536,6 +534,6 @@ def test_their_weights_that_cannot_be_ours(theirs, ours, pairs, words, tmp_path,
     model = task.build_model()
     before = _copy(model.state_dict())
     with pytest.raises((ConfigError, WeightsError), match=f"{url}.*{words}") as caught:
-        SafeCheckpointer(model).load_initial_weights(url, task.pixels)
+        load(model, url, pixels=task.pixels)
     assert "\n" not in str(caught.value)
     _assert_same(model.state_dict(), before)

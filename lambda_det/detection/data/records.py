@@ -7,7 +7,9 @@ import stat
 from typing import Any
 
 import numpy as np
+import torch
 from detectron2.data.detection_utils import convert_PIL_to_numpy
+from detectron2.data.transforms import AugInput, AugmentationList
 from detectron2.utils.file_io import PathManager
 from PIL import Image
 
@@ -111,6 +113,14 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
             f"rotation), but the annotations say {said[0]}x{said[1]}; correct one of them."
         )
     return np.ascontiguousarray(image)
+
+
+def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, Any]:
+    """An image [H, W, 3] as Detectron2's models take it, resized."""
+    resized = AugInput(image)
+    augmentations(resized)
+    tensor = torch.as_tensor(resized.image.astype("float32").transpose(2, 0, 1))
+    return {"image": tensor, "height": image.shape[0], "width": image.shape[1]}
 
 
 def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:

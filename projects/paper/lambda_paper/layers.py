@@ -27,7 +27,7 @@ from lambda_det.errors import ConfigError, listed
 from lambda_det.files import replace_file
 from lambda_det.layers import LambdaLayer
 from lambda_det.modeling.norm import convert_sync_norms
-from lambda_det.weights.loading import load_backbone_weights
+from lambda_det.weights.loading import load
 from lambda_det.weights.provenance import PixelSettings
 from lambda_paper import figures
 from lambda_paper.context import Context, receptive_field
@@ -252,7 +252,7 @@ def load_network(
     network = getattr(backbone, "bottom_up", backbone)
     pixels = task.pixels or PixelSettings.from_config(get_cfg())
     if weights is not None:
-        wanted = load_backbone_weights(network, weights)
+        wanted = load(network, weights).pixels
         if file_pixels:
             pixels = wanted or pixels
         pixels.check(wanted, weights)

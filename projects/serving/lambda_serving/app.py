@@ -132,7 +132,7 @@ def make_app(predictor: Predictor, limits: Limits) -> FastAPI:
     async def health() -> Response:
         if service.stopping:
             return JSONResponse({"detail": "The server is stopping; ask another one."}, 503)
-        return JSONResponse({"model": predictor.taken, "classes": predictor.class_names})
+        return JSONResponse({"model": str(predictor.origin), "classes": predictor.class_names})
 
     @app.get("/metrics")
     async def metrics() -> Response:

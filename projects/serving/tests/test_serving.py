@@ -37,7 +37,7 @@ class Detector:
     """Finds one box of the image's size, with the mean of its red as score; notes its batches."""
 
     cfg = None
-    taken, class_names = "weights.pth", ["cell"]
+    origin, class_names = "weights.pth", ["cell"]
 
     def __init__(self):
         self.batches, self.gate = [], threading.Event()

@@ -56,12 +56,13 @@ def test_predictions_of_a_panoptic_model_are_drawn_and_semantic_ones_refused(sha
         model = build_model(cfg)
         weights = tmp_path / f"{name}.pth"
         torch.save({"model": model.state_dict()}, weights)
+        cfg.MODEL.WEIGHTS = str(weights)
         if expected:
             with pytest.raises(ConfigError, match=expected):
-                Predictor(cfg, weights=str(weights))
+                Predictor(cfg)
         else:
             image = cv2.imread(str(shapes / "shapes_panoptic/val/000000.png"))
-            instances = Predictor(cfg, weights=str(weights), score_threshold=0.0)(image).instances
+            instances = Predictor(cfg, score_threshold=0.0)(image).instances
             drawn = draw_predictions(image, instances)
             assert drawn.shape == image.shape and instances.has("pred_masks")
 

@@ -1,0 +1,204 @@
+"""What a trained detector is: written with every checkpoint, and opened once by all that use it.
+
+A checkpoint records the network with its options, the configuration, the pixel settings and the
+sizes of its run, and the classes of its data. So nothing else is needed to predict, to export or to
+publish. A checkpoint of another trainer of Detectron2 records nothing, and a LazyConfig is a
+program, which no file of weights may hold: there the config.yaml beside the checkpoint says it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from omegaconf import DictConfig
+from torch import nn
+
+from lambda_det.detection.config import load_saved_config, typed_keys
+from lambda_det.detection.data import classes
+from lambda_det.detection.model import for_inference, prepare_model
+from lambda_det.detection.parts import Parts
+from lambda_det.detection.task import (
+    load_any_config,
+    read_parts,
+    recorded_backbone,
+    test_size,
+)
+from lambda_det.distributed.launch import check_device
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.training.checkpoint_files import find_checkpoint
+from lambda_det.weights.formats import read_checkpoint
+from lambda_det.weights.loading import load, read_weights
+from lambda_det.weights.provenance import RUN, Origin, recorded_network
+
+__all__ = ["SavedRun", "add_checkpoint_flags", "open_run", "run_of_checkpoint", "with_record"]
+
+# Keys of the weights that a training starts from; those of a run are in its checkpoints
+_WEIGHTS = ("MODEL.WEIGHTS", "train.init_checkpoint")
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A trained detector.
+
+    Attributes:
+        origin: the file of its weights, which ones of the file, after how many steps.
+        config: of the run, with what was changed when it was opened.
+        parts: what the configuration says.
+        content: of the file.
+        classes: what the file says of the classes, as
+            :func:`lambda_det.detection.data.classes.describe` has it; {} where it says nothing.
+    """
+
+    origin: Origin
+    config: CfgNode | DictConfig
+    parts: Parts
+    content: Mapping[str, Any]
+    classes: Mapping[str, Any]
+
+    def about(self) -> dict[str, Any]:
+        """What a user of an exported file has to know, as plain values."""
+        return {
+            **self.origin.as_meta(),
+            **(self.parts.pixels.as_meta() if self.parts.pixels else {}),
+            **test_size(self.parts),
+            "classes": self.classes.get("thing_classes"),
+            "dataset": dict(self.classes),
+        }
+
+    def detector(self, device: str | None = None, precision: str | None = None) -> nn.Module:
+        """The detector with its weights, for inference.
+
+        Args:
+            device: None for that of the configuration.
+            precision: "float32" or "bfloat16"; None for that of the configuration.
+
+        Raises:
+            ConfigError: the device is missing, or the configuration describes no model.
+            WeightsError: the weights do not fit the model.
+        """
+        settings = self.parts.settings
+        device = device or settings.device
+        check_device(device, 1, settings.key("device"))
+        model = prepare_model(
+            self.parts.make_model(),
+            device,
+            mixed_precision=settings.amp_dtype is not None,
+            channels_last=settings.channels_last,
+        )
+        averaged = self.origin.averaged
+        load(model, self.origin.file, self.content, complete=True, averaged=averaged)
+        precision = precision or settings.test_precision
+        return for_inference(model, precision, channels_last=settings.channels_last)
+
+
+def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
+    """Let a command that takes a run choose among its weights."""
+    parser.add_argument(
+        "--checkpoint",
+        default="best",
+        metavar="best|last|STEP",
+        help="of the run's folder (default: the best one at its evaluations)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="the trained weights, also where there are averaged ones"
+    )
+
+
+def open_run(
+    source: str | os.PathLike | CfgNode | DictConfig,
+    checkpoint: str = "best",
+    *,
+    raw: bool = False,
+    opts: Sequence[str] = (),
+) -> SavedRun:
+    """Read a trained detector.
+
+    Args:
+        source: the folder of a run or one of its checkpoints; or a configuration that names the
+            weights of the whole detector. A LazyConfig, also in the config.yaml of a folder, must
+            be from people you trust, because what it names is called.
+        checkpoint: of a folder: "best" at its evaluations, "last", or the number of its step.
+        raw: the trained weights, also where the file has averaged ones.
+        opts: changes of the configuration, as a command line has them.
+
+    Raises:
+        ConfigError: a value cannot be.
+        WeightsError: there is no such checkpoint, or nothing says which detector it holds.
+    """
+    if isinstance(source, CfgNode | DictConfig):
+        config = copy.deepcopy(source)
+        parts = read_parts(config)
+        file = parts.settings.weights
+        if not file:
+            raise WeightsError(f"{parts.settings.key('weights')} is empty; name a checkpoint.")
+        content = read_weights(file)
+        return _opened(file, content, config, parts, raw=raw)
+    file = find_checkpoint(source, checkpoint)
+    return run_of_checkpoint(file, read_checkpoint(file), raw=raw, opts=opts)
+
+
+def run_of_checkpoint(
+    file: str, content: Mapping[str, Any], *, raw: bool = False, opts: Sequence[str] = ()
+) -> SavedRun:
+    """The trained detector of a checkpoint that was read already, as :func:`open_run` has it."""
+    if typed := next((key for key in _WEIGHTS if key in typed_keys(opts)), None):
+        raise ConfigError(f"{typed} is that of the run; name the checkpoint in its place.")
+    if "recipe" in content:
+        raise ConfigError(f"{file} is of a classifier; name the run of a detector.")
+    config = _configuration(content, file, opts)
+    return _opened(file, content, config, read_parts(config), raw=raw)
+
+
+def _opened(
+    file: str,
+    content: Mapping[str, Any],
+    config: CfgNode | DictConfig,
+    parts: Parts,
+    *,
+    raw: bool,
+) -> SavedRun:
+    known = classes.of_checkpoint(content) or {}
+    if len(known.get("thing_classes", ())) not in (0, parts.detector.num_classes):
+        known = {}  # of another model; where the weights are loaded, they are refused
+    return SavedRun(Origin.of(file, content, raw=raw), config, parts, content, known)
+
+
+def with_record(content: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    """The content of a checkpoint with a record of its backbone.
+
+    A checkpoint of another trainer of Detectron2 has none: the config.yaml beside it says it.
+    """
+    beside = Path(file).with_name("config.yaml")
+    network, _ = recorded_network(content)
+    if network is not None or "imported" in content.get("meta", {}) or not beside.is_file():
+        return content
+    parts = read_parts(load_any_config(argparse.Namespace(config_file=str(beside), opts=[])))
+    with torch.device("meta"):
+        record = recorded_backbone(parts.make_backbone())
+    pixels = parts.pixels.as_meta() if parts.pixels else {}
+    return {**content, RUN: {**pixels, **record}} if record else content
+
+
+def _configuration(
+    content: Mapping[str, Any], file: str, opts: Sequence[str]
+) -> CfgNode | DictConfig:
+    """The configuration of a checkpoint, recorded in it or beside it."""
+    record = content.get(RUN)
+    text = record.get("config") if isinstance(record, Mapping) else None
+    if isinstance(text, str):
+        return load_saved_config(text, opts, file)
+    beside = Path(file).with_name("config.yaml")
+    if not beside.is_file():
+        raise WeightsError(
+            f"{file} does not say which detector it holds, and there is no {beside.name} beside it "
+            "that does; name a checkpoint of lambda-det train, or the folder of a run."
+        )
+    return load_any_config(argparse.Namespace(config_file=str(beside), opts=list(opts)))

@@ -1,0 +1,185 @@
+"""What a checkpoint says of its run, and who opens it."""
+
+import argparse
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from detectron2.config import CfgNode
+from detectron2.modeling import build_model
+from torch import nn
+
+from lambda_det.detection import saved_run
+from lambda_det.detection.lazy import load_lazy_config
+from lambda_det.detection.saved_run import open_run, with_record
+from lambda_det.detection.task import DetectionTask, recorded_backbone
+from lambda_det.errors import ConfigError, WeightsError
+from lambda_det.modeling import create_backbone
+from lambda_det.prediction import Predictor
+from lambda_det.weights.provenance import recorded_network, wanted_pixels
+from tests.export.tiny import lambda_detector_config, scramble
+from tests.test_configs import CONFIGS
+from tests.training.tiny_detector import save_run
+
+
+@pytest.fixture(scope="module")
+def content():
+    """Of a checkpoint as a training writes it."""
+    cfg = lambda_detector_config()
+    cfg.INPUT.FORMAT, cfg.MODEL.LAMBDA_RESNET.KEY_NORM = "RGB", "l2"
+    task = DetectionTask(cfg)
+    torch.manual_seed(0)
+    model = scramble(task.build_model())
+    return {"model": model.state_dict(), "iteration": 99, **task.checkpoint_content({})}
+
+
+@pytest.fixture
+def file(content, tmp_path):
+    torch.save(content, tmp_path / "model_final.pth")
+    return tmp_path / "model_final.pth"
+
+
+def test_a_checkpoint_alone_is_enough(content, file):
+    """In a folder with nothing else in it."""
+    run = open_run(file)
+    assert run.origin == (str(file), 100, False)
+    assert run.config.MODEL.LAMBDA_RESNET.KEY_NORM == "l2" and run.parts.pixels.format == "RGB"
+    assert recorded_network(content)[0] == "resnet14_slim_lambda_c5"
+    assert recorded_network(content)[1]["key_norm"] == "l2"
+    assert wanted_pixels(content) == run.parts.pixels
+    about = run.about()
+    assert (about["min_size_test"], about["max_size_test"]) == (64, 96)
+    assert about["input_format"] == "RGB" and about["step"] == 100
+    json.dumps({**about, **content["run"]})
+    predictor = Predictor(file, score_threshold=0.0)
+    assert len(predictor(np.zeros((48, 64, 3), np.uint8))) > 0
+    assert predictor.origin == run.origin
+
+
+def test_a_predictor_interprets_the_configuration_once(file, monkeypatch):
+    read, calls = saved_run.read_parts, []
+    monkeypatch.setattr(saved_run, "read_parts", lambda cfg: calls.append(cfg) or read(cfg))
+    monkeypatch.setattr(DetectionTask, "__init__", None)
+    Predictor(file)
+    assert len(calls) == 1
+
+
+def test_typed_keys_count(file):
+    run = open_run(file, opts=["INPUT.MIN_SIZE_TEST", "80", "TEST.DETECTIONS_PER_IMAGE", "2"])
+    assert run.about()["min_size_test"] == 80
+    assert run.detector().roi_heads.box_predictor.test_topk_per_image == 2
+
+
+def test_a_checkpoint_of_detectron2_is_described_by_what_is_beside_it(tmp_path):
+    _, file = save_run(tmp_path / "run")
+    assert open_run(file).config.MODEL.ROI_HEADS.NUM_CLASSES == 3
+    assert open_run(tmp_path / "run").origin.file == str(file)
+    alone = shutil.copy(file, tmp_path / "alone.pth")
+    with pytest.raises(WeightsError, match=r"alone\.pth.*config\.yaml"):
+        open_run(alone)
+
+
+YAML = """
+MODEL:
+  BACKBONE: {{NAME: {name}, FREEZE_AT: 2}}
+  FPN: {{IN_FEATURES: [res4, res5]}}
+  LAMBDA_RESNET: {{NAME: lambda_resnet26_slim, STOCHASTIC_DEPTH: 0.2, SCOPE: 3}}
+  RESNETS: {resnets}
+  PIXEL_MEAN: [1.0, 2.0, 3.5]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "resnets", "options"),
+    [
+        ("build_lambda_resnet_fpn_backbone", "{DEPTH: 50}", {}),
+        (
+            "build_lambda_resnet_backbone",
+            "{RES5_DILATION: 2}",
+            {"dilation": {"res5": 2}},
+        ),
+    ],
+)
+def test_the_backbone_of_detectron2_s_checkpoint(name, resnets, options, tmp_path):
+    (tmp_path / "config.yaml").write_text(YAML.format(name=name, resnets=resnets))
+    content = with_record({"model": {}}, str(tmp_path / "model.pth"))
+    network, found = recorded_network(content)
+    assert network == "lambda_resnet26_slim"
+    assert found == {"norm": found["norm"], "scope": 3, **options}
+    assert wanted_pixels(content).mean == [1.0, 2.0, 3.5]
+    (tmp_path / "config.yaml").write_text("MODEL: {BACKBONE: {NAME: build_resnet_backbone}}")
+    assert recorded_network(with_record({"model": {}}, str(tmp_path / "model.pth"))) == (None, {})
+
+
+def test_options_that_no_file_can_hold_are_not_recorded():
+    backbone = create_backbone("lambda_resnet26_slim", scope=3, norm=nn.BatchNorm2d)
+    assert recorded_backbone(backbone) == {}
+
+
+def lazy_task():
+    opts = ["model.backbone.bottom_up.name=lambda_resnet26_slim", "train.device=cpu"]
+    file = str(CONFIGS / "mask_rcnn_lambdaresnet50.py")
+    return DetectionTask(load_lazy_config(argparse.Namespace(config_file=file, opts=opts)))
+
+
+@pytest.mark.slow
+def test_the_checkpoint_of_a_lazyconfig_holds_no_program(tmp_path):
+    task = lazy_task()
+    model = task.build_model()
+    content = {"model": model.state_dict(), **task.checkpoint_content({})}
+    assert content["run"]["config"] is None
+    assert recorded_network(content)[0] == "lambda_resnet26_slim"
+    assert wanted_pixels(content) == task.pixels
+    torch.save(content, tmp_path / "model_final.pth")
+    with pytest.raises(WeightsError, match=r"config\.yaml"):
+        open_run(tmp_path / "model_final.pth")
+    (tmp_path / "config.yaml").write_text(task.dump())
+    run = open_run(tmp_path / "model_final.pth", opts=["train.test_precision=bfloat16"])
+    assert run.config.train.test_precision == "bfloat16" and run.detector() is not None
+
+
+REFUSED = {
+    "a classifier": (lambda c: {**c, "recipe": {}}, [], "classifier"),
+    "weights as a key": (lambda c: c, ["MODEL.WEIGHTS", "x.pth"], "name the checkpoint"),
+    "no YAML": (lambda c: with_text(c, "a: ["), [], r"model_final\.pth"),
+    "no mapping": (lambda c: with_text(c, "- 1"), [], r"model_final\.pth"),
+    "a program": (
+        lambda c: with_text(c, "a: !!python/object/apply:os.system ['exit 1']"),
+        [],
+        r"model_final\.pth",
+    ),
+    "a LazyConfig": (lambda c: with_text(c, "model: {_target_: os.system}"), [], "model"),
+    "an unknown key": (lambda c: with_text(c, "MODEL: {NOTHING: 1}"), [], "MODEL.NOTHING"),
+}
+
+
+def with_text(content, text):
+    return {**content, "run": {**content["run"], "config": text}}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_cannot_be_opened(content, row, tmp_path):
+    change, opts, words = REFUSED[row]
+    torch.save(change(content), tmp_path / "model_final.pth")
+    with pytest.raises((ConfigError, WeightsError), match=words):
+        open_run(tmp_path / "model_final.pth", opts=opts)
+
+
+def test_a_configuration_names_its_weights(file, content):
+    cfg = CfgNode.load_cfg(content["run"]["config"])
+    with pytest.raises(WeightsError, match=r"MODEL\.WEIGHTS"):
+        open_run(cfg)
+    cfg.MODEL.WEIGHTS = str(file)
+    before = copy.deepcopy(cfg)
+    assert open_run(cfg).detector() is not None and cfg == before
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    _, file = save_run(tmp_path / "run")
+    cfg = lambda_detector_config()
+    torch.save({"model": build_model(cfg).state_dict()}, file)
+    with pytest.raises(WeightsError, match=r"model_final\.pth does not match"):
+        open_run(tmp_path / "run").detector()
