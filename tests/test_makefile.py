@@ -91,7 +91,7 @@ def test_no_suitable_python_ends_in_one_sentence(project):
     [
         ("test", ["-m pytest"]),
         ("lint", ["-m ruff check", "-m ruff format --check"]),
-        ("demo", ["datasets/make_shapes.py", "train --config", "predict --model", "report output"]),
+        ("demo", ["datasets/make_shapes.py", "train --config", "predict output", "report output"]),
     ],
 )
 def test_every_target_has_the_environment(project, target, commands):

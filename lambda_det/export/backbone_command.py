@@ -49,9 +49,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "source",
         metavar="RUN",
-        help="a checkpoint of a classifier or a detector, with FPN or without; the folder of a run, "
-        "for its best checkpoint; a file of timm or torchvision; or published weights: "
-        "lambda://NAME, timm://NAME, torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
+        help="a checkpoint of a classifier or a detector; the folder of a run, for its best one; a "
+        "file of timm or torchvision; or published weights: lambda://NAME, timm://NAME, "
+        "torchvision://ENUM.MEMBER or hf://OWNER/REPOSITORY/FILE",
     )
     parser.add_argument("output", help="the backbone file: .pth, .pkl or .safetensors")
     add_checkpoint_flags(parser)

@@ -17,7 +17,6 @@ from lambda_det.detection.lazy import dump_lazy
 from lambda_det.export.backbone import extract_backbone
 from lambda_det.weights.backbone_file import save_backbone
 from lambda_paper import figures
-from tests.export.test_verify import C4
 from tests.export.toy import classifier_checkpoint
 from tests.malicious import write_malicious
 from tests.tool import load_tool
@@ -42,6 +41,13 @@ model.backbone.bottom_up.out_features = ["res4", "res5"]
 dataloader.train.num_workers = 0
 train.device = "cpu"
 train.seed = 1
+"""
+
+C4 = """
+MODEL:
+  BACKBONE: {NAME: build_lambda_resnet_backbone}
+  LAMBDA_RESNET: {NAME: lambda_resnet26_slim, SCOPE: 3, OUT_FEATURES: [res4]}
+  ROI_HEADS: {NAME: LambdaRes5ROIHeads, IN_FEATURES: [res4], NUM_CLASSES: 2}
 """
 
 
