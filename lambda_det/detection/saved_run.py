@@ -31,7 +31,7 @@ from lambda_det.detection.task import (
     recorded_backbone,
     test_size,
 )
-from lambda_det.distributed.launch import check_device
+from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.training.checkpoint_files import find_checkpoint
 from lambda_det.weights.formats import read_checkpoint
