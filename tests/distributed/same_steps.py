@@ -67,7 +67,8 @@ def _mask_rcnn() -> nn.Module:
     cfg = get_cfg()
     add_lambda_config(cfg)
     cfg.merge_from_other_cfg(type(cfg).load_cfg(MASK_RCNN))
-    torch.manual_seed(1)
+    # Not 1: with it one sampled box is a tie that an Intel processor with AMX decides by rounding
+    torch.manual_seed(2)
     return build_model(cfg)
 
 
