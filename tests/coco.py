@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,3 +104,15 @@ def noisy_results(ground_truth: COCO, seed: int = 1) -> list[dict]:
             }
         )
     return results
+
+
+def put(where: str, place: int = -1, **values: Any) -> Callable[[dict[str, Any]], None]:
+    """A change of an entry of a list of the file; a value of None takes the key away."""
+
+    def change(content: dict[str, Any]) -> None:
+        entry = content[where][place]
+        entry.update(values)
+        for key in [key for key, value in values.items() if value is None]:
+            del entry[key]
+
+    return change

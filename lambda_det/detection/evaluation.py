@@ -13,22 +13,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from detectron2.config import CfgNode
-from detectron2.data import MetadataCatalog
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.evaluation import (
     COCOEvaluator,
     DatasetEvaluators,
     SemSegEvaluator,
+    coco_evaluation,
 )
-from detectron2.utils import comm
 from pycocotools.coco import COCO
 from torch.backends import cudnn
 
 from lambda_det.detection.confidence import ap_interval
 from lambda_det.detection.data.classes import write_categories
+from lambda_det.detection.data.coco import coco_api, read_coco
 from lambda_det.detection.data.predictions import Detector, evaluated
 from lambda_det.detection.data.records import label_fault, read_pixels
-from lambda_det.detection.data.truth import complete
+from lambda_det.detection.data.registration import check_files, is_coco
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason, refused
@@ -50,27 +52,45 @@ def images_of_any_size() -> Iterator[None]:
 # 2.6 and 1.4 GB for boxes. All stats are equal. Who evaluates on COCO can build Detectron2, and for
 # the others one more required package, of one maintainer, would save a minute and a half.
 class TolerantCOCOEvaluator(COCOEvaluator):
-    """COCOEvaluator for files without the keys that pycocotools asks for without need.
+    """COCOEvaluator on the ground truth that :func:`lambda_det.detection.data.read_coco` decided.
 
-    ``info`` is missing in most files that tools export; ``iscrowd`` and ``area`` have an obvious
-    meaning where they are not given. An object without a usable mask counts as its box, and one
-    whose box has numbers that are not finite as an object of no size, which no detector finds.
+    Detectron2's own reads the annotation file again by itself, or writes the records of a data set
+    without one to a file and reads that. Here the records that the loader gives are the truth: an
+    object without a mask counts as its box, and what is left out of training is not counted either.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
-        # Detectron2 would reuse an earlier run's ground-truth file. One process at a time writes
-        # it, and only the main process evaluates with it.
-        kwargs.setdefault("allow_cached_coco", not comm.is_main_process())
-        super().__init__(*args, **kwargs)
-        without_mask = _complete_ground_truth(self._coco_api)
-        if without_mask and "segm" in (self._tasks or ()):
-            logging.getLogger(__name__).warning(
-                f"{without_mask} annotation(s) have no usable mask; their boxes stand for it in "
-                "mask AP"
-            )
-        if "keypoints" in (self._tasks or ()):
-            annotations = self._coco_api.dataset.get("annotations", ())
-            _complete_keypoints(annotations, self._metadata.get("keypoint_names"))
+    def __init__(
+        self,
+        dataset_name: str,
+        tasks: Sequence[str] | None = None,
+        output_dir: str | None = None,
+        *,
+        kpt_oks_sigmas: Sequence[float] = (),
+        max_dets_per_image: int | None = None,
+    ) -> None:
+        """
+        Args:
+            dataset_name: a registered data set.
+            tasks: some of "bbox", "segm" and "keypoints"; None: those of the predictions.
+            output_dir: for the files of results.
+            kpt_oks_sigmas: of the keypoints; those of COCO if it is empty.
+            max_dets_per_image: how many detections of an image are counted; None: COCO's 100.
+
+        Raises:
+            DataError: the annotation file cannot be read.
+        """
+        # What Detectron2's constructor sets but for the file that it reads
+        self._logger = logging.getLogger(COCOEvaluator.__module__)
+        self._distributed = True
+        self._output_dir = output_dir
+        self._use_fast_impl = coco_evaluation.COCOeval_opt is not coco_evaluation.COCOeval
+        self._max_dets_per_image = [1, 10, max_dets_per_image or 100]
+        self._tasks = tasks
+        self._cpu_device = torch.device("cpu")
+        self._metadata = MetadataCatalog.get(dataset_name)
+        self._coco_api = ground_truth_of(dataset_name)
+        self._do_evaluation = True
+        self._kpt_oks_sigmas = kpt_oks_sigmas
 
     def _eval_predictions(self, predictions, img_ids=None):
         """Detectron2's, which keeps the results with no names for their ids."""
@@ -99,48 +119,28 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         return results
 
 
-def read_ground_truth(json_file: str) -> COCO:
-    """The ground truth of boxes and masks as :class:`TolerantCOCOEvaluator` has it.
+def ground_truth_of(dataset_name: str) -> COCO:
+    """What :class:`TolerantCOCOEvaluator` counts as true of a registered data set.
 
-    Args:
-        json_file: of a data set that :func:`lambda_det.detection.data.check_coco` accepts.
+    Raises:
+        DataError: the annotation file cannot be read.
     """
-    ground_truth = COCO(json_file)
-    _complete_ground_truth(ground_truth)
-    return ground_truth
+    metadata = MetadataCatalog.get(dataset_name)
+    keypoints = metadata.get("keypoint_names")
+    if is_coco(dataset_name):
+        number = None if keypoints is None else len(keypoints)
+        truth = read_coco(metadata.json_file, metadata.image_root, keypoints=number)
+        return coco_api(truth.records, truth.report.categories, keypoints)
+    check_files(dataset_name)
+    records = DatasetCatalog.get(dataset_name)
+    names = metadata.thing_classes
+    ids = metadata.get("thing_dataset_id_to_contiguous_id") or dict(enumerate(range(len(names))))
+    categories = {number: names[place] for number, place in sorted(ids.items(), key=_place)}
+    return coco_api(records, categories, keypoints)
 
 
-def _complete_ground_truth(ground_truth: COCO) -> int:
-    """Complete what pycocotools asks for; returns the number of annotations without a mask."""
-    dataset = ground_truth.dataset
-    dataset.setdefault("info", {})
-    sizes = {i["id"]: (i["height"], i["width"]) for i in dataset.get("images", ())}
-    without_mask = 0
-    for annotation in dataset.get("annotations", ()):
-        size = sizes.get(annotation["image_id"])  # without an image it is not evaluated
-        if size is not None and not complete(annotation, *size):
-            without_mask += 1
-    _number_from_one(ground_truth.anns)
-    return without_mask
-
-
-def _number_from_one(annotations: dict[int, dict[str, Any]]) -> None:
-    """pycocotools takes a match with the object of id 0 for no match."""
-    if 0 in annotations:
-        annotation = annotations.pop(0)
-        annotation["id"] = max(annotations, default=0) + 1
-        annotations[annotation["id"]] = annotation
-
-
-def _complete_keypoints(annotations: Sequence[dict[str, Any]], names: Sequence | None) -> None:
-    """pycocotools asks for the keypoints of every object; of visibility 0 they don't count."""
-    longest = max((len(a.get("keypoints") or ()) for a in annotations), default=0)
-    values = 3 * len(names) if names else longest
-    for annotation in annotations:
-        if len(annotation.get("keypoints") or ()) != values:
-            annotation |= {"keypoints": [0] * values, "num_keypoints": 0}
-        if type(annotation.get("num_keypoints")) is not int:
-            annotation["num_keypoints"] = sum(v > 0 for v in annotation["keypoints"][2::3])
+def _place(item: tuple[int, int]) -> int:
+    return item[1]
 
 
 def check_evaluators(cfg: CfgNode) -> None:

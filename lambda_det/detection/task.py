@@ -155,7 +155,7 @@ class DetectionTask(Task):
             parts = self.parts
             run = classes.describe(parts.train_names)
             names = (*parts.train_names, *parts.test_names)
-            classes.align(parts.detector, names, run, ", ".join(parts.train_names))
+            classes.check(parts.detector, names, run, ", ".join(parts.train_names))
             if isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED:
                 from lambda_det.own_data.recipe import fit_to_data
 
@@ -222,17 +222,16 @@ class DetectionTask(Task):
         self.parts.check_data(train)
 
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:
-        """Number the classes of the data as the checkpoint has them, by their names.
-
+        """
         Raises:
-            DataError: the data have other classes.
+            DataError: the data have other classes than the checkpoint, or another order of them.
         """
         parts, run = self.parts, classes.of_checkpoint(content)
         if run is None:
             logger.info(f"{path} does not say what its classes are: taken as the data have them")
             return
         names = (*(parts.train_names if self._is_trained else ()), *parts.test_names)
-        classes.align(parts.detector, names, run, path)
+        classes.check(parts.detector, names, run, path)
 
     def checkpoint_content(self, results: Results) -> dict[str, Any]:
         """What the run is, see :mod:`lambda_det.detection.saved_run`, and its classes."""

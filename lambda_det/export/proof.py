@@ -135,7 +135,7 @@ def prove(
         data = task.parts.test_sets[0]
         if (kind := MetadataCatalog.get(data).get("evaluator_type")) not in (None, "coco"):
             return Proof(f"{data} is evaluated as {kind}, and only AP as COCO has it is compared")
-        classes.align(task.parts.detector, [data], run.classes, "the run")
+        classes.check(task.parts.detector, [data], run.classes, "the run")
         task.check_data(train=False)
         loader = task.parts.make_test_loader(data)
     except UserError as error:

@@ -25,7 +25,7 @@ from tabulate import tabulate
 from lambda_det.config import CONFIGS, leaves, read_plain
 from lambda_det.detection.config import DATA_FLAGS, sizes_for, typed_keys
 from lambda_det.detection.config_files import get_config
-from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.coco import file_report
 from lambda_det.distributed.devices import check_device
 from lambda_det.errors import ConfigError, DataError
 from lambda_det.own_data.held_out import Split, hold_out
@@ -171,7 +171,7 @@ def _choose(args: argparse.Namespace) -> list[tuple[str, str, str]]:
     found = "typed" if "MODEL.DEVICE" in typed else "the best that PyTorch finds here"
     keys = {"MODEL.DEVICE": (device, found)}
     (json_file,) = as_coco((args.train_json, args.train_images))
-    report = check_coco(json_file, args.train_images, files="none")
+    report = file_report(json_file, args.train_images)
     short = statistics.median(min(file["width"], file["height"]) for file in report.files)
     largest = LARGEST_SCALE * short
     if args.size is None and largest < recipe.INPUT.MIN_SIZE_TEST:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from lambda_det.detection.data import read_coco
 from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.classes import refuse_others
+from lambda_det.detection.data.coco import coco_content
 from lambda_det.detection.data.label_files import WRITTEN, write_labels
 from lambda_det.detection.data.registration import registered_files
-from lambda_det.detection.data.report import BAD_BOX, NOTED, REFUSED, Report
-from lambda_det.errors import DataError, command_parser, exit_status, listed
+from lambda_det.detection.data.report import (
+    DOUBTFUL,
+    NOTED,
+    REFUSED,
+    REPAIRED,
+    UNUSABLE,
+    Report,
+)
+from lambda_det.errors import DataError, command_parser, exit_status, listed, printable
 from lambda_det.files import refuse_existing
 from lambda_det.own_data.copies import shared_copies
 from lambda_det.own_data.labels import FORMATS, as_coco
@@ -48,30 +57,47 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
+_HEADINGS = {
+    REFUSED: "Problems that training and evaluation refuse",
+    UNUSABLE: "Left out or used in part; more than 1 % of them are refused",
+    REPAIRED: "Repaired: used as described",
+    DOUBTFUL: "To be looked at: used as it is",
+    NOTED: "For information",
+}
+
+
 def print_report(report: Report) -> None:
-    headings = {
-        REFUSED: "Problems that training and evaluation refuse",
-        BAD_BOX: "Left out, cut at the border, or a box as mask; more than 1 % of them are refused",
-        "repaired": "Repaired",
-        "doubtful": "Left out or doubtful; training goes on with the rest",
-        NOTED: "For information",
-    }
     print(f"{report.json_file}\nimages in {report.image_root}\n")
     print(f"{report.images:9,} images")
     print(f"{report.annotations:9,} annotations, {report.crowds:,} of them crowds")
-    print(f"{report.usable:9,} can be trained on")
+    print(f"{report.usable:9,} can be trained on, at most {report.most:,} in an image")
     for size, count in report.sizes.items():
         print(f"{count:9,} {size}")
     print(f"{len(report.categories):9,} categories:")
-    for name, count in report.per_category.items():
-        print(f"{count:9,} {name}")
-    for severity, heading in headings.items():
-        if problems := report.of(severity):
+    names = Counter(report.categories.values())
+    for number, count in report.counts.items():
+        name = report.categories[number]
+        where = f" (category {number})" if names[name] > 1 else ""
+        print(f"{count:9,} {printable(name)}{where}")
+    for severity, heading in _HEADINGS.items():
+        if findings := report.of(severity):
             print(f"\n{heading}:")
-        for kind, problem in problems.items():
-            print(f"{problem.count:9,} {kind}")
-            for offender in problem.first:
-                print(f"{'':10}- {offender}")
+        for kind, finding in findings.items():
+            print(f"{finding.count:9,} {kind.text}")
+            for case in finding.first:
+                print(f"{'':10}- {case}")
+    print()
+
+
+def print_other_classes(report: Report, first: Report) -> bool:
+    """Print what training says of a part with other classes; returns whether they are the same."""
+    here, there = list(report.categories.values()), list(first.categories.values())
+    try:
+        refuse_others("classes", report.json_file, here, first.json_file, there)
+    except DataError as error:
+        print(f"{error}\n")
+        return False
+    return True
 
 
 def print_copies(parts: Mapping[str, list[str]]) -> bool:
@@ -79,12 +105,13 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
     pairs, within = shared_copies(parts)
     if within:
         copies = sum(map(len, within))
-        print(f"\n{copies} pictures are copies of {len(within)}, such as {listed(within[0])};")
-        print("a held-out share keeps the copies of one picture on one side.")
+        print(f"{copies} pictures are copies of {len(within)}, such as {listed(within[0])};")
+        print("a held-out share keeps the copies of one picture on one side.\n")
     if pairs:
-        print(f"\n{len(pairs)} pictures are in two parts, as they are or as copies of one:")
+        print(f"{len(pairs)} pictures are in two parts, as they are or as copies of one:")
         for copy, picture in pairs[:3]:
             print(f"{'':10}- {copy} and {picture}")
+        print()
     return bool(pairs)
 
 
@@ -98,20 +125,31 @@ def check(arguments: argparse.Namespace) -> int:
         kind, found = find_parts(arguments.json)
         print(f"{arguments.json}: labels of {kind}\n")
         parts = [(str(part.labels), str(part.images)) for part in found]
-    found, pictures = False, {}
-    for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True):
-        files = "none" if arguments.no_images else "all"
-        report = check_coco(json_file, images, files=files, progress=True)
+    files = "none" if arguments.no_images else "all"
+    reports = [
+        check_coco(json_file, images, files=files, progress=True)
+        for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True)
+    ]
+    status = 0
+    for report in reports:
         print_report(report)
         if not report.usable:
-            print("\nNo object can be trained on. Are the labels where their format has them?")
-        wrong = [report.of(severity) for severity in (REFUSED, BAD_BOX, "doubtful")]
-        found |= any(wrong) or not report.usable
-        if not arguments.no_images:
-            pictures[json_file] = [os.path.join(images, file["file_name"]) for file in report.files]
-    found |= print_copies(pictures)
-    print("\nProblems were found." if found else "\nNothing is wrong.")
-    return int(found)
+            print("No object can be trained on. Are the labels where their format has them?\n")
+        if report.of(REFUSED, UNUSABLE, DOUBTFUL) or not report.usable:
+            status = 1
+    for report in reports[1:]:
+        if not print_other_classes(report, reports[0]):
+            status = 1
+    pictures = {r.json_file: [file["file_name"] for file in r.files] for r in reports}
+    if not arguments.no_images and print_copies(pictures):
+        status = 1
+    if status:
+        print("Problems were found.")
+    elif any(report.of(REPAIRED) for report in reports):
+        print("Nothing has to be corrected; what is repaired is listed above.")
+    else:
+        print("Nothing is wrong.")
+    return status
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -136,12 +174,12 @@ def convert(arguments: argparse.Namespace) -> None:
     refuse_existing(output, arguments.overwrite, folder=arguments.format != "coco")
     images = arguments.images or find_images(labels)
     (json_file,) = as_coco((labels, str(images)))
-    report = check_coco(json_file, images, files="none")
-    if refusal := report.refusal():
+    truth = read_coco(json_file, images)
+    if refusal := truth.report.refusal():
         raise DataError(refusal)
-    for kind, problem in report.of(BAD_BOX).items():
-        logging.warning(f"{problem.count} x {kind}, the first: {problem.first[0]}")
-    write_labels(read_json(json_file), arguments.format, output, images)
+    for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
+        logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
+    write_labels(coco_content(truth), arguments.format, output, images)
     print(output)
 
 

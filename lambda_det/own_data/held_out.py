@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.annotations import check_coco
-from lambda_det.detection.data.coco_format import keep_json, read_json
+from lambda_det.detection.data.coco import file_report
+from lambda_det.detection.data.coco_format import keep_json, read_lists
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.copies import copies
 
@@ -71,8 +71,8 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
             remain, or none of a class would remain.
     """
     split.check()
-    report = check_coco(json_file, image_folder, files="none")
-    names, labels, content = report.categories, report.json_file, read_json(json_file)
+    report = file_report(json_file, image_folder)
+    names, labels, content = report.categories, report.json_file, read_lists(json_file)
     images = content["images"]
     held_out = _held_out(content, image_folder, split)
     option = f"{split} of {labels}"

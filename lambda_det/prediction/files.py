@@ -19,8 +19,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from lambda_det.detection.data import check_coco
-from lambda_det.detection.data.registration import registered_files
+from lambda_det.detection.data.registration import check_files, registered_files
 from lambda_det.detection.drawing import draw_predictions, side_by_side
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed
@@ -116,8 +115,7 @@ def plan_dataset(
             key = task.parts.detector.keys[name]
             raise ConfigError(f"{key} is empty; give the name of a data set.")
         name = names[0]
-    json_file, images = registered_files(name)
-    check_coco(json_file, images, files="none")
+    _, images = check_files(name) or registered_files(name)
     records = DatasetCatalog.get(name)
     if not records:
         raise DataError(f"The data set {name} holds no image.")

@@ -14,11 +14,9 @@ from typing import Any
 
 from pycocotools.coco import COCO
 
-from lambda_det.detection.data import check_coco
 from lambda_det.detection.data.classes import renumbered
 from lambda_det.detection.data.predictions import predictions
-from lambda_det.detection.data.registration import registered_files
-from lambda_det.detection.evaluation import read_ground_truth
+from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.report.class_results import Detections, evaluate_detections
@@ -92,13 +90,11 @@ def evaluate_run(run: Path, dataset: str = "", score: float = 0.5) -> Evaluated:
         )
     entries = read_predictions(results, dataset)
     weights = _FOLDERS[results.relative_to(run).parts[0]]
-    json_file, images = registered_files(dataset)
-    check_coco(json_file, images, files="none")
     kinds = ["bbox"]
     if all("segmentation" in entry for entry in entries):
         kinds.append("segm")
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints
-        ground_truth = read_ground_truth(json_file)
+        ground_truth = ground_truth_of(dataset)
         kept = _belonging(entries, ground_truth.cats, ground_truth.imgs, results, dataset)
         evaluated = [evaluate_detections(ground_truth, kept, kind, score) for kind in kinds]
     lost = len(entries) - len(kept)

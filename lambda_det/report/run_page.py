@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lambda_det.detection.data.coco_format import read_json
+from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
@@ -169,9 +169,9 @@ def _add_advice(
     for name in parts.train_names or ():
         # The training's files may be gone since, or of another kind
         with contextlib.suppress(UserError, LookupError, TypeError):
-            content = read_json(registered_files(name)[0])
-            classes = {category["id"]: category["name"] for category in content["categories"]}
-            trained.update(classes[entry["category_id"]] for entry in content["annotations"])
+            report = file_report(*registered_files(name))
+            for number, count in report.counts.items():
+                trained[report.categories[number]] += count
     scale = parts.test_scale([(i["height"], i["width"]) for i in ground_truth.imgs.values()])
     kind = evaluated.kinds[-1].kind
     changes = advise(

@@ -1,4 +1,4 @@
-"""A run keeps its classes: data that come later are met by name, whatever ids they have."""
+"""A run keeps its classes: data that come later have the same in the same order, or are refused."""
 
 import json
 import re
@@ -60,19 +60,18 @@ def words(steps: int) -> list[str]:
 
 @pytest.fixture
 def change(trained):
-    """Change the annotations of both splits; they are as before in the end."""
+    """Give the categories of both splits other ids and names; they are as before in the end."""
     files = sorted(Path(trained[0][3]).parent.glob("*.json"))
     before = [file.read_text() for file in files]
 
-    def change(rename: dict[str, str] | None = None) -> None:
-        """Turn the ids of the categories round, and give them other names if any."""
+    def change(rename: dict[str, str] | None = None, new_id=lambda number: 10 * number) -> None:
         for file in files:
             data = json.loads(file.read_text())
             for category in data["categories"]:
-                category["id"] = 4 - category["id"]
+                category["id"] = new_id(category["id"])
                 category["name"] = (rename or {}).get(category["name"], category["name"])
             for entry in data["annotations"]:
-                entry["category_id"] = 4 - entry["category_id"]
+                entry["category_id"] = new_id(entry["category_id"])
             file.write_text(json.dumps(data))
 
     yield change
@@ -80,30 +79,33 @@ def change(trained):
         file.write_text(text)
 
 
-def found(folder: Path, names: list[str]) -> list[tuple]:
-    """What an evaluation found, by the names of the classes with the ids 1, 2, 3."""
+def found(folder: Path, names: dict[int, str]) -> list[tuple]:
+    """What an evaluation found, by the names of the classes with these ids."""
     entries = json.loads((folder / RESULTS).read_text())
-    return sorted(
-        (e["image_id"], names[e["category_id"] - 1], e["bbox"], e["score"]) for e in entries
-    )
+    return sorted((e["image_id"], names[e["category_id"]], e["bbox"], e["score"]) for e in entries)
 
 
 def test_other_ids_change_nothing(again, change):
-    """Neither what a resumed training learns nor what an evaluation finds, by name."""
+    """Neither what a resumed training learns nor what an evaluation finds."""
     first, resumed = again("eval", "--eval-only"), again("resumed")
     change()
-    second, turned = again("turned-eval", "--eval-only"), again("turned")
-    assert found(second, NAMES[::-1]) == found(first, NAMES) != []
-    one, other = (content(folder / "model_final.pth") for folder in (resumed, turned))
-    assert one["dataset"]["thing_classes"] == other["dataset"]["thing_classes"] == NAMES
-    assert (one["dataset"].pop("thing_ids"), other["dataset"].pop("thing_ids")) == (
+    second, other = again("other-eval", "--eval-only"), again("other")
+    before, after = ({n * k: name for k, name in enumerate(NAMES, 1)} for n in (1, 10))
+    assert found(second, after) == found(first, before) != []
+    one, two = (content(folder / "model_final.pth") for folder in (resumed, other))
+    assert (one["dataset"].pop("thing_ids"), two["dataset"].pop("thing_ids")) == (
         [1, 2, 3],
-        [3, 2, 1],
+        [10, 20, 30],
     )
-    assert differences(one, other) == []
+    assert differences(one, two) == []
 
 
-def test_other_names_are_refused_with_nothing_written(again, change):
+@pytest.mark.parametrize(
+    ("rename", "new_id"),
+    [({"circle": "disc"}, lambda number: number), ({}, lambda number: 4 - number)],
+    ids=["other names", "another order"],
+)
+def test_other_classes_are_refused_with_nothing_written(again, change, rename, new_id):
     folder = again("eval", "--eval-only")
 
     def times() -> dict[Path, int]:  # without the lock, and the log that is still open here
@@ -111,9 +113,10 @@ def test_other_names_are_refused_with_nothing_written(again, change):
         return {p: p.stat().st_mtime_ns for p in files}
 
     before = times()
-    change({"circle": "disc"})
+    change(rename, new_id)
+    first = "disc" if rename else "triangle"
     for more in ([], ["--eval-only"]):
-        with pytest.raises(DataError, match=r"disc.*model_final\.pth.*circle"):
+        with pytest.raises(DataError, match=rf"{first}.*model_final\.pth.*circle"):
             again("eval", *more)
     assert times() == before
 

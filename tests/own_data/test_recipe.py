@@ -285,9 +285,11 @@ def test_boxes_of_other_anchors_leave_them_as_they_are(cfg):
 def test_the_recipe_counts_what_the_loader_keeps(cfg, tmp_path, caplog, keep, images):
     """900 pictures without an object count only where they are trained on, as background."""
     boxes = [annotation(i, i, [1, 1, 50, 50], category_id=int(i < 5)) for i in range(100)]
-    names = dict.fromkeys(range(1000), "0.png")
+    names = {number: f"{number}.png" for number in range(1000)}
     content = coco_content(names, boxes, {0: "often", 1: "seldom"}, size=(200, 200))
     Image.new("RGB", (200, 200)).save(tmp_path / "0.png")
+    for name in names.values():
+        (tmp_path / name).write_bytes((tmp_path / "0.png").read_bytes())
     (tmp_path / "a.json").write_text(json.dumps(content))
     cfg.DATASETS.TRAIN = (register_coco_files(str(tmp_path / "a.json"), str(tmp_path), "train"),)
     cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS = not keep

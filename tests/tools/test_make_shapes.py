@@ -65,7 +65,7 @@ def test_layout_and_format(root, file):
     for split, count in (("train", 24), ("val", 6)):
         json_file = root / f"{file}_{split}.json"
         report = check_coco(json_file, json_file.parents[1] / split)
-        assert report.problems == {} and report.images == count
+        assert report.refusal() is None and report.images == count
         assert tuple(report.categories.values()) == ("circle", "rectangle", "triangle")
         assert len(os.listdir(json_file.parents[1] / split)) == count
 

@@ -9,6 +9,7 @@ from lambda_det.detection.data.checks import (
     check_pixels,
     check_registered,
 )
+from lambda_det.detection.data.coco import GroundTruth, read_coco
 from lambda_det.detection.data.jitter import build_augmentation, large_scale_jitter
 from lambda_det.detection.data.loader import (
     TrainLoader,
@@ -20,12 +21,14 @@ from lambda_det.detection.data.loader import (
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import register_coco_files, register_json_datasets
-from lambda_det.detection.data.report import Problem, Report
+from lambda_det.detection.data.report import Finding, Kind, Report
 from lambda_det.detection.data.shapes import register_shapes
 
 __all__ = [
+    "Finding",
+    "GroundTruth",
+    "Kind",
     "Mixing",
-    "Problem",
     "Report",
     "TolerantMapper",
     "TrainLoader",
@@ -38,6 +41,7 @@ __all__ = [
     "check_pixels",
     "check_registered",
     "large_scale_jitter",
+    "read_coco",
     "register_coco_files",
     "register_json_datasets",
     "register_shapes",

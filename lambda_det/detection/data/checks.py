@@ -18,11 +18,12 @@ from detectron2.utils.file_io import PathManager
 from PIL import Image
 
 from lambda_det.config import option
-from lambda_det.detection.data.annotations import OF_MASKS, check_coco
+from lambda_det.detection.data import classes
+from lambda_det.detection.data.annotations import check_coco
 from lambda_det.detection.data.coco_format import check_segments_mode, read_panoptic
 from lambda_det.detection.data.predictions import Detector, evaluated, is_known, predictions
 from lambda_det.detection.data.registration import check_files
-from lambda_det.detection.data.report import BAD_BOX, Report
+from lambda_det.detection.data.report import DOUBTFUL, MASK, REPAIRED, UNUSABLE, Report
 from lambda_det.errors import ConfigError, DataError, UserError, listed, printable, refused
 from lambda_det.weights.import_names import IMAGENET_PIXELS
 from lambda_det.weights.provenance import PixelSettings
@@ -124,16 +125,17 @@ def check_detector_data(
         for name in chosen
     ]
     predicted, has_keypoints = predictions(detector.architecture), detector.keypoints is not None
-    for key, is_read in (
-        ("thing_classes", "instances" in predicted),
-        ("stuff_classes", "semantic" in predicted),
-        ("keypoint_names", has_keypoints),
-        ("keypoint_flip_map", has_keypoints),
+    for key, words, is_read in (
+        ("thing_classes", "classes", "instances" in predicted),
+        ("stuff_classes", "semantic classes", "semantic" in predicted),
+        ("keypoint_names", "keypoints", has_keypoints),
+        ("keypoint_flip_map", "keypoint_flip_map", has_keypoints),
     ):
         # Nothing is flipped in a test
         those = [d for d in data if key != "keypoint_flip_map" or d.split == "train"]
-        if is_read:
-            _check_order(key, {d.name: d.meta(key) for d in those})
+        lists = [(classes.file_of(d.name), d.meta(key)) for d in those if d.meta(key) is not None]
+        for (source, there), (place, here) in itertools.pairwise(lists if is_read else ()):
+            classes.refuse_others(words, place, here, source, there)
     for one in data:
         if one.split == "test" and "panoptic" in evaluated(detector, one.name):
             check_panoptic(MetadataCatalog.get(one.name))
@@ -178,16 +180,13 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
     )
     if refusal := report.refusal():
         raise DataError(refusal)
-    for kind, problem in report.of(BAD_BOX).items():
-        if kind in OF_MASKS and not detector.masks:
+    for kind, finding in report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
+        if kind == MASK and not detector.masks:
             continue
         logger.warning(
-            f"{report.json_file}: {problem.count} x {kind}, left out of training, cut at the "
-            f"border, or with the box as mask; the first: {problem.first[0]}."
+            f"{report.json_file}: {finding.count} x {kind.text}; the first: {finding.first[0]}."
         )
-    metadata = MetadataCatalog.get(name)
-    # Those of the file, where a run has them in another order
-    names = metadata.get("file_classes", metadata.get("thing_classes"))
+    names = MetadataCatalog.get(name).get("thing_classes")
     if names is not None and list(names) != list(report.categories.values()):
         raise DataError(
             f"{report.json_file} holds {len(report.categories)} categories "
@@ -196,19 +195,6 @@ def _check_registered(name: str, detector: Detector, images: str) -> Report | No
             "--test-json and --test-images."
         )
     return report
-
-
-def _check_order(what: str, lists: dict[str, Sequence[Any] | None]) -> None:
-    """Refuse data sets that number the same things otherwise; None of one that does not say."""
-    known = {name: list(items) for name, items in lists.items() if items is not None}
-    for (first, one), (second, other) in itertools.pairwise(known.items()):
-        for number, (here, there) in enumerate(itertools.zip_longest(one, other)):
-            if here != there:
-                raise DataError(
-                    f"The {what} of {first} and {second} differ, first in number {number}: "
-                    f"{here!r:.80} and {there!r:.80}; use data sets with the same {what} in the "
-                    "same order."
-                )
 
 
 class Instances(NamedTuple):
@@ -233,9 +219,9 @@ class Instances(NamedTuple):
     @classmethod
     def of_report(cls, report: Report) -> Instances:
         """Those of a COCO file."""
-        without = report.problems.get("annotation without segmentation")
-        unmasked = without.count if without else 0
-        return cls(report.json_file, report.annotations, report.usable, unmasked, True, {})
+        annotations = report.usable + report.crowds
+        unmasked = annotations - report.masks
+        return cls(report.json_file, annotations, report.usable, unmasked, True, {})
 
     @classmethod
     def of_records(cls, name: str) -> Instances | None:
@@ -387,7 +373,7 @@ def _no_boxes(data: _Data) -> str | None:
     found = data.instances()
     if found is None or found.objects or data.report:
         return None
-    given = DatasetCatalog[data.name].__wrapped__()  # before truth.sanitise left some out
+    given = DatasetCatalog[data.name].__wrapped__()  # before some were left out
     number = sum(not a.get("iscrowd", 0) for r in given for a in r.get("annotations") or ())
     return number and (
         f"{data.name}: none of {number} annotations has a box to train on; each needs a "

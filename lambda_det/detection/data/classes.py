@@ -1,10 +1,10 @@
-"""The classes of a run: kept in its checkpoints, and met by name in all data that follow."""
+"""The classes of a run: kept in its checkpoints, and compared with those of later data."""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
-import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,20 @@ import numpy as np
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.catalog import Metadata
 
-from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.data.registration import is_coco
 from lambda_det.errors import DataError, UserError, listed
 
-__all__ = ["align", "describe", "of_checkpoint", "renumbered", "write_categories"]
-
-logger = logging.getLogger(__name__)
+__all__ = [
+    "check",
+    "describe",
+    "file_of",
+    "of_checkpoint",
+    "refuse_others",
+    "renumbered",
+    "write_categories",
+]
 
 ENTRY = "dataset"  # of a checkpoint
 # Detectron2's names of what a data set says of its classes
@@ -36,6 +42,11 @@ _KEPT = (
 )
 _THING_IDS = "thing_dataset_id_to_contiguous_id"
 _IDS = {"thing_ids": _THING_IDS, "stuff_ids": "stuff_dataset_id_to_contiguous_id"}
+_WORDS = {
+    "thing_classes": "classes",
+    "stuff_classes": "semantic classes",
+    "keypoint_names": "keypoints",
+}
 _FILE = "categories.json"  # beside the results of an evaluation
 
 
@@ -65,11 +76,11 @@ def describe(datasets: Iterable[str]) -> dict[str, Any]:
 
 def _thing_classes(name: str) -> list[str] | None:
     """Of a registered data set; those of its file where it was not read yet."""
-    known = MetadataCatalog.get(name).get("thing_classes")
+    metadata = MetadataCatalog.get(name)
+    known = metadata.get("thing_classes")
     if known is None and is_coco(name):
         try:
-            metadata = MetadataCatalog.get(name)
-            report = check_coco(metadata.json_file, metadata.image_root, files="none")
+            report = file_report(metadata.json_file, metadata.image_root)
         except UserError:  # the check of the data reports it
             return None
         known = list(report.categories.values())
@@ -96,10 +107,8 @@ def of_checkpoint(content: Mapping[str, Any]) -> dict[str, Any] | None:
     return dict(entry) if well_formed else None
 
 
-def align(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], source: str) -> None:
-    """Number the classes of registered data sets as a run has them, which are found by name.
-
-    What they load from then on, and their metadata, have the order of the run.
+def check(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], source: str) -> None:
+    """Refuse registered data sets whose classes are not those of a run, in the same order.
 
     Args:
         detector: only what it predicts is compared.
@@ -108,39 +117,51 @@ def align(detector: Detector, datasets: Iterable[str], run: Mapping[str, Any], s
         source: where ``run`` is from, for messages.
 
     Raises:
-        DataError: a data set has other classes, or its semantic masks or keypoints another order,
-            which cannot be changed here.
+        DataError: a data set has other classes, semantic classes or keypoints, or another order.
     """
     predicted = predictions(detector.architecture)
-    in_order = ["stuff_classes"] if "semantic" in predicted else []
-    in_order += ["keypoint_names"] if detector.keypoints is not None else []
+    keys = ["thing_classes"] if "instances" in predicted else []
+    keys += ["stuff_classes"] if "semantic" in predicted else []
+    keys += ["keypoint_names"] if detector.keypoints is not None else []
     for name in dict.fromkeys(datasets):
         if name not in DatasetCatalog:
             continue
-        for key in in_order:
-            here, there = MetadataCatalog.get(name).get(key), run.get(key)
-            if None not in (here, there) and list(here) != list(there):
-                raise _differ(key, name, here, source, there)
-        here, there = _thing_classes(name), run.get("thing_classes")
-        if "instances" not in predicted or None in (here, there) or here == there:
-            continue
-        if sorted(here) != sorted(there):
-            raise _differ("classes", name, here, source, there)
-        _renumber(name, here, there)
-        logger.info(f"The classes of {name} are in another order than in {source}: taken by name")
+        for key in keys:
+            is_things = key == "thing_classes"
+            here = _thing_classes(name) if is_things else MetadataCatalog.get(name).get(key)
+            there = run.get(key)
+            if None not in (here, there):
+                refuse_others(_WORDS[key], file_of(name), here, source, there)
 
 
-def _differ(
-    what: str, name: str, here: Sequence[str], source: str, there: Sequence[str]
-) -> DataError:
-    number = next(
-        (i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b),
-        min(len(here), len(there)),
-    )
-    return DataError(
-        f"The {what} of {name} ({listed(here, 8)}) are not those of {source} "
-        f"({listed(there, 8)}), first in number {number}; give data with the same, or start "
-        "another run with these."
+def file_of(name: str) -> str:
+    """The name of a registered data set, and its annotation file in COCO's format if it has one."""
+    return f"{name} ({MetadataCatalog.get(name).json_file})" if is_coco(name) else name
+
+
+def refuse_others(
+    what: str, place: str, here: Sequence[str], source: str, there: Sequence[str]
+) -> None:
+    """Refuse a list of classes or keypoints that is not another one, with both lists.
+
+    Args:
+        what: "classes", "keypoints".
+        place, source: where the lists are from, for the message.
+        here, there: the lists.
+
+    Raises:
+        DataError: they differ.
+    """
+    here, there = list(here), list(there)
+    if here == there:
+        return
+    pairs = itertools.zip_longest(here, there)
+    number = next(number for number, (one, other) in enumerate(pairs) if one != other)
+    order = "only in their order, " if sorted(here) == sorted(there) else ""
+    raise DataError(
+        f"The {what} of {place} ({listed(here, 8)}) are not those of {source} "
+        f"({listed(there, 8)}): they differ {order}first in number {number}; give data with the "
+        "same in the same order, or start another run with these."
     )
 
 
@@ -149,43 +170,9 @@ def _ids(name: str) -> dict[Any, int] | None:
     metadata = MetadataCatalog.get(name)
     ids = metadata.get(_THING_IDS)
     if ids is None and is_coco(name):
-        report = check_coco(metadata.json_file, metadata.image_root, files="none")
+        report = file_report(metadata.json_file, metadata.image_root)
         ids = {key: place for place, key in enumerate(report.categories)}
     return ids
-
-
-def _renumber(name: str, here: list[str], there: list[str]) -> None:
-    """Let a registered data set have the classes ``here`` in the order ``there``."""
-    places: dict[str, list[int]] = {}
-    for number, label in enumerate(there):
-        places.setdefault(label, []).append(number)
-    new = [places[label].pop(0) for label in here]  # by the number of now
-    ids = _ids(name)
-    before, load = MetadataCatalog.pop(name), DatasetCatalog.pop(name)
-    values = {"file_classes": here, **before.as_dict(), "thing_classes": list(there)}
-    if len(colours := values.get("thing_colors") or ()) == len(new):
-        values["thing_colors"] = [colours[number] for number in np.argsort(new)]
-    if ids is not None:
-        values[_THING_IDS] = {key: new[place] for key, place in ids.items()}
-    after = MetadataCatalog[name] = Metadata(**values)
-
-    @functools.wraps(load)
-    def load_renumbered() -> list[dict[str, Any]]:
-        MetadataCatalog[name] = before  # what loads a data set may set what it was
-        try:
-            records = load()
-        finally:
-            MetadataCatalog[name] = after
-        return [_renumbered(record, new) for record in records]
-
-    DatasetCatalog.register(name, load_renumbered)
-
-
-def _renumbered(record: dict[str, Any], new: Sequence[int]) -> dict[str, Any]:
-    if "annotations" not in record:
-        return record
-    annotations = [{**a, "category_id": new[a["category_id"]]} for a in record["annotations"]]
-    return {**record, "annotations": annotations}
 
 
 # ------------------------------------------------------------------ beside the results of COCO's AP
@@ -216,9 +203,13 @@ def renumbered(
     now, ids = _thing_classes(dataset), _ids(dataset)
     if now is None or ids is None:
         return entries
-    id_of = {now[place]: key for key, place in ids.items()}
-    new = {key: id_of.get(name, key) for key, name in names.items()}
-    if missing := [name for name in names.values() if name not in id_of]:
+    ids_of = defaultdict(list)  # several for categories of one name, which are met by their order
+    for key, place in ids.items():
+        ids_of[now[place]].append(key)
+    new = {}
+    for key, name in names.items():
+        new[key] = ids_of[name].pop(0) if ids_of[name] else key
+    if missing := [name for name in names.values() if name not in now]:
         raise DataError(
             f"{results} has predictions of {listed(missing, 8)}, which {dataset} does not have now "
             f"({listed(now, 8)}); evaluate the run again on these data."

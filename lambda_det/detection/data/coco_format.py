@@ -14,13 +14,13 @@ from typing import Any
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import get_cache_dir
 
-from lambda_det.errors import DataError, printable, refused
+from lambda_det.errors import DataError, printable, reason, refused
 from lambda_det.files import replace_text
 
 # The lists of a file, and of each the keys that every entry has, with the type of their values
 INSTANCES = {
-    "images": {"id": int, "file_name": str, "width": int, "height": int},
-    "annotations": {"id": int, "image_id": int, "category_id": int},
+    "images": {"id": int, "file_name": str},
+    "annotations": {"image_id": int, "category_id": int},
     "categories": {"id": int, "name": str},
 }
 _PANOPTIC = {
@@ -37,13 +37,19 @@ def read_json(json_file: str) -> dict[str, Any]:
         DataError: it cannot be read, or is not a JSON object.
     """
     try:
-        with PathManager.open(json_file, "r", encoding="utf-8") as file:
-            content = json.load(file)
+        with PathManager.open(json_file, "rb") as file:
+            # Of UTF-8 and UTF-16, with or without a byte order mark
+            content = json.loads(file.read())
     except OSError as error:
         raise DataError(
             f"The annotation file {json_file} cannot be read ({error.strerror})."
         ) from error
-    except (ValueError, RecursionError) as error:  # ValueError also of text that is not UTF-8
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"The annotation file {json_file} is not JSON in UTF-8 ({reason(error)}); if a tool or "
+            "an editor wrote it in another encoding, such as GBK or Latin-1, save it as UTF-8."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"The annotation file {json_file} is not JSON ({error}); make or fetch it again."
         ) from error
@@ -120,12 +126,25 @@ def _fault(entries: Any, types: Mapping[str, type]) -> str | None:
             return f"entry {index} is {entry!r:.80}, not an object"
         for key, kind in types.items():
             value = entry.get(key)
+            if kind is int and type(value) is not int:
+                value = entry[key] = whole(value, value)
             # JSON has integers of any length, and True is one of Python's
             if not isinstance(value, kind) or (
                 kind is int and (isinstance(value, bool) or abs(value) >= 2**63)
             ):
                 return f"the {key} of entry {index} is {value!r:.80}, not of type {kind.__name__}"
     return None
+
+
+def whole(value: Any, default: Any = None) -> Any:
+    """A number as an integer, also where a table or a spreadsheet made 1.0 or "1" of it."""
+    if type(value) is int:
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
+    return default
 
 
 def check_segments_mode(path: str, mode: str) -> None:

@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 from lambda_det.detection.data.mapper import TolerantMapper
 from lambda_det.detection.data.mixing import Mixing
 from lambda_det.detection.data.registration import check_files
+from lambda_det.detection.data.truth import decided
 from lambda_det.errors import ConfigError, DataError, refused
 from lambda_det.training.loading import ImageLoader, UnreadableImages
 from lambda_det.training.randomness import Purpose, seeded
@@ -53,7 +54,10 @@ class EvalImages(Dataset):
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        return self._mapper(self._records[index])
+        record = self._records[index]
+        if isinstance(record, dict):  # those of a list or data set that no name stands for
+            record, _ = decided(record)
+        return self._mapper(record)
 
 
 class TrainImages(EvalImages):

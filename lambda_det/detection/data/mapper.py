@@ -29,7 +29,7 @@ from lambda_det.detection.data.transforming import (
     draws_by_size,
     transform_polygons,
 )
-from lambda_det.detection.data.truth import corners, rectangle, sanitised
+from lambda_det.detection.data.truth import corners, mask_of
 from lambda_det.errors import DataError
 
 
@@ -42,7 +42,9 @@ class TolerantMapper(DatasetMapper):
     - An annotation without a mask gets its box as mask.
     - A ``DataError`` names an image that cannot be read or has another size than its annotations
       say, and a semantic mask with labels that the model has no class for.
-    - Annotations that :func:`lambda_det.detection.data.truth.sanitise` has not repaired are here.
+
+    Of annotations it trusts what :func:`lambda_det.detection.data.read_coco` decided, or the loader
+    for other records.
 
     With a config, the augmentations are those of
     :func:`lambda_det.detection.data.build_augmentation`.
@@ -175,10 +177,7 @@ class TolerantMapper(DatasetMapper):
     def _transform_annotations(
         self, dataset_dict: dict[str, Any], transforms: T.Transform, image_shape: tuple[int, int]
     ) -> None:
-        flips = self.keypoint_hflip_indices
-        keypoints = None if flips is None else len(flips)
-        (sound,) = sanitised([dataset_dict], "TolerantMapper", keypoints=keypoints)
-        annotations = [a for a in sound["annotations"] if not a.get("iscrowd", 0)]
+        annotations = [a for a in dataset_dict["annotations"] if not a.get("iscrowd", 0)]
         del dataset_dict["annotations"]
         transformed = self._transformed(
             annotations, (dataset_dict["height"], dataset_dict["width"]), transforms, image_shape
@@ -212,16 +211,12 @@ class TolerantMapper(DatasetMapper):
         count: Detectron2 needs the same number for every object.
 
         Args:
-            annotations: of which none is a crowd; ``truth.sanitised`` has repaired them.
+            annotations: no crowds.
             before, size: height and width of the image as it is read, and when it is transformed.
             transforms: of the image.
         """
         boxes = np.array([corners(annotation) for annotation in annotations]).reshape(-1, 4)
-        whole = [rectangle(*box) for box in boxes.clip(0, 2 * before[::-1]).tolist()]
-        masks = [
-            (a.get("segmentation") or [box]) if self.use_instance_mask else []
-            for a, box in zip(annotations, whole, strict=True)
-        ]
+        masks = [mask_of(a, *before) if self.use_instance_mask else [] for a in annotations]
         polygons = transform_polygons(
             [
                 [] if isinstance(m, dict) else [np.array(p, float).reshape(-1, 2) for p in m]

@@ -108,10 +108,7 @@ def read_image(record: dict[str, Any], image_format: str = "BGR") -> np.ndarray:
     height, width = image.shape[:2]
     said = (record.get("width", width), record.get("height", height))
     if said != (width, height):
-        raise DataError(
-            f"The image {printable(path)} is {width}x{height} (width x height, after its EXIF "
-            f"rotation), but the annotations say {said[0]}x{said[1]}; correct one of them."
-        )
+        raise DataError(size_fault(record) or _other_size(path, (width, height), said, 1))
     return np.ascontiguousarray(image)
 
 
@@ -121,6 +118,33 @@ def as_input(image: np.ndarray, augmentations: AugmentationList) -> dict[str, An
     augmentations(resized)
     tensor = torch.as_tensor(resized.image.astype("float32").transpose(2, 0, 1))
     return {"image": tensor, "height": image.shape[0], "width": image.shape[1]}
+
+
+def size_fault(record: dict[str, Any]) -> str | None:
+    """One sentence on a picture that has another size than its record says, by its head; or None.
+
+    It is None as well where the head cannot be read, which whoever reads the pixels will say.
+    """
+    try:
+        with PathManager.open(record["file_name"], "rb") as file, Image.open(file) as image:
+            size, turn = upright_size(image), orientation(image)
+    except Exception:  # Pillow may raise anything for a broken file
+        return None
+    said = (record.get("width", size[0]), record.get("height", size[1]))
+    return None if said == size else _other_size(record["file_name"], size, said, turn)
+
+
+def _other_size(path: str, size: tuple[int, int], said: tuple[int, int], turn: int) -> str:
+    why = "its boxes would be elsewhere, correct one of them"
+    if turn in _LYING and said == size[::-1]:
+        why = (
+            f"its EXIF orientation {turn} turns it, which the tool that labelled it did not do; "
+            "label it as it is shown, or save it without that entry"
+        )
+    return (
+        f"The image {printable(path)} is {size[0]}x{size[1]} (width x height, upright), but the "
+        f"annotations say {said[0]}x{said[1]}; {why}."
+    )
 
 
 def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None:

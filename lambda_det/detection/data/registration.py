@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.utils.file_io import PathManager
 from iopath.common.file_io import get_cache_dir
+from torch.utils.data import Dataset
 
 from lambda_det.config import leaves
-from lambda_det.detection.data.annotations import check_coco
+from lambda_det.detection.data.coco import file_report, read_coco
 from lambda_det.detection.data.coco_format import read_json, read_keypoint_names
-from lambda_det.detection.data.truth import sanitise
+from lambda_det.detection.data.truth import all_decided
 from lambda_det.detection.registry import class_keys
 from lambda_det.errors import ConfigError, DataError, suggest
 
@@ -68,7 +71,7 @@ def registered_files(name: str) -> tuple[str, str]:
 def check_files(name: str) -> tuple[str, str] | None:
     """:func:`registered_files`; None for a data set that does not hold COCO instances.
 
-    From now on the data set gives records that are sanitised.
+    From now on the data set gives records about which everything is decided.
 
     Raises:
         ConfigError: ``name`` is not registered.
@@ -79,13 +82,42 @@ def check_files(name: str) -> tuple[str, str] | None:
             path = MetadataCatalog.get(name).get(key)
             if path and not PathManager.exists(path):
                 raise _missing(name, path)
-        # Records of a user's function may be others than those of the file.
-        module = getattr(DatasetCatalog[name], "__module__", None) or ""
-        is_file = module.startswith("detectron2.data.datasets.coco")
-        sanitise(name, checked=is_file and is_coco(name))
+        _decide_when_loaded(name)
         if not is_coco(name):
             return None
     return registered_files(name)
+
+
+def _decide_when_loaded(name: str) -> None:
+    """Let a registered data set give records about which everything is decided, once.
+
+    A file that Detectron2 would read is read by :func:`read_coco`. Records of a user's function may
+    be others than those of a file, so that each is looked at.
+    """
+    load = DatasetCatalog[name]
+    if getattr(load, "is_decided", False):
+        return
+    of_file = is_coco(name) and load.__module__ == "detectron2.data.datasets.coco"
+
+    @functools.wraps(load)
+    def load_decided() -> Any:
+        metadata = MetadataCatalog.get(name)
+        names = metadata.get("keypoint_names")
+        keypoints = None if names is None else len(names)
+        if of_file:
+            truth = read_coco(metadata.json_file, metadata.image_root, keypoints=keypoints)
+            categories = truth.report.categories
+            metadata.thing_classes = list(categories.values())
+            ids = {number: place for place, number in enumerate(categories)}
+            metadata.thing_dataset_id_to_contiguous_id = ids
+            return truth.records
+        records = load()
+        if isinstance(records, Dataset) or not isinstance(records, Sequence):
+            return records  # the loader decides about each as it is read
+        return all_decided(records, name, keypoints)
+
+    load_decided.is_decided = True
+    DatasetCatalog[name] = load_decided
 
 
 def is_coco(name: str) -> bool:
@@ -208,10 +240,10 @@ def register_coco_files(
             f"The image folder {images} of --{split}-images ({images_key}) does not exist; "
             "correct the path."
         )
-    report = check_coco(json_file, images, files="none")
+    report = file_report(json_file, images)
     if refusal := report.refusal():
         raise DataError(refusal)
-    categories = list(report.categories.values())
+    categories = [f"{number} {name}" for number, name in report.categories.items()]
     stem = os.path.splitext(os.path.basename(json_file))[0]
     # The categories are part of the name: a changed file is another data set for the catalogue.
     # The place of the cache is not: it may be another one on the machine that resumes a run
@@ -219,7 +251,8 @@ def register_coco_files(
     identity = "\n".join([place, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
-        register_coco_instances(name, {"thing_classes": categories}, json_file, images)
+        classes = {"thing_classes": list(report.categories.values())}
+        register_coco_instances(name, classes, json_file, images)
     if keypoints and not MetadataCatalog.get(name).get("keypoint_names"):
         MetadataCatalog.get(name).set(**_keypoint_names(json_file))
     return name

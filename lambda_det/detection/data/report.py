@@ -1,96 +1,131 @@
-"""The report on a data set: what it holds, and whether it may be trained and evaluated on."""
+"""The report on a data set: what it holds, and what was decided about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lambda_det.errors import printable
 
-# The severity of a finding.
-# REFUSED: loading, training or evaluation would fail or be wrong.
-# BAD_BOX: left out of training, cut at the border, or a box as mask; many of them are refused.
-# NOTED: allowed; training and evaluation use something in its place.
-REFUSED, BAD_BOX, NOTED = "refused", "bad box", "noted"
+# What follows from a finding.
+# REFUSED: nobody trains or evaluates on the data.
+# UNUSABLE: an object or a part of it is not used; more than MAX_UNUSABLE_SHARE of them are refused.
+# REPAIRED: training and evaluation use what is meant, however often it occurs.
+# DOUBTFUL: used as it is, but somebody should look at it.
+# NOTED: for information.
+REFUSED, UNUSABLE, REPAIRED, DOUBTFUL, NOTED = (
+    "refused",
+    "unusable",
+    "repaired",
+    "doubtful",
+    "noted",
+)
+
+# COCO train2017 itself has one box of zero height among its 860 001.
+MAX_UNUSABLE_SHARE = 0.01
 
 # COCO's limits of area, in pixels
 SIZES = {"small": 32**2, "medium": 96**2, "large": float("inf")}
 
-# COCO train2017 itself has one box of zero height among its 860 001.
-MAX_BAD_BOX_SHARE = 0.01
+_FIRST_CASES = 3
+_LONGEST = 600  # letters of one case in a report
 
-_FIRST_OFFENDERS = 3
-_LONGEST = 600  # letters of one offender in a report
+
+class Kind(NamedTuple):
+    """A kind of finding: what follows from it, and what it is."""
+
+    severity: str
+    text: str
+
+
+ID = Kind(REFUSED, "id that is not listed, or is used twice")
+PICTURE = Kind(REFUSED, "picture that is missing, cannot be read or has another size")
+FORM = Kind(REFUSED, "box that is written in another form than [x, y, width, height]")
+BOX = Kind(UNUSABLE, "object without a usable box, which is left out")
+OUTSIDE = Kind(UNUSABLE, "box far over the border of its picture, where it is cut")
+MASK = Kind(UNUSABLE, "mask that cannot be used; what is left of it, or the box, stands for it")
+VALUE = Kind(DOUBTFUL, "value of an annotation that cannot be used, and counts as absent")
+BORDER = Kind(REPAIRED, "box a few pixels over the border of its picture, where it is cut")
+MEANT = Kind(REPAIRED, "entry that is read as what is meant by it")
+CLASS = Kind(DOUBTFUL, "classes whose names are the same, or differ by blanks and case alone")
+CROWD = Kind(DOUBTFUL, "crowd, of uncommonly many, which are neither learnt nor counted in AP")
+TURNED = Kind(DOUBTFUL, "picture that its EXIF data turn; its labels have to be of the turned one")
+EMPTY = Kind(NOTED, "picture without an object")
+UNSEEN = Kind(NOTED, "class without an object")
+NO_MASK = Kind(NOTED, "object without a mask, which others have")
 
 
 @dataclass
-class Problem:
-    """One kind of finding.
+class Finding:
+    """How often a kind of finding occurs, and its first cases: file, picture, id."""
 
-    Attributes:
-        severity: ``REFUSED``, ``BAD_BOX`` or ``NOTED``.
-        count: how often it occurs.
-        first: its first occurrences, described.
-    """
-
-    severity: str
     count: int = 0
     first: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Report:
-    """What a COCO-format data set holds, and what is wrong with it.
+    """What a data set holds, and what was decided about it.
 
     Attributes:
-        json_file: the annotation file.
-        image_root: the folder of its images.
+        json_file: the annotation file, or the labels that it was converted from.
+        image_root: the folder of its pictures.
         images, annotations, crowds: how many there are; crowds are annotations, too.
-        empty: images without an annotation that is no crowd.
-        usable: annotations that are not crowds and have a box to train on.
+        empty: pictures without an annotation that is no crowd.
+        usable: annotations that can be trained on: they are no crowds, and have a box.
+        masks: annotations with a mask.
+        most: objects of the picture that has most of them.
         categories: names by id, in the order of the ids.
-        per_category: annotations by category name, crowds included.
+        counts: annotations by category id, crowds included.
         sizes: annotations by COCO's sizes: small, medium, large.
-        problems: by kind, only those that occur.
-        files: file_name, width and height of each image.
+        findings: by kind, those that occur.
+        files: "file_name" (the whole path), "width", "height" and, where the labels have another
+            name, "name" of each picture.
     """
 
     json_file: str
-    images: int
-    annotations: int
-    categories: dict[int, str]
-    per_category: dict[str, int]
-    files: list[dict[str, Any]] = field(repr=False)
     image_root: str = ""
+    images: int = 0
+    annotations: int = 0
     crowds: int = 0
     empty: int = 0
     usable: int = 0
+    masks: int = 0
+    most: int = 0
+    categories: dict[int, str] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
-    problems: dict[str, Problem] = field(default_factory=dict)
+    findings: dict[Kind, Finding] = field(default_factory=dict)
+    files: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
-    def add(self, kind: str, severity: str, offender: str) -> None:
-        """Record a finding."""
-        problem = self.problems.setdefault(kind, Problem(severity))
-        problem.count += 1
-        if len(problem.first) < _FIRST_OFFENDERS:
-            problem.first.append(printable(offender)[:_LONGEST])
+    def add(self, kind: Kind, case: str, count: int = 1) -> None:
+        """Record a finding, or several of which one case is shown."""
+        finding = self.findings.setdefault(kind, Finding())
+        finding.count += count
+        if len(finding.first) < _FIRST_CASES:
+            finding.first.append(printable(case)[:_LONGEST])
 
-    def of(self, severity: str) -> dict[str, Problem]:
-        """The problems of one severity."""
-        return {k: problem for k, problem in self.problems.items() if problem.severity == severity}
+    def of(self, *severities: str) -> dict[Kind, Finding]:
+        """The findings of these severities."""
+        return {
+            kind: finding for kind, finding in self.findings.items() if kind.severity in severities
+        }
 
     def refusal(self) -> str | None:
-        """Why this data set is not to be trained or evaluated on, in one sentence, or None."""
+        """Why nobody may train or evaluate on this data set, in one sentence, or None."""
         advice = f"correct the file (lambda-det check {self.json_file} lists all kinds)"
-        for kind, problem in self.of(REFUSED).items():
-            found = f"{problem.count} x {kind}, the first: {problem.first[0]}"
-            return f"{self.json_file}: {found}; {advice}."
-        bad = self.of(BAD_BOX)
-        count = sum(problem.count for problem in bad.values())
-        if count > MAX_BAD_BOX_SHARE * self.annotations:
-            kind, problem = next(iter(bad.items()))
+        for kind, finding in self.of(REFUSED).items():
             return (
-                f"{self.json_file}: {count} of {self.annotations} boxes or polygons are bad, more "
-                f"than {MAX_BAD_BOX_SHARE:.0%}, the first a {kind}: {problem.first[0]}; {advice}."
+                f"{self.json_file}: {finding.count} x {kind.text}, the first: {finding.first[0]}; "
+                f"{advice}."
+            )
+        unusable = self.of(UNUSABLE)
+        count = sum(finding.count for finding in unusable.values())
+        if count > MAX_UNUSABLE_SHARE * self.annotations:
+            kind, finding = next(iter(unusable.items()))
+            return (
+                f"{self.json_file}: {count} of {self.annotations} annotations have something that "
+                f"cannot be used, more than {MAX_UNUSABLE_SHARE:.0%}, the first a {kind.text}: "
+                f"{finding.first[0]}; {advice}."
             )
         return None

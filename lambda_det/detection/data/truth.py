@@ -1,132 +1,127 @@
-"""Ground truth as training and evaluation use it: all repairs of what the rules let pass.
+"""What is decided about one annotation: its box, its mask and its keypoints.
 
-``annotations.py`` has the rules. Records are repaired once, where a registered data set gives them
-(:func:`sanitise`); the mapper repairs those that come another way. A pass over a made-up
-file of the size of COCO train2017 takes a third of the time in which Detectron2 reads it (12 and
-32 s of one core).
+:func:`decide` is the only place that repairs or drops an annotation. :mod:`.coco` asks it for files
+in COCO's format, and :func:`decided` for the records that another function registers. Mapper,
+evaluators, statistics and ``lambda-det check`` use what it leaves.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
 from typing import Any
 
 import numpy as np
 import pycocotools.mask as mask_util
 import shapely
-from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.structures import BoxMode
 from PIL import Image
-from torch.utils.data import Dataset
 
+from lambda_det.detection.data.report import BORDER, BOX, MASK, MEANT, OUTSIDE, VALUE, Kind
 from lambda_det.errors import printable
 
 logger = logging.getLogger(__name__)
 
 FAR = 1e6  # pixels: no image is so large, and pycocotools runs out of memory at larger coordinates
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**30)  # of an image: Pillow reads none with more
+# Boxes of COCO train2017 itself reach over the border by a rounding error, and stay as they are
+ROUNDING = 1.0  # pixels
+_FEW_PIXELS, _FEW_SHARE = 5.0, 0.02  # how far a hand may draw over the border: pixels, of a side
+
+Fault = tuple[Kind, str]
 
 
-class Sound(list):
-    """Annotations in which nothing is left to repair."""
+class Decided(list):
+    """Annotations about which everything is decided."""
 
 
-def sanitise(name: str, *, checked: bool) -> None:
-    """Let a registered data set give :func:`sanitised` records from now on.
+def decide(
+    annotation: dict[str, Any], height: int | None, width: int | None, keypoints: int | None = None
+) -> tuple[dict[str, Any] | None, list[Fault]]:
+    """An annotation as it is used, itself if it is sound, and what was wrong with it.
+
+    An object without a usable box is left out. A box is cut at the border. A mask that cannot be
+    used is taken away, and :func:`mask_of` then gives the box; keypoints of another number are
+    taken away.
 
     Args:
-        name: of the data set. A second call changes nothing.
-        checked: whether ``check_coco`` and Detectron2 have unpacked its run-length masks.
+        annotation: in Detectron2's dataset format; it is not changed.
+        height, width: of the picture; None if they are unknown, and then masks and border are not
+            looked at.
+        keypoints: how many an object has; None: any number.
+
+    Returns:
+        The annotation, or None; and kind and words of each fault.
     """
-    load = DatasetCatalog[name]
-    if getattr(load, "is_sanitised", False):
-        return
+    faults: list[Fault] = []
+    is_crowd = annotation.get("iscrowd", 0)
+    if is_crowd not in (0, 1):
+        faults.append((VALUE, f"iscrowd {is_crowd!r:.80}"))
+        annotation = _with(annotation, "iscrowd", 0)
+    annotation, fault = _with_usable_mask(annotation, height, width)
+    faults += fault
+    annotation, fault = _with_usable_box(annotation, height, width)
+    faults += fault
+    if annotation is None:
+        return None, faults
+    points = annotation.get("keypoints")
+    if points is not None and not are_keypoints(points, keypoints):
+        if not (isinstance(points, (list, tuple)) and not points):
+            faults.append((VALUE, f"keypoints {points!r:.80}"))
+        annotation = _with(annotation, "keypoints", None)
+    return annotation, faults
 
-    @functools.wraps(load)
-    def load_sanitised() -> Any:
-        records = load()
-        if isinstance(records, Dataset) or not isinstance(records, Sequence):
-            return records  # the mapper repairs them
-        names = MetadataCatalog.get(name).get("keypoint_names")
-        keypoints = None if names is None else len(names)
-        return sanitised(records, name, keypoints=keypoints, checked=checked)
 
-    load_sanitised.is_sanitised = True
-    DatasetCatalog[name] = load_sanitised
+def decided(record: dict[str, Any], keypoints: int | None = None) -> tuple[dict, list[Fault]]:
+    """A record of Detectron2's dataset format about which everything is decided, and the faults.
+
+    Args:
+        record: it is not changed.
+        keypoints: how many an object has; None: any number.
+    """
+    given = record.get("annotations")
+    if not given or isinstance(given, Decided):
+        return record, []
+    size = (
+        (record["height"], record["width"]) if {"height", "width"} <= record.keys() else (None,) * 2
+    )
+    kept, faults = Decided(), []
+    for annotation in given:
+        annotation, found = decide(annotation, *size, keypoints)
+        faults += found
+        if annotation is not None:
+            kept.append(annotation)
+    return {**record, "annotations": kept}, faults
 
 
-def sanitised(
-    records: Sequence[dict[str, Any]],
-    name: str,
-    *,
-    keypoints: int | None = None,
-    checked: bool = False,
+def all_decided(
+    records: Iterable[Mapping[str, Any]], name: str, keypoints: int | None = None
 ) -> list[dict[str, Any]]:
-    """Records in which nothing is left to repair, with a warning for each kind of repair.
-
-    An annotation without a usable box is left out. An annotation loses a mask that cannot be used,
-    and keypoints of another number. Crowds stay as they are, and masks of an image of unknown size.
+    """:func:`decided` of all records of a data set, with a warning for each kind of fault.
 
     Args:
         records: in Detectron2's dataset format; they are not changed.
-        name: of the data set, for the warnings, of which a process gives each once.
+        name: of the data set, for the warnings. A process gives each once.
         keypoints: how many an object has; None: any number.
-        checked: whether run-length masks are known to be sound.
     """
-    faults: dict[str, list[str]] = {}
-    result = []
+    result, cases = [], {}
     for record in records:
-        given = record.get("annotations")
-        if given and not isinstance(given, Sound):
-            kept = Sound() if "height" in record and "width" in record else []
-            for annotation in given:
-                found, fault = annotation, None
-                if not annotation.get("iscrowd", 0):
-                    found, fault = _repaired(annotation, record, keypoints, checked)
-                if found is not None:
-                    kept.append(found)
-                if fault:
-                    faults.setdefault(fault, []).append(record.get("file_name", ""))
-            record = {**record, "annotations": kept}
+        record, faults = decided(record, keypoints)
         result.append(record)
-    for fault, files in faults.items():
-        if (name, fault) not in _warned:
-            _warned.add((name, fault))
-            logger.warning(f"{name}: {len(files)} x {fault}; the first in {printable(files[0])}.")
+        for kind, words in faults:
+            cases.setdefault(kind, []).append(f"{record.get('file_name', '')}: {words}")
+    for kind, where in cases.items():
+        if (name, kind) not in _warned:
+            _warned.add((name, kind))
+            logger.warning(
+                f"{name}: {len(where)} x {kind.text}; the first in {printable(where[0])}."
+            )
     return result
 
 
-_warned: set[tuple[str, str]] = set()
-_NO_BOX = "annotation without a usable box, which is left out"
-_NO_MASK = "annotation with a broken mask, whose box stands for it"
-_NO_KEYPOINTS = (
-    "annotation whose keypoints are left out, since their number is not that of the category"
-)
-
-
-def _repaired(
-    annotation: dict[str, Any], record: dict[str, Any], keypoints: int | None, checked: bool
-) -> tuple[dict[str, Any] | None, str | None]:
-    """An annotation as it can be used, itself if it is sound, and what was wrong with it."""
-    if not has_box(annotation):
-        return None, _NO_BOX
-    fault = None
-    mask = annotation.get("segmentation")
-    if mask is not None and "height" in record and "width" in record:
-        usable = usable_mask(mask, record["height"], record["width"], checked=checked)
-        is_empty = isinstance(mask, (list, dict)) and not mask
-        if usable is not mask:
-            fault = _NO_MASK if usable is None and not is_empty else None
-            annotation = _with(annotation, "segmentation", usable)
-    points = annotation.get("keypoints")
-    if points is not None and keypoints is not None and np.size(points) != 3 * keypoints:
-        fault = fault or (_NO_KEYPOINTS if np.size(points) else None)
-        annotation = _with(annotation, "keypoints", None)
-    return annotation, fault
+_warned: set[tuple[str, Kind]] = set()
 
 
 def _with(annotation: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -134,53 +129,87 @@ def _with(annotation: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {k: v for k, v in {**annotation, key: value}.items() if k != key or value is not None}
 
 
-def complete(annotation: dict[str, Any], height: int, width: int) -> bool:
-    """Give an annotation of COCO's format what pycocotools asks for, in place.
-
-    An object stays an object: one without a usable mask has its box as mask, and a number of its
-    box that is not finite is 0.
-
-    Returns:
-        Whether the annotation has a usable mask.
-    """
-    box = annotation["bbox"] = [v if -FAR < v < FAR else 0 for v in annotation["bbox"]]
-    annotation.setdefault("iscrowd", 0)
-    if not is_area(annotation.get("area")):
-        annotation["area"] = box[2] * box[3]
-    mask = usable_mask(annotation.get("segmentation"), height, width, checked=True)
-    # An empty mask, where the box is outside of the image or of no size.
-    annotation["segmentation"] = mask or usable_mask(
-        [rectangle(box[0], box[1], box[0] + box[2], box[1] + box[3])], height, width
-    ) or [[0.0] * 6]  # fmt: skip
-    return mask is not None
-
-
-def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
-    """A box as a polygon."""
-    return [x0, y0, x1, y0, x1, y1, x0, y1]
-
-
-def is_area(value: Any) -> bool:
-    """Whether a value can be the area of an object, in pixels."""
-    return isinstance(value, (int, float)) and 0 <= value < FAR**2
-
-
-def is_polygon(points: Any) -> bool:
-    """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three points, none of them FAR."""
-    try:
-        # The sum is finite only if all numbers are, and it is far faster than a check of each.
-        return (
-            len(points) >= 6
-            and len(points) % 2 == 0
-            and math.isfinite(float(sum(points)))
-            and min(points) > -FAR
-            and max(points) < FAR
-        )
-    except (TypeError, ValueError, OverflowError):
-        return False
+# ---------------------------------------------------------------------------------------- the boxes
+def _with_usable_box(
+    annotation: dict[str, Any], height: int | None, width: int | None
+) -> tuple[dict[str, Any] | None, list[Fault]]:
+    mask = annotation.get("segmentation")
+    if not has_box(annotation):
+        box = annotation.get("bbox")
+        if isinstance(box, (list, tuple)) and len(box):  # a box that contradicts itself
+            return None, [(BOX, f"bbox {box!r:.80}")]
+        if not mask:
+            return None, [(BOX, f"bbox {box!r:.80}")]
+        annotation = {**annotation, "bbox": around(mask), "bbox_mode": BoxMode.XYXY_ABS}
+        annotation = _as_sides(annotation, annotation["bbox"])
+        if not has_box(annotation):
+            return None, [(BOX, f"bbox {box!r:.80}")]
+        return annotation, [(MEANT, f"bbox {box!r:.80}: the box of its mask is taken")]
+    if height is None or annotation["bbox_mode"] not in (BoxMode.XYWH_ABS, BoxMode.XYXY_ABS):
+        return annotation, []
+    x0, y0, x1, y1 = corners(annotation)
+    words = f"bbox {list(annotation['bbox'])!r:.120}"
+    if max(x0, y0, x1 - x0, y1 - y0) <= 1 and max(height, width) > 2:
+        return None, [(BOX, f"{words} is within one pixel, as a share of 1 would be")]
+    if mask and not _holds((x0, y0, x1, y1), mask, height, width):
+        outline = ", ".join(f"{v:g}" for v in around(mask))
+        return None, [(BOX, f"{words} is not where its mask is, within the corners {outline}")]
+    beyond = max(x1 - width, y1 - height, -x0, -y0)
+    if beyond <= ROUNDING:
+        return annotation, []
+    inside = [max(x0, 0), max(y0, 0), min(x1, width), min(y1, height)]
+    if inside[2] - inside[0] <= 0 or inside[3] - inside[1] <= 0:
+        return None, [(BOX, f"{words} is outside of the picture")]
+    is_near = beyond <= max(_FEW_PIXELS, _FEW_SHARE * max(height, width))
+    kind = BORDER if is_near else OUTSIDE
+    return _as_sides(annotation, inside), [(kind, f"{words} is {beyond:g} pixels over the border")]
 
 
-def corners(annotation: dict[str, Any]) -> list[float]:
+def _as_sides(annotation: dict[str, Any], box: Sequence[float]) -> dict[str, Any]:
+    """An annotation with a box of these corners, as [x, y, width, height]."""
+    x0, y0, x1, y1 = map(float, box)
+    return {
+        **annotation,
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+        "bbox_mode": BoxMode.XYWH_ABS,
+    }
+
+
+def around(mask: list[list[float]] | dict[str, Any]) -> tuple[float, float, float, float]:
+    """The corners x0, y0, x1, y1 around a usable mask of COCO's format."""
+    if isinstance(mask, dict):
+        x, y, width, height = mask_util.toBbox(mask).tolist()
+        return x, y, x + width, y + height
+    xs = [part[0::2] for part in mask]
+    ys = [part[1::2] for part in mask]
+    return (
+        min(map(min, xs)),
+        min(map(min, ys)),
+        max(map(max, xs)),
+        max(map(max, ys)),
+    )
+
+
+def _holds(
+    box: Sequence[float], mask: list[list[float]] | dict[str, Any], height: int, width: int
+) -> bool:
+    """Whether at least half of a usable mask lies in its box; stray parts far away may be."""
+    if isinstance(mask, dict):
+        pixels = mask_util.decode(mask)
+        x0, y0 = np.floor(np.clip(box[:2], 0, [width, height])).astype(int)
+        x1, y1 = np.ceil(np.clip(box[2:], 0, [width, height])).astype(int)
+        return bool(2 * np.count_nonzero(pixels[y0:y1, x0:x1]) >= np.count_nonzero(pixels))
+    inside, total = 0.0, 0.0
+    for part in mask:
+        x0, y0, x1, y1 = around([part])
+        total += (x1 - x0) * (y1 - y0)
+        shared = min(box[2], x1) - max(box[0], x0), min(box[3], y1) - max(box[1], y0)
+        if min(shared) > 0:
+            inside += shared[0] * shared[1]
+    return 2 * inside >= total
+
+
+def corners(annotation: Mapping[str, Any]) -> list[float]:
     """The box as x0, y0, x1, y1, computed in float32."""
     if annotation["bbox_mode"] != BoxMode.XYWH_ABS:
         return BoxMode.convert(
@@ -190,7 +219,7 @@ def corners(annotation: dict[str, Any]) -> list[float]:
     return [float(v) for v in (x, y, x + width, y + height)]
 
 
-def has_box(annotation: dict[str, Any]) -> bool:
+def has_box(annotation: Mapping[str, Any]) -> bool:
     """Whether there is a box of finite numbers with an area, in a mode of absolute pixels."""
     try:
         if annotation["bbox_mode"] == BoxMode.XYWH_ABS:
@@ -203,10 +232,86 @@ def has_box(annotation: dict[str, Any]) -> bool:
         return False
 
 
+def rectangle(x0: float, y0: float, x1: float, y1: float) -> list[float]:
+    """A box as a polygon."""
+    return [x0, y0, x1, y0, x1, y1, x0, y1]
+
+
+# ---------------------------------------------------------------------------------------- the masks
+def mask_of(
+    annotation: Mapping[str, Any], height: int, width: int
+) -> list[list[float]] | dict[str, Any]:
+    """The mask of an annotation that was decided about; its box stands for one that it lacks."""
+    mask = annotation.get("segmentation")
+    if mask:
+        return mask
+    box = np.clip(corners(annotation), 0, [width, height, width, height])
+    return [rectangle(*box.tolist())]
+
+
+def _with_usable_mask(
+    annotation: dict[str, Any], height: int | None, width: int | None
+) -> tuple[dict[str, Any], list[Fault]]:
+    mask = annotation.get("segmentation")
+    if mask is None:
+        return annotation, []
+    if height is None:
+        if not isinstance(mask, dict):
+            return annotation, []
+        height, width = _size_of_runs(mask)
+    usable = usable_mask(mask, height, width)
+    if usable is mask:
+        return annotation, []
+    faults: list[Fault] = []
+    written, mask = mask, written_polygons(mask)
+    if written is not mask:
+        usable = usable_mask(mask, height, width)
+        faults = [(MEANT, f"segmentation {written!r:.60}: a list of lists of numbers is meant")]
+    annotation = _with(annotation, "segmentation", usable)
+    is_empty = isinstance(mask, (list, dict)) and not mask
+    is_empty = is_empty or (isinstance(mask, list) and not any(map(bool, mask)))
+    all_sound = usable is not None and (isinstance(mask, dict) or all(map(is_polygon, mask)))
+    if not (is_empty or all_sound):
+        faults.append((MASK, f"segmentation {mask!r:.60}"))
+    return annotation, faults
+
+
+def _size_of_runs(mask: Mapping[str, Any]) -> tuple[int, int]:
+    try:
+        height, width = mask["size"]
+        return int(height), int(width)
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return 0, 0
+
+
+def written_polygons(segmentation: Any) -> Any:
+    """Polygons as COCO has them, of a list of numbers or of points in the place of polygons."""
+    if not isinstance(segmentation, list):
+        return segmentation
+    if len(segmentation) >= 6 and all(map(_is_number, segmentation)):
+        return [segmentation]
+    if len(segmentation) >= 3 and all(map(_is_point, segmentation)):
+        return [[value for point in segmentation for value in point]]
+    if segmentation and all(
+        isinstance(part, list) and len(part) >= 3 and all(map(_is_point, part))
+        for part in segmentation
+    ):
+        return [[value for point in part for value in point] for part in segmentation]
+    return segmentation
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_point(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
 def usable_mask(
-    segmentation: Any, height: int, width: int, *, checked: bool = False
+    segmentation: Any, height: int, width: int
 ) -> list[list[float]] | dict[str, Any] | None:
-    """A mask of COCO's format of which all is sound, itself if it is; None for no mask.
+    """The part of a mask in COCO's format that can be used, itself if that is all; None for none.
 
     Broken polygons are left out. One that reaches out of its image by more than the image's size is
     cut at the border, because pycocotools keeps every pixel of an outline in memory. One whose
@@ -215,10 +320,9 @@ def usable_mask(
     Args:
         segmentation: polygons [[x0, y0, x1, y1, ...], ...], or a run-length mask.
         height, width: of the image.
-        checked: whether a run-length mask is known to be sound.
     """
     if isinstance(segmentation, dict):
-        return segmentation if checked else usable_runs(segmentation, height, width)
+        return usable_runs(segmentation, height, width)
     if not isinstance(segmentation, list):
         return None
     size = max(height, width)
@@ -239,7 +343,7 @@ def usable_mask(
 
 
 def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[str, Any] | None:
-    """A run-length mask in COCO's compressed form, or None if it is not a mask of that size."""
+    """A run-length mask in COCO's compressed form; None if it is empty or not of that size."""
     try:
         if list(segmentation["size"]) != [height, width] or height * width > MAX_PIXELS:
             return None
@@ -249,12 +353,37 @@ def usable_runs(segmentation: dict[str, Any], height: int, width: int) -> dict[s
             if not whole or sum(counts) != height * width:
                 return None
             segmentation = mask_util.frPyObjects(segmentation, height, width)
+            counts = segmentation["counts"]
         elif not _is_whole(counts):
             return None
-        mask_util.decode(segmentation)
+        pixels = mask_util.decode(segmentation)
+        if not pixels.any():
+            return None
+        again = mask_util.encode(np.asfortranarray(pixels))
     except Exception:  # pycocotools has no error class of its own
         return None
-    return segmentation
+    text = counts.encode() if isinstance(counts, str) else counts
+    if text == again["counts"]:
+        return segmentation
+    # Runs of no length may be there; runs that are too few end pycocotools' comparison of masks
+    return again if _sum_of_runs(text) == height * width else None
+
+
+def _sum_of_runs(text: bytes) -> int:
+    """The pixels of COCO's compressed runs: five bits a character, from the third run on as the
+    difference from the run before the last."""
+    runs: list[int] = []
+    value, shift = 0, 0
+    for digit in text:
+        digit -= 48
+        value |= (digit & 31) << shift
+        shift += 5
+        if not digit & 32:
+            if digit & 16:
+                value -= 1 << shift
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value, shift = 0, 0
+    return sum(runs)
 
 
 def _is_whole(counts: str | bytes) -> bool:
@@ -266,6 +395,26 @@ def _is_whole(counts: str | bytes) -> bool:
     text = counts.encode() if isinstance(counts, str) else counts
     digits = np.frombuffer(text, np.uint8) - np.uint8(48)  # characters below 48 wrap to above 63
     return bool((digits < 64).all()) and not (len(digits) and digits[-1] & 32)
+
+
+def is_area(value: Any) -> bool:
+    """Whether a value can be the area of an object, in pixels."""
+    return isinstance(value, (int, float)) and 0 <= value < FAR**2
+
+
+def is_polygon(points: Any) -> bool:
+    """Whether ``points`` is [x0, y0, x1, y1, ...] with at least three points, none of them FAR."""
+    try:
+        # The sum is finite only if all numbers are, and it is far faster than a check of each.
+        return (
+            len(points) >= 6
+            and len(points) % 2 == 0
+            and math.isfinite(float(sum(points)))
+            and min(points) > -FAR
+            and max(points) < FAR
+        )
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def area_of(points: Any) -> float:
@@ -297,3 +446,17 @@ def _outlines(shape: shapely.Geometry) -> list[np.ndarray]:
         for part in parts
         if isinstance(part, shapely.Polygon) and not part.is_empty
     ]
+
+
+# ------------------------------------------------------------------------------------ the keypoints
+def are_keypoints(points: Any, number: int | None) -> bool:
+    """Whether points are [x, y, visibility, ...] of finite numbers, of that number of them."""
+    try:
+        values = np.asarray(points)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    if values.dtype.kind not in "iuf":
+        return False
+    if values.ndim != 1 or values.size % 3 or number not in (None, values.size // 3):
+        return False
+    return bool(values.size and (np.abs(values) < FAR).all())

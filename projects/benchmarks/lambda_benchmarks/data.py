@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from detectron2.data import DatasetMapper
 from detectron2.data import transforms as T
-from detectron2.data.datasets import load_coco_json
 from PIL import Image
 from timm.data import create_transform
 from torchvision import transforms
@@ -24,8 +23,7 @@ from lambda_benchmarks.measure import FORWARD, Case, Group, Setting
 from lambda_det.classification.config import get_classification_config
 from lambda_det.classification.data.sources import decode_image, image_files
 from lambda_det.classification.data.transforms import TrainTransform
-from lambda_det.detection.data import TolerantMapper, large_scale_jitter
-from lambda_det.detection.data.annotations import inspect_annotations
+from lambda_det.detection.data import TolerantMapper, large_scale_jitter, read_coco
 from lambda_det.errors import ConfigError, DataError
 
 SIZE, JITTER_SIZE = 224, 1024
@@ -182,9 +180,10 @@ def read_records(annotations: str, folder: str, count: int) -> list[dict[str, An
     Raises:
         DataError: the file cannot be used, or has no image with objects.
     """
-    if refusal := inspect_annotations(annotations).refusal():
+    truth = read_coco(annotations, folder)
+    if refusal := truth.report.refusal():
         raise DataError(refusal)
-    records = [r for r in load_coco_json(annotations, folder) if r["annotations"]]
+    records = [record for record in truth.records if record["annotations"]]
     if not records:
         raise DataError(f"{annotations} has no image with objects; name another file.")
     return _spread(records, count)

@@ -10,6 +10,7 @@ from detectron2.structures import BoxMode
 
 from lambda_det.detection.data import check_detector_data, classes, register_coco_files
 from lambda_det.detection.data.predictions import Detector
+from lambda_det.detection.data.registration import check_files
 from lambda_det.detection.evaluation import TolerantCOCOEvaluator
 from lambda_det.errors import DataError
 from lambda_det.weights.formats import write_torch
@@ -40,50 +41,36 @@ def extra() -> Iterator[str]:
     MetadataCatalog.remove("classes_test")
 
 
-def labels(name: str) -> list[list[str]]:
-    """The classes of the objects of each image, by name."""
-    records = DatasetCatalog.get(name)
-    names = MetadataCatalog.get(name).thing_classes
-    return [[names[a["category_id"]] for a in r["annotations"]] for r in records]
-
-
-def evaluate_truth(name: str, run: list[dict], folder) -> dict:
-    """COCO's AP of a model that finds what is there, with the class numbers of ``run``."""
+def evaluate_truth(name: str, folder) -> dict:
+    """COCO's AP of a model that finds what is there."""
     evaluator = TolerantCOCOEvaluator(name, tasks=("bbox",), output_dir=str(folder))
     evaluator.reset()
-    for record, truth in zip(DatasetCatalog.get(name), run, strict=True):
+    for record in DatasetCatalog.get(name):
         size = record["height"], record["width"]
-        boxes = [BoxMode.convert(a["bbox"], a["bbox_mode"], 0) for a in truth["annotations"]]
-        instances = found(size, boxes, [a["category_id"] for a in truth["annotations"]])
+        boxes = [BoxMode.convert(a["bbox"], a["bbox_mode"], 0) for a in record["annotations"]]
+        instances = found(size, boxes, [a["category_id"] for a in record["annotations"]])
         evaluator.process([record], [{"instances": instances}])
     return evaluator.evaluate()["bbox"]
 
 
-def test_other_ids_are_taken_by_name(both, tmp_path):
-    """The run's numbers on data with other ids: the same names, and the same AP of each."""
+def test_another_order_is_refused_with_both_lists(both):
     first, second = both
-    run, truth = classes.describe([first]), DatasetCatalog.get(first)
+    run = classes.describe([first])
     assert run["thing_classes"] == ["apple", "pear"]
-    assert evaluate_truth(second, truth, tmp_path)["AP"] < 1  # as it was, without a word
-    classes.align(DETECTOR, [first, second], run, "model.pth")
-    assert labels(second) == labels(first) and sum(map(len, labels(first))) == 7
-    assert MetadataCatalog.get(second).thing_classes == ["apple", "pear"]
-    truth[0]["annotations"].pop()  # one of three pears is not found
-    before, after = (evaluate_truth(name, truth, tmp_path / name) for name in both)
-    assert before == pytest.approx(after, abs=0, nan_ok=True)
-    assert before["AP-apple"] == pytest.approx(100) and before["AP-pear"] < 80
-    check_detector_data(DETECTOR, train=None, test=both)
-    # A second time nothing changes, and the order of the file can be had back
-    classes.align(DETECTOR, both, run, "model.pth")
-    assert labels(second) == labels(first)
-    classes.align(DETECTOR, [second], {"thing_classes": ["pear", "apple"]}, "other.pth")
-    assert labels(second) == labels(first)
-    assert MetadataCatalog.get(second).thing_classes == ["pear", "apple"]
+    classes.check(DETECTOR, [first], run, "model.pth")
+    with pytest.raises(
+        DataError, match=r"swapped\.json.* \(pear, apple\).*model.pth \(apple, pear"
+    ):
+        classes.check(DETECTOR, both, run, "model.pth")
+    with pytest.raises(
+        DataError, match=r"swapped\.json.*\(pear, apple\).*set\.json.*\(apple, pear"
+    ):
+        check_detector_data(DETECTOR, train=[first], test=[second])
 
 
 def test_results_are_read_by_name(both, tmp_path):
     first, second = both
-    evaluate_truth(first, DatasetCatalog.get(first), tmp_path)
+    evaluate_truth(first, tmp_path)
     results = tmp_path / "coco_instances_results.json"
     entries = json.loads(results.read_text())
     assert classes.renumbered(entries, results, first) == entries
@@ -96,12 +83,23 @@ def test_results_are_read_by_name(both, tmp_path):
     assert classes.renumbered(entries, results, second) == entries
 
 
-def test_colours_follow_their_classes(extra):
-    metadata = MetadataCatalog.get(extra)
-    metadata.set(thing_classes=["a", "b", "c"], thing_colors=[[1, 1, 1], [2, 2, 2], [3, 3, 3]])
-    classes.align(DETECTOR, [extra], {"thing_classes": ["c", "a", "b"]}, "model.pth")
-    assert MetadataCatalog.get(extra).thing_colors == [[3, 3, 3], [1, 1, 1], [2, 2, 2]]
-    assert DatasetCatalog.get(extra) == [{"file_name": "a.png"}]
+def test_results_of_classes_of_one_name_are_read_by_their_order(content, write, tmp_path):
+    """Of the ids 1 and 5 the first is the first, whatever ids they have now."""
+    content["categories"][1]["name"] = "apple"
+    first = register_coco_files(*write(content), "train")
+    check_files(first)
+    evaluate_truth(first, tmp_path)
+    results = tmp_path / "coco_instances_results.json"
+    entries = json.loads(results.read_text())
+    assert {entry["category_id"] for entry in entries} == {1, 5}
+    assert classes.renumbered(entries, results, first) == entries
+    for category in content["categories"]:
+        category["id"] += 10
+    for entry in content["annotations"]:
+        entry["category_id"] += 10
+    second = register_coco_files(*write(content, "again"), "test")
+    now = classes.renumbered(entries, results, second)
+    assert [e["category_id"] for e in now] == [10 + e["category_id"] for e in entries]
 
 
 @pytest.mark.parametrize(
@@ -115,18 +113,15 @@ def test_colours_follow_their_classes(extra):
     ],
 )
 def test_other_classes_are_refused(extra, detector, key):
-    """The order matters where it cannot be changed: in masks and keypoints."""
     MetadataCatalog.get(extra).set(**{key: ["cat", "dog"]})
     for names in (["cat", "cow"], ["cat"], ["cat", "dog", "cow"]):
         with pytest.raises(DataError, match=r"classes_test.*cat.*dog.*model\.pth.*cat"):
-            classes.align(detector, [extra], {key: names}, "model.pth")
-    swapped = {key: ["dog", "cat"]}
-    if key != "thing_classes":
-        with pytest.raises(DataError, match=r"first in number 0"):
-            classes.align(detector, [extra], swapped, "model.pth")
+            classes.check(detector, [extra], {key: names}, "model.pth")
+    with pytest.raises(DataError, match=r"only in their order, first in number 0"):
+        classes.check(detector, [extra], {key: ["dog", "cat"]}, "model.pth")
     # What the detector does not predict may differ
-    classes.align(Detector("SemanticSegmentor"), [extra, "nowhere"], {"thing_classes": []}, "m")
-    classes.align(DETECTOR, [extra], {"stuff_classes": ["x"], "keypoint_names": ["x"]}, "m")
+    classes.check(Detector("SemanticSegmentor"), [extra, "nowhere"], {"thing_classes": []}, "m")
+    classes.check(DETECTOR, [extra], {"stuff_classes": ["x"], "keypoint_names": ["x"]}, "m")
 
 
 def test_a_checkpoint_holds_all_that_a_data_set_says(extra):

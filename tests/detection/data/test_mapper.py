@@ -11,6 +11,7 @@ from detectron2.utils.events import EventStorage
 from PIL import Image
 
 from lambda_det.detection.data import TolerantMapper, build_augmentation
+from lambda_det.detection.data.truth import decided
 from lambda_det.errors import DataError
 
 from .fuzz import STRANGE_FILES, limits
@@ -59,7 +60,7 @@ def mapped(cfg, record, annotations, **changes):
     mapper = TolerantMapper(cfg, is_train=True)
     for name, value in changes.items():
         setattr(mapper, name, value)
-    given = {**record, "annotations": annotations}
+    given, _ = decided({**record, "annotations": annotations})
     before = copy.deepcopy(given)
     output = mapper(given)
     assert repr(given) == repr(before)  # the caller's dict is left alone
@@ -85,21 +86,6 @@ def test_an_image_without_a_usable_annotation_trains_as_empty(
         instances = TolerantMapper(cfg, is_train=True)(record)["instances"]
         assert len(instances) == 0
         assert len(instances.gt_boxes) == len(instances.gt_classes) == len(instances.gt_masks) == 0
-
-
-@pytest.mark.parametrize("has_size", [True, False])
-@pytest.mark.parametrize("exact", [True, False])
-def test_records_that_nobody_has_repaired(cfg, record, caplog, has_size, exact):
-    """Of a script, or of a LazyConfig whose data set is not given by names."""
-    if not has_size:
-        del record["height"], record["width"]
-    given = [
-        *(thing(bbox=None), thing(bbox_mode=None), thing()),
-        *(thing(segmentation=[[1, 2, 3, 4]]), thing(segmentation=runs(compressed=False))),
-    ]
-    instances = mapped(cfg, record, given, exact_pixels=exact, recompute_boxes=False, **NO_CHANGE)
-    assert instances.gt_masks.tensor.sum((1, 2)).tolist() == [600] * 3
-    assert "usable box" in caplog.text and "broken mask" in caplog.text
 
 
 @pytest.mark.parametrize("compressed", [True, False])

@@ -1,4 +1,4 @@
-"""Records of registered data sets are repaired once, where they are loaded."""
+"""Records that a user's function registers are decided about once, where they are loaded."""
 
 import copy
 
@@ -8,7 +8,8 @@ import pytest
 from detectron2.data import DatasetCatalog, DatasetFromList, MetadataCatalog
 from detectron2.structures import BoxMode
 
-from lambda_det.detection.data import truth
+from lambda_det.detection.data.registration import check_files
+from lambda_det.detection.data.truth import Decided, decided
 
 SOUND = {
     "bbox": [8, 6, 30, 20],
@@ -19,12 +20,13 @@ SOUND = {
 RUNS = mask_util.encode(np.ones((48, 64), np.uint8, order="F"))
 NAN, FAR = float("nan"), [10, 10, 9e5, 10, 9e5, 9e5, 10, 9e5]
 BROKEN_BOXES = (
-    *([0, 0, 0, 9], [0, 0, 5, -9], [0, 0, NAN, 9], [0, 0, 10**400, 5], [1, 2], None, "abcd"),
-    [0, 0, 1e300, 9],
+    *([0, 0, 0, 9], [0, 0, 5, -9], [0, 0, NAN, 9], [0, 0, 10**400, 5], [1, 2], [0, 0, 1e300, 9]),
+    [40, 30, 9, 9],  # elsewhere than its mask
 )
 BROKEN_MASKS = (
     *([[1, 2, 3, 4]], [[1, 2, 3, 4, 5, 6, 7]], [[1, 2, 3, 4, 5, NAN]], [["a"] * 6], "nonsense", 3),
     [[5, 5, 20, 5, 30, 5]],  # without area
+    {"size": [48, 64], "counts": [3072]},  # without a pixel
     {"size": [49, 64], "counts": [3136]},
     {"size": [48, 64], "counts": [5, 5]},
     np.ones((48, 64)),
@@ -33,15 +35,15 @@ BROKEN_MASKS = (
 
 @pytest.fixture
 def load():
-    """Register annotations of one image, sanitise, and give what is loaded of them."""
+    """Register annotations of one image, and give what is loaded of them."""
 
-    def load_annotations(*annotations, checked=False, of=list, **metadata):
+    def load_annotations(*annotations, of=list, **metadata):
         record = {"file_name": "a.png", "height": 48, "width": 64, "annotations": [*annotations]}
         before = copy.deepcopy(record)
         DatasetCatalog.register("own", lambda: of([record]))
         MetadataCatalog.get("own").set(**metadata)
         for _ in range(2):  # the second changes nothing
-            truth.sanitise("own", checked=checked)
+            check_files("own")
         loaded = [DatasetCatalog.get("own") for _ in range(2)][1]
         assert repr(record) == repr(before)
         return loaded[0]["annotations"]
@@ -55,7 +57,7 @@ def load():
 def test_an_annotation_without_a_usable_box_is_left_out(load, caplog, number):
     assert load(SOUND, {**SOUND, "bbox": BROKEN_BOXES[number]}) == [SOUND]
     (message,) = [r.getMessage() for r in caplog.records]  # once, however often it is loaded
-    assert "own: 1 x " in message and "usable box" in message and "a.png" in message
+    assert "own: 1 x " in message and "without a usable box" in message and "a.png" in message
 
 
 @pytest.mark.parametrize("mode", [None, BoxMode.XYXY_REL])
@@ -67,7 +69,7 @@ def test_none_has_a_usable_box(load, mode):
 def test_a_broken_mask_is_taken_away(load, caplog, number):
     without = {key: value for key, value in SOUND.items() if key != "segmentation"}
     assert load({**SOUND, "segmentation": BROKEN_MASKS[number]}) == [without]
-    assert ["broken mask" in r.getMessage() for r in caplog.records] == [True]
+    assert ["mask that cannot be used" in r.getMessage() for r in caplog.records] == [True]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +78,8 @@ def test_a_broken_mask_is_taken_away(load, caplog, number):
         {},
         {"bbox": [8, 6, 38, 26], "bbox_mode": BoxMode.XYXY_ABS},
         {"bbox": [20, 20, 30, 10, 45], "bbox_mode": BoxMode.XYWHA_ABS},
-        {"segmentation": RUNS},
-        {"iscrowd": 1, "bbox": None},  # nothing reads it
+        {"segmentation": RUNS, "bbox": [0, 0, 64, 48]},
+        {"iscrowd": 1},
         {"keypoints": [1, 2, 2] * 2},
     ],
     ids=["polygon", "corners", "rotated", "runs", "crowd", "keypoints"],
@@ -88,15 +90,26 @@ def test_what_is_sound_is_the_same_object(load, caplog, changes):
     assert not caplog.records
 
 
-def test_a_tuple_is_repaired_and_a_data_set_of_pytorch_is_left_to_the_mapper(load):
-    assert load(SOUND, {**SOUND, "bbox": None}, of=tuple) == [SOUND]
+def test_a_tuple_is_decided_about_and_a_data_set_of_pytorch_is_left_to_the_loader(load):
+    assert load(SOUND, {**SOUND, "bbox": [1, 2]}, of=tuple) == [SOUND]
     DatasetCatalog.remove("own")
-    assert len(load(SOUND, {**SOUND, "bbox": None}, of=DatasetFromList)) == 2
+    assert len(load(SOUND, {**SOUND, "bbox": [1, 2]}, of=DatasetFromList)) == 2
 
 
-def test_nothing_is_repaired_twice(load):
+@pytest.mark.parametrize("box", [None, [], "abcd"])
+@pytest.mark.parametrize("mask", [SOUND["segmentation"], RUNS])
+def test_a_box_that_is_missing_is_that_of_the_mask(load, caplog, box, mask):
+    (found,) = load({**SOUND, "segmentation": mask, "bbox": box})
+    DatasetCatalog.remove("own")
+    assert found["bbox"] == ([0, 0, 64, 48] if mask is RUNS else SOUND["bbox"])
+    assert "the box of its mask" in caplog.text
+    assert load({**SOUND, "segmentation": None, "bbox": box}) == []
+
+
+def test_nothing_is_decided_twice(load):
     record = {"annotations": load(SOUND)}
-    assert truth.sanitised([record], "own")[0] is record
+    assert isinstance(record["annotations"], Decided)
+    assert decided(record)[0] is record
 
 
 def test_an_empty_list_is_no_mask(load, caplog):
@@ -110,18 +123,27 @@ def test_keypoints_of_another_number_are_taken_away(load, caplog):
     assert "keypoints" in caplog.text
 
 
-@pytest.mark.parametrize("checked", [True, False])
-def test_runs_are_compressed_unless_they_are_known_to_be_sound(load, checked):
+def test_runs_are_compressed(load):
     runs = {"size": [48, 64], "counts": [72, 3000]}
-    (found,) = load({**SOUND, "segmentation": runs}, checked=checked)
-    assert (found["segmentation"] is runs) == checked
-    assert checked or mask_util.area(found["segmentation"]) == 3000
+    (found,) = load({**SOUND, "bbox": [0, 0, 64, 48], "segmentation": runs})
+    assert mask_util.area(found["segmentation"]) == 3000
+
+
+@pytest.mark.parametrize("mode", [BoxMode.XYWH_ABS, BoxMode.XYXY_ABS])
+def test_boxes_are_cut_at_the_border(load, mode):
+    without = {key: value for key, value in SOUND.items() if key != "segmentation"}
+    box = BoxMode.convert([50, 30, 18, 20], BoxMode.XYWH_ABS, mode)
+    (found,) = load({**without, "bbox": box, "bbox_mode": mode})
+    assert (found["bbox"], found["bbox_mode"]) == ([50, 30, 14, 18], BoxMode.XYWH_ABS)
+    DatasetCatalog.remove("own")
+    assert load({**without, "bbox": [80, 30, 18, 20]}) == []
 
 
 def test_polygons_are_cut_and_split(load):
     """Outside of the image; where one crosses itself, so that its lobes cancel out."""
     crossed = [4, 4, 44, 24, 44, 4, 4, 24]
-    (found,) = load({**SOUND, "segmentation": [FAR, crossed, [1, 2, 3]]})
+    whole = {**SOUND, "bbox": [0, 0, 64, 48]}
+    (found,) = load({**whole, "segmentation": [FAR, crossed, [1, 2, 3]]})
     parts = found["segmentation"]
     masks = mask_util.decode(mask_util.frPyObjects(parts, 48, 64))
     assert masks.sum((0, 1)).tolist() == pytest.approx([54 * 38, 200, 200], abs=25)

@@ -1,0 +1,169 @@
+"""The form in which a file writes its boxes: corners, centres or shares of 1 in place of COCO's.
+
+One box can be wrong by itself. That all boxes of a file are of another form shows where polygons or
+areas stand beside them, or at the borders of the pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lambda_det.detection.data.report import FORM, MEANT, Kind
+from lambda_det.detection.data.truth import around, is_area, is_polygon, written_polygons
+
+__all__ = ["SIDES", "Form", "form_of_boxes", "is_box"]
+
+_SAMPLED = 2000  # annotations that are asked
+_MOST = 0.95  # of the boxes speak for another form
+_FEW = 0.1  # of the boxes may be wrong in another way
+
+
+class Form(NamedTuple):
+    """A form in which boxes may be written.
+
+    Attributes:
+        text: its name.
+        sides: [x, y, width, height] of boxes [N, 4] and the sizes [N, 2] of their pictures.
+    """
+
+    text: str
+    sides: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _as_they_are(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return boxes
+
+
+def _from_corners(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
+
+
+def _from_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+
+
+def _from_shares(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return boxes * np.concatenate([sizes, sizes], axis=1)
+
+
+def _from_shares_of_corners(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return _from_corners(_from_shares(boxes, sizes), sizes)
+
+
+def _from_shares_of_centres(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return _from_centres(_from_shares(boxes, sizes), sizes)
+
+
+SIDES = Form("[x, y, width, height]", _as_they_are)  # COCO's own
+_OTHERS = (
+    Form("corners [x0, y0, x1, y1]", _from_corners),
+    Form("centre and size [x, y, width, height]", _from_centres),
+)
+_SHARES = (
+    Form("shares of 1 of [x, y, width, height]", _from_shares),
+    Form("shares of 1 of corners [x0, y0, x1, y1]", _from_shares_of_corners),
+    Form("shares of 1 of centre and size", _from_shares_of_centres),
+)
+
+
+def form_of_boxes(
+    annotations: Sequence[dict[str, Any]], images: Mapping[int, Mapping[str, Any]]
+) -> tuple[Form, tuple[Kind, str, dict[str, Any]] | None]:
+    """The form of all boxes of a file.
+
+    Args:
+        annotations: of the file.
+        images: with "width" and "height", by id.
+
+    Returns:
+        COCO's own form, or another where polygons or areas prove it. And the kind, the words and
+        the first case of a finding, if the form is another one: the kind is refused where only the
+        borders of the pictures speak for it.
+    """
+    some = [
+        annotation
+        for annotation in annotations[:: -(-len(annotations) // _SAMPLED) or 1]
+        if is_box(annotation.get("bbox"))
+        and annotation["image_id"] in images
+        and not annotation.get("iscrowd")
+    ]
+    if not some:
+        return SIDES, None
+    boxes = np.array([annotation["bbox"] for annotation in some], float)
+    owners = [images[annotation["image_id"]] for annotation in some]
+    sizes = np.array([[owner["width"], owner["height"]] for owner in owners])
+    are_shares = (boxes >= 0).all(1) & (boxes <= 1).all(1) & (boxes[:, 2:] > 0).all(1)
+    are_shares &= sizes.max(1) > 2
+    others = _SHARES if are_shares.mean() >= _MOST else _OTHERS
+    sides = {form: form.sides(boxes, sizes) for form in (SIDES, *others)}
+    for witness, judge in (("polygons", _agree_with_polygons), ("areas", _agree_with_areas)):
+        shares = {form: judge(some, values) for form, values in sides.items()}
+        fitting = [form for form, share in shares.items() if share is not None and share >= _MOST]
+        if fitting == [SIDES] and others is not _SHARES:  # polygons may be shares, too
+            return SIDES, None
+        if len(fitting) == 1 and fitting[0] is not SIDES and shares[SIDES] < 0.5:
+            words = f"all boxes are {fitting[0].text}, as their {witness} show"
+            return fitting[0], (MEANT, words, some[0])
+    if others is _SHARES:
+        return SIDES, (FORM, _words("shares of 1", some[0]), some[0])
+    wrong = ~_inside(sides[SIDES], sizes)
+    if wrong.mean() >= _FEW:
+        likely = [form for form in others if _inside(sides[form], sizes).mean() >= _MOST]
+        case = some[int(np.flatnonzero(wrong)[0])]
+        if likely:
+            return SIDES, (FORM, _words(" or ".join(form.text for form in likely), case), case)
+    return SIDES, None
+
+
+def _words(form: str, case: Mapping[str, Any]) -> str:
+    return (
+        f"bbox {case['bbox']!r:.100}; the boxes of this file look like {form}; write them as "
+        f"{SIDES.text} in pixels"
+    )
+
+
+def is_box(box: Any) -> bool:
+    """Whether it is a list of four finite numbers."""
+    return (
+        isinstance(box, (list, tuple))
+        and len(box) == 4
+        and all(isinstance(value, (int, float)) and abs(value) < 1e9 for value in box)
+    )
+
+
+def _inside(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Which boxes [N, 4] have an area and are in their pictures, but for some pixels."""
+    slack = np.maximum(5, 0.02 * sizes.max(1, keepdims=True))
+    ends = boxes[:, :2] + boxes[:, 2:]
+    return ((boxes[:, 2:] > 0) & (boxes[:, :2] >= -slack) & (ends <= sizes + slack)).all(1)
+
+
+def _agree_with_polygons(annotations: Sequence[dict[str, Any]], boxes: np.ndarray) -> float | None:
+    """The share of boxes [N, 4] that are around their polygons; None where there are none."""
+    places, outlines = [], []
+    for place, annotation in enumerate(annotations):
+        mask = written_polygons(annotation.get("segmentation"))
+        if isinstance(mask, list) and mask and all(map(is_polygon, mask)):
+            places.append(place)
+            outlines.append(around(mask))
+    if not places:
+        return None
+    outlines, boxes = np.array(outlines), boxes[places]
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    extent = (outlines[:, 2:] - outlines[:, :2]).max(1, keepdims=True)
+    return float((np.abs(corners - outlines) <= np.maximum(2, 0.1 * extent)).all(1).mean())
+
+
+def _agree_with_areas(annotations: Sequence[dict[str, Any]], boxes: np.ndarray) -> float | None:
+    """The share of boxes [N, 4] with the area of their entry; None where most have none."""
+    areas = [a["area"] if is_area(a.get("area")) else 0 for a in annotations]
+    known = np.array(areas, float) > 4  # square pixels, so that rounding is little
+    if known.mean() < 0.5:
+        return None
+    areas, boxes = np.array(areas, float)[known], boxes[known]
+    products = boxes[:, 2] * boxes[:, 3]
+    is_positive = (boxes[:, 2:] > 0).all(1)
+    return float((is_positive & (np.abs(products - areas) <= 0.02 * areas)).mean())

@@ -1,0 +1,569 @@
+"""What is decided about an annotation file in COCO's format, and what a report says of it."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pycocotools.mask as mask_util
+import pytest
+from PIL import Image
+
+from lambda_det.detection.data import annotations, check_coco, read_coco
+from lambda_det.detection.data import report as kinds
+from lambda_det.detection.data.coco import coco_api, coco_content
+from lambda_det.detection.data.truth import usable_runs
+from lambda_det.errors import DataError
+from tests.coco import annotation, put
+from tests.coco import coco_content as made_content
+
+
+def findings(report) -> dict[kinds.Kind, int]:
+    """How often each kind of finding occurs, but for information."""
+    return {k: f.count for k, f in report.findings.items() if k.severity != kinds.NOTED}
+
+
+def test_a_sound_data_set(content, write):
+    content["annotations"][1]["iscrowd"] = 1
+    content["annotations"][0]["segmentation"] = {"size": [48, 64], "counts": [10, 500, 2562]}
+    content["annotations"][0]["bbox"] = [0, 0, 11, 48]
+    content["categories"][1]["keypoints"] = ["left eye", "right eye"]
+    report = check_coco(*write(content))
+    assert (report.images, report.annotations, report.crowds, report.usable) == (4, 8, 1, 7)
+    assert (report.masks, report.most, report.empty) == (8, 2, 0)
+    assert report.categories == {1: "apple", 5: "pear"}
+    assert report.counts == {1: 4, 5: 4}
+    assert report.sizes == {"small": 8, "medium": 0, "large": 0}
+    assert report.findings == {} and report.refusal() is None
+
+
+def test_records_are_detectron2s(content, write):
+    """In the order of the ids, with classes from 0 in the order of theirs."""
+    content["images"].reverse()
+    content["categories"].reverse()
+    json_file, images = write(content)
+    records, report = read_coco(json_file, images)
+    assert [record["image_id"] for record in records] == [10, 20, 30, 40]
+    first = records[0]
+    assert (first["file_name"], first["height"], first["width"]) == (f"{images}/10.png", 48, 64)
+    assert [a["category_id"] for a in first["annotations"]] == [0, 1]
+    assert first["annotations"][0]["bbox"] == [4, 6, 20, 16]
+    assert first["annotations"][0]["segmentation"] == content["annotations"][0]["segmentation"]
+    assert [file["file_name"] for file in report.files] == [r["file_name"] for r in records]
+
+
+def test_sizes_are_told_by_area(content, write):
+    for entry, area in zip(content["annotations"], (1023, 1024, 9215, 9216), strict=False):
+        entry["area"] = area
+    assert check_coco(*write(content)).sizes == {"small": 5, "medium": 2, "large": 1}
+
+
+def _fifth(**values):
+    return put("annotations", 4, **values)
+
+
+RUNS = {"size": [48, 64], "counts": [10, 500, 2562]}
+# Changes of a data set that are one finding, what its case names, and how many objects are left
+# fmt: off
+FINDINGS = [
+    (kinds.ID, put("images", 1, id=10), "id 10", 6),
+    (kinds.ID, put("categories", 1, id=1), "id 1", 4),
+    (kinds.ID, _fifth(image_id=99), "annotation 5 of image 99: image_id 99", 7),
+    (kinds.ID, _fifth(category_id=2), "annotation 5 of image 30 (30.png, 64x48): category_id 2", 7),
+    (kinds.PICTURE, put("images", 2, width=2**40), f"30.png, {2**40}x48", 8),
+    *((kinds.BOX, _fifth(bbox=box), "annotation 5 of image 30 (30.png, 64x48): bbox", 7)
+      for box in (
+        [1, 2, 3], [1, 2, math.nan, 3], [0, 0, 10**400, 5], [1, 2, 3, 0], [1, 2, -3, 4],
+        [1, 2, 1e300, 4], ["1", 2, 3, 4], [100, 6, 20, 16],
+        [0.1, 0.2, 0.3, 0.4],  # a share of 1
+        [40, 30, 20, 16],  # elsewhere than its mask
+    )),
+    (kinds.BOX, _fifth(bbox=None, segmentation=None), "bbox None", 7),
+    (kinds.BORDER, _fifth(bbox=[0, 0, 69, 48]), "5 pixels", 8),
+    (kinds.BORDER, _fifth(bbox=[-3, 0, 64, 48]), "3 pixels", 8),
+    (kinds.OUTSIDE, _fifth(bbox=[0, 0, 80, 48]), "16 pixels", 8),
+    *((kinds.MASK, _fifth(segmentation=mask), "annotation 5", 8) for mask in (
+        [[1, 2, 3, 4]], [[4, 6, 24, 6, 24, 22, 4, 22], [1, 2, 3]], [[1, 2, 3, 4, 5, math.nan]],
+        [["a"] * 6], "nonsense", 3, [[5, 7, 20, 7, 20, 7]],
+        {"size": [64, 48], "counts": [3072]}, {"size": [48, 64], "counts": [5]},
+        {"size": [48, 64], "counts": [3072]},  # not a pixel
+    )),
+    *((kinds.VALUE, _fifth(keypoints=points), "keypoints", 8) for points in (
+        [1, 2, "3"], 3, [1, 2, math.nan], [1e7, 1, 2], [1, 2], ["1", "2", "2"], [[1, 2, 2]])),
+    (kinds.VALUE, _fifth(iscrowd="no"), "iscrowd 'no'", 8),
+    (kinds.VALUE, _fifth(ignore="no"), "ignore 'no'", 8),
+    (kinds.MEANT, _fifth(ignore=1), "ignore 1", 7),
+    (kinds.MEANT, _fifth(bbox=None), "the box of its mask", 8),
+    (kinds.MEANT, _fifth(bbox=[]), "the box of its mask", 8),
+    *((kinds.MEANT, _fifth(segmentation=mask), "list of lists", 8) for mask in (
+        [4, 6, 24, 6, 24, 22, 4, 22], [[4, 6], [24, 6], [24, 22]], [[[4, 6], [24, 6], [24, 22]]])),
+    (kinds.CLASS, put("categories", 1, name="apple"), "1: 'apple', 5: 'apple'", 8),
+    (kinds.CLASS, put("categories", 1, name=" Apple"), "1: 'apple', 5: ' Apple'", 8),
+    (kinds.NO_MASK, _fifth(segmentation=None), "30.png, 64x48: 1", 8),
+    (kinds.NO_MASK, _fifth(segmentation=[]), "30.png, 64x48: 1", 8),
+    (kinds.EMPTY, lambda c: c["images"].append({**c["images"][0], "id": 50, "file_name": "50.png"}),
+     "50.png", 8),
+    (kinds.UNSEEN, lambda c: c["categories"].append({"id": 9, "name": "fig"}), "fig (category 9)",
+     8),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("number", range(len(FINDINGS)))
+def test_each_finding_alone(content, write, number):
+    kind, change, expected, left = FINDINGS[number]
+    change(content)
+    json_file, images = write(content)
+    report = read_coco(json_file, images).report
+    finding = report.findings.pop(kind)
+    assert finding.count == 1 or kind == kinds.ID
+    assert expected in finding.first[0]
+    assert report.usable == left
+    # What follows from it is for information alone, or an id of what is not there any more
+    assert set(report.findings) <= {kinds.EMPTY, kinds.UNSEEN, kinds.NO_MASK, kinds.ID}
+    report.findings[kind] = finding
+    refusal = report.refusal()
+    assert bool(refusal) == (kind.severity in (kinds.REFUSED, kinds.UNUSABLE))  # one of eight
+    assert not refusal or (kind.text in refusal and json_file in refusal)
+
+
+def test_keys_that_may_be_missing_are_filled_in(content, write):
+    for entry in content["annotations"]:
+        del entry["iscrowd"], entry["id"]
+        entry["area"] = "large"
+    truth = read_coco(*write(content))
+    assert truth.report.findings == {}
+    assert [(a["iscrowd"], a["area"]) for a in truth.records[0]["annotations"]] == [
+        (0, 320),
+        (0, 720),
+    ]
+
+
+def test_only_the_first_cases_are_kept(content, write):
+    for entry in content["annotations"]:
+        entry["bbox"] = [0, 0, 0, 0]
+    finding = read_coco(*write(content)).report.findings[kinds.BOX]
+    assert finding.count == 8 and len(finding.first) == 3
+
+
+def test_unusable_annotations_are_borne_up_to_one_percent(content, write):
+    for number in range(9, 201):
+        content["annotations"].append(annotation(number, 10, [1, 1, 5, 5]))
+    for place, box in ((0, [1, 1, 5, 0]), (1, [1, 1, 5, 500])):
+        content["annotations"][place].update(bbox=box, segmentation=[])
+    assert read_coco(*write(content)).report.refusal() is None
+    content["annotations"][2]["bbox"] = [1, 1, 5, 0]
+    refusal = read_coco(*write(content)).report.refusal()
+    assert "3 of 200" in refusal and "annotation 1 of image 10" in refusal
+
+
+def test_boxes_over_the_border_are_cut(content, write):
+    """A few pixels are no reason to refuse, however many boxes have them; a pixel is rounding."""
+    for entry in content["annotations"]:
+        entry.update(bbox=[40, 30, 27, 21], segmentation=[])
+    content["annotations"][0]["bbox"] = [-0.5, -1, 10, 50]
+    truth = read_coco(*write(content))
+    boxes = [a["bbox"] for record in truth.records for a in record["annotations"]]
+    assert boxes == [[-0.5, -1, 10, 50]] + [[40, 30, 24, 18]] * 7
+    assert findings(truth.report) == {kinds.BORDER: 7} and truth.report.refusal() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "area"),
+    [
+        ({"segmentation": None}, 320),  # the box stands for it
+        ({"segmentation": [[4, 6, 24, 6, 24, 22]]}, 160),
+        ({"segmentation": RUNS, "bbox": [0, 0, 11, 48]}, 500),
+    ],
+)
+def test_the_masks_that_are_evaluated(content, write, changes, area):
+    put("annotations", 0, **changes)(content)
+    truth = read_coco(*write(content))
+    api = coco_api(truth.records, truth.report.categories)
+    assert mask_util.area(api.annToRLE(api.anns[1])) == pytest.approx(area, abs=12)
+
+
+def test_images_of_as_many_pixels_as_pillow_reads_and_one_more(content, write):
+    for over in (0, 1):
+        pixels = 2 * Image.MAX_IMAGE_PIXELS + over
+        content["images"][2].update(width=pixels, height=1)
+        report = read_coco(*write(content)).report
+        assert (kinds.PICTURE in report.findings) == bool(over)
+    # nor is its mask unpacked
+    assert usable_runs({"size": [1, pixels], "counts": [pixels]}, 1, pixels) is None
+
+
+def test_compressed_runs_that_do_not_end():
+    """pycocotools would read or write past its memory: in unpacking, or in comparing masks."""
+    mask = np.asfortranarray(np.random.rand(40, 60) < 0.3)
+    sound = mask_util.encode(mask.astype(np.uint8))["counts"]
+    for counts in (sound, sound.decode()):
+        assert usable_runs({"size": [40, 60], "counts": counts}, 40, 60)["counts"] is counts
+    ends = [at + 1 for at, digit in enumerate(sound[:-1]) if not (digit - 48) & 32]
+    short = [sound[:at] for at in ends]
+    broken = ("å", "P", sound[:-1] + b"o", b"\xff", "/0", " ", None, 3, b"", "0")
+    for counts in (*broken, *short):
+        assert usable_runs({"size": [40, 60], "counts": counts}, 40, 60) is None
+
+
+def test_runs_of_no_length_are_left_out():
+    (runs,) = mask_util.frPyObjects([{"size": [2, 3], "counts": [0, 2, 0, 1, 3]}], 2, 3)
+    usable = usable_runs(runs, 2, 3)
+    assert usable["counts"] != runs["counts"] and mask_util.area(usable) == 3
+
+
+# ----------------------------------------------------------------------------- as people write them
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_other_encodings_of_unicode(content, write, encoding):
+    json_file, images = write(content)
+    Path(json_file).write_text(json.dumps(content), encoding)
+    assert read_coco(json_file, images).report.findings == {}
+
+
+def test_text_that_is_not_unicode(content, write):
+    json_file, images = write(content)
+    content["categories"][0]["name"] = "苹果"
+    Path(json_file).write_text(json.dumps(content, ensure_ascii=False), "gbk")
+    with pytest.raises(DataError, match=r"set\.json .*UTF-8.*GBK"):
+        read_coco(json_file, images)
+
+
+@pytest.mark.parametrize("form", [float, str, lambda number: f"000{number}"])
+def test_ids_in_another_form(content, write, form):
+    json_file, images = write(content)
+    before = read_coco(json_file, images)
+    for entry in content["images"]:
+        entry.update(id=form(entry["id"]), width=form(entry["width"]))
+    for entry in content["annotations"]:
+        entry.update(image_id=form(entry["image_id"]), category_id=form(entry["category_id"]))
+    for entry in content["categories"]:
+        entry["id"] = form(entry["id"])
+    Path(json_file).write_text(json.dumps(content))
+    assert read_coco(json_file, images) == before
+
+
+def test_a_size_that_is_missing_is_that_of_the_picture(content, write, tmp_path):
+    json_file, images = write(content)
+    for entry, size in zip(content["images"], ({}, {"width": 0}, {"width": None}), strict=False):
+        entry.pop("height")
+        entry.update(size)
+    Path(json_file).write_text(json.dumps(content))
+    truth = read_coco(json_file, images)
+    assert {(r["width"], r["height"]) for r in truth.records} == {(64, 48)}
+    assert findings(truth.report) == {kinds.MEANT: 3}
+    Path(images, "20.png").unlink()
+    report = read_coco(json_file, images).report
+    assert "20.png" in report.findings[kinds.PICTURE].first[0] and report.refusal()
+
+
+# What a file calls its pictures, and what is found
+NAMES = {
+    "/home/ann/set1/images/{}": None,
+    "../../label-studio/media/upload/4/{}": None,
+    "C:\\set\\images\\{}": None,
+    "https://example.org/set/{}?token=1": None,
+    "images/{}": None,
+    "cam1/{}": "cam1/",  # of pictures that are in this folder and in another
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_are_found_below_the_folder(content, write, name):
+    json_file, images = write(content)
+    for entry in content["images"]:
+        if NAMES[name]:
+            for folder in ("cam1", "cam2"):
+                Path(images, folder).mkdir(exist_ok=True)
+                Path(images, folder, entry["file_name"]).write_bytes(
+                    Path(images, entry["file_name"]).read_bytes()
+                )
+            Path(images, entry["file_name"]).unlink()
+        entry["file_name"] = name.format(entry["file_name"])
+    Path(json_file).write_text(json.dumps(content))
+    report = check_coco(json_file, images)
+    assert report.findings == {}
+    assert report.files[0]["file_name"] == f"{images}/{NAMES[name] or ''}10.png"
+    truth = read_coco(json_file, images)
+    assert coco_content(truth)["images"][0]["file_name"] == f"{NAMES[name] or ''}10.png"
+
+
+@pytest.mark.parametrize(
+    ("there", "names", "words"),
+    [
+        (["one/a.png", "two/a.png"], ["a.png"], "one/a.png, .*two/a.png"),
+        (["one/a.png"], ["two/a.png", "one/a.png"], "two/a.png is not there"),
+        (["one/a.png", "two/b.png"], ["two/a.png"], "two/a.png"),
+        (["one/a.png"], ["two/a.png", "three/a.png"], "three/a.png .*two/a.png"),
+    ],
+)
+def test_names_that_do_not_say_which_picture(write, tmp_path, there, names, words):
+    for name in there:
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 48)).save(tmp_path / "pictures" / name)
+    content = made_content(dict(enumerate(names)), [annotation(1, 0, [1, 1, 5, 5])], {1: "a"})
+    (tmp_path / "set.json").write_text(json.dumps(content))
+    report = check_coco(tmp_path / "set.json", tmp_path / "pictures")
+    assert re.search(words, " ".join(report.findings[kinds.PICTURE].first))
+    assert report.refusal()
+
+
+def test_one_picture_under_two_ids_is_merged(content, write):
+    """Each of the two has objects of its own, and one that both have."""
+    content["images"][1]["file_name"] = "./10.png"
+    content["annotations"][2].update(bbox=[4, 6, 20, 16], category_id=1)
+    content["annotations"][2]["segmentation"] = content["annotations"][0]["segmentation"]
+    content["annotations"][3]["bbox"] = [31, 10, 24, 30]
+    json_file, images = write(content)
+    records, report = read_coco(json_file, images)
+    assert [record["image_id"] for record in records] == [10, 30, 40]
+    assert [a["bbox"] for a in records[0]["annotations"]] == [
+        *([4, 6, 20, 16], [30, 10, 24, 30], [31, 10, 24, 30]),
+    ]
+    assert (report.images, report.annotations, sum(report.counts.values())) == (3, 7, 7)
+    assert findings(report) == {kinds.MEANT: 1}
+    assert "ids 10 and 20" in report.findings[kinds.MEANT].first[0]
+    assert report.refusal() is None
+
+
+def test_two_sizes_of_one_picture(content, write):
+    content["images"][1].update(file_name="10.png", width=32)
+    assert kinds.PICTURE in read_coco(*write(content)).report.findings
+
+
+def test_a_category_above_all_others_is_no_class(content, write):
+    """Roboflow writes the project's name as category 0."""
+    root = {"id": 0, "name": "fruit", "supercategory": "none"}
+    content["categories"].insert(0, root)
+    for entry in content["categories"][1:]:
+        entry["supercategory"] = "fruit"
+    report = read_coco(*write(content)).report
+    assert report.categories == {1: "apple", 5: "pear"} and findings(report) == {kinds.MEANT: 1}
+    content["annotations"][0]["category_id"] = 0
+    assert read_coco(*write(content)).report.categories == {0: "fruit", 1: "apple", 5: "pear"}
+    content["annotations"][0]["category_id"] = content["categories"][1]["id"]
+    content["categories"][1]["supercategory"] = "food"
+    assert len(read_coco(*write(content)).report.categories) == 3
+
+
+def test_classes_of_one_name_are_counted_by_their_ids(content, write):
+    content["categories"][1]["name"] = "apple"
+    content["annotations"].pop()
+    report = read_coco(*write(content)).report
+    assert report.counts == {1: 4, 5: 3} and findings(report) == {kinds.CLASS: 1}
+
+
+# ------------------------------------------------------------------------- boxes of another form
+SIZE = 200, 100
+FORMS = {
+    "[x, y, width, height]": lambda x, y, w, h: [x, y, w, h],
+    "corners": lambda x, y, w, h: [x, y, x + w, y + h],
+    "centre": lambda x, y, w, h: [x + w / 2, y + h / 2, w, h],
+    "shares of 1 of [x, y, w": lambda x, y, w, h: [x / 200, y / 100, w / 200, h / 100],
+    "shares of 1 of corners": lambda x, y, w, h: [x / 200, y / 100, (x + w) / 200, (y + h) / 100],
+    "shares of 1 of centre": lambda x, y, w, h: [
+        *((x + w / 2) / 200, (y + h / 2) / 100, w / 200, h / 100),
+    ],
+}
+
+
+def boxes_of(form: str, count: int = 40, masks: bool = True, areas: bool = True) -> dict:
+    """A file whose boxes all have a form, in the whole picture."""
+    rng = np.random.default_rng(0)
+    entries = []
+    for number in range(1, count + 1):
+        w, h = rng.integers(8, (90, 45)).tolist()
+        x, y = rng.integers(0, (200 - w, 100 - h)).tolist()
+        entry = annotation(number, number % 4, [x, y, w, h], area=w * h if areas else None)
+        entry["bbox"] = FORMS[form](x, y, w, h)
+        if not masks:
+            del entry["segmentation"]
+        entries.append(entry)
+    return made_content({n: f"{n}.png" for n in range(4)}, entries, {1: "a"}, SIZE)
+
+
+def sides(truth) -> list[list[float]]:
+    return [a["bbox"] for record in truth.records for a in record["annotations"]]
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_that_polygons_prove_is_read(write, form, count):
+    expected = sides(read_coco(*write(boxes_of("[x, y, width, height]", count))))
+    truth = read_coco(*write(boxes_of(form, count)))
+    assert np.allclose(sides(truth), expected, atol=1e-9)
+    if form != "[x, y, width, height]":
+        assert findings(truth.report) == {kinds.MEANT: count}
+        assert form.split(",")[0] in truth.report.findings[kinds.MEANT].first[0]
+    assert truth.report.refusal() is None
+
+
+@pytest.mark.parametrize("form", ["corners", "shares of 1 of corners"])
+def test_the_form_that_areas_prove_is_read(write, form):
+    expected = sides(read_coco(*write(boxes_of("[x, y, width, height]"))))
+    truth = read_coco(*write(boxes_of(form, masks=False)))
+    assert np.allclose(sides(truth), expected, atol=1e-9)
+    assert findings(truth.report) == {kinds.MEANT: 40}
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form[0] != "["])
+def test_the_form_that_nothing_proves_is_named(write, form):
+    report = read_coco(*write(boxes_of(form, masks=False, areas=False))).report
+    assert set(findings(report)) == {kinds.FORM} and report.findings[kinds.FORM].count == 40
+    assert form.split()[0] in report.refusal()
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("areas", [True, False])
+def test_boxes_of_cocos_form_are_no_other(write, masks, areas):
+    content = boxes_of("[x, y, width, height]", 200, masks, areas)
+    report = read_coco(*write(content)).report
+    assert findings(report) == {}
+    for entry in content["annotations"][:10]:  # over the border by far, as many as are refused
+        entry["bbox"][2] = 195
+        entry.pop("segmentation", None)
+    report = read_coco(*write(content)).report
+    assert kinds.FORM not in report.findings and kinds.OUTSIDE in report.findings
+
+
+def test_one_box_of_another_form_is_left_out(write):
+    """It contradicts its polygon, and the others say that it is alone."""
+    content = boxes_of("[x, y, width, height]", 200)
+    content["annotations"][7].update(boxes_of("shares of 1 of [x, y, w", 200)["annotations"][7])
+    truth = read_coco(*write(content))
+    assert len(sides(truth)) == 199 and findings(truth.report) == {kinds.BOX: 1}
+
+
+# ----------------------------------------------------------------------------------------- crowds
+def _with_crowds(content: dict, share: float, cvat: bool = False) -> list[dict]:
+    """Let some objects have run-length masks that are marked as crowds."""
+    entries = content["annotations"]
+    changed = entries[: round(share * len(entries))]
+    for entry in changed:
+        (runs,) = mask_util.frPyObjects(entry["segmentation"], SIZE[1], SIZE[0])
+        entry["segmentation"] = {**runs, "counts": runs["counts"].decode()}
+        entry["iscrowd"] = 1
+    for entry in entries if cvat else ():
+        entry["attributes"] = {"occluded": False}
+    return changed
+
+
+@pytest.mark.parametrize(("share", "cvat"), [(0.5, False), (1, False), (0.3, False), (0.05, True)])
+def test_masks_that_a_tool_marks_as_crowds_are_objects(write, share, cvat):
+    content = boxes_of("[x, y, width, height]")
+    changed = _with_crowds(content, share, cvat)
+    report = read_coco(*write(content)).report
+    assert (report.crowds, report.usable) == (0, 40)
+    assert findings(report) == {kinds.MEANT: len(changed)}
+
+
+def test_crowds_are_crowds(write):
+    """A few; those that are said to be; and those beside masks of objects, which are named."""
+    content = boxes_of("[x, y, width, height]")
+    _with_crowds(content, 0.05)
+    report = read_coco(*write(content)).report
+    assert report.crowds == 2 and findings(report) == {}
+    for entry in _with_crowds(boxes_of("[x, y, width, height]"), 0.05, True):
+        entry["attributes"]["is_crowd"] = True
+        content["annotations"][0] = entry
+    assert read_coco(*write(content)).report.crowds == 2
+    content = boxes_of("[x, y, width, height]")
+    _with_crowds(content, 0.5)[0]["iscrowd"] = 0
+    report = read_coco(*write(content)).report
+    assert report.crowds == 19 and findings(report) == {kinds.CROWD: 19}
+
+
+# What is no annotation file: a text, or a change of a sound one, and what the message names
+NOT_COCO = [
+    *((t, "not JSON") for t in ("", "{", "\ufeff\x00", "[" * 10**6, '{"a":' * 10**6, "9" * 10**5)),
+    *((t, "not in COCO format") for t in ("null", "{}", "NaN")),
+    ("[]", "not in COCO format: it holds a list"),
+    ('{"images": [], "annotations": []}', "'categories', the value is None"),
+    ('{"images": {}, "annotations": [], "categories": []}', "'images', the value is {}"),
+    ('{"images": [1], "annotations": [], "categories": []}', "'images', entry 0 is 1"),
+    (
+        '{"images": [{"id": 1}], "annotations": [], "categories": []}',
+        "'images', the file_name of entry 0 is None",
+    ),
+    ('{"images": [], "annotations": [], "categories": []}', "'images' is empty"),
+    (put("images", id="one"), "id.*'one'"),
+    (put("images", id=1.5), r"id.*1\.5"),
+    (put("images", file_name=7), "file_name.*7"),
+    (put("annotations", image_id=None), "image_id.*None"),
+    (put("annotations", image_id=2**70), f"id.*{2**70}"),
+    (put("categories", id=True), "id.*True"),
+    *((put("categories", name=name), "name") for name in (5, None, ["a"], "\ud800")),
+    *(
+        (put("categories", keypoints=names), "keypoints of category")
+        for names in ("left eye", [1, 2], {"eye": 1}, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    NOT_COCO,
+    ids=[
+        ascii(fault)[:20] if isinstance(fault, str) else ascii(named) for fault, named in NOT_COCO
+    ],
+)
+def test_what_is_not_coco_format(content, write, fault, expected):
+    json_file, images = write(content)
+    if callable(fault):
+        fault(content)
+        fault = json.dumps(content)
+    Path(json_file).write_text(fault)
+    with pytest.raises(DataError, match=rf"set\.json.*{expected}"):
+        check_coco(json_file, images, files="none")
+
+
+def test_missing_file_and_folder(content, write, tmp_path):
+    json_file, images = write(content)
+    for place in ((tmp_path / "absent", images), (json_file, tmp_path / "absent")):
+        with pytest.raises(DataError, match="absent"):
+            check_coco(*place)
+
+
+def test_pictures_are_opened(content, write, monkeypatch):
+    json_file, images = write(content)
+    Path(images, "10.png").unlink()
+    data = Path(images, "20.png").read_bytes()
+    Path(images, "20.png").write_bytes(data[:-3000])
+    Image.new("RGB", (48, 64)).save(Path(images, "30.png"))
+    report = check_coco(json_file, images)
+    finding = report.findings[kinds.PICTURE]
+    assert finding.count == 3 and set(findings(report)) == {kinds.PICTURE}
+    words = ("10.png does not exist", "20.png cannot be read", "30.png is 48x64")
+    assert all(word in case for word, case in zip(words, finding.first, strict=True))
+    # The report on the annotations is kept; what was found in the pictures is not.
+    assert check_coco(json_file, images, files="none").findings == {}
+    # The head of a broken file may be sound
+    assert check_coco(json_file, images, files="sample").findings[kinds.PICTURE].count == 2
+    assert check_coco(json_file, images, files="few").findings == report.findings
+    monkeypatch.setattr(annotations, "_FEW_FILES", report.images - 1)
+    assert check_coco(json_file, images, files="few").findings[kinds.PICTURE].count == 2
+
+
+def _save_turned(path: Path, number: int, size: tuple[int, int]) -> None:
+    exif = Image.Exif()
+    exif[274] = number
+    Image.new("RGB", size).save(path, "JPEG", exif=exif)
+
+
+@pytest.mark.parametrize("files", ["all", "sample"])
+def test_labels_of_a_picture_that_was_not_turned(content, write, files):
+    """The size says so where the turn exchanges height and width; else somebody has to look."""
+    json_file, images = write(content)
+    _save_turned(Path(images, "10.png"), 6, (64, 48))
+    _save_turned(Path(images, "20.png"), 3, (64, 48))
+    _save_turned(Path(images, "30.png"), 8, (48, 64))  # labelled as it is shown
+    report = check_coco(json_file, images, files=files)
+    assert "10.png" in report.findings[kinds.PICTURE].first[0]
+    assert "EXIF" in report.findings[kinds.PICTURE].first[0]
+    assert findings(report) == {kinds.PICTURE: 1} | ({kinds.TURNED: 1} if files == "all" else {})
+
+
+def test_a_changed_file_is_read_again(content, write):
+    assert check_coco(*write(content)).annotations == 8
+    content["annotations"].pop()
+    assert check_coco(*write(content)).annotations == 7
