@@ -1,13 +1,15 @@
-"""Large-scale jitter: resize by a random factor, then crop or pad to a fixed square.
+"""The augmentations of a configuration; large-scale jitter is the one of the paper's detectors.
 
-The training images of the paper's detectors (Appendix F.3): jitter of [0.1, 2.0] at 1024x1024.
+It resizes by a random factor, then crops or pads to a fixed square: in Appendix F.3 jitter of
+[0.1, 2.0] at 1024x1024.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from detectron2.config import CfgNode
-from detectron2.data import detection_utils
 from detectron2.data import transforms as T
 from fvcore.transforms.transform import Transform
 
@@ -77,47 +79,81 @@ def large_scale_jitter(
     ]
 
 
-def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
-    """The augmentations of a config.
-
-    In training with ``INPUT.LSJ.ENABLED``, they are large-scale jitter and the flip of
-    ``INPUT.RANDOM_FLIP``. Otherwise they are Detectron2's for the same config, except that no side
-    becomes 0 pixels long. With ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images are not padded here:
-    the model pads them later, and its mask covers that padding.
-
-    Raises:
-        ConfigError: a value is invalid; the message names its key.
-    """
-    if cfg.INPUT.RANDOM_FLIP not in _FLIPS:
-        raise ConfigError(
-            f"INPUT.RANDOM_FLIP is {cfg.INPUT.RANDOM_FLIP!r}; it must be one of "
-            f"{', '.join(_FLIPS)}."
-        )
-    sizes = cfg.INPUT.MIN_SIZE_TRAIN
-    if is_train and cfg.INPUT.MIN_SIZE_TRAIN_SAMPLING == "range" and len(sizes) != 2:
-        raise ConfigError(
-            f"INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two sizes, and INPUT.MIN_SIZE_TRAIN is "
-            f"{tuple(sizes)}; set it to the smallest and the largest."
-        )
-    if not (is_train and cfg.INPUT.LSJ.ENABLED):
-        resize, *others = detection_utils.build_augmentation(cfg, is_train)
-        resize = ResizeShortestEdgeAtLeastOnePixel(
-            resize.short_edge_length, resize.max_size, resize.sample_style, resize.interp
-        )
-        return [resize, *others]
-    if cfg.INPUT.CROP.ENABLED:
+def _crop(cfg: CfgNode) -> list[T.Augmentation]:
+    if not cfg.INPUT.CROP.ENABLED:
+        return []
+    if cfg.INPUT.LSJ.ENABLED:
         raise ConfigError(
             "INPUT.LSJ.ENABLED and INPUT.CROP.ENABLED are both on, and the jitter crops already; "
             "set INPUT.CROP.ENABLED to False."
         )
-    jitter = cfg.INPUT.LSJ
-    augmentations = large_scale_jitter(
-        jitter.MIN_SCALE,
-        jitter.MAX_SCALE,
-        jitter.SIZE,
-        pad=not cfg.MODEL.LAMBDA_RESNET.MASK_PADDING,
-    )
-    if cfg.INPUT.RANDOM_FLIP != "none":
-        vertical = cfg.INPUT.RANDOM_FLIP == "vertical"
-        augmentations.append(T.RandomFlip(horizontal=not vertical, vertical=vertical))
-    return augmentations
+    return [T.RandomCrop(cfg.INPUT.CROP.TYPE, cfg.INPUT.CROP.SIZE)]
+
+
+def _resize(cfg: CfgNode) -> list[T.Augmentation]:
+    inputs, jitter = cfg.INPUT, cfg.INPUT.LSJ
+    if inputs.MIN_SIZE_TRAIN_SAMPLING == "range" and len(inputs.MIN_SIZE_TRAIN) != 2:
+        raise ConfigError(
+            f"INPUT.MIN_SIZE_TRAIN_SAMPLING range needs two sizes, and INPUT.MIN_SIZE_TRAIN is "
+            f"{tuple(inputs.MIN_SIZE_TRAIN)}; set it to the smallest and the largest."
+        )
+    if jitter.ENABLED:
+        return large_scale_jitter(
+            jitter.MIN_SCALE,
+            jitter.MAX_SCALE,
+            jitter.SIZE,
+            pad=not cfg.MODEL.LAMBDA_RESNET.MASK_PADDING,
+        )
+    return [
+        ResizeShortestEdgeAtLeastOnePixel(
+            inputs.MIN_SIZE_TRAIN, inputs.MAX_SIZE_TRAIN, inputs.MIN_SIZE_TRAIN_SAMPLING
+        )
+    ]
+
+
+def _flip(cfg: CfgNode) -> list[T.Augmentation]:
+    flip = cfg.INPUT.RANDOM_FLIP
+    if flip not in _FLIPS:
+        raise ConfigError(f"INPUT.RANDOM_FLIP is {flip!r}; it must be one of {', '.join(_FLIPS)}.")
+    if flip == "none":
+        return []
+    return [T.RandomFlip(horizontal=flip == "horizontal", vertical=flip == "vertical")]
+
+
+# The augmentations of training in their order, each by a function of the configuration that gives
+# none where its keys leave it out. What changes the size of the image belongs before the resize.
+AUGMENTATIONS: dict[str, Callable[[CfgNode], list[T.Augmentation]]] = {
+    "crop": _crop,
+    "resize": _resize,
+    "flip": _flip,
+}
+
+
+def build_augmentation(cfg: CfgNode, is_train: bool) -> list[T.Augmentation]:
+    """All augmentations of a config.
+
+    In training these are ``AUGMENTATIONS``. With ``INPUT.LSJ.ENABLED`` they are large-scale jitter
+    and the flip of ``INPUT.RANDOM_FLIP``. Otherwise they are Detectron2's for the same config,
+    except that no side becomes 0 pixels long. With ``MODEL.LAMBDA_RESNET.MASK_PADDING`` the images
+    are not padded here: the model pads them later, and its mask covers that padding.
+
+    Raises:
+        ConfigError: a value is invalid; the message names its key.
+    """
+    if not is_train:
+        inputs = cfg.INPUT
+        return [
+            ResizeShortestEdgeAtLeastOnePixel(inputs.MIN_SIZE_TEST, inputs.MAX_SIZE_TEST, "choice")
+        ]
+    return [one for make in AUGMENTATIONS.values() for one in make(cfg)]
+
+
+def changes_outlines(augmentations: Iterable[T.Augmentation]) -> bool:
+    """Whether a box of an object may be larger than the box around what is left of its mask.
+
+    It is not after resizing and flips alone.
+    """
+    return not all(isinstance(one, (*_RESIZING, T.RandomFlip)) for one in augmentations)
+
+
+_RESIZING = (T.ResizeShortestEdge, T.ResizeScale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
 
-from lambda_det.detection.data.jitter import build_augmentation
+from lambda_det.detection.data.jitter import build_augmentation, changes_outlines
 from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.data.records import (
     head_fault,
@@ -31,6 +32,8 @@ from lambda_det.detection.data.transforming import (
 )
 from lambda_det.detection.data.truth import corners, mask_of
 from lambda_det.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 
 class TolerantMapper(DatasetMapper):
@@ -72,6 +75,12 @@ class TolerantMapper(DatasetMapper):
         self.semantic_classes = semantic_classes
         self.ignored_label = ignored_label
         self.exact_pixels = exact_pixels
+        if self.is_train and not exact_pixels and not self.draws_by_size:
+            logger.info(
+                f"Training images are read whole, which takes longer: {self.image_format} or one "
+                "of the augmentations above is not among those that are drawn before an image is "
+                "read."
+            )
 
     @property
     def draws_by_size(self) -> bool:
@@ -82,17 +91,14 @@ class TolerantMapper(DatasetMapper):
     def from_config(cls, cfg: CfgNode, is_train: bool = True) -> dict[str, Any]:
         augmentations = build_augmentation(cfg, is_train)  # refuses what Detectron2 asserts
         arguments = super().from_config(cfg, is_train)
+        arguments["augmentations"] = augmentations
+        # A crop may leave less of an object than of its box.
+        learns_masks = is_train and cfg.MODEL.MASK_ON
+        arguments["recompute_boxes"] = learns_masks and changes_outlines(augmentations)
         arguments["exact_pixels"] = cfg.INPUT.EXACT_PIXELS
         if "semantic" in predictions(cfg.MODEL.META_ARCHITECTURE):
             arguments["semantic_classes"] = cfg.MODEL.SEM_SEG_HEAD.NUM_CLASSES
             arguments["ignored_label"] = cfg.MODEL.SEM_SEG_HEAD.IGNORE_VALUE
-        if is_train and cfg.INPUT.LSJ.ENABLED:
-            arguments["augmentations"] = augmentations
-            # The crop may leave less of an object than of its box.
-            arguments["recompute_boxes"] = cfg.MODEL.MASK_ON
-        else:
-            # They replace Detectron2's own; the crop of INPUT.CROP stays before them.
-            arguments["augmentations"][-len(augmentations) :] = augmentations
         return arguments
 
     def __call__(self, dataset_dict: dict[str, Any]) -> dict[str, Any]:

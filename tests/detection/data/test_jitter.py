@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from detectron2.data import detection_utils
+from detectron2.data import DatasetMapper, detection_utils
 from detectron2.data import transforms as T
 
 from lambda_det.detection.data import build_augmentation, large_scale_jitter
@@ -119,3 +119,13 @@ def test_config_is_refused_by_key(cfg, key, value):
     cfg.merge_from_list([key, value])
     with pytest.raises(ConfigError, match=key):
         build_augmentation(cfg, True)
+
+
+@pytest.mark.parametrize("crop", [True, False])
+@pytest.mark.parametrize("flip", ["horizontal", "vertical", "none"])
+@pytest.mark.parametrize("is_train", [True, False])
+def test_without_jitter_the_augmentations_are_detectron2s(cfg, crop, flip, is_train):
+    cfg.INPUT.LSJ.ENABLED, cfg.INPUT.CROP.ENABLED, cfg.INPUT.RANDOM_FLIP = False, crop, flip
+    theirs = DatasetMapper(cfg, is_train).augmentations.augs
+    ours = build_augmentation(cfg, is_train)
+    assert [repr(a).replace("AtLeastOnePixel", "") for a in ours] == list(map(repr, theirs))

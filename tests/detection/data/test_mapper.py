@@ -10,7 +10,8 @@ from detectron2.structures import BitMasks, Boxes, BoxMode, PolygonMasks
 from detectron2.utils.events import EventStorage
 from PIL import Image
 
-from lambda_det.detection.data import TolerantMapper, build_augmentation
+from lambda_det.detection.data import TolerantMapper, jitter
+from lambda_det.detection.data.jitter import ResizeScaleAtLeastOnePixel
 from lambda_det.detection.data.truth import decided
 from lambda_det.errors import DataError
 
@@ -230,11 +231,45 @@ def test_exif_rotation_is_applied_as_in_detectron2(cfg, record, tmp_path):
         TolerantMapper(cfg, is_train=False)({**record, "file_name": str(path)})
 
 
-def test_without_jitter_the_crop_of_the_config_stays(cfg):
-    cfg.INPUT.LSJ.ENABLED = False
-    cfg.INPUT.CROP.ENABLED = True
-    made = [type(a) for a in TolerantMapper(cfg, is_train=True).augmentations.augs]
-    assert made == [T.RandomCrop, *(type(a) for a in build_augmentation(cfg, True))]
+@pytest.fixture
+def rotation(monkeypatch) -> None:
+    """One more augmentation by name: a quarter turn, which exchanges height and width."""
+    row = {"rotation": lambda cfg: [T.RandomRotation([90, 90])]}
+    monkeypatch.setattr(jitter, "AUGMENTATIONS", row | jitter.AUGMENTATIONS)
+
+
+@pytest.mark.parametrize("where", ["crop", "jitter"])
+def test_one_more_augmentation_leaves_the_others(cfg, rotation, caplog, where):
+    cfg.INPUT.LSJ.ENABLED, cfg.INPUT.CROP.ENABLED = where == "jitter", where == "crop"
+    with caplog.at_level("INFO"):
+        mapper = TolerantMapper(cfg, is_train=True)
+    made = [type(augmentation) for augmentation in mapper.augmentations.augs]
+    assert made[0] is T.RandomRotation and made[-1] is T.RandomFlip
+    assert made[1] is (T.RandomCrop if where == "crop" else ResizeScaleAtLeastOnePixel)
+    assert mapper.recompute_boxes
+    assert "read whole" in caplog.text
+    assert T.RandomRotation not in map(type, TolerantMapper(cfg, is_train=False).augmentations.augs)
+
+
+@pytest.mark.parametrize("segmentation", ["polygon", "runs", "box"])
+@pytest.mark.parametrize("masks", [True, False])
+def test_one_more_augmentation_moves_all_of_an_object(cfg, rotation, record, segmentation, masks):
+    cfg.INPUT.LSJ.ENABLED, cfg.INPUT.RANDOM_FLIP = False, "none"
+    cfg.INPUT.MIN_SIZE_TRAIN, cfg.MODEL.MASK_ON = (HEIGHT,), masks
+    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    pixels[6:26, 8:38] = 255
+    Image.fromarray(pixels).save(record["file_name"])
+    mask = {"polygon": thing()["segmentation"], "runs": runs(), "box": None}[segmentation]
+    sample = TolerantMapper(cfg)({**record, "annotations": [thing(segmentation=mask)]})
+    assert sample["image"].shape == (3, WIDTH, HEIGHT)
+    rows, columns = np.nonzero(sample["image"][0].numpy() > 127)
+    seen = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    (box,) = sample["instances"].gt_boxes.tensor.tolist()
+    assert box == pytest.approx(seen, abs=1)
+    if masks and segmentation != "runs":
+        assert sample["instances"].gt_masks.area().item() == pytest.approx(600, abs=1)
+    elif masks:
+        assert sample["instances"].gt_masks.tensor.sum() == pytest.approx(600, abs=40)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])  # to open a pipe would wait for ever
