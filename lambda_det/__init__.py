@@ -53,8 +53,8 @@ try:
     from lambda_det.config import add_lambda_config
     from lambda_det.cpu import accelerate
     from lambda_det.detection.config_files import detectron2_config, get_config
-    from lambda_det.export.public import register_public_weights
     from lambda_det.prediction import Predictor
+    from lambda_det.weights.addresses import register_public_weights
 
     register_public_weights()
 except Exception as error:  # a broken PyTorch or Detectron2 raises any

@@ -9,9 +9,6 @@ from typing import Any
 
 from lambda_det.cli import training_parser
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.export.command_line import describe
-from lambda_det.export.session import export_network
-from lambda_det.export.sources import network_to_export, read_images
 from lambda_det.prediction import Predictor
 from lambda_det.report.reading import read_metrics
 from lambda_det.report.run_page import write_report
@@ -104,6 +101,10 @@ class Run:
         Raises:
             ConfigError: the file is there, cannot be made, or does not compute what the model does.
         """
+        from lambda_det.export.command_line import describe
+        from lambda_det.export.session import export_network
+        from lambda_det.export.sources import network_to_export, read_images
+
         network = network_to_export(self.folder, proof=proof, **options)
         pictures = read_images(images)
         report = export_network(network, path, sizes=sizes, images=pictures, overwrite=overwrite)

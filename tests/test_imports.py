@@ -83,3 +83,17 @@ def test_the_command_line_does_not_matter(words):
         print(all(hasattr(lambda_det, name) for name in lambda_det.__all__))
     """
     assert run(script, *words) == "True\n"
+
+
+@pytest.mark.slow
+def test_the_import_changes_nothing_of_pytorch_and_imports_no_wing():
+    script = """
+        import sys, torch
+        before = torch._meta_registrations.div_rtn
+        import lambda_det
+        lambda_det.Predictor
+        assert torch._meta_registrations.div_rtn is before
+        wings = ("export", "own_data", "report", "hub", "classification")
+        print([m for m in sys.modules for wing in wings if m.startswith(f"lambda_det.{wing}")])
+    """
+    assert run(script) == "[]\n"

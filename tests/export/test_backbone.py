@@ -40,16 +40,13 @@ def needs(suffix):
             pytest.importorskip(name)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "options"),
-    [
-        pytest.param(".pt2", {}, marks=[needs_any_size, pytest.mark.slow]),
-        pytest.param(".onnx", {"mask_padding": True}, marks=[needs_any_size, pytest.mark.slow]),
-    ],
-)
-def test_every_format_at_many_sizes(suffix, options, tmp_path):
-    needs(suffix)
-    made = network(**options)
+@needs_any_size
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_at_many_sizes(suffix, tmp_path):
+    for name in FORMATS[suffix].packages:
+        pytest.importorskip(name)
+    made = network(mask_padding=True)
     path = tmp_path / f"backbone{suffix}"
     report = export_network(made, path, sizes=SIZES)
     assert report.passed and path.exists()

@@ -1,0 +1,56 @@
+"""Published weights by their URL in any project of Detectron2."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from detectron2.utils.file_io import PathManager
+from iopath.common.file_io import PathHandler, get_cache_dir
+
+from lambda_det.errors import WeightsError
+from lambda_det.version import __version__
+from lambda_det.weights.backbone_file import read_backbone
+from lambda_det.weights.public import SCHEMES
+
+__all__ = ["PublicWeights", "register_public_weights"]
+
+# The function in another module that makes a backbone file of published weights
+CONVERTER = "lambda_det.export.public:convert_public"
+
+
+class PublicWeights(PathHandler):
+    """Lets any project of Detectron2 name published weights, such as "timm://resnetrs101.tf_in1k".
+
+    The local path of such a URL is a verified backbone file for Detectron2's default pixel
+    settings, in iopath's cache. A file of lambda_det on the Hugging Face Hub stays as it is.
+    """
+
+    def _get_supported_prefixes(self) -> list[str]:
+        return list(SCHEMES)
+
+    def _get_local_path(self, path: str, force: bool = False, **kwargs: Any) -> str:
+        name = path.replace("://", "_").replace("/", "_")
+        target = Path(get_cache_dir(), "lambda_det", f"{name}_{__version__}.pth")
+        if not force:
+            with contextlib.suppress(WeightsError):  # missing, or cut short
+                read_backbone(target)
+                return str(target)
+        module, function = CONVERTER.split(":")
+        return getattr(importlib.import_module(module), function)(path, target)
+
+    def _isfile(self, path: str, **kwargs: Any) -> bool:
+        return Path(self._get_local_path(path)).is_file()
+
+    def _exists(self, path: str, **kwargs: Any) -> bool:
+        return self._isfile(path)
+
+    def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any):
+        return open(self._get_local_path(path), mode, buffering=buffering)
+
+
+def register_public_weights() -> None:
+    """Make timm://, torchvision:// and hf:// known to Detectron2 in this process."""
+    PathManager.register_handler(PublicWeights(), allow_override=True)
