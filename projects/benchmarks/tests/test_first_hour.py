@@ -182,6 +182,7 @@ def script(tmp_path, text):
 
 PART = """
 import sys
+from pathlib import Path
 folder = Path(sys.argv[sys.argv.index("--output") + 1])
 folder.mkdir(exist_ok=True)
 file = folder / "first_hour.json"
