@@ -9,7 +9,7 @@ import warnings
 
 from lambda_det.errors import suggest
 
-__all__ = ["COMMANDS", "main", "train", "training_parser"]
+__all__ = ["COMMANDS", "detector_parser", "main", "train", "training_parser"]
 
 
 # By the name of a command the module and its function, which takes the words after the name and
@@ -84,7 +84,6 @@ def training_parser(argv: list[str]) -> argparse.ArgumentParser:
     from lambda_det.classification.command_line import parser as classifier_parser
     from lambda_det.classification.config import is_recipe
     from lambda_det.detection.command_line import lazy_parser
-    from lambda_det.detection.command_line import parser as detector_parser
     from lambda_det.detection.lazy import is_lazy_file
     from lambda_det.training.command_line import add_config_flag
 
@@ -104,5 +103,14 @@ def training_parser(argv: list[str]) -> argparse.ArgumentParser:
             "classifier. Without --config it follows from the data and the machine. These are the "
             "flags of a detector; --config FILE --help shows the file's."
         )
-        parser.set_defaults(config_file=None)  # it follows from machine and data
     return parser
+
+
+def detector_parser() -> argparse.ArgumentParser:
+    """The flags of a detector's training, those of own data among them."""
+    from lambda_det.detection.command_line import parser
+    from lambda_det.own_data.prepare import add_flags
+
+    result = parser(add_flags)
+    result.set_defaults(config_file=None)  # where none is named, it follows from machine and data
+    return result

@@ -144,13 +144,6 @@ def add_lambda_config(cfg: CN) -> None:
     _C.DATASETS.TRAIN_IMAGES = ""
     _C.DATASETS.TEST_JSON = ""
     _C.DATASETS.TEST_IMAGES = ""
-    # Share of the images of TRAIN_JSON that is held out to evaluate on, where TEST_JSON names none.
-    # The hash of an image's name decides. --val-share sets it.
-    _C.DATASETS.VAL_SHARE = 0.0
-    # A share in which each class has its own. --stratify
-    _C.DATASETS.STRATIFY = False
-    # Images whose names match this regular expression alike are held out together. --group-by
-    _C.DATASETS.GROUP_BY = ""
 
     # An image that cannot be read is named, counted and replaced by the next one; when more than
     # this many different images could not be read, training stops.
@@ -182,25 +175,24 @@ def add_lambda_config(cfg: CN) -> None:
     _C.FLOAT32_PRECISION = _C.get("FLOAT32_PRECISION", "")
 
     # ---------------------------------------------------------------------------------------------
-    # A schedule, sampling and anchors that follow from the training set; the log has a table of
-    # what follows and why. Keys that the command line sets stay. --epochs sets EPOCHS.
+    # A schedule, sampling and anchors that follow from the training set: lambda-det train derives
+    # them before a training, by lambda_det/own_data/recipe.py, and sets ENABLED to False. The log
+    # has a table of what follows and why. Keys that the command line sets stay.
     # ---------------------------------------------------------------------------------------------
     _C.RECIPE = CN()
     _C.RECIPE.ENABLED = False
-    # Passes over the images; 0: 30 up to 1,000 images, falling to 16 at 20,000
+    # Passes over the images; 0: 30 up to 1,000 images, falling to 16 at 20,000. --epochs
     _C.RECIPE.EPOCHS = 0.0
     # Steps at least, where EPOCHS is 0
     _C.RECIPE.MIN_STEPS = 300
     # Evaluations in the whole training
     _C.RECIPE.EVALUATIONS = 10
     # GiB of a GPU's memory: what a training takes without images, and for each image of a batch at
-    # the file's sizes, as counted for 1 and 2 images. It makes
-    # SOLVER.IMS_PER_BATCH; [] leaves that as it is, and --batch sets it.
+    # the file's sizes, as counted for 1 and 2 images. It makes SOLVER.IMS_PER_BATCH; [] leaves that
+    # as it is, and --batch sets it.
     _C.RECIPE.MEMORY = []
     # Keys that the recipe does not set; those of the command line are added to them
     _C.RECIPE.KEEP = []
-    if not _C.key_is_deprecated("RECIPE.WRITTEN"):  # configurations of earlier runs hold it
-        _C.register_deprecated_key("RECIPE.WRITTEN")
 
     # Where the numbers go besides metrics.json: "tensorboard", or the path of an EventWriter of
     # Detectron2, such as "package.module.Writer", which is called with OUTPUT_DIR

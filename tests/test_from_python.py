@@ -16,6 +16,7 @@ LAZY, KEY = "mask_rcnn_lambdaresnet50.py", "train.init_checkpoint"
 def started(monkeypatch, tmp_path):
     """What would be trained, in a folder where a run has begun."""
     runs = []
+    monkeypatch.setattr("lambda_det.own_data.prepare.prepare", lambda args: None)
     monkeypatch.setattr("lambda_det.training.start.run", lambda args, task: runs.append(args))
     (tmp_path / "config.yaml").touch()
     return runs
@@ -77,7 +78,7 @@ def test_the_folder_of_a_run(tmp_path):
 
 def test_each_run_of_a_process_has_its_log(tmp_path, capsys):
     shown, hidden = (
-        logging.getLogger("lambda_det.own_data.choice"),
+        logging.getLogger("lambda_det.own_data.prepare"),
         logging.getLogger("detectron2"),
     )
     for name in "ab":

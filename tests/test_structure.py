@@ -27,9 +27,6 @@ FLOORS = (
     ("from_python",),
     ("__init__", "__main__"),
 )
-# The core asks own_data for labels and recipe until that is done before a task begins
-UNTIL_PREPARED = ("detection/data/registration.py", "detection/parts.py", "detection/task.py")
-UNTIL_PREPARED += ("detection/lazy_parts.py",)
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -59,8 +56,6 @@ def against_the_house(file: Path) -> list[str]:
             found.append(name)
         elif top == "lambda_det":
             room = rest[0] if rest and rest[0] in LEVEL else "__init__"
-            if room == "own_data" and str(file.relative_to(PACKAGE)) in UNTIL_PREPARED:
-                continue
             if room != own and LEVEL[room] >= LEVEL[own]:
                 found.append(name)
     return found

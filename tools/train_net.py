@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import sys
 
-from lambda_det.detection.command_line import parser
+from lambda_det.cli import detector_parser
 from lambda_det.training import command_line
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command_line.main(parser(), argv)
+    return command_line.main(detector_parser(), argv)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from lambda_det.training.command_line import YAML_EXAMPLES, run, run_parser
 
@@ -19,7 +20,7 @@ On COCO (DETECTRON2_DATASETS names the folder that holds coco/), with 1 GPU, 8 G
 The paper's batch of 256 images on 8 GPUs, 2 images at a time on each:
   %(prog)s --config-file FILE --num-gpus 8 SOLVER.ACCUMULATE_GRADIENTS 16
 
-On your own data; lambda-det train chooses the file where none is named:
+On your own data; the file is chosen where none is named:
   %(prog)s --config-file FILE --data my/ --output output/mine
 """
 
@@ -56,13 +57,24 @@ _LAZY_NAMES = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of a training that a YAML file describes, and those that name and fit data."""
+def parser(
+    add_first: Callable[[argparse.ArgumentParser], None] = lambda result: None,
+) -> argparse.ArgumentParser:
+    """The flags of a training that a YAML file describes, and those of its files of data.
+
+    Args:
+        add_first: adds flags that the help shows before these.
+    """
+
+    def add(result: argparse.ArgumentParser) -> None:
+        add_first(result)
+        _add_file_flags(result)
+
     return run_parser(
         "lambda_det.detection.task.DetectionTask",
         "Train and evaluate a detector described by a configuration file.",
         _EXAMPLES + YAML_EXAMPLES,
-        add_first=_add_data_flags,
+        add_first=add,
     )
 
 
@@ -76,54 +88,11 @@ def lazy_parser() -> argparse.ArgumentParser:
     )
 
 
-def _add_data_flags(result: argparse.ArgumentParser) -> None:
-    data = result.add_argument_group(
-        "your own data",
-        "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA or "
-        "CVAT",
-    )
-    data.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder of a data set, or YOLO's data.yaml: its parts to train and to evaluate on",
-    )
+def _add_file_flags(result: argparse.ArgumentParser) -> None:
+    data = result.add_argument_group("files of data, instead of DATASETS.TRAIN and .TEST")
     data.add_argument("--train-json", "--train", metavar="FILE_OR_DIR", help="labels to train on")
     data.add_argument(
         "--train-images", "--images", metavar="DIR", help="folder of the images to train on"
     )
     data.add_argument("--test-json", "--test", metavar="FILE_OR_DIR", help="labels to evaluate on")
     data.add_argument("--test-images", metavar="DIR", help="folder of the images to evaluate on")
-    data.add_argument(
-        "--val-share",
-        type=float,
-        metavar="S",
-        help="share of the training images to evaluate on, by their names, without a --test-json; "
-        "0.1 with --data or without --config",
-    )
-    data.add_argument(
-        "--stratify", action="store_const", const=True, help="each class has its share, too"
-    )
-    data.add_argument(
-        "--group-by",
-        metavar="REGEX",
-        help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
-    )
-    schedule = result.add_argument_group(
-        "schedule and size for your data", "RECIPE in lambda_det/config.py"
-    )
-    schedule.add_argument(
-        "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
-    )
-    schedule.add_argument(
-        "--batch",
-        type=int,
-        metavar="N",
-        help="images a step; else by the memory of the GPUs, where the file says what it takes",
-    )
-    schedule.add_argument(
-        "--size",
-        type=int,
-        metavar="N",
-        help="pixels of the shorter side of images in the test; the longer side and the sizes in "
-        "training change by the same factor",
-    )

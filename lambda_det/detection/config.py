@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import os
 import sys
@@ -19,41 +18,14 @@ from lambda_det.detection.schedule import KEYS, SCALED
 from lambda_det.errors import ConfigError, reason
 from lambda_det.training.config_file import read_config
 
-# What a recipe or the number of processes may change, and the command line sets literally
-FITTED_KEYS = frozenset(
-    [
-        "DATALOADER.REPEAT_THRESHOLD",
-        "DATALOADER.SAMPLER_TRAIN",
-        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
-        "MODEL.ANCHOR_GENERATOR.SIZES",
-        "MODEL.MASK_ON",
-        "SOLVER.BASE_LR",
-        "SOLVER.CHECKPOINT_PERIOD",
-        "SOLVER.IMS_PER_BATCH",
-        "SOLVER.MAX_ITER",
-        "SOLVER.REFERENCE_WORLD_SIZE",
-        "SOLVER.STEPS",
-        "SOLVER.WARMUP_ITERS",
-        "TEST.EVAL_PERIOD",
-    ]
-)
 # Sections of our keys that only our trainer acts on
 _ONLY_OUR_TRAINER = ("DATALOADER", "DATASETS", "INPUT", "SOLVER", "TEST")
-DATA_FLAGS = ("train_json", "train_images", "test_json", "test_images")
-_SIZES = tuple(f"INPUT.{edge}_SIZE_{use}" for edge in ("MIN", "MAX") for use in ("TRAIN", "TEST"))
-_SMALLEST = 32  # pixels, the stride of a backbone
-# Keys of other flags of the command line
-_FLAGS = {flag: f"DATASETS.{flag.upper()}" for flag in DATA_FLAGS} | {
-    "val_share": "DATASETS.VAL_SHARE",
-    "group_by": "DATASETS.GROUP_BY",
-    "stratify": "DATASETS.STRATIFY",
-    "batch": "SOLVER.IMS_PER_BATCH",
-    "epochs": "RECIPE.EPOCHS",
-}
+# Flags of files of data, of which each stands for a key
+_FILE_FLAGS = ("train_json", "train_images", "test_json", "test_images")
 
 
 def load_config(args: argparse.Namespace) -> CfgNode:
-    """Detectron2's defaults and ours, then --config-file, KEY VALUE pairs and the data flags.
+    """Detectron2's defaults and ours, then --config-file, KEY VALUE pairs and the flags of files.
 
     Args:
         args: of :func:`lambda_det.detection.parser`; flags that are absent or None are left out.
@@ -68,49 +40,14 @@ def load_config(args: argparse.Namespace) -> CfgNode:
     cfg = get_cfg()
     add_lambda_config(cfg)
     read_config(cfg, args.config_file, args.opts, add_projects)
-    flags, keys = flag_settings(args), list(args.opts or [])[::2]
-    if size := getattr(args, "size", None):
-        flags |= _typed_size(cfg, size, keys)
-    for key, value in flags.items():
-        *sections, name = key.split(".")
-        functools.reduce(getattr, sections, cfg)[name] = value
-    typed = [*keys, *flags]
-    cfg.RECIPE.KEEP = sorted({*cfg.RECIPE.KEEP, *FITTED_KEYS.intersection(typed)})
-    unscaled = {KEYS[name] for name in SCALED}.intersection(typed)
+    for flag in _FILE_FLAGS:
+        if path := getattr(args, flag, None):  # the run's config.yaml serves in any folder
+            is_address = "://" in path
+            path = path if is_address else os.path.abspath(os.path.expanduser(path))
+            cfg.DATASETS[flag.upper()] = path
+    unscaled = {KEYS[name] for name in SCALED}.intersection((args.opts or [])[::2])
     cfg.SOLVER.UNSCALED = sorted({*cfg.SOLVER.UNSCALED, *unscaled})
     return cfg
-
-
-def _typed_size(cfg: CfgNode, size: int, keys: Sequence[str]) -> dict[str, Any]:
-    """The sizes of images that ``--size`` asks for, by their keys."""
-    if size < _SMALLEST:
-        raise ConfigError(f"--size is {size}; give {_SMALLEST} pixels or more.")
-    sizes = sizes_for(cfg, size)
-    if both := sizes.keys() & set(keys):
-        raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
-    return sizes
-
-
-def sizes_for(cfg: CfgNode, side: float) -> dict[str, Any]:
-    """The sizes of images in training and in the test, all changed by one factor.
-
-    Args:
-        cfg: has the sizes now.
-        side: pixels of the shorter side of images in the test.
-
-    Returns:
-        Values by their keys.
-    """
-    factor = side / cfg.INPUT.MIN_SIZE_TEST
-    sizes = {key: cfg.INPUT[key.partition(".")[2]] for key in _SIZES}
-    if cfg.INPUT.LSJ.ENABLED:
-        sizes["INPUT.LSJ.SIZE"] = cfg.INPUT.LSJ.SIZE
-    return {
-        key: tuple(round(factor * one) for one in value)
-        if isinstance(value, tuple | list)
-        else round(factor * value)
-        for key, value in sizes.items()
-    }
 
 
 def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
@@ -127,16 +64,6 @@ def load_saved_config(text: str, opts: Sequence[str], where: str) -> CfgNode:
     add_lambda_config(cfg)
     read_config(cfg, where, opts, add_projects, text=text)
     return cfg
-
-
-def flag_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the flags for data and schedule say, by the keys of YAML."""
-    settings = {key: getattr(args, flag, None) for flag, key in _FLAGS.items()}
-    settings = {key: value for key, value in settings.items() if value not in (None, "")}
-    for key in settings.keys() & {f"DATASETS.{flag.upper()}" for flag in DATA_FLAGS}:
-        if "://" not in settings[key]:  # the run's config.yaml serves in any folder
-            settings[key] = os.path.abspath(os.path.expanduser(settings[key]))
-    return settings | ({"RECIPE.ENABLED": True} if "RECIPE.EPOCHS" in settings else {})
 
 
 def typed_keys(opts: Sequence[str]) -> dict[str, str]:

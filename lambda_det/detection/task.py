@@ -37,6 +37,7 @@ from lambda_det.detection.parts import Parts, of_yaml
 from lambda_det.detection.schedule import scale_settings
 from lambda_det.detection.validation_loss import mean_losses
 from lambda_det.distributed.connection import distribute
+from lambda_det.errors import ConfigError
 from lambda_det.training.precision import Precision
 from lambda_det.training.task import EMA, RAW, Results, Task
 from lambda_det.weights.provenance import RUN, PixelSettings
@@ -96,7 +97,7 @@ class DetectionTask(Task):
     """A detector of Detectron2's and our parts, trained as a configuration of either kind says.
 
     Attributes:
-        config: the configuration; :meth:`register_data` and a recipe complete one of YAML.
+        config: the configuration; :meth:`register_data` completes one of YAML.
         parts: what it says.
         settings: of it; fitted to the processes in a training.
     """
@@ -127,11 +128,6 @@ class DetectionTask(Task):
     # ------------------------------------------------------------------------------- configuration
     @classmethod
     def read(cls, args: argparse.Namespace) -> DetectionTask:
-        from lambda_det.own_data.choice import complete
-
-        takes_data = hasattr(args, "train_json")  # tools of LazyConfigs do not
-        if takes_data and (args.config_file is None or not is_lazy_file(args.config_file)):
-            complete(args)
         return cls(load_any_config(args))
 
     @classmethod
@@ -150,17 +146,17 @@ class DetectionTask(Task):
             DataError: the data are missing or damaged.
         """
         self._is_trained = train
+        if train and isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED:
+            raise ConfigError(
+                "RECIPE.ENABLED is True, and what the recipe derives from the data is not derived: "
+                "lambda-det train does that first; or set it to False, and SOLVER.MAX_ITER."
+            )
         self.register_data()
         if train:
             parts = self.parts
             run = classes.describe(parts.train_names)
             names = (*parts.train_names, *parts.test_names)
             classes.check(parts.detector, names, run, ", ".join(parts.train_names))
-            if isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED:
-                from lambda_det.own_data.recipe import fit_to_data
-
-                fit_to_data(self.config)
-                self._read()
             self.settings = scale_settings(self.settings, comm.get_world_size())
         return self
 
@@ -252,15 +248,6 @@ class DetectionTask(Task):
             # Accumulated batches count as processes
             words += f" {written.option('reference_world_size', 2 * reference)}"
         return words
-
-    def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
-        before = {key: value for key, value, _ in changes}
-        batch, rate = self.settings.key("images_per_step"), self.settings.key("base_lr")
-        by_recipe = isinstance(self.config, CfgNode) and self.config.RECIPE.ENABLED
-        if key in (batch, rate) and by_recipe and batch in before:
-            # The learning rate follows the batch, and the batch the memory of the GPUs
-            return f"Add --batch {before[batch]}, the batch of that run"
-        return super().set_back(key, changes)
 
     @images_of_any_size()
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,18 +118,23 @@ def print_copies(parts: Mapping[str, list[str]]) -> bool:
 
 def check(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
+        return _check(arguments, Path(folder))
+
+
+def _check(arguments: argparse.Namespace, folder: Path) -> int:
     if arguments.dataset:
         parts = [registered_files(arguments.dataset)]
     elif arguments.images:
         parts = [(arguments.json, arguments.images)]
     else:
-        kind, found = find_parts(arguments.json)
+        kind, found = find_parts(arguments.json, folder=folder)
         print(f"{arguments.json}: labels of {kind}\n")
         parts = [(str(part.labels), str(part.images)) for part in found]
     files = "none" if arguments.no_images else "all"
     reports = [
         check_coco(json_file, images, files=files, progress=True)
-        for json_file, (_, images) in zip(as_coco(*parts), parts, strict=True)
+        for json_file, (_, images) in zip(as_coco(*parts, folder=folder), parts, strict=True)
     ]
     status = 0
     for report in reports:
@@ -173,13 +179,14 @@ def convert(arguments: argparse.Namespace) -> None:
     output, labels = Path(arguments.output), arguments.labels
     refuse_existing(output, arguments.overwrite, folder=arguments.format != "coco")
     images = arguments.images or find_images(labels)
-    (json_file,) = as_coco((labels, str(images)))
-    truth = read_coco(json_file, images)
-    if refusal := truth.report.refusal():
-        raise DataError(refusal)
-    for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
-        logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
-    write_labels(coco_content(truth), arguments.format, output, images)
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as folder:
+        (json_file,) = as_coco((labels, str(images)), folder=Path(folder))
+        truth = read_coco(json_file, images)
+        if refusal := truth.report.refusal():
+            raise DataError(refusal)
+        for kind, finding in truth.report.of(UNUSABLE, REPAIRED, DOUBTFUL).items():
+            logging.warning(f"{finding.count} x {kind.text}; the first: {finding.first[0]}")
+        write_labels(coco_content(truth), arguments.format, output, images)
     print(output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -11,17 +12,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lambda_det.detection.data.coco import file_report
-from lambda_det.detection.data.coco_format import keep_json, read_lists
+from lambda_det.detection.data.coco_format import read_lists
 from lambda_det.errors import ConfigError, DataError, listed, refused
 from lambda_det.own_data.copies import copies
+from lambda_det.own_data.drafts import write_draft
 
-__all__ = ["Split", "hold_out", "part_of"]
+__all__ = ["Split", "hold_out", "part_of", "smallest_share"]
 
 logger = logging.getLogger(__name__)
 
 
+SHARES = (0.1, 0.2, 0.3, 0.5)  # that are tried where none is asked for
+
+
 class Split(NamedTuple):
-    """Which images are held out, as the keys of DATASETS say.
+    """Which images are held out.
 
     Attributes:
         share: of the images, above 0 and below 1, by the hash of their names.
@@ -36,7 +41,7 @@ class Split(NamedTuple):
     stratify: bool = False
 
     def __str__(self) -> str:
-        return f"--val-share {self.share:g} (DATASETS.VAL_SHARE)"
+        return f"--val-share {self.share:g}"
 
     def check(self) -> None:
         """
@@ -45,7 +50,7 @@ class Split(NamedTuple):
         """
         if not 0 < self.share < 1:
             raise ConfigError(f"{self}: give a share between 0 and 1, such as 0.1.")
-        what = f"--group-by {self.group_by!r} (DATASETS.GROUP_BY) is no regular expression"
+        what = f"--group-by {self.group_by!r} is no regular expression"
         with refused(ConfigError, what, "", re.error):
             re.compile(self.group_by)
 
@@ -54,16 +59,31 @@ def _digest(name: str) -> bytes:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
 
-def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]:
-    """Split an annotation file in two, which are kept in the cache of Detectron2's files.
+def smallest_share(json_file: str, image_folder: str, group_by: str = "", *, folder: Path) -> float:
+    """The smallest share that holds out an image and leaves some of each class; 0.0 for none.
+
+    Args:
+        json_file, image_folder, folder: as of :func:`hold_out`.
+        group_by: as of :class:`Split`.
+    """
+    for share in SHARES:
+        with contextlib.suppress(DataError):
+            hold_out(json_file, image_folder, Split(share, group_by), folder=folder)
+            return share
+    return 0.0
+
+
+def hold_out(json_file: str, image_folder: str, split: Split, *, folder: Path) -> tuple[str, str]:
+    """Split an annotation file in two.
 
     Args:
         json_file: annotations in COCO's format.
         image_folder: of its images.
         split: which images are held out.
+        folder: for the two files.
 
     Returns:
-        The files to train on and to evaluate on. The same content and split give the same files.
+        The files to train on and to evaluate on.
 
     Raises:
         ConfigError: the split cannot be.
@@ -97,13 +117,8 @@ def hold_out(json_file: str, image_folder: str, split: Split) -> tuple[str, str]
             f"{option} holds out no image of {_named(unseen, names)}, whose AP remains unknown; "
             "give a larger share, or a file with --test-json"
         )
-    stem = f"{Path(json_file).stem}_{split.share!r}"
-    if split != Split(split.share):
-        stem += f"_{_digest(repr(split)).hex()[:8]}"
-    return (
-        keep_json(train, "held_out", f"{stem}_train.json", whole=content),
-        keep_json(val, "held_out", f"{stem}_val.json", whole=content),
-    )
+    stem = Path(json_file).stem
+    return write_draft(train, folder, f"{stem}_kept"), write_draft(val, folder, f"{stem}_held_out")
 
 
 def _held_out(content: Mapping[str, Any], image_folder: str, split: Split) -> set[Any]:
@@ -144,10 +159,7 @@ def _groups_by(expression: str, names: Sequence[str]) -> dict[str, str]:
     """
     matches = {name: re.search(expression, name) for name in names}
     if not any(matches.values()):
-        raise ConfigError(
-            f"--group-by {expression!r} (DATASETS.GROUP_BY) is in no image's name, such as "
-            f"{names[0]}."
-        )
+        raise ConfigError(f"--group-by {expression!r} is in no image's name, such as {names[0]}.")
     return {
         name: (match[min(match.re.groups, 1)] or "") if match else name
         for name, match in matches.items()

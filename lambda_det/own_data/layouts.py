@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lambda_det.detection.data.coco_format import keep_json
 from lambda_det.detection.data.picture_folder import PICTURES, walk
 from lambda_det.errors import DataError, listed
 from lambda_det.files import read_text
+from lambda_det.own_data.drafts import write_draft
 from lambda_det.own_data.held_out import part_of
 from lambda_det.own_data.labels import (
     COCO,
@@ -60,17 +60,20 @@ class Part(NamedTuple):
     source: str
 
 
-def find_parts(place: str | Path, images: str | Path | None = None) -> tuple[str, list[Part]]:
+def find_parts(
+    place: str | Path, images: str | Path | None = None, *, folder: Path
+) -> tuple[str, list[Part]]:
     """The format of a data set and its parts.
 
     Args:
         place: its folder, or YOLO's data.yaml in it.
         images: the folder of the pictures, by parts or not; None if they are in ``place``.
+        folder: for files in COCO's format that are made of labels of other formats.
 
     Returns:
         The name of the format, and the parts: what to train on; what to evaluate on, if that is
-        apart; and, beside those two, a test part. Labels of other formats than COCO's are converted
-        into the cache of Detectron2's files, with the classes of all parts.
+        apart; and, beside those two, a test part. Labels that are converted get the classes of all
+        parts.
 
     Raises:
         DataError: nothing there is of a known format, or it is not clear what belongs together.
@@ -84,14 +87,12 @@ def find_parts(place: str | Path, images: str | Path | None = None) -> tuple[str
     else:
         contents = _contents(name, place, root, files, home)
         give_all_classes([content for content, _ in contents.values()])
-        parts = {part: _kept(root, part, *content) for part, content in contents.items()}
-    result = [parts[part] for part in _WORDS if part in parts]
-    for part in result[2:]:
-        logger.info(
-            f"The test part, {part.source}, is left alone: once the training is over, --eval-only "
-            f"--resume --test-json {part.labels} --test-images {part.images} evaluates on it."
-        )
-    return name, result
+        parts = {}
+        stem = root.absolute().name
+        for part, (content, pictures) in contents.items():
+            file = write_draft(content, folder, f"{stem}_{part}")
+            parts[part] = Part(Path(file), pictures, content["info"]["labels"])
+    return name, [parts[part] for part in _WORDS if part in parts]
 
 
 def find_images(labels: str | Path) -> Path:
@@ -181,11 +182,6 @@ def _contents(
     content = read_labels(place, home)
     of_one = FORMATS[name].pictures != "some"
     return {part: (found, home) for part, found in _split(content, root, home, of_one).items()}
-
-
-def _kept(root: Path, part: str, content: dict[str, Any], images: Path) -> Part:
-    file = keep_json(content, "labels", f"{root.absolute().name}_{part}.json")
-    return Part(Path(file), images, content["info"]["labels"])
 
 
 def _split(

@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data import MetadataCatalog
 from detectron2.structures import BoxMode
-from detectron2.utils import comm
 
 from lambda_det.detection.data.loader import training_records
 from lambda_det.detection.data.predictions import Detector, predictions
 from lambda_det.detection.registry import ARCHITECTURES
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.machine import Machine
 from lambda_det.training.log import log_table
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,24 @@ _BATCH = 16  # images of a step in Detectron2's baselines
 _BATCH_ON_CPU = 4  # ours: a step of seconds
 _MOST_EPOCHS = 1_000_000
 USABLE = 0.9  # of a GPU's memory: the count is none of a real run
+# What a recipe may change, and the command line sets literally
+FITTED_KEYS = frozenset(
+    [
+        "DATALOADER.REPEAT_THRESHOLD",
+        "DATALOADER.SAMPLER_TRAIN",
+        "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
+        "MODEL.ANCHOR_GENERATOR.SIZES",
+        "MODEL.MASK_ON",
+        "SOLVER.BASE_LR",
+        "SOLVER.CHECKPOINT_PERIOD",
+        "SOLVER.IMS_PER_BATCH",
+        "SOLVER.MAX_ITER",
+        "SOLVER.REFERENCE_WORLD_SIZE",
+        "SOLVER.STEPS",
+        "SOLVER.WARMUP_ITERS",
+        "TEST.EVAL_PERIOD",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -53,11 +71,13 @@ class Statistics:
         images: that are trained on, with those that are kept as background.
         images_of_class: how many images show each class, for the classes that occur.
         boxes: [N, 2] widths and heights in pixels of the input.
+        has_masks: whether any object has one.
     """
 
     images: int
     images_of_class: Mapping[int, int]
     boxes: np.ndarray
+    has_masks: bool = True
 
     @classmethod
     def of(
@@ -71,7 +91,7 @@ class Statistics:
         Raises:
             DataError: there is no image.
         """
-        images, counts, boxes = 0, Counter(), []
+        images, counts, boxes, has_masks = 0, Counter(), [], False
         for record in records:
             images += 1
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
@@ -82,10 +102,11 @@ class Statistics:
                     list(annotation["bbox"]), annotation["bbox_mode"], BoxMode.XYWH_ABS
                 )
                 boxes.append([factor * box[2], factor * box[3]])
+                has_masks = has_masks or bool(annotation.get("segmentation"))
         if images == 0:
             raise DataError("The training set holds no image, so no recipe can be made for it.")
         sizes = np.array(boxes, float).reshape(-1, 2)
-        return cls(images, dict(counts), sizes[(sizes > 0).all(1)])
+        return cls(images, dict(counts), sizes[(sizes > 0).all(1)], has_masks)
 
 
 @dataclass(frozen=True)
@@ -106,30 +127,37 @@ def epochs_for(images: int) -> float:
     return 30 - 14 * min(share, 1.0)
 
 
-def derive(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
+def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Derived]:
     """Everything that follows from the data and the machine, in the order of a configuration.
 
     Args:
         cfg: RECIPE says how.
         statistics: of the training set.
+        machine: where the training is to run.
 
     Raises:
         ConfigError: a key of RECIPE or the batch cannot be, or there are no rules for the
             architecture.
     """
-    _check(cfg)
+    check(cfg)
     architecture = cfg.MODEL.META_ARCHITECTURE
-    batch = _batch(cfg, statistics.images)
+    batch = _batch(cfg, statistics.images, machine)
     images = batch[0].value if batch else cfg.SOLVER.IMS_PER_BATCH
     return [
+        *_masks(cfg, statistics),
         *_anchors(cfg, statistics),
         *(_sampling(statistics) if "instances" in predictions(architecture) else []),
         *batch,
-        *_schedule(cfg, statistics, images),
+        *_schedule(cfg, statistics.images, images),
     ]
 
 
-def _check(cfg: CfgNode) -> None:
+def check(cfg: CfgNode) -> None:
+    """
+    Raises:
+        ConfigError: a key of RECIPE or the batch cannot be, or there are no rules for the
+            architecture.
+    """
     recipe, architecture = cfg.RECIPE, cfg.MODEL.META_ARCHITECTURE
     known = [name for name, entry in ARCHITECTURES.items() if entry.base_lr]
     if architecture not in known:
@@ -149,13 +177,19 @@ def _check(cfg: CfgNode) -> None:
             raise ConfigError(f"{key} is {value}; give 1 or more.")
 
 
-def _batch(cfg: CfgNode, images: int) -> list[Derived]:
+def _masks(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
+    if not cfg.MODEL.MASK_ON or statistics.has_masks:
+        return []
+    return [Derived("MODEL.MASK_ON", False, "no annotation has a mask")]
+
+
+def _batch(cfg: CfgNode, images: int, machine: Machine) -> list[Derived]:
     """What fits into the memory of the GPUs if it is known; else the file's for that number."""
     solver = cfg.SOLVER
     if "SOLVER.IMS_PER_BATCH" in cfg.RECIPE.KEEP:
         return []
-    workers, shares = comm.get_world_size(), comm.get_world_size() * solver.ACCUMULATE_GRADIENTS
-    memory = gpu_memory(cfg.MODEL.DEVICE)
+    workers, memory = machine.processes, machine.memory
+    shares = workers * solver.ACCUMULATE_GRADIENTS
     if cfg.RECIPE.MEMORY and memory is not None:
         if len(cfg.RECIPE.MEMORY) != 2 or not cfg.RECIPE.MEMORY[1] > 0:
             raise ConfigError(
@@ -184,19 +218,8 @@ def _batch(cfg: CfgNode, images: int) -> list[Derived]:
     return [Derived("SOLVER.IMS_PER_BATCH", batch, reason)]
 
 
-def gpu_memory(device: str) -> float | None:
-    """GiB of the smallest GPU of the training; None on the CPU.
-
-    Not what is free: a resumed run has to get the same batch.
-    """
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        return None
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return min(comm.all_gather(total)) / 2**30
-
-
-def _schedule(cfg: CfgNode, statistics: Statistics, batch: int) -> list[Derived]:
-    recipe, images = cfg.RECIPE, statistics.images
+def _schedule(cfg: CfgNode, images: int, batch: int) -> list[Derived]:
+    recipe = cfg.RECIPE
     rate = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].base_lr
     epochs = recipe.EPOCHS or epochs_for(images)
     wanted = math.ceil(epochs * images / batch)
@@ -330,64 +353,57 @@ def input_scale(cfg: CfgNode) -> Callable[[int, int], float]:
     return scale
 
 
-def fit_to_data(cfg: CfgNode) -> list[Derived]:
-    """Set in ``cfg`` what follows from the data, and say in one table of the log what and why.
+def fit_to_data(cfg: CfgNode, machine: Machine) -> dict[str, Any]:
+    """What follows from the data, and one table of the log that says what and why.
 
     Args:
-        cfg: not frozen. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
+        cfg: names registered data. RECIPE.ENABLED is not looked at; keys of RECIPE.KEEP stay.
+        machine: where the training is to run.
 
     Returns:
-        What was set.
+        Keys with their values.
 
     Raises:
         ConfigError: a key of RECIPE cannot be, or no data set is named.
         DataError: a data set is missing or empty.
     """
+    statistics = Statistics.of(_records(cfg), input_scale(cfg))
+    return _kept_apart(cfg, derive(cfg, statistics, machine))
+
+
+def fit_schedule(cfg: CfgNode) -> dict[str, Any]:
+    """Of :func:`fit_to_data` what follows from the number of epochs, for a run that goes on."""
+    return _kept_apart(cfg, _schedule(cfg, len(_records(cfg)), cfg.SOLVER.IMS_PER_BATCH))
+
+
+def _records(cfg: CfgNode) -> Sequence[dict[str, Any]]:
     if not cfg.DATASETS.TRAIN:
         raise ConfigError(
-            "DATASETS.TRAIN names no data to fit the training to: add --train-json FILE and "
-            "--train-images DIR."
+            "DATASETS.TRAIN names no data to fit the training to: add --data DIR, or --train-json "
+            "FILE and --train-images DIR."
         )
-    _follow_masks(cfg)
-    rules = derive(cfg, Statistics.of(training_records(cfg), input_scale(cfg)))
-    applied = []
+    return training_records(cfg)
+
+
+def _kept_apart(cfg: CfgNode, rules: Iterable[Derived]) -> dict[str, Any]:
+    """The values of the rules, without those of keys that are kept; logs a table of all."""
+    applied = {}
     rows = [(rule.key, "", rule.value, rule.reason) for rule in _known(cfg)]
     for rule in rules:
-        section, _, name = rule.key.rpartition(".")
-        node, why = attrgetter(section)(cfg), rule.reason
-        if rule.key in cfg.RECIPE.KEEP:
-            why = "kept: it is typed, or in RECIPE.KEEP"
-        rows.append((rule.key, node[name], rule.value, why))
-        if rule.key not in cfg.RECIPE.KEEP:
-            node[name] = rule.value
-            applied.append(rule)
+        is_kept = rule.key in cfg.RECIPE.KEEP
+        why = "kept: it is typed, or in RECIPE.KEEP" if is_kept else rule.reason
+        rows.append((rule.key, attrgetter(rule.key)(cfg), rule.value, why))
+        if not is_kept:
+            applied[rule.key] = rule.value
     log_table("What follows from these data", rows)
     return applied
 
 
-def _follow_masks(cfg: CfgNode) -> None:
-    """Let masks be learnt only where there are some."""
-    if not cfg.MODEL.MASK_ON or not cfg.DATASETS.TRAIN_JSON or "MODEL.MASK_ON" in cfg.RECIPE.KEEP:
-        return
-    records = (record for name in cfg.DATASETS.TRAIN for record in DatasetCatalog.get(name))
-    objects = (annotation for record in records for annotation in record["annotations"])
-    if not any(annotation.get("segmentation") for annotation in objects):
-        cfg.MODEL.MASK_ON = False
-        logger.info("MODEL.MASK_ON is now False: no annotation of --train-json has a mask.")
-
-
 def _known(cfg: CfgNode) -> list[Derived]:
-    """What followed from the user's files when they were registered, for the table."""
-    known = []
-    if cfg.DATASETS.TRAIN_JSON:
-        (name,) = cfg.DATASETS.TRAIN
-        classes = len(MetadataCatalog.get(name).thing_classes)
-        reason = "the categories of --train-json"
-        key = Detector.from_config(cfg).keys["num_classes"]
-        known.append(Derived(key or "classes", classes, reason))
-    if cfg.DATASETS.VAL_SHARE:
-        (name,) = cfg.DATASETS.TEST
-        count, share = len(DatasetCatalog.get(name)), cfg.DATASETS.VAL_SHARE
-        reason = f"--val-share {share:g}: {count} images are held out"
-        known.append(Derived("DATASETS.TEST", name, reason))
-    return known
+    """What follows from the user's files when they are registered, for the table."""
+    if not cfg.DATASETS.TRAIN_JSON:
+        return []
+    (name,) = cfg.DATASETS.TRAIN
+    classes = len(MetadataCatalog.get(name).thing_classes)
+    key = Detector.from_config(cfg).keys["num_classes"]
+    return [Derived(key or "classes", classes, "the categories of the labels")]

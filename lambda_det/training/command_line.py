@@ -188,7 +188,8 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
     """Train or evaluate as a command line says, in as many processes as it says.
 
     Args:
-        args: of :func:`run_parser`.
+        args: of :func:`run_parser`. ``prepare`` names a function of them that comes first, and may
+            leave ``records`` to log.
         task: in place of that of the flags.
 
     Raises:
@@ -199,5 +200,12 @@ def run(args: argparse.Namespace, task: type | None = None) -> None:
     for flag, key in args.keys.items():
         if value := getattr(args, flag):
             args.opts += [key, value] if key.isupper() else [f"{key}={quoted(value)}"]
-    module, _, name = args.task.rpartition(".")
-    start.run(args, task or getattr(importlib.import_module(module), name))
+    if prepare := getattr(args, "prepare", None):
+        _named(prepare)(args)
+    start.run(args, task or _named(args.task))
+
+
+def _named(name: str) -> Any:
+    """What a dotted name says, which is imported only where it is needed."""
+    module, _, name = name.rpartition(".")
+    return getattr(importlib.import_module(module), name)

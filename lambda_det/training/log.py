@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _LOGGERS = ("fvcore", "detectron2", "lambda_det")
 # Tables and evaluations: what is shown beside a bar of the progress
 _SHOWN = (
-    "lambda_det.own_data.choice",
+    "lambda_det.own_data.prepare",
     "lambda_det.detection.schedule",
     "lambda_det.training.evaluation",
     __name__,

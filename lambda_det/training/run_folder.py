@@ -24,6 +24,7 @@ __all__ = [
     "config_origin",
     "cut_metrics",
     "describe_run",
+    "refuse_other_run",
     "save_config",
 ]
 
@@ -45,13 +46,10 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
             holds a run of another configuration.
     """
     key, folder = task.settings.key("output_dir"), _writable_folder(task.settings)
+    if not resume:
+        refuse_other_run(folder, key)
     if not _holds_run(folder):
         return []
-    if not resume:
-        raise ConfigError(
-            f"{key} {folder} already holds a run: add --resume to continue it, or give another "
-            f"{key}."
-        )
     weights = sorted(folder.glob("*.pth"), key=lambda path: path.stat().st_mtime)
     if weights and not candidates(str(folder)):
         # Those of a run have names by which they are found even if the pointer is lost
@@ -65,9 +63,26 @@ def check_run_folder(task: Task, *, resume: bool) -> list[Change]:
         if changed in task.fixed_keys:
             raise ConfigError(
                 f"--resume continues the run in {folder}, which has {changed} {before!r}; now it "
-                f"is {now!r}. {task.set_back(changed, changes)}, or give another {key}."
+                f"is {now!r}. Set it back, or give another {key}."
             )
     return changes
+
+
+def refuse_other_run(folder: Path, key: str = "OUTPUT_DIR") -> None:
+    """Refuse to begin a run in a folder that holds one.
+
+    Args:
+        folder: that may be there.
+        key: that names it.
+
+    Raises:
+        ConfigError: it holds a run.
+    """
+    if _holds_run(folder):
+        raise ConfigError(
+            f"{key} {folder} already holds a run: add --resume to continue it, or give another "
+            f"{key}."
+        )
 
 
 def check_evaluation_folder(settings: Settings, weights: str) -> None:

@@ -66,6 +66,9 @@ def run(args: argparse.Namespace, task: type[Task]) -> None:
 
 def _work(args: argparse.Namespace, kind: type[Task]) -> None:
     with BufferedLog(quiet=args.progress) as log:
+        if comm.is_main_process():
+            for record in getattr(args, "records", ()):
+                logging.getLogger(record["name"]).handle(logging.makeLogRecord(record))
         task = kind.for_run(kind.read(args), train=not args.eval_only)
         settings = task.settings
         precision = Precision.of(settings)
@@ -79,7 +82,8 @@ def _work(args: argparse.Namespace, kind: type[Task]) -> None:
             keep_memory()
         logger.info(f"Process {comm.get_rank()} of {comm.get_world_size()}")
         logger.info("Environment:\n" + collect_env_info())
-        logger.info(f"Command line: {args}")
+        words = {name: value for name, value in vars(args).items() if name != "records"}
+        logger.info(f"Command line: {words}")
         # Another seed on each process; batches of a step have seeds of their own
         seed_all_rng(None if settings.seed < 0 else settings.seed + comm.get_rank())
         torch.backends.cudnn.benchmark = settings.cudnn_benchmark and not args.eval_only

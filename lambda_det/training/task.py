@@ -130,15 +130,6 @@ class Task(ABC):
     def check_weights(self, content: Mapping[str, Any], path: str) -> None:  # noqa: B027
         """Refuse a checkpoint of which only the shapes fit the network; nothing by default."""
 
-    def set_back(self, key: str, changes: Iterable[tuple[str, Any, Any]]) -> str:
-        """How a resumed run keeps a fixed key, as the beginning of a sentence.
-
-        Args:
-            key: that has changed.
-            changes: keys, with their saved values and those of now.
-        """
-        return "Set it back"
-
     # ---------------------------------------------------------------------------------- evaluation
     @abstractmethod
     def evaluate(self, models: Mapping[str, nn.Module], *, final: bool) -> Results:

@@ -5,6 +5,7 @@ import sys
 import pytest
 from detectron2.config import get_cfg
 
+from lambda_det import cli
 from lambda_det.detection import config, lazy_parser, load_config, parser
 from lambda_det.errors import ConfigError
 from lambda_det.training.config_file import ZOO
@@ -29,35 +30,13 @@ def test_file_pairs_and_flags(tmp_path, monkeypatch):
     assert _load("--test-json", "s3://a/b.json").DATASETS.TEST_JSON == "s3://a/b.json"
 
 
-def test_one_size_changes_all_sizes_by_one_factor(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "INPUT: {MIN_SIZE_TRAIN: [320, 352, 384], MAX_SIZE_TRAIN: 640, MIN_SIZE_TEST: 384,\n"
-        "        MAX_SIZE_TEST: 640, LSJ: {ENABLED: false}}\n"
-    )
-    inputs = _load("--config-file", file, "--size", 512).INPUT
-    assert inputs.MIN_SIZE_TRAIN == (427, 469, 512) and inputs.MIN_SIZE_TEST == 512
-    assert inputs.MAX_SIZE_TRAIN == inputs.MAX_SIZE_TEST == 853
-    assert inputs.LSJ.SIZE == _load().INPUT.LSJ.SIZE  # which is not on
-    inputs = _load("--config-file", "mask_rcnn_lambdaresnet50.yaml", "--size", 512).INPUT
-    assert inputs.LSJ.SIZE == inputs.MIN_SIZE_TEST == inputs.MAX_SIZE_TEST == 512
-
-
-@pytest.mark.parametrize(
-    "words", [("--size", 8), ("--size", 512, "INPUT.MAX_SIZE_TEST", 600)], ids=["small", "twice"]
-)
-def test_a_size_that_cannot_be(words):
-    with pytest.raises(ConfigError, match=f"--size.*{words[-2] if len(words) > 2 else 8}"):
-        _load(*words)
-
-
 @pytest.mark.parametrize(
     ("word", "hint"),
     [("--imgsz", "--size"), ("--lr=0.1", "SOLVER.BASE_LR 0.01"), ("--epohcs", "--epochs")],
 )
 def test_flags_of_other_programs_are_translated(capsys, word, hint):
     with pytest.raises(SystemExit):
-        parser().parse_args(["--data", "my", word, "512"])
+        cli.detector_parser().parse_args(["--data", "my", word, "512"])
     assert f"did you mean {hint}" in capsys.readouterr().err
     if word == "--lr=0.1":  # which a LazyConfig has under another name
         with pytest.raises(SystemExit):
@@ -102,13 +81,6 @@ def test_what_detectron2_installs_is_trusted(tmp_path):
     for file in (theirs, mine):
         with pytest.raises(ConfigError, match="plain values"):
             _load("--config-file", file)
-
-
-def test_the_configuration_of_an_earlier_run_is_read(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("RECIPE: {KEEP: [SOLVER.MAX_ITER], WRITTEN: [[SOLVER.MAX_ITER, 9]]}\n")
-    cfg = _load("--config-file", file)
-    assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and "WRITTEN" not in cfg.RECIPE
 
 
 def test_a_missing_file_suggests_a_near_one(tmp_path, monkeypatch):

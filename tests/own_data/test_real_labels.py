@@ -19,17 +19,11 @@ from lambda_det.errors import DataError
 from lambda_det.own_data import command_line
 from lambda_det.own_data.held_out import Split, hold_out
 from lambda_det.own_data.labels import read_labels, recognise
-from lambda_det.own_data.layouts import find_parts
+from tests.own_data.parts import draft_folder, find_parts
 
 YAML = "names: [cup, key]\n"
 LINE = "0 .5 .5 .5 .5\n"
 WIDE = 70_000  # more than the first part of a file
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Converted files go to a folder of the tests."""
-    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def picture(name, size=(40, 30)):
@@ -416,7 +410,7 @@ CASES = {
             for part in ("train", "val", "test")
             for ending, text in (("png", ""), ("xml", voc(f"{part}.png", BOX)))
         },
-        (0, ["test part", "--eval-only"]),
+        (0, ["set/test\n"]),
     ),
 }
 
@@ -535,7 +529,9 @@ def test_copies_of_one_picture_are_held_out_together(tmp_path):
     for split in (Split(0.3), Split(0.3, stratify=True)):
         train, val = (
             {image["file_name"] for image in read_json(file)["images"]}
-            for file in hold_out(str(tmp_path / "a.json"), str(tmp_path), split)
+            for file in hold_out(
+                str(tmp_path / "a.json"), str(tmp_path), split, folder=draft_folder()
+            )
         )
         for start in {name.partition("_jpg")[0] for name in names}:
             of_one = {name for name in names if name.startswith(f"{start}_")}
@@ -544,15 +540,6 @@ def test_copies_of_one_picture_are_held_out_together(tmp_path):
             of_one = {name for name in same if name.endswith(end)}
             assert of_one <= train or of_one <= val
         assert train and val
-
-
-def test_a_converted_file_that_was_changed_is_written_again(tmp_path):
-    make(tmp_path, {"a.xml": voc("a.png", BOX), "a.png": ""})
-    file = find_parts(tmp_path)[1][0].labels
-    before = file.read_text()
-    for damage in ("", before[:50], before.replace('"cup"', '"cap"')):
-        file.write_text(damage)
-        assert find_parts(tmp_path)[1][0].labels == file and file.read_text() == before
 
 
 def test_a_file_that_changes_is_recognised_again(tmp_path):

@@ -239,7 +239,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--batch", "0"], "SOLVER.IMS_PER_BATCH is 0"),
+        (["--batch", "0"], "--batch is 0"),
         (["--epochs", "nan"], "RECIPE.EPOCHS is nan"),
         (["--train-json", "nowhere.json"], "nowhere.json"),
         (["--val-share", "0.5"], "--test-json"),

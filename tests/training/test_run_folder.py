@@ -48,13 +48,6 @@ def started(cfg):
     return cfg
 
 
-def test_the_batch_of_a_recipe_is_what_to_set_back(started):
-    started.RECIPE.ENABLED = True
-    started.SOLVER.BASE_LR, started.SOLVER.IMS_PER_BATCH = 0.5, 8
-    with pytest.raises(ConfigError, match=r"Add --batch 16, the batch of that run, or give"):
-        _check(started, resume=True)
-
-
 def test_a_new_folder_is_fine_and_not_made(cfg):
     for resume in (False, True):
         _check(cfg, resume=resume)

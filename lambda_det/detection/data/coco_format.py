@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from detectron2.utils.file_io import PathManager
-from iopath.common.file_io import get_cache_dir
 
-from lambda_det.errors import DataError, printable, reason, refused
-from lambda_det.files import replace_text
+from lambda_det.errors import DataError, printable, reason
 
 # The lists of a file, and of each the keys that every entry has, with the type of their values
 INSTANCES = {
@@ -59,42 +52,6 @@ def read_json(json_file: str) -> dict[str, Any]:
             "object with images, annotations and categories is expected."
         )
     return content
-
-
-def keep_json(content: Any, folder: str, name: str, *, whole: Any = None) -> str:
-    """Write a file into the cache of Detectron2's files; other processes may do the same at once.
-
-    Args:
-        content: of the file.
-        folder: below that of lambda_det.
-        name: of the file.
-        whole: what the content is a part of, whose digest is in the path; None if it is all.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    text = json.dumps(content if whole is None else whole, sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    path = Path(get_cache_dir(), "lambda_det", folder, digest, name)
-    text = json.dumps(content)
-    if not _holds(path, text):  # there may be nothing, or what somebody damaged or changed
-        # Another process may write the same: it has a name of its own until it is complete
-        own = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        advice = "FVCORE_CACHE names the folder of such files"
-        with refused(DataError, f"{path} cannot be written", advice, OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                replace_text(own, text)
-                os.replace(own, path)
-            finally:
-                own.unlink(missing_ok=True)
-    return str(path)
-
-
-def _holds(path: Path, text: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return path.read_text("utf-8") == text
-    return False
 
 
 def read_lists(

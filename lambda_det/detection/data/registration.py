@@ -14,7 +14,6 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import register_coco_instances
 from detectron2.utils.file_io import PathManager
-from iopath.common.file_io import get_cache_dir
 from torch.utils.data import Dataset
 
 from lambda_det.config import leaves
@@ -143,25 +142,27 @@ def register_json_datasets(cfg: CfgNode) -> None:
 
     ``DATASETS.TRAIN`` and ``.TEST`` become the new names. The numbers of classes become the number
     of categories in the training file, or in the test file if no training file is given. A training
-    file without a test file empties ``DATASETS.TEST``, which named other data, unless
-    ``DATASETS.VAL_SHARE`` holds out a part of it. Without a file nothing changes. It
-    is safe to call it again, in the same or another process.
+    file without a test file empties ``DATASETS.TEST``, which named other data. Without a file
+    nothing changes. It is safe to call it again, in the same or another process.
 
     Raises:
         ConfigError: one of a pair is given without the other.
-        DataError: a file is missing or not in COCO format, or cannot be split as asked for.
+        DataError: a file is missing or not in COCO format.
     """
     train, test = (
-        register_coco_files(json_file, images, split, keypoints=cfg.MODEL.KEYPOINT_ON)
-        for split, (json_file, images) in _named_files(cfg).items()
+        register_coco_files(
+            cfg.DATASETS[f"{split.upper()}_JSON"],
+            cfg.DATASETS[f"{split.upper()}_IMAGES"],
+            split,
+            keypoints=cfg.MODEL.KEYPOINT_ON,
+        )
+        for split in ("train", "test")
     )
     if train:
         _report_pairs(train, cfg.INPUT.RANDOM_FLIP)
         cfg.DATASETS.TRAIN = (train,)
         if not test:
-            logger.info(
-                "There is no evaluation; --test-json and --test-images name data, or --val-share."
-            )
+            logger.info("There is no evaluation; --test-json and --test-images name data.")
             cfg.DATASETS.TEST = ()
     if test:
         cfg.DATASETS.TEST = (test,)
@@ -171,37 +172,6 @@ def register_json_datasets(cfg: CfgNode) -> None:
         for key in filter(present.__contains__, class_keys()):
             cfg.merge_from_list([key, len(names)])
         logger.info("The number of classes is now %d, from %s.", len(names), train or test)
-
-
-def _named_files(cfg: CfgNode) -> dict[str, tuple[str, str]]:
-    """File in COCO's format and folder of images by split, "" where there is none."""
-    from lambda_det.own_data.held_out import Split, hold_out
-    from lambda_det.own_data.labels import as_coco, refuse_address
-
-    files = {
-        split: (cfg.DATASETS[f"{split.upper()}_JSON"], cfg.DATASETS[f"{split.upper()}_IMAGES"])
-        for split in ("train", "test")
-    }
-    for place in (*files["train"], *files["test"]):
-        refuse_address(place)
-    named = [split for split, pair in files.items() if all(pair)]
-    found = as_coco(*(tuple(map(os.path.expanduser, files[split])) for split in named))
-    files |= {split: (file, files[split][1]) for split, file in zip(named, found, strict=True)}
-    keys = cfg.DATASETS
-    split = Split(keys.VAL_SHARE, keys.GROUP_BY, keys.STRATIFY)
-    if not split.share:
-        if any(split):
-            raise ConfigError("--group-by and --stratify need a --val-share.")
-        return files
-    if any(files["test"]):
-        raise ConfigError(f"{split} is for data without a --test-json; give only one of both.")
-    json_file, images = map(os.path.expanduser, files["train"])
-    if not (json_file and images):
-        raise ConfigError(
-            f"{split} needs --train-json and --train-images, to hold out some of them."
-        )
-    train, val = hold_out(json_file, images, split)
-    return {"train": (train, images), "test": (val, images)}
 
 
 def register_coco_files(
@@ -245,10 +215,8 @@ def register_coco_files(
         raise DataError(refusal)
     categories = [f"{number} {name}" for number, name in report.categories.items()]
     stem = os.path.splitext(os.path.basename(json_file))[0]
-    # The categories are part of the name: a changed file is another data set for the catalogue.
-    # The place of the cache is not: it may be another one on the machine that resumes a run
-    place = json_file.removeprefix(os.path.abspath(os.path.join(get_cache_dir(), "lambda_det")))
-    identity = "\n".join([place, images, *categories])
+    # The categories are part of the name: a changed file is another data set for the catalogue
+    identity = "\n".join([json_file, images, *categories])
     name = f"{stem}_{hashlib.sha256(os.fsencode(identity)).hexdigest()[:8]}"
     if name not in DatasetCatalog:
         classes = {"thing_classes": list(report.categories.values())}

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambda_det.detection.data.coco_format import keep_json, read_json
+from lambda_det.detection.data.coco_format import read_json
 from lambda_det.detection.data.picture_folder import normal
 from lambda_det.detection.data.records import upright
 from lambda_det.errors import DataError, listed, printable
 from lambda_det.files import read_text
+from lambda_det.own_data.drafts import write_draft
 from lambda_det.own_data.labels.findings import (
     ELSEWHERE,
     NO_PICTURE,
@@ -329,13 +330,14 @@ def only(place: Path, files: list[Path]) -> str:
     return str(files[0])
 
 
-def as_coco(*places: tuple[str, str]) -> list[str]:
-    """Files in COCO's format for labels of any, kept in the cache of Detectron2's files.
+def as_coco(*places: tuple[str, str], folder: Path) -> list[str]:
+    """Files in COCO's format for labels of any.
 
     Args:
         places: labels as in :func:`read_labels` and the folder of their pictures, of the parts of
             one data set: all get the classes of all. Those of COCO's format stay themselves, as
             does what is not there.
+        folder: for the files that are made of the others.
 
     Raises:
         DataError: as :func:`read_labels`.
@@ -350,7 +352,7 @@ def as_coco(*places: tuple[str, str]) -> list[str]:
             contents[index] = read_labels(path, images)
     give_all_classes(contents.values())
     for index, content in contents.items():
-        files[index] = keep_json(content, "labels", f"{Path(files[index]).stem}.json")
+        files[index] = write_draft(content, folder, Path(files[index]).stem)
     return files
 
 

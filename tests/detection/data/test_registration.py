@@ -1,15 +1,11 @@
 import json
-import os
-from pathlib import Path
 
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 
 from lambda_det.detection.data import check_datasets, register_json_datasets
 from lambda_det.detection.data.classes import describe
-from lambda_det.detection.data.coco_format import read_json
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.own_data.held_out import Split, hold_out
 
 
 def name_files(cfg, split, json_file, images):
@@ -107,154 +103,6 @@ def test_class_names_of_nothing_known(cfg):
     cfg.DATASETS.TEST = ("shapes_val",)
     names = (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
     assert describe(names)["thing_classes"] == ["circle", "rectangle", "triangle"]
-
-
-# --------------------------------------------------------------------------------- held-out images
-
-
-@pytest.fixture
-def many(content, write, tmp_path, monkeypatch):
-    """100 images with a class each in turn, and a cache of their own; returns file and folder."""
-    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
-    one, box = content["images"][0], content["annotations"][0]
-    content["images"] = [{**one, "id": n, "file_name": f"{n}.jpg"} for n in range(100)]
-    ids = [category["id"] for category in content["categories"]]
-    content["annotations"] = [
-        {**box, "id": n + 1, "image_id": n, "category_id": ids[n % len(ids)]} for n in range(100)
-    ]
-    return write(content)
-
-
-def share_out(cfg, files, share):
-    name_files(cfg, "TRAIN", *files)
-    cfg.DATASETS.VAL_SHARE = share
-    register_json_datasets(cfg)
-    return [
-        {Path(record["file_name"]).name for record in DatasetCatalog.get(name)}
-        for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)
-    ]
-
-
-def test_a_share_of_the_images_is_held_out_by_their_names(cfg, many, content, write):
-    train, test = share_out(cfg, many, 0.2)
-    assert not train & test and len(train | test) == 100 and 10 <= len(test) <= 30
-    assert MetadataCatalog.get(cfg.DATASETS.TEST[0]).evaluator_type == "coco"
-    before = set(DatasetCatalog)
-    assert share_out(cfg, many, 0.2) == [train, test] and set(DatasetCatalog) == before
-    # Other images move none, and a larger share holds the same ones out
-    fewer = {**content, "images": content["images"][:60]}
-    fewer["annotations"] = [a for a in content["annotations"] if a["image_id"] < 60]
-    some, others = share_out(cfg, write(fewer, "fewer"), 0.2)
-    assert some < train and others < test
-    assert share_out(cfg, many, 0.5)[1] > test
-
-
-def _named(split, files):
-    """The names of the images that a split trains and evaluates on."""
-    return [{i["file_name"] for i in read_json(file)["images"]} for file in hold_out(*files, split)]
-
-
-def test_each_class_has_its_share(many, content, write):
-    """Of a class of 10 images and of one of 90, whatever their order in the file."""
-    ids = [category["id"] for category in content["categories"]]
-    for number, annotation in enumerate(content["annotations"]):
-        annotation["category_id"] = ids[number % 10 > 0]
-    rare = {f"{number}.jpg" for number in range(0, 100, 10)}
-    files = write(content)
-    split = Split(0.3, stratify=True)
-    train, val = _named(split, files)
-    assert not train & val and len(train | val) == 100
-    assert (len(val), len(val & rare)) == (30, 3)
-    content["images"].reverse()
-    assert _named(split, write(content, "again"))[1] == val
-
-
-@pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True)])
-def test_a_group_stays_on_one_side(split, content, many, write):
-    """Frames of ten videos; images without a number are alone."""
-    for number, image in enumerate(content["images"][:90]):
-        image["file_name"] = f"film{number // 10}_{number % 10}.jpg"
-    files = write(content)
-    for pattern in ("^film\\d+", r"(film\d+)_\d"):
-        train, val = _named(split._replace(group_by=pattern), files)
-        films = [{name.partition("_")[0] for name in part if "_" in name} for part in (train, val)]
-        assert not films[0] & films[1] and 0 < len(films[1]) < 7
-
-
-@pytest.mark.parametrize(
-    ("split", "words"),
-    [
-        (Split(0.2, group_by="(film"), "GROUP_BY.*regular"),
-        (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
-    ],
-)
-def test_a_split_that_cannot_be(split, words, many):
-    with pytest.raises(ConfigError, match=words):
-        hold_out(*many, split)
-
-
-def test_a_data_set_has_its_name_wherever_the_cache_is(cfg, many, tmp_path, monkeypatch):
-    share_out(cfg, many, 0.2)
-    before = cfg.DATASETS.TRAIN, cfg.DATASETS.TEST
-    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "elsewhere"))
-    share_out(cfg, many, 0.2)
-    assert before == (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
-def test_files_of_a_share_are_its_own_and_others_can_read_them(many):
-    before = os.umask(0o022)
-    try:
-        files = [file for share in (0.2, 0.20000001) for file in hold_out(*many, Split(share))]
-    finally:
-        os.umask(before)
-    assert len(set(files)) == 4
-    assert {os.stat(file).st_mode & 0o777 for file in files} == {0o644}
-    assert set(Path(files[0]).parent.iterdir()) >= set(map(Path, files))
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 10.0, float("nan")])
-def test_a_share_that_is_none(cfg, many, share):
-    with pytest.raises(ConfigError, match=r"VAL_SHARE"):
-        share_out(cfg, many, share)
-
-
-def test_a_share_that_leaves_too_little(cfg, many, content, write, caplog):
-    for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
-        with pytest.raises(DataError, match=f"VAL_SHARE.*{words}"):
-            share_out(cfg, many, share)
-    _, held_out = share_out(cfg, many, 0.2)
-    content["categories"].append({"id": 77, "name": "quince"})
-    for annotation in content["annotations"]:
-        if f"{annotation['image_id']}.jpg" in held_out:
-            annotation["category_id"] = 77
-    with pytest.raises(DataError, match=r"VAL_SHARE.*quince"):
-        share_out(cfg, write(content), 0.2)
-    for annotation in content["annotations"]:
-        number = annotation["image_id"]
-        is_apple = f"{number}.jpg" in held_out or number % 2
-        annotation["category_id"] = content["categories"][0]["id"] if is_apple else 77
-    share_out(cfg, write(content), 0.2)
-    (warning,) = [
-        r.getMessage()
-        for r in caplog.records
-        if r.name.startswith("lambda_det.own_data") and r.levelname == "WARNING"
-    ]
-    assert "VAL_SHARE" in warning and "quince" in warning
-
-
-def test_groups_without_a_share(cfg, many):
-    cfg.DATASETS.GROUP_BY = "^.*_"
-    with pytest.raises(ConfigError, match="need a --val-share"):
-        share_out(cfg, many, 0.0)
-
-
-def test_a_share_and_test_data_or_no_training_data(cfg, many):
-    name_files(cfg, "TEST", *many)
-    for files in (many, ("", "")):
-        with pytest.raises(ConfigError, match=r"VAL_SHARE.*--t(est|rain)-json"):
-            share_out(cfg, files, 0.1)
-        name_files(cfg, "TEST", "", "")
 
 
 def _train_on_keypoints(cfg, content, write, names, flip="horizontal"):

@@ -1,0 +1,25 @@
+"""Files in COCO's format on the way from labels to a training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lambda_det.errors import DataError, refused
+
+__all__ = ["write_draft"]
+
+
+def write_draft(content: Any, folder: Path, stem: str) -> str:
+    """Write a file in COCO's format into a folder, under a name that is free there.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    path, number = folder / f"{stem}.json", 1
+    while path.exists():
+        path, number = folder / f"{stem}_{number}.json", number + 1
+    with refused(DataError, f"{path} cannot be written", "", OSError):
+        path.write_text(json.dumps(content), "utf-8")
+    return str(path)

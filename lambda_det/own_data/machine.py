@@ -1,0 +1,54 @@
+"""What of a machine, and of the processes on it, a recipe depends on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import NamedTuple
+
+import torch
+
+from lambda_det.distributed.devices import check_device
+
+__all__ = ["Machine"]
+
+
+class Machine(NamedTuple):
+    """Where a training is to run.
+
+    Attributes:
+        device: that PyTorch finds, or that is typed.
+        processes: of the training, on all machines together.
+        memory: GiB of the smallest GPU that is used on this machine; None without one. Not what is
+            free: a run that is started again has to get the same batch.
+        is_alone: whether no other machine, and no other process, chooses as this one does.
+    """
+
+    device: str
+    processes: int = 1
+    memory: float | None = None
+    is_alone: bool = True
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, device: str | None) -> Machine:
+        """
+        Args:
+            args: of the command line.
+            device: that is typed; None for the best that PyTorch finds here.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        processes = int(os.environ.get("WORLD_SIZE", args.num_gpus * args.num_machines))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", args.num_gpus))
+        parsed, memory = check_device(device, here), None
+        if parsed.type == "cuda":
+            used = [parsed.index] if parsed.index is not None else range(here)
+            memory = min(map(_gibibytes, used))
+        is_alone = args.num_machines == 1 and "WORLD_SIZE" not in os.environ
+        return cls(device, processes, memory, is_alone)
+
+
+def _gibibytes(gpu: int) -> float:
+    return torch.cuda.get_device_properties(gpu).total_memory / 2**30

@@ -1,0 +1,488 @@
+"""Own data before a training: labels become COCO files, flags and recipe keys of a configuration.
+
+:func:`prepare` ends before the task begins. It is a function of data, machine and flags. Training,
+evaluation and the page of a run know only what it leaves: files in COCO's format in the folder of
+the run, and keys of Detectron2 and of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from tabulate import tabulate
+
+from lambda_det.config import leaves, read_plain
+from lambda_det.detection.config import load_config
+from lambda_det.detection.config_files import get_config
+from lambda_det.detection.data import register_json_datasets
+from lambda_det.detection.data.coco_format import read_json, read_lists
+from lambda_det.errors import ConfigError, DataError, refused
+from lambda_det.files import DRAFT
+from lambda_det.own_data import recipe
+from lambda_det.own_data.choice import DEFAULT, choose, sizes_for
+from lambda_det.own_data.held_out import Split, hold_out, smallest_share
+from lambda_det.own_data.labels import COCO, as_coco, recognise, refuse_address
+from lambda_det.own_data.layouts import find_images, find_parts
+from lambda_det.own_data.machine import Machine
+from lambda_det.training.run_folder import refuse_other_run
+
+__all__ = ["add_flags", "prepare"]
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "data"  # of the files in COCO's format, in that of the run
+SMALLEST = 32  # pixels, the stride of a backbone
+_SOURCES = "sources.json"  # in it: what the files were made of
+_PARTS = ("train", "test")
+_KEYS = [f"DATASETS.{part.upper()}_{what}" for part in _PARTS for what in ("JSON", "IMAGES")]
+Row = tuple[str, str, str]  # of the table: what, the choice, and why
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that :func:`prepare` reads, and let it run before the task of the parser."""
+    data = parser.add_argument_group(
+        "your own data",
+        "instead of DATASETS.TRAIN and .TEST; labels of COCO, YOLO, Pascal VOC, LabelMe, VIA or "
+        "CVAT",
+    )
+    data.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder of a data set, or YOLO's data.yaml: its parts to train and to evaluate on",
+    )
+    data.add_argument(
+        "--val-share",
+        type=float,
+        metavar="S",
+        help="share of the training images to evaluate on, by their names, without a --test-json; "
+        "0.1 with --data or without --config",
+    )
+    data.add_argument(
+        "--stratify", action="store_const", const=True, help="each class has its share, too"
+    )
+    data.add_argument(
+        "--group-by",
+        metavar="REGEX",
+        help="images whose names match it alike stay on one side, such as ^[^_]+ of a video's",
+    )
+    schedule = parser.add_argument_group(
+        "schedule and size for your data", "RECIPE in lambda_det/config.py"
+    )
+    schedule.add_argument(
+        "--epochs", type=float, metavar="N", help="passes over the training images; 0: by a rule"
+    )
+    schedule.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images a step; else by the memory of the GPUs, where the file says what it takes",
+    )
+    schedule.add_argument(
+        "--size",
+        type=int,
+        metavar="N",
+        help="pixels of the shorter side of images in the test; the longer side and the sizes in "
+        "training change by the same factor",
+    )
+    parser.set_defaults(prepare="lambda_det.own_data.prepare.prepare")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Put a configuration in the place of flags for own data, and files in that of its labels.
+
+    With ``--resume`` the data and the recipe of the run stand; of ``--data`` is only seen whether
+    it has changed since.
+
+    Args:
+        args: of a parser with :func:`add_flags`. ``config_file`` and ``opts`` become those of the
+            configuration, and ``records`` what there is to log.
+
+    Raises:
+        ConfigError: there is neither a file nor data, or flags do not go together.
+        DataError: the data are not of a known format, not found, or not those of the run.
+    """
+    with _recording() as records:
+        _prepare(args)
+    args.records = records
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[list[dict[str, Any]]]:
+    """Keep what is logged for the log of the run, which is not open yet."""
+    records: list[dict[str, Any]] = []
+
+    class Recorder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept = ("name", "levelno", "levelname", "created")
+            records.append({k: getattr(record, k) for k in kept} | {"msg": record.getMessage()})
+
+    recorder, loggers = Recorder(), [logging.getLogger(n) for n in ("lambda_det", "detectron2")]
+    levels = [one.level for one in loggers]
+    for one in loggers:
+        one.addHandler(recorder)
+        one.setLevel(logging.INFO)
+    try:
+        yield records
+    except BaseException:
+        for record in records:
+            if record["levelno"] >= logging.WARNING:
+                logging.lastResort.handle(logging.makeLogRecord(record))
+        raise
+    finally:
+        for one, level in zip(loggers, levels, strict=True):
+            one.removeHandler(recorder)
+            one.setLevel(level)
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    if not _has_work(args):
+        return
+    typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
+    folder = _folder(args, typed)
+    run = _SavedRun.of(folder) if args.resume else None
+    if args.config_file is None and not run:
+        _check_choice(args)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft:
+        stands = run is not None and bool(run.sources)
+        data = _Data({}, {}) if stands else _read_data(args, Path(draft), rows)
+        keys = _keys_of_file(args, typed, run, data, rows)
+        flags = _keys_of_flags(args, typed)
+        keys |= flags
+        words = [*_words(keys), *args.opts]
+        cfg = load_config(argparse.Namespace(config_file=args.config_file, opts=words))
+        kept = recipe.FITTED_KEYS & {*typed, *flags, *cfg.RECIPE.KEEP}
+        cfg.RECIPE.KEEP = sorted(kept)
+        is_derived = cfg.RECIPE.ENABLED and not args.eval_only
+        if is_derived:
+            recipe.check(cfg)
+        files = _data_of_run(args, run, Path(draft)) if stands else _write_data(args, folder, data)
+    if rows:
+        logger.info(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
+    if is_derived:
+        cfg.DATASETS.update({key.partition(".")[2]: path for key, path in files.items()})
+        register_json_datasets(cfg)
+        if not (run and run.is_of(args.config_file)):
+            keys |= recipe.fit_to_data(cfg, Machine.of(args, cfg.MODEL.DEVICE))
+        elif args.epochs != run.keys.get("RECIPE.EPOCHS"):
+            keys |= recipe.fit_schedule(cfg)
+    keys |= files | {"RECIPE.ENABLED": False, "RECIPE.KEEP": sorted(kept)}
+    args.opts = [*_words(keys), *args.opts]
+    # The keys count from here on
+    args.data = args.train_json = args.train_images = args.test_json = args.test_images = None
+
+
+def _keys_of_file(
+    args: argparse.Namespace,
+    typed: Mapping[str, str],
+    run: _SavedRun | None,
+    data: _Data,
+    rows: list[Row],
+) -> dict[str, Any]:
+    """Keys that belong to the file of the configuration, which is chosen where none is named."""
+    if args.config_file is not None:
+        return {}
+    if run:
+        args.config_file = str(run.file)
+        rows.append(("recipe", args.config_file, "--resume goes on as the run was started"))
+        return {}
+    machine = Machine.of(args, typed.get("MODEL.DEVICE"))
+    images = read_lists(data.wholes["train"][0])["images"]
+    chosen = choose(images, typed, machine, args.size)
+    args.config_file = chosen.file
+    rows += chosen.rows
+    return chosen.keys
+
+
+def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[str, Any]:
+    """
+    Raises:
+        ConfigError: a batch or a size cannot be, or sizes stand among the keys, too.
+    """
+    keys: dict[str, Any] = {}
+    if args.size is not None:
+        if args.size < SMALLEST:
+            raise ConfigError(f"--size is {args.size}; give {SMALLEST} pixels or more.")
+        file = argparse.Namespace(config_file=args.config_file, opts=args.opts)
+        keys |= sizes_for(load_config(file), args.size)
+        if both := keys.keys() & typed.keys():
+            raise ConfigError(f"--size and {min(both)} both say how large images are; give one.")
+    if args.batch is not None:
+        if args.batch < 1:
+            raise ConfigError(f"--batch is {args.batch}; give 1 or more.")
+        keys["SOLVER.IMS_PER_BATCH"] = args.batch
+    if args.epochs is not None:
+        keys |= {"RECIPE.ENABLED": True, "RECIPE.EPOCHS": args.epochs}
+    return keys
+
+
+def _has_work(args: argparse.Namespace) -> bool:
+    flags = ("data", "val_share", "stratify", "group_by", "epochs", "batch", "size")
+    if args.config_file is None or any(getattr(args, flag) is not None for flag in flags):
+        return True
+    for part in _PARTS:
+        labels, images = getattr(args, f"{part}_json"), getattr(args, f"{part}_images")
+        refuse_address(labels or "")
+        if labels and Path(labels).exists() and (not images or recognise(Path(labels))[0] != COCO):
+            return True
+    return not args.eval_only and load_config(args).RECIPE.ENABLED
+
+
+def _words(keys: Mapping[str, Any]) -> list[str]:
+    """Keys and their values as words of a command line."""
+    return [str(word) for pair in keys.items() for word in pair]
+
+
+def _folder(args: argparse.Namespace, typed: Mapping[str, str]) -> Path:
+    """That of the run."""
+    if "OUTPUT_DIR" in typed:
+        return Path(typed["OUTPUT_DIR"])
+    return Path((load_config(args) if args.config_file else get_config(DEFAULT)).OUTPUT_DIR)
+
+
+# ---------------------------------------------------------------------------------- the user's data
+class _Data(NamedTuple):
+    """The parts of a data set.
+
+    Attributes:
+        parts: files in COCO's format by "train", "test" and "rest", a test part that is left alone.
+        wholes: the files before images were held out, by the same names.
+        split: what was held out; None for nothing.
+    """
+
+    parts: dict[str, tuple[str, str]]
+    wholes: dict[str, tuple[str, str]]
+    split: Split | None = None
+
+
+def _read_labels(args: argparse.Namespace, draft: Path, rows: list[Row]) -> dict[str, Any]:
+    """Labels of any format as files of COCO's, each with the folder of its pictures, by part.
+
+    Raises:
+        ConfigError: flags do not go together.
+        DataError: the data are not of a known format, or not found.
+    """
+    for place in (args.data, args.train_json, args.train_images, args.test_json, args.test_images):
+        refuse_address(place or "")
+    if args.data and args.train_json:
+        raise ConfigError("--data and --train-json both name data to train on; give one of them.")
+    if args.val_share and args.test_json:
+        raise ConfigError("--val-share is for data without a --test-json; give one of them.")
+    parts: dict[str, tuple[str, str]] = {}
+    if args.data:
+        name, found = find_parts(args.data, args.train_images, folder=draft)
+        rows.append(("labels", name, f"of what lies in {args.data}"))
+        parts = {
+            part: (str(labels), str(images))
+            for part, (labels, images, _) in zip(("train", "test", "rest"), found, strict=False)
+        }
+        if "test" in parts and (args.test_json or args.val_share is not None):
+            del parts["test"]
+        elif "test" in parts:
+            images = args.test_images or parts["test"][1]
+            parts["test"] = parts["test"][0], images
+            rows.append(("evaluation", found[1].source, f"with the images in {images}"))
+    named = {}
+    for part in _PARTS:
+        labels, images = getattr(args, f"{part}_json"), getattr(args, f"{part}_images")
+        if labels and not Path(labels).exists():
+            raise DataError(f"The labels {labels} of --{part}-json do not exist.")
+        if labels:
+            named[part] = labels, images or str(find_images(labels))
+        elif images and not args.data:
+            raise ConfigError(f"--{part}-images is given without --{part}-json; give both.")
+    files = as_coco(*named.values(), folder=draft)
+    return parts | {
+        part: (file, images) for file, (part, (_, images)) in zip(files, named.items(), strict=True)
+    }
+
+
+def _read_data(args: argparse.Namespace, draft: Path, rows: list[Row]) -> _Data:
+    """The data that flags name; with images held out, where nothing is named to evaluate on."""
+    parts = _read_labels(args, draft, rows)
+    asked = args.data or (args.config_file is None and args.train_json)
+    group_by, stratify = args.group_by or "", bool(args.stratify)
+    share = args.val_share
+    if "train" in parts and "test" not in parts and share is None and asked:
+        share = smallest_share(*parts["train"], group_by, folder=draft)
+        part = f"{share:g} of the images" if share else "none: too few images"
+        why = "no part of the data is called val or test; --val-share changes it"
+        rows.append(("evaluation", part, why))
+    if not share:
+        if group_by or stratify:
+            raise ConfigError("--group-by and --stratify need a --val-share.")
+        return _Data(parts, parts)
+    if "train" not in parts:
+        raise ConfigError("--val-share needs --data or --train-json, to hold out some images.")
+    split = Split(share, group_by, stratify)
+    labels, images = parts["train"]
+    train, test = hold_out(labels, images, split, folder=draft)
+    return _Data({**parts, "train": (train, images), "test": (test, images)}, parts, split)
+
+
+def _check_choice(args: argparse.Namespace) -> None:
+    """
+    Raises:
+        ConfigError: there is nothing that a recipe could be chosen by.
+    """
+    if args.eval_only or not (args.data or args.train_json):
+        raise ConfigError(
+            "--config FILE is missing, which names a file of yours or of configs/; with --data DIR "
+            "or --train FILE --images DIR it follows from the data and the machine."
+        )
+
+
+def _write_data(args: argparse.Namespace, folder: Path, data: _Data) -> dict[str, str]:
+    """Write the parts into the folder of the run; returns the keys that name them.
+
+    Raises:
+        ConfigError: the folder holds another run.
+        DataError: they cannot be written.
+    """
+    if not data.parts:
+        return {}
+    if not args.resume and not args.eval_only:
+        refuse_other_run(folder)
+    keys = {}
+    for part, (file, images) in data.parts.items():
+        path = _copy(file, folder)
+        if part == "rest":
+            logger.info(
+                "There is a test part, which is left alone: once the training is over, --eval-only "
+                f"--resume --test-json {path} --test-images {images} evaluates on it."
+            )
+        else:
+            keys |= _keys_of(part, path, images)
+    if not args.eval_only:
+        sources = {
+            "labels": {part: str(file) for part, (file, _) in data.wholes.items()},
+            "digests": {part: _digest(file) for part, (file, _) in data.wholes.items()},
+            "held_out": data.split and data.split._asdict(),
+        }
+        _write(folder / FOLDER / _SOURCES, json.dumps(sources, indent=1).encode())
+    return keys
+
+
+def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
+    return {
+        f"DATASETS.{part.upper()}_JSON": str(path.absolute()),
+        f"DATASETS.{part.upper()}_IMAGES": os.path.abspath(os.path.expanduser(images)),
+    }
+
+
+def _copy(file: str, folder: Path) -> Path:
+    """Copy a file into the folder of the run, under a name that says its content."""
+    content = Path(file).read_bytes()
+    name = f"{Path(file).stem}_{hashlib.sha256(content).hexdigest()[:8]}.json"
+    _write(folder / FOLDER / name, content)
+    return folder / FOLDER / name
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file, while other processes may write the same."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DRAFT}")
+    with refused(DataError, f"{path} cannot be written", "", OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_bytes(content)
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def _digest(file: str) -> str:
+    """Of what a file in COCO's format says, wherever its labels were."""
+    content = read_json(file)
+    lists = [content.get(name) for name in ("images", "annotations", "categories")]
+    text = json.dumps(_without_sources(lists), sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _without_sources(lists: list[Any]) -> list[Any]:
+    return [
+        [
+            {name: value for name, value in entry.items() if name != "source"}
+            for entry in entries or ()
+            if isinstance(entry, dict)
+        ]
+        for entries in lists
+    ]
+
+
+# ------------------------------------------------------------------------------------ data of a run
+class _SavedRun(NamedTuple):
+    """A run that was prepared, in its folder.
+
+    Attributes:
+        file: its configuration.
+        keys: of that, with their values.
+        sources: what its data were made of.
+    """
+
+    file: Path
+    keys: dict[str, Any]
+    sources: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> _SavedRun | None:
+        """The run in a folder; None where there is none.
+
+        Raises:
+            ConfigError: its configuration is damaged.
+        """
+        file, sources = folder / "config.yaml", folder / FOLDER / _SOURCES
+        if not file.is_file():
+            return None
+        errors = (yaml.YAMLError, ValueError, AttributeError)
+        with refused(ConfigError, f"{file} is not a saved configuration", "mend it", *errors):
+            keys = dict(leaves(read_plain(file.read_text("utf-8"))))
+        made_of = {}
+        if sources.is_file():
+            with refused(DataError, f"{sources} cannot be read", "remove it", ValueError):
+                made_of = json.loads(sources.read_text("utf-8"))
+        return cls(file, keys, made_of)
+
+    def is_of(self, file: str) -> bool:
+        return os.path.realpath(file) == os.path.realpath(self.file)
+
+
+def _data_of_run(args: argparse.Namespace, run: _SavedRun, draft: Path) -> dict[str, Any]:
+    """The keys of the data of a run, and of the file to evaluate on where it is named anew.
+
+    Raises:
+        ConfigError: another share is held out.
+        DataError: the labels have changed.
+    """
+    held_out = run.sources.get("held_out") or Split(0.0)._asdict()
+    for flag, name in (("val_share", "share"), ("group_by", "group_by"), ("stratify", "stratify")):
+        value = getattr(args, flag)
+        if value is not None and value != held_out[name]:
+            raise ConfigError(
+                f"--resume continues the run in {run.file.parent}, which has --"
+                f"{flag.replace('_', '-')} {held_out[name]!r}; now it is {value!r}."
+            )
+    keys = {key: value for key, value in run.keys.items() if key in _KEYS and value}
+    if not (args.data or args.train_json or args.test_json):
+        return keys
+    before = run.sources["digests"]
+    for part, (file, images) in _read_labels(args, draft, []).items():
+        if part == "test" and args.test_json:
+            keys |= _keys_of(part, _copy(file, run.file.parent), images)
+        elif _digest(file) != before.get(part):
+            raise DataError(
+                f"The labels in {args.data or args.train_json} have changed since the run in "
+                f"{run.file.parent} began: --resume without --data goes on with those of then, and "
+                "another --output trains on those of now."
+            )
+    return keys

@@ -1,0 +1,111 @@
+"""Images that are held out: by their names, by class and by group."""
+
+import pytest
+
+from lambda_det.detection.data.coco_format import read_json
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data.held_out import Split, hold_out
+
+
+@pytest.fixture
+def many(content, write):
+    """100 images with a class each in turn; returns file and folder."""
+    one, box = content["images"][0], content["annotations"][0]
+    content["images"] = [{**one, "id": n, "file_name": f"{n}.jpg"} for n in range(100)]
+    ids = [category["id"] for category in content["categories"]]
+    content["annotations"] = [
+        {**box, "id": n + 1, "image_id": n, "category_id": ids[n % len(ids)]} for n in range(100)
+    ]
+    return write(content)
+
+
+@pytest.fixture
+def share_out(tmp_path_factory):
+    """The names of the images that a split, or a share, trains and evaluates on."""
+
+    def call(split, files):
+        split = split if isinstance(split, Split) else Split(split)
+        parts = hold_out(*files, split, folder=tmp_path_factory.mktemp("parts"))
+        return [{image["file_name"] for image in read_json(part)["images"]} for part in parts]
+
+    return call
+
+
+def test_a_share_of_the_images_is_held_out_by_their_names(share_out, many, content, write):
+    train, test = share_out(0.2, many)
+    assert not train & test and len(train | test) == 100 and 10 <= len(test) <= 30
+    # Other images move none, and a larger share holds the same ones out
+    fewer = {**content, "images": content["images"][:60]}
+    fewer["annotations"] = [a for a in content["annotations"] if a["image_id"] < 60]
+    some, others = share_out(0.2, write(fewer, "fewer"))
+    assert some < train and others < test
+    assert share_out(0.5, many)[1] > test
+
+
+def test_each_class_has_its_share(share_out, many, content, write):
+    """Of a class of 10 images and of one of 90, whatever their order in the file."""
+    ids = [category["id"] for category in content["categories"]]
+    for number, annotation in enumerate(content["annotations"]):
+        annotation["category_id"] = ids[number % 10 > 0]
+    rare = {f"{number}.jpg" for number in range(0, 100, 10)}
+    files = write(content)
+    split = Split(0.3, stratify=True)
+    train, val = share_out(split, files)
+    assert not train & val and len(train | val) == 100
+    assert (len(val), len(val & rare)) == (30, 3)
+    content["images"].reverse()
+    assert share_out(split, write(content, "again"))[1] == val
+
+
+@pytest.mark.parametrize("split", [Split(0.3), Split(0.3, stratify=True)])
+def test_a_group_stays_on_one_side(share_out, split, content, many, write):
+    """Frames of ten videos; images without a number are alone."""
+    for number, image in enumerate(content["images"][:90]):
+        image["file_name"] = f"film{number // 10}_{number % 10}.jpg"
+    files = write(content)
+    for pattern in ("^film\\d+", r"(film\d+)_\d"):
+        train, val = share_out(split._replace(group_by=pattern), files)
+        films = [{name.partition("_")[0] for name in part if "_" in name} for part in (train, val)]
+        assert not films[0] & films[1] and 0 < len(films[1]) < 7
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        (Split(0.2, group_by="(film"), "--group-by.*regular"),
+        (Split(0.2, group_by="film"), "no image's name, such as 0.jpg"),
+    ],
+)
+def test_a_split_that_cannot_be(share_out, split, words, many):
+    with pytest.raises(ConfigError, match=words):
+        share_out(split, many)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 10.0, float("nan")])
+def test_a_share_that_is_none(share_out, many, share):
+    with pytest.raises(ConfigError, match=r"--val-share"):
+        share_out(share, many)
+
+
+def test_a_share_that_leaves_too_little(share_out, many, content, write, caplog):
+    for share, words in ((1e-9, "0 of 100"), (1 - 1e-9, "100 of 100")):
+        with pytest.raises(DataError, match=f"--val-share.*{words}"):
+            share_out(share, many)
+    _, held_out = share_out(0.2, many)
+    content["categories"].append({"id": 77, "name": "quince"})
+    for annotation in content["annotations"]:
+        if f"{annotation['image_id']}.jpg" in held_out:
+            annotation["category_id"] = 77
+    with pytest.raises(DataError, match=r"--val-share.*quince"):
+        share_out(0.2, write(content))
+    for annotation in content["annotations"]:
+        number = annotation["image_id"]
+        is_apple = f"{number}.jpg" in held_out or number % 2
+        annotation["category_id"] = content["categories"][0]["id"] if is_apple else 77
+    share_out(0.2, write(content))
+    (warning,) = [
+        r.getMessage()
+        for r in caplog.records
+        if r.name.startswith("lambda_det.own_data") and r.levelname == "WARNING"
+    ]
+    assert "--val-share" in warning and "quince" in warning

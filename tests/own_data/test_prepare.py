@@ -1,0 +1,350 @@
+"""From flags for own data to files in COCO's format and keys of a configuration."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from PIL import Image
+
+from lambda_det import cli, get_config
+from lambda_det.detection import DetectionTask, load_config
+from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data import choice
+from lambda_det.own_data.prepare import prepare
+
+VOC = """<annotation><filename>{}.png</filename><object><name>{}</name><bndbox><xmin>4</xmin>
+<ymin>6</ymin><xmax>40</xmax><ymax>30</ymax></bndbox></object></annotation>"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Twenty pictures with a Pascal VOC file each, no GPU, no connection and nothing kept."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(choice, "_is_connected", lambda: False)
+    (tmp_path / "data").mkdir()
+    for number in range(20):
+        Image.new("RGB", (64, 48), (number, 9, 9)).save(tmp_path / "data" / f"{number}.png")
+        text = VOC.format(number, "cell" if number % 2 else "rod")
+        (tmp_path / "data" / f"{number}.xml").write_text(text)
+    return tmp_path / "data"
+
+
+def prepared(*words):
+    """A command line, which is prepared as ``lambda-det train`` does."""
+    args = cli.detector_parser().parse_args(list(map(str, words)))
+    if args.output:
+        args.opts += ["OUTPUT_DIR", args.output]
+    prepare(args)
+    return args
+
+
+def table(args):
+    """The rows that are logged: the value of each, with the reason."""
+    (text,) = [r["msg"] for r in args.records if r["msg"].startswith("What was chosen")]
+    rows = [re.split("  +", line.rstrip()) for line in text.splitlines()[3:]]
+    return {row[0]: row[1:] for row in rows}
+
+
+def keys(args):
+    """What the configuration says that a command line became."""
+    return load_config(args)
+
+
+def begun(args):
+    """Leave what a run of a command line that is prepared leaves; returns its configuration."""
+    cfg = load_config(args)
+    task = DetectionTask(cfg).prepare(train=True)
+    text = f"# --config-file {args.config_file}\n{task.dump()}"
+    Path(cfg.OUTPUT_DIR, "config.yaml").write_text(text)
+    Path(cfg.OUTPUT_DIR, "last_checkpoint").write_text("model_0000000.pth")
+    return cfg
+
+
+def names(file):
+    """Of the pictures of a file in COCO's format."""
+    return {image["file_name"] for image in json.loads(Path(file).read_text())["images"]}
+
+
+@pytest.mark.parametrize(
+    ("memory", "connected", "recipe"),
+    [
+        (None, False, "light_lambdaresnet26"),
+        (None, True, "light_mobilenet_v2"),
+        (80, True, "mask_rcnn_resnetrs101_se"),
+        (6, True, "mask_rcnn_resnetrs50_se"),
+        (4.5, True, "mask_rcnn_lambda_resnet26t"),
+        (2, True, "light_mobilenet_v2"),
+        (80, False, "light_lambdaresnet26"),
+    ],
+)
+def test_the_recipe_follows_from_machine_and_connection(
+    data, monkeypatch, memory, connected, recipe
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: memory is not None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    properties = SimpleNamespace(total_memory=(memory or 0) * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(choice, "_is_connected", lambda: connected)
+    args = prepared("--data", data, "--output", data.parent / "run")
+    rows = table(args)
+    assert Path(args.config_file).stem == recipe and rows["recipe"][0] == args.config_file
+    assert rows["MODEL.DEVICE"][0] == keys(args).MODEL.DEVICE
+    assert ("cpu" if memory is None else "cuda") == keys(args).MODEL.DEVICE
+    assert rows["labels"][0] == "Pascal VOC" and rows["images"][0] == "20"
+    assert rows["start"][0].startswith("lambda://") is not connected
+
+
+def test_weights_that_are_kept_need_no_connection(data):
+    kept = data.parent / "cache" / "lambda_det" / "timm_mobilenetv2_100.ra_in1k_0.1.0.pth"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    args = prepared("--data", data, "--output", data.parent / "run")
+    assert "mobilenetv2" in table(args)["start"][0]
+
+
+def test_a_connection_is_tried_once_and_briefly(monkeypatch):
+    asked = []
+
+    def refuse(request, timeout):
+        asked.append(timeout)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(choice.urllib.request, "urlopen", refuse)
+    for variable, tries in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", variable)
+        choice._is_connected.cache_clear()
+        assert not choice._is_connected() and not choice._is_connected()
+        assert len(asked) == tries and all(seconds <= 5 for seconds in asked)
+    choice._is_connected.cache_clear()
+
+
+def test_what_is_typed_counts(data, monkeypatch):
+    """Keys stand behind the chosen ones; a file is not looked for; a share is another share."""
+    run = ["--output", data.parent / "run"]
+    words = ["INPUT.MIN_SIZE_TEST", "77", "MODEL.WEIGHTS", "mine.pth", "MODEL.DEVICE", "cpu"]
+    args = prepared("--data", data, "--val-share", "0.5", *run, *words, "SOLVER.MAX_ITER", "9")
+    cfg = keys(args)
+    assert table(args)["start"][0] == cfg.MODEL.WEIGHTS == "mine.pth"
+    # Images of 48 pixels are enlarged to 96, not to the recipe's 384
+    assert cfg.INPUT.MIN_SIZE_TEST == 77 and cfg.INPUT.MIN_SIZE_TRAIN == (80, 88, 96)
+    assert cfg.SOLVER.MAX_ITER == 9 and not cfg.RECIPE.ENABLED
+    assert cfg.RECIPE.KEEP == ["SOLVER.MAX_ITER"] and cfg.TEST.EVAL_PERIOD == 2
+    held_out, kept = names(cfg.DATASETS.TEST_JSON), names(cfg.DATASETS.TRAIN_JSON)
+    assert len(held_out | kept) == 20 and 5 < len(held_out) < 15 and not held_out & kept
+    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    args = prepared("--data", data, *run, "MODEL.WEIGHTS", "")
+    assert "random" in table(args)["start"][0] and "light_lambdaresnet26" in args.config_file
+    args = prepared(
+        *("--config", "finetune/light_mobilenet_v2.yaml", "--data", data, *run),
+        *("--epochs", "2", "--batch", "3"),
+    )
+    assert Path(args.config_file).stem == "light_mobilenet_v2" and "recipe" not in table(args)
+    solver = keys(args).SOLVER
+    trained = len(names(keys(args).DATASETS.TRAIN_JSON))
+    assert (3, -(-2 * trained // 3)) == (solver.IMS_PER_BATCH, solver.MAX_ITER)
+
+
+def test_one_size_changes_all_sizes_by_one_factor(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "INPUT: {MIN_SIZE_TRAIN: [320, 352, 384], MAX_SIZE_TRAIN: 640, MIN_SIZE_TEST: 384,\n"
+        "        MAX_SIZE_TEST: 640, LSJ: {ENABLED: false}}\n"
+    )
+    inputs = keys(prepared("--config-file", file, "--size", 512)).INPUT
+    assert inputs.MIN_SIZE_TRAIN == (427, 469, 512) and inputs.MIN_SIZE_TEST == 512
+    assert inputs.MAX_SIZE_TRAIN == inputs.MAX_SIZE_TEST == 853
+    assert inputs.LSJ.SIZE == get_config("finetune/base.yaml").INPUT.LSJ.SIZE  # which is not on
+    args = prepared("--config-file", "mask_rcnn_lambdaresnet50.yaml", "--size", 512)
+    inputs = keys(args).INPUT
+    assert inputs.LSJ.SIZE == inputs.MIN_SIZE_TEST == inputs.MAX_SIZE_TEST == 512
+
+
+@pytest.mark.parametrize(("kept", "some"), [(range(1, 6), True), (range(1), False)])
+def test_of_few_images_more_or_none_are_held_out(data, kept, some):
+    for number in set(range(20)).difference(kept):
+        (data / f"{number}.xml").unlink()
+    args = prepared("--data", data, "--output", data.parent / "run")
+    assert ("none" in table(args)["evaluation"][0]) is not some
+    assert bool(keys(args).DATASETS.TEST_JSON) is some
+
+
+def test_labels_with_a_configuration_that_has_no_recipe(data):
+    """They are converted, and nothing else is chosen or derived."""
+    for images in (["--images", data], []):
+        words = ["--config", "mask_rcnn_lambdaresnet50.yaml", "--output", data.parent / "run"]
+        args = prepared(*words, "--train", data, *images)
+        cfg, plain = keys(args), keys(SimpleNamespace(config_file=args.config_file, opts=[]))
+        assert str(data) == cfg.DATASETS.TRAIN_IMAGES and not cfg.DATASETS.TEST_JSON
+        assert len(names(cfg.DATASETS.TRAIN_JSON)) == 20
+        assert Path(cfg.DATASETS.TRAIN_JSON).parent == data.parent / "run" / "data"
+        assert cfg.SOLVER == plain.SOLVER and cfg.MODEL == plain.MODEL
+
+
+def test_a_command_without_own_data_is_left_alone(tmp_path):
+    words = ["--config", "mask_rcnn_lambdaresnet50.yaml", "OUTPUT_DIR", str(tmp_path / "run")]
+    args = prepared(*words)
+    assert args.opts == words[2:] and not args.records and not (tmp_path / "run").exists()
+    (tmp_path / "a.json").write_text("{}")
+    args = prepared("--train-json", tmp_path / "a.json", "--train-images", tmp_path, *words)
+    assert args.train_json == str(tmp_path / "a.json") and args.opts == words[2:]
+
+
+def test_parts_that_are_there(data):
+    for part in ("train", "valid", "test"):
+        (data.parent / "parts" / part).mkdir(parents=True)
+    folders = ("train", "train", "valid", "test")
+    for file in sorted(data.iterdir()):
+        file.rename(data.parent / "parts" / folders[int(file.stem) % 4] / file.name)
+    words = ["--config-file", "mask_rcnn_lambdaresnet50.yaml", "--data", data.parent / "parts"]
+    args = prepared(*words, "--output", data.parent / "run")
+    assert "valid" in table(args)["evaluation"][0]
+    files = keys(args).DATASETS
+    assert files.TRAIN_IMAGES == files.TEST_IMAGES == str(data.parent / "parts")
+    assert len(names(files.TRAIN_JSON)) == 10 and len(names(files.TEST_JSON)) == 5
+    # The test part is for the end; its file is there for the command that the log names
+    (text,) = [r["msg"] for r in args.records if "--eval-only --resume" in r["msg"]]
+    file = re.search(r"--test-json (\S+)", text)[1]
+    assert names(file) == {f"test/{n}.png" for n in range(3, 20, 4)}
+
+
+# ---------------------------------------------------------------------------------- with --resume
+def same(cfg, other):
+    """Whether two configurations train alike; of lists and tuples one is the other."""
+    sections = ([one.MODEL, one.SOLVER, one.INPUT, one.DATALOADER] for one in (cfg, other))
+    one, two = (json.loads(json.dumps(found)) for found in sections)
+    for found in (one, two):
+        del found[0]["ROI_HEADS"]["NUM_CLASSES"], found[0]["RETINANET"]["NUM_CLASSES"]
+        del found[1]["UNSCALED"]
+    return one == two
+
+
+@pytest.fixture
+def run(data):
+    """The command line of a run that has begun, and its configuration."""
+    words = ["--data", data, "--output", data.parent / "run", "--resume", "--epochs", "4"]
+    return words, begun(prepared(*words, "SEED", "3"))
+
+
+def test_a_run_goes_on_as_it_was_prepared(run, monkeypatch):
+    """Whatever the machine would choose now; with flags for data or without."""
+    words, cfg = run
+    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    before = {path: path.read_bytes() for path in (Path(cfg.OUTPUT_DIR) / "data").iterdir()}
+    for again in (words, words[2:5]):
+        now = keys(prepared(*again))
+        assert now.DATASETS.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON and now.SEED == 3
+        assert same(now, cfg)
+    assert before == {path: path.read_bytes() for path in (Path(cfg.OUTPUT_DIR) / "data").iterdir()}
+
+
+def test_the_file_of_a_run_typed_again_gives_the_same(data):
+    words = ["--config", "finetune/light_lambdaresnet26.yaml", "--data", data]
+    words += ["--output", data.parent / "run", "--resume"]
+    cfg = begun(prepared(*words))
+    assert same(keys(prepared(*words)), cfg)
+
+
+def test_other_epochs_change_the_schedule_alone(run):
+    words, cfg = run
+    now = keys(prepared(*words[:-1], "8"))
+    assert now.SOLVER.MAX_ITER == 2 * cfg.SOLVER.MAX_ITER
+    assert now.SOLVER.IMS_PER_BATCH == cfg.SOLVER.IMS_PER_BATCH
+    assert now.MODEL.ANCHOR_GENERATOR == cfg.MODEL.ANCHOR_GENERATOR
+
+
+def test_changed_labels_are_named_as_that(run, data):
+    words, _ = run
+    text = (data / "3.xml").read_text()
+    (data / "3.xml").write_text(text.replace("<xmax>40", "<xmax>41"))
+    with pytest.raises(DataError, match=f"{data} have changed since the run in {data.parent}"):
+        prepared(*words)
+    prepared(*words[2:])  # goes on with the labels of then
+
+
+def test_another_share_is_named_as_that(run):
+    words, _ = run
+    prepared(*words, "--val-share", "0.1")
+    with pytest.raises(ConfigError, match=r"--val-share 0\.1; now it is 0\.3"):
+        prepared(*words, "--val-share", "0.3")
+
+
+def test_other_images_to_evaluate_on(run, data):
+    """In a training that goes on, and alone; labels of any format."""
+    words, cfg = run
+    for more in ([], ["--eval-only"]):
+        now = keys(prepared(*words[2:5], *more, "--test-json", data)).DATASETS
+        assert names(now.TEST_JSON) == {f"{number}.png" for number in range(20)}
+        assert str(data) == now.TEST_IMAGES and now.TRAIN_JSON == cfg.DATASETS.TRAIN_JSON
+
+
+def test_the_folder_of_another_run_is_left_as_it_is(run, data):
+    words, cfg = run
+    before = sorted(Path(cfg.OUTPUT_DIR).rglob("*"))
+    words = [word for word in words if word != "--resume"]
+    with pytest.raises(ConfigError, match="already holds a run"):
+        prepared(*words, "--val-share", "0.5")
+    assert sorted(Path(cfg.OUTPUT_DIR).rglob("*")) == before
+    (Path(cfg.OUTPUT_DIR) / "config.yaml").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        prepared(*words, "--resume")
+
+
+REFUSED = {
+    "two data sets": (["--data", "DATA", "--train-json", "a.json"], "--train-json"),
+    "an address": (["--data", "s3://bucket/my"], "s3:.*is an address"),
+    "an address of images": (["--train", "DATA", "--images", "gs://bucket/my"], "is an address"),
+    "no data": (["--resume"], "--config FILE"),
+    "an evaluation": (["--eval-only", "--data", "DATA"], "--config FILE"),
+    "no such GPU": (["--data", "DATA", "MODEL.DEVICE", "cuda"], "sees 0"),
+    "no such device": (["--data", "DATA", "MODEL.DEVICE", "cudda"], "no device"),
+    "two machines": (["--num-machines", "2", "--data", "DATA"], "--config"),
+    "a share of nothing": (["--config", "finetune/base.yaml", "--val-share", "0.5"], "--val-share"),
+    "a share beside a test set": (
+        ["--data", "DATA", "--val-share", "0.5", "--test-json", "DATA"],
+        "--test-json",
+    ),
+    "groups of all": (["--data", "DATA", "--val-share", "0", "--group-by", "a"], "--val-share"),
+    "labels that are not there": (["--data", "DATA", "--test-json", "nowhere"], "nowhere"),
+    "pictures alone": (["--config", "finetune/base.yaml", "--images", "DATA"], "--train-json"),
+    "a small size": (["--data", "DATA", "--size", "8"], "--size is 8"),
+    "two sizes": (
+        ["--data", "DATA", "--size", "64", "INPUT.MAX_SIZE_TEST", "600"],
+        "MAX_SIZE_TEST",
+    ),
+    "epochs": (["--data", "DATA", "--epochs", "nan"], "RECIPE.EPOCHS is nan"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_chosen_is_refused(case, data):
+    words, message = REFUSED[case]
+    words = [data if word == "DATA" else word for word in words]
+    with pytest.raises((ConfigError, DataError), match=message):
+        prepared("--output", data.parent / "run", *words)
+    assert not (data.parent / "run").exists()
+
+
+@pytest.mark.slow
+def test_one_command_trains_and_goes_on_with_equal_bits(data, monkeypatch):
+    """The same line, with a connection by now and without the keys, continues with its recipe."""
+    output = data.parent / "run"
+    words = ["train", "--data", str(data), "--output", str(output), "--resume"]
+    keys = {"SEED": 1, "SOLVER.MAX_ITER": 2, "SOLVER.CHECKPOINT_PERIOD": 1, "SOLVER.EMA_DECAY": 0.0}
+    keys |= {"SOLVER.IMS_PER_BATCH": 2, "INPUT.MIN_SIZE_TRAIN": (48,), "TEST.EVAL_PERIOD": 0}
+    assert cli.main([*words, *(str(word) for pair in keys.items() for word in pair)]) == 0
+    whole = torch.load(output / "model_final.pth", weights_only=False)["model"]
+    (output / "model_final.pth").unlink()
+    (output / "last_checkpoint").write_text("model_0000000.pth")
+    monkeypatch.setattr(choice, "_is_connected", lambda: True)
+    assert cli.main(words) == 0
+    again = torch.load(output / "model_final.pth", weights_only=False)["model"]
+    assert whole.keys() == again.keys() and all(map(torch.equal, whole.values(), again.values()))
+    log = (output / "log.txt").read_text("utf-8")
+    assert "light_lambdaresnet26.yaml" in log and "goes on" in log
+    assert "Pascal VOC" in log
+    steps = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
+    assert max(steps) == 1
