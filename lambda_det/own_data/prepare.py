@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from detectron2.config import CfgNode
 from tabulate import tabulate
 
 from lambda_det.config import leaves, read_plain
@@ -27,7 +28,8 @@ from lambda_det.detection.config import load_config
 from lambda_det.detection.config_files import get_config
 from lambda_det.detection.data import register_json_datasets
 from lambda_det.detection.data.coco_format import read_json, read_lists
-from lambda_det.errors import ConfigError, DataError, refused
+from lambda_det.detection.saved_run import SavedRun, open_run
+from lambda_det.errors import ConfigError, DataError, WeightsError, refused
 from lambda_det.files import DRAFT
 from lambda_det.own_data import recipe
 from lambda_det.own_data.choice import DEFAULT, choose, sizes_for
@@ -36,6 +38,7 @@ from lambda_det.own_data.labels import COCO, as_coco, recognise, refuse_address
 from lambda_det.own_data.layouts import find_images, find_parts
 from lambda_det.own_data.machine import Machine
 from lambda_det.training.run_folder import refuse_other_run
+from lambda_det.weights.provenance import recorded_network
 
 __all__ = ["add_flags", "prepare"]
 
@@ -150,14 +153,14 @@ def _prepare(args: argparse.Namespace) -> None:
         return
     typed = dict(zip(args.opts[::2], args.opts[1::2], strict=False))
     folder = _folder(args, typed)
-    run = _SavedRun.of(folder) if args.resume else None
+    run = _PreparedRun.of(folder) if args.resume else None
     if args.config_file is None and not run:
         _check_choice(args)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="lambda_det_") as draft:
         stands = run is not None and bool(run.sources)
         data = _Data({}, {}) if stands else _read_data(args, Path(draft), rows)
-        keys = _keys_of_file(args, typed, run, data, rows)
+        keys = _keys_of_file(args, typed, run, data, Path(draft), rows)
         flags = _keys_of_flags(args, typed)
         keys |= flags
         words = [*_words(keys), *args.opts]
@@ -168,6 +171,8 @@ def _prepare(args: argparse.Namespace) -> None:
         if is_derived:
             recipe.check(cfg)
         files = _data_of_run(args, run, Path(draft)) if stands else _write_data(args, folder, data)
+        if Path(args.config_file).parent == Path(draft):
+            args.config_file = str(_copy(args.config_file, folder))
     if rows:
         logger.info(f"What was chosen:\n{tabulate(rows, ('', 'choice', 'why'))}")
     if is_derived:
@@ -186,11 +191,15 @@ def _prepare(args: argparse.Namespace) -> None:
 def _keys_of_file(
     args: argparse.Namespace,
     typed: Mapping[str, str],
-    run: _SavedRun | None,
+    run: _PreparedRun | None,
     data: _Data,
+    draft: Path,
     rows: list[Row],
 ) -> dict[str, Any]:
-    """Keys that belong to the file of the configuration, which is chosen where none is named."""
+    """Keys that belong to the file of the configuration, which is chosen where none is named.
+
+    Where ``MODEL.WEIGHTS`` is the checkpoint of a detector, it is the configuration of that.
+    """
     if args.config_file is not None:
         return {}
     if run:
@@ -198,11 +207,37 @@ def _keys_of_file(
         rows.append(("recipe", args.config_file, "--resume goes on as the run was started"))
         return {}
     machine = Machine.of(args, typed.get("MODEL.DEVICE"))
+    if earlier := _earlier_detector(typed):
+        args.config_file = str(draft / "earlier.yaml")
+        Path(args.config_file).write_text(earlier.config.dump(), "utf-8")
+        network, _ = recorded_network(earlier.content)
+        network = network or earlier.config.MODEL.META_ARCHITECTURE
+        rows.append(("network", network, f"that of MODEL.WEIGHTS {earlier.origin.file}"))
+        return {
+            "MODEL.DEVICE": machine.device,
+            "OUTPUT_DIR": str(_folder(args, typed)),
+            "RECIPE.ENABLED": True,
+            "RECIPE.EPOCHS": 0.0,
+            "RECIPE.KEEP": [],
+            "SOLVER.UNSCALED": [],
+            **dict.fromkeys(_KEYS, ""),
+        }
     images = read_lists(data.wholes["train"][0])["images"]
     chosen = choose(images, typed, machine, args.size)
     args.config_file = chosen.file
     rows += chosen.rows
     return chosen.keys
+
+
+def _earlier_detector(typed: Mapping[str, str]) -> SavedRun | None:
+    """The detector whose checkpoint is typed as MODEL.WEIGHTS; None for other weights, or none."""
+    file = typed.get("MODEL.WEIGHTS", "")
+    if not file or not Path(file).is_file():
+        return None
+    with contextlib.suppress(ConfigError, WeightsError):  # of a backbone, or of another trainer
+        earlier = open_run(file)
+        return earlier if isinstance(earlier.config, CfgNode) else None
+    return None
 
 
 def _keys_of_flags(args: argparse.Namespace, typed: Mapping[str, str]) -> dict[str, Any]:
@@ -384,9 +419,10 @@ def _keys_of(part: str, path: Path, images: str) -> dict[str, str]:
 def _copy(file: str, folder: Path) -> Path:
     """Copy a file into the folder of the run, under a name that says its content."""
     content = Path(file).read_bytes()
-    name = f"{Path(file).stem}_{hashlib.sha256(content).hexdigest()[:8]}.json"
-    _write(folder / FOLDER / name, content)
-    return folder / FOLDER / name
+    path = Path(file)
+    path = folder / FOLDER / f"{path.stem}_{hashlib.sha256(content).hexdigest()[:8]}{path.suffix}"
+    _write(path, content)
+    return path
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -421,7 +457,7 @@ def _without_sources(lists: list[Any]) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------ data of a run
-class _SavedRun(NamedTuple):
+class _PreparedRun(NamedTuple):
     """A run that was prepared, in its folder.
 
     Attributes:
@@ -435,7 +471,7 @@ class _SavedRun(NamedTuple):
     sources: dict[str, Any]
 
     @classmethod
-    def of(cls, folder: Path) -> _SavedRun | None:
+    def of(cls, folder: Path) -> _PreparedRun | None:
         """The run in a folder; None where there is none.
 
         Raises:
@@ -457,7 +493,7 @@ class _SavedRun(NamedTuple):
         return os.path.realpath(file) == os.path.realpath(self.file)
 
 
-def _data_of_run(args: argparse.Namespace, run: _SavedRun, draft: Path) -> dict[str, Any]:
+def _data_of_run(args: argparse.Namespace, run: _PreparedRun, draft: Path) -> dict[str, Any]:
     """The keys of the data of a run, and of the file to evaluate on where it is named anew.
 
     Raises:

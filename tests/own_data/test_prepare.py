@@ -211,6 +211,28 @@ def test_parts_that_are_there(data):
     assert names(file) == {f"test/{n}.png" for n in range(3, 20, 4)}
 
 
+def test_the_network_of_weights_that_are_a_detector_s(data, tmp_path):
+    """Without a file; it says which, and fits the rest to the data."""
+    words = ["MODEL.RPN.POST_NMS_TOPK_TEST", "55", "SOLVER.MAX_ITER", "7", "SEED", "4"]
+    first = prepared("--data", data, "--output", tmp_path / "first", "--batch", "2", *words)
+    task = DetectionTask(keys(first)).prepare(train=True)
+    model = task.build_model()
+    weights = tmp_path / "first" / "model_final.pth"
+    content = {"model": model.state_dict(), **task.checkpoint_content({})}
+    torch.save(content, weights)
+    run = ["--data", data, "--output", tmp_path / "second"]
+    args = prepared(*run, "MODEL.WEIGHTS", str(weights))
+    cfg, name = keys(args), "lambda_resnet26_slim"
+    assert table(args)["network"] == [name, f"that of MODEL.WEIGHTS {weights}"]
+    assert cfg.MODEL.RPN.POST_NMS_TOPK_TEST == 55 and name == cfg.MODEL.LAMBDA_RESNET.NAME
+    assert cfg.SOLVER.MAX_ITER == cfg.RECIPE.MIN_STEPS and not cfg.RECIPE.KEEP
+    assert str(tmp_path / "second") == cfg.OUTPUT_DIR and str(weights) == cfg.MODEL.WEIGHTS
+    assert Path(args.config_file).parent == tmp_path / "second" / "data"
+    assert Path(cfg.DATASETS.TRAIN_JSON).parent == tmp_path / "second" / "data"
+    torch.save({"model": model.state_dict()}, tmp_path / "bare.pth")
+    assert "network" not in table(prepared(*run, "MODEL.WEIGHTS", str(tmp_path / "bare.pth")))
+
+
 # ---------------------------------------------------------------------------------- with --resume
 def same(cfg, other):
     """Whether two configurations train alike; of lists and tuples one is the other."""
