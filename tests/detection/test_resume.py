@@ -16,7 +16,7 @@ from detectron2.modeling import GeneralizedRCNN
 
 from lambda_det.detection import DetectionTask, lazy_parser, parser, run, schedule
 from lambda_det.distributed.signals import SIGNALS
-from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted, WeightsError
+from lambda_det.errors import PREEMPTED_STATUS, ConfigError, Preempted
 from lambda_det.training import log, start
 from lambda_det.training import trainer as trainer_module
 from tests import forked
@@ -186,20 +186,6 @@ def test_a_finished_run_is_made_longer(train, whole, tmp_path):
     assert after[6]["lr"] == pytest.approx(before[max(before)]["lr"] / 10)
     assert differences(before, {key: after[key] for key in before}) == []
     assert max(after) == 6
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused(train, whole, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    state = content(whole("plain") / "model_0000003.pth")
-    state["trainer"]["_trainer"] = state["trainer"].pop("step")
-    torch.save(state, folder / "model_0000003.pth")
-    (folder / "last_checkpoint").write_text("model_0000003.pth")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(WeightsError, match="earlier version"):
-        train(folder, resume=True)
-    (folder / "run.lock").unlink(missing_ok=True)  # not of each version of filelock
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_what_may_change_and_what_not(train, whole, tmp_path, caplog):

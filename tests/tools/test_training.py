@@ -157,7 +157,7 @@ def test_resume_goes_on_where_it_stopped(kind, trained):
     assert state["iteration"] == 4 and state["trainer"]["iteration"] == 4
     # with another number of images a step
     config = (trained / "config.yaml").read_text()
-    assert kind.train("--resume", output=trained, world=1, accumulate=2) == 2
+    assert kind.train("--resume", output=trained, images=4) == 2
     assert (trained / "config.yaml").read_text() == config
 
 
