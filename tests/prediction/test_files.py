@@ -350,7 +350,7 @@ def test_files_that_find_no_space(run, tmp_path, name):
     noise = np.random.default_rng(0).integers(0, 255, (240, 320, 3), dtype=np.uint8)
     cv2.imwrite(str(tmp_path / "photo.jpg"), noise)
     write_video(tmp_path / "film.mp4", sizes=(240, 320))
-    words = [sys.executable, "-c", NO_SPACE, run[0], tmp_path / name, tmp_path / "out"]
+    words = [sys.executable, "-c", NO_SPACE, run[1], tmp_path / name, tmp_path / "out"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert f"ConfigError: {tmp_path / 'out' / name}" in done.stderr
     assert not list((tmp_path / "out").iterdir())
