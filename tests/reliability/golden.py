@@ -36,8 +36,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 # another order move the last bits, and training makes more of it from step to step: rounding alone
 # decides which boxes are sampled. With AVX2 and AVX-512, one thread and two, with our kernels and
 # without, the worst were 0, 2e-7, 7e-3 and 0.33 (with SSE alone 0, 7e-4, 0.4 and 0.9). Curves that
-# were kept on an AMD processor differ by up to 0.07 in the steps from 5 on an Intel one with AMX.
-TOLERANCES = {0: 1e-5, 1: 1e-3, 5: 0.15, 15: 0.5}
+# were kept on an AMD processor differ by up to 0.61 on an Intel one with AMX, from step 10 on.
+TOLERANCES = {0: 1e-5, 1: 1e-3, 5: 0.15, 10: 0.7}
 
 _DETECTION = """
 INPUT: {LSJ: {ENABLED: True, SIZE: 64}, MIN_SIZE_TEST: 64, MAX_SIZE_TEST: 64}
