@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +35,10 @@ from lambda_det.detection.data.registration import check_files, is_coco
 from lambda_det.detection.panoptic_quality import PanopticQualityEvaluator
 from lambda_det.detection.registry import EVALUATORS
 from lambda_det.errors import ConfigError, DataError, printable, reason, refused
+
+logger = logging.getLogger(__name__)
+
+COCO_DETECTIONS = 100  # of an image and a class, the most that COCO's AP counts
 
 
 @contextmanager
@@ -74,7 +79,8 @@ class TolerantCOCOEvaluator(COCOEvaluator):
             tasks: some of "bbox", "segm" and "keypoints"; None: those of the predictions.
             output_dir: for the files of results.
             kpt_oks_sigmas: of the keypoints; those of COCO if it is empty.
-            max_dets_per_image: how many detections of an image are counted; None: COCO's 100.
+            max_dets_per_image: how many detections of an image are counted; None: as many as
+                :func:`counted_detections` says.
 
         Raises:
             DataError: the annotation file cannot be read.
@@ -84,16 +90,26 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         self._distributed = True
         self._output_dir = output_dir
         self._use_fast_impl = coco_evaluation.COCOeval_opt is not coco_evaluation.COCOeval
-        self._max_dets_per_image = [1, 10, max_dets_per_image or 100]
         self._tasks = tasks
         self._cpu_device = torch.device("cpu")
         self._metadata = MetadataCatalog.get(dataset_name)
         self._coco_api = ground_truth_of(dataset_name)
+        counted = max_dets_per_image or counted_detections(self._coco_api)
+        self._max_dets_per_image = [1, 10, counted]
         self._do_evaluation = True
         self._kpt_oks_sigmas = kpt_oks_sigmas
 
+    @property
+    def counted_detections(self) -> int:
+        return self._max_dets_per_image[-1]
+
     def _eval_predictions(self, predictions, img_ids=None):
         """Detectron2's, which keeps the results with no names for their ids."""
+        if self.counted_detections != COCO_DETECTIONS:
+            self._logger.info(
+                f"AP counts {self.counted_detections} detections an image, in place of COCO's "
+                f"{COCO_DETECTIONS}: one of the images has that many objects."
+            )
         super()._eval_predictions(predictions, img_ids)
         if self._output_dir:
             write_categories(self._output_dir, self._metadata)
@@ -117,6 +133,19 @@ class TolerantCOCOEvaluator(COCOEvaluator):
         elif interval := ap_interval(coco_eval):
             results["AP_low"], results["AP_high"] = interval
         return results
+
+
+def counted_detections(ground_truth: COCO) -> int:
+    """How many detections of an image and a class AP counts: COCO's 100, or the most objects.
+
+    With 100 a perfect detector has an AP below 100 on images of more objects.
+    """
+    objects = Counter(
+        annotation["image_id"]
+        for annotation in ground_truth.anns.values()
+        if not annotation.get("iscrowd")
+    )
+    return max([COCO_DETECTIONS, *objects.values()])
 
 
 def ground_truth_of(dataset_name: str) -> COCO:
@@ -235,12 +264,24 @@ def build_evaluator(
     if make := EVALUATORS.get(kind, EVALUATORS[None]).make:
         return DatasetEvaluators([make(dataset_name, tasks, folder)])
     sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
+    kept = cfg.TEST.DETECTIONS_PER_IMAGE
     makers = {
-        "instances": partial(TolerantCOCOEvaluator, tasks=tasks, kpt_oks_sigmas=sigmas),
+        "instances": partial(_instances, kept=kept, tasks=tasks, kpt_oks_sigmas=sigmas),
         "semantic": _MaskEvaluator,
         "panoptic": lambda name, output_dir: PanopticQualityEvaluator(name),
     }
     return DatasetEvaluators([makers[name](dataset_name, output_dir=folder) for name in measured])
+
+
+def _instances(dataset_name: str, *, kept: int, **options: Any) -> TolerantCOCOEvaluator:
+    """An evaluator, with a warning where the detector keeps fewer detections than it has to."""
+    evaluator = TolerantCOCOEvaluator(dataset_name, **options)
+    if kept < evaluator.counted_detections:
+        logger.warning(
+            f"An image of {dataset_name} has up to {evaluator.counted_detections} objects, and the "
+            f"detector keeps {kept} detections an image: raise TEST.DETECTIONS_PER_IMAGE."
+        )
+    return evaluator
 
 
 class _MaskEvaluator(SemSegEvaluator):

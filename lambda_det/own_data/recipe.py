@@ -51,6 +51,8 @@ FITTED_KEYS = frozenset(
         "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS",
         "MODEL.ANCHOR_GENERATOR.SIZES",
         "MODEL.MASK_ON",
+        "MODEL.RPN.POST_NMS_TOPK_TEST",
+        "MODEL.RPN.PRE_NMS_TOPK_TEST",
         "SOLVER.BASE_LR",
         "SOLVER.CHECKPOINT_PERIOD",
         "SOLVER.IMS_PER_BATCH",
@@ -58,6 +60,7 @@ FITTED_KEYS = frozenset(
         "SOLVER.REFERENCE_WORLD_SIZE",
         "SOLVER.STEPS",
         "SOLVER.WARMUP_ITERS",
+        "TEST.DETECTIONS_PER_IMAGE",
         "TEST.EVAL_PERIOD",
     ]
 )
@@ -72,12 +75,14 @@ class Statistics:
         images_of_class: how many images show each class, for the classes that occur.
         boxes: [N, 2] widths and heights in pixels of the input.
         has_masks: whether any object has one.
+        most_objects: of one image.
     """
 
     images: int
     images_of_class: Mapping[int, int]
     boxes: np.ndarray
     has_masks: bool = True
+    most_objects: int = 0
 
     @classmethod
     def of(
@@ -91,11 +96,12 @@ class Statistics:
         Raises:
             DataError: there is no image.
         """
-        images, counts, boxes, has_masks = 0, Counter(), [], False
+        images, counts, boxes, has_masks, most = 0, Counter(), [], False, 0
         for record in records:
             images += 1
             objects = [a for a in record.get("annotations", ()) if not a.get("iscrowd")]
             counts.update({annotation["category_id"] for annotation in objects})
+            most = max(most, len(objects))
             for annotation in objects:
                 factor = scale(record["height"], record["width"])
                 box = BoxMode.convert(
@@ -106,7 +112,7 @@ class Statistics:
         if images == 0:
             raise DataError("The training set holds no image, so no recipe can be made for it.")
         sizes = np.array(boxes, float).reshape(-1, 2)
-        return cls(images, dict(counts), sizes[(sizes > 0).all(1)], has_masks)
+        return cls(images, dict(counts), sizes[(sizes > 0).all(1)], has_masks, most)
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,7 @@ def derive(cfg: CfgNode, statistics: Statistics, machine: Machine) -> list[Deriv
     return [
         *_masks(cfg, statistics),
         *_anchors(cfg, statistics),
+        *_detections(cfg, statistics),
         *(_sampling(statistics) if "instances" in predictions(architecture) else []),
         *batch,
         *_schedule(cfg, statistics.images, images),
@@ -307,10 +314,24 @@ def _anchors(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
     return found
 
 
+def _detections(cfg: CfgNode, statistics: Statistics) -> list[Derived]:
+    """Room for all objects of the fullest image, and for as many false detections again."""
+    least = 2 * statistics.most_objects
+    keys = ["TEST.DETECTIONS_PER_IMAGE"]
+    if cfg.MODEL.PROPOSAL_GENERATOR.NAME == "RPN" and _has_proposals(cfg):
+        keys += ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
+    reason = f"twice the {statistics.most_objects} objects of the fullest image"
+    return [Derived(key, least, reason) for key in keys if attrgetter(key)(cfg) < least]
+
+
+def _has_proposals(cfg: CfgNode) -> bool:
+    return ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps.startswith("MODEL.RPN")
+
+
 def _strides(cfg: CfgNode) -> list[int]:
     """Of the maps with anchors; [] where there are none, or not the usual ones."""
     maps = ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].anchor_maps
-    by_rpn = maps.startswith("MODEL.RPN")
+    by_rpn = _has_proposals(cfg)
     if (
         not maps
         or cfg.MODEL.ANCHOR_GENERATOR.NAME != "DefaultAnchorGenerator"

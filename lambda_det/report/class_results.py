@@ -10,6 +10,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from lambda_det.detection.evaluation import counted_detections
 from lambda_det.report.matching import FALSE, IGNORED, assign, overlaps
 
 __all__ = ["ClassResult", "Detections", "evaluate_detections"]
@@ -72,6 +73,7 @@ def evaluate_detections(
         [{key: value for key, value in entry.items() if key != left_out} for entry in results]
     )
     evaluation = COCOeval(ground_truth, predictions, kind)
+    evaluation.params.maxDets[-1] = counted_detections(ground_truth)
     evaluation.evaluate()
     evaluation.accumulate()
     # [IoU thresholds, recalls, classes, sizes, numbers of detections], -1 where there is no object

@@ -25,6 +25,7 @@ from lambda_det.detection.evaluation import (
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.report.class_results import evaluate_detections
 from tests.coco import annotation, coco_content, found
 
 
@@ -95,6 +96,25 @@ def test_what_the_checks_let_pass_does_not_break_the_evaluation(
     results = _evaluate(tmp_path, {1: [[2, 3, 12, 11]], 2: [[4, 4, 4 + size, 4 + size]]})
     assert results["segm"]["AP"] == pytest.approx(expected)
     assert results["bbox"]["AP"] == pytest.approx(expected)
+
+
+def test_a_perfect_detector_of_150_objects_has_an_ap_of_100(bare_data, tmp_path, caplog):
+    """COCO's AP counts 100 detections; those of a detector that keeps 100 are too few."""
+    boxes = [[x, y, x + 1, y + 1] for x in range(2, 17) for y in range(2, 12)]
+    file = tmp_path / "bare.json"
+    content = json.loads(file.read_text())
+    content["annotations"] = [
+        annotation(number, 1, [x, y, 1, 1]) for number, (x, y, *_) in enumerate(boxes, 1)
+    ]
+    file.write_text(json.dumps(content))
+    results = _evaluate(tmp_path, {1: boxes, 2: []})
+    assert results["bbox"]["AP"] == pytest.approx(100)
+    assert "150" in caplog.text and "TEST.DETECTIONS_PER_IMAGE" in caplog.text
+    truth = evaluation.ground_truth_of("bare")
+    entries = [
+        {"image_id": 1, "category_id": 1, "bbox": [x, y, 1, 1], "score": 1.0} for x, y, *_ in boxes
+    ]
+    assert evaluate_detections(truth, entries, "bbox", 0.5).classes[0].ap == pytest.approx(100)
 
 
 def test_nothing_predicted(bare_data, tmp_path):

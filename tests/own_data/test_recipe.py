@@ -168,9 +168,19 @@ def test_what_is_typed_stays(cfg, caplog, monkeypatch):
     assert all(key in caplog.text for key in applied)
 
 
+def test_a_detector_keeps_all_objects_of_the_fullest_image(cfg):
+    keys = ["MODEL.RPN.POST_NMS_TOPK_TEST", "MODEL.RPN.PRE_NMS_TOPK_TEST"]
+    for key in keys:
+        cfg.merge_from_list([key, 200])
+    keys.append("TEST.DETECTIONS_PER_IMAGE")
+    assert not set(keys) & set(derived(cfg, make_records(3, [(9, 9)] * 50)))
+    found = derived(cfg, [*make_records(3), *make_records(1, [(9, 9)] * 150)])
+    assert [found[key] for key in keys] == [300] * 3
+
+
 def test_all_that_a_recipe_sets_can_be_typed(cfg):
     cfg.RECIPE.MEMORY = [1.0, 1.0]
-    records = make_records(88, [(20, 20), (40, 60)], classes=(0,) * 10 + (1,))
+    records = make_records(88, [(20, 20), (40, 60)] * 600, classes=(0,) * 10 + (1,))
     cfg.MODEL.MASK_ON = True
     found = derived(cfg, records, Machine("cuda", memory=8.0))
     assert {"MODEL.MASK_ON", "SOLVER.IMS_PER_BATCH"} < set(found) <= FITTED_KEYS
