@@ -13,7 +13,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from lambda_det.detection.data.coco import file_report
-from lambda_det.detection.data.records import image_fault, orientation, size_fault, upright_size
+from lambda_det.detection.data.records import decoding_fault, orientation, size_fault, upright_size
 from lambda_det.detection.data.report import PICTURE, TURNED, Report
 from lambda_det.errors import DataError, printable
 
@@ -79,7 +79,7 @@ def _whole_fault(file: dict[str, Any]) -> str | None:
     path = file["file_name"]
     if not _is_file(path):
         return f"{printable(path)} does not exist"
-    if fault := image_fault(file):
+    if fault := decoding_fault(file):
         return fault
     with PathManager.open(path, "rb") as opened, Image.open(opened) as image:
         # The size shows a turn by 90 degrees unless the picture is a square

@@ -156,6 +156,23 @@ def image_fault(record: dict[str, Any], image_format: str = "BGR") -> str | None
     return None
 
 
+def decoding_fault(record: dict[str, Any]) -> str | None:
+    """As :func:`image_fault`, for a picture that is only looked at.
+
+    All of a JPEG is read but it is decoded at an eighth of its size, in an eighth of the time.
+    """
+    path = record["file_name"]
+    try:
+        if _is_jpeg(path):
+            with PathManager.open(path, "rb") as file, Image.open(file) as image:
+                image.draft(image.mode, (1, 1))
+                image.load()
+            return size_fault(record)
+    except Exception:  # image_fault says in words what Pillow has raised
+        pass
+    return image_fault(record)
+
+
 def mask_fault(record: dict[str, Any]) -> str | None:
     """What is wrong with the semantic mask of a dataset dict with a sound image, or None."""
     path = record.get("sem_seg_file_name")

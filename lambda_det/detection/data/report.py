@@ -125,7 +125,7 @@ class Report:
             kind, finding = next(iter(unusable.items()))
             return (
                 f"{self.json_file}: {count} of {self.annotations} annotations have something that "
-                f"cannot be used, more than {MAX_UNUSABLE_SHARE:.0%}; the first is {finding.first[0]} "
-                f"({kind.text}); {advice}."
+                f"cannot be used, more than {MAX_UNUSABLE_SHARE:.0%}; the first is "
+                f"{finding.first[0]} ({kind.text}); {advice}."
             )
         return None

@@ -6,7 +6,12 @@ import pytest
 from PIL import Image, features
 
 from lambda_det.detection.data import TolerantMapper
-from lambda_det.detection.data.records import read_image, upright_size
+from lambda_det.detection.data.records import (
+    decoding_fault,
+    image_fault,
+    read_image,
+    upright_size,
+)
 from lambda_det.detection.data.transforming import ImageFile
 
 # What is stored so that EXIF's orientation makes the picture of it
@@ -86,3 +91,18 @@ def test_formats_without_an_orientation(cfg, tmp_path, picture, kind):
     Image.fromarray(picture).save(path, kind)
     for who, image in readings(cfg, path).items():
         assert_alike(image, picture, who)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+def test_a_look_sees_the_damage_that_a_reading_sees(tmp_path, ending):
+    path = tmp_path / f"photo.{ending}"
+    noise = np.random.default_rng(0).integers(0, 255, (96, 160, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    whole, record = path.read_bytes(), {"file_name": str(path), "width": 160, "height": 96}
+    assert decoding_fault(record) is None
+    assert "160x96" in decoding_fault(record | {"width": 80})
+    for share in (0, 0.01, 0.5, 0.98):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        assert decoding_fault(record) == image_fault(record) is not None
+    path.unlink()
+    assert decoding_fault(record) == image_fault(record) is not None
