@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, SCMode
 
 from lambda_det.config import PYTHON_TAG, read_plain
 from lambda_det.detection.schedule import SCALED, DetectionSettings
-from lambda_det.errors import ConfigError, reason, refused, suggest
+from lambda_det.errors import ConfigError, UserError, reason, refused, suggest
 
 # Detectron2's and detrex's names of settings; the others are train.NAME
 # fmt: off
@@ -86,13 +88,38 @@ def load_lazy_file(file: str | Path) -> DictConfig:
     if not file.is_file():
         hint = suggest(str(file), map(str, file.parent.glob("*.py")))
         raise ConfigError(f"There is no config file {file}{hint}")
-    if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
-        config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
-    else:
-        config = LazyConfig.load(str(file))
+    with lazy_code(f"{file} cannot be loaded"):
+        if file.suffix in (".yaml", ".yml"):  # Detectron2 would run what tags in it name
+            config = OmegaConf.create(read_saved(file), flags={"allow_objects": True})
+        else:
+            config = LazyConfig.load(str(file))
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{file} holds no mapping, and so no LazyConfig.")
     return config
+
+
+@contextlib.contextmanager
+def lazy_code(what: str) -> Iterator[None]:
+    """Errors of what a LazyConfig runs as one sentence, with their type and line.
+
+    The file and its nodes run code of users and of other projects, which may raise anything.
+
+    Args:
+        what: failed, with the name of the file or node.
+
+    Raises:
+        ConfigError: the code raised an exception that is not a UserError.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{what}: {type(error).__name__}: {reason(error)} ({place.filename}, line "
+            f"{place.lineno})."
+        ) from error
 
 
 def is_lazy(loaded: Any) -> bool:

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lambda_det.detection import data
 from lambda_det.detection.data.predictions import Detector
-from lambda_det.detection.lazy import KEYS, dump_lazy
+from lambda_det.detection.lazy import KEYS, dump_lazy, lazy_code
 from lambda_det.detection.parts import Evaluators, Parts
 from lambda_det.detection.schedule import DetectionSettings
 from lambda_det.errors import ConfigError
@@ -75,12 +75,12 @@ def of_lazy(config: DictConfig) -> Parts:
     ddp_options.pop("broadcast_buffers", None)  # of norms, which are synchronised or saved as one
     return Parts(
         settings=read_settings(config),
-        make_model=lambda: instantiate(config.model),
-        make_backbone=lambda: instantiate(config.model.backbone),
+        make_model=lambda: _made(config.model, "model"),
+        make_backbone=lambda: _made(config.model.backbone, "model.backbone"),
         make_optimizer=partial(_optimizer, config),
         make_scheduler=partial(_scheduler, config),
         make_train_loader=partial(_train_loader, config),
-        make_test_loader=lambda name: instantiate(config.dataloader.test),
+        make_test_loader=lambda name: _made(config.dataloader.test, "dataloader.test"),
         make_evaluator=lambda name, ending: _evaluator(config, ending),
         make_test_augmentations=partial(_test_augmentations, config),
         check_data=partial(_check_data, config),
@@ -142,19 +142,25 @@ def _of_type(kind: Any, key: str, value: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------- from nodes
+def _made(node: DictConfig | ListConfig, key: str) -> Any:
+    """What a node makes; an error of it names the node's key."""
+    with lazy_code(f"The configuration's {key} cannot be made"):
+        return instantiate(node)
+
+
 def _optimizer(config: DictConfig, settings: DetectionSettings, model: nn.Module) -> Optimizer:
     node = copy.deepcopy(config.optimizer)
     node.params.model = model
     if settings.base_lr is not None:
         node.lr = settings.base_lr
-    return instantiate(node)
+    return _made(node, "optimizer")
 
 
 def _scheduler(
     config: DictConfig, settings: DetectionSettings, optimizer: Optimizer
 ) -> LRScheduler:
     """``lr_multiplier`` is a function of the part of the training that is over, of any length."""
-    return LRMultiplier(optimizer, instantiate(config.lr_multiplier), settings.max_iter)
+    return LRMultiplier(optimizer, _made(config.lr_multiplier, "lr_multiplier"), settings.max_iter)
 
 
 def _train_loader(config: DictConfig, settings: DetectionSettings) -> Iterable:
@@ -163,7 +169,7 @@ def _train_loader(config: DictConfig, settings: DetectionSettings) -> Iterable:
         node.total_batch_size = settings.images_per_batch
     if "num_workers" in node:
         node.num_workers = settings.num_workers
-    return instantiate(node)
+    return _made(node, "dataloader.train")
 
 
 def _evaluator(config: DictConfig, ending: str) -> Evaluators:
@@ -171,7 +177,7 @@ def _evaluator(config: DictConfig, ending: str) -> Evaluators:
     for each in _nodes(node):
         if each.get("output_dir"):  # files of averaged weights go beside those of the others
             each.output_dir = f"{each.output_dir}{ending}"
-    made = instantiate(node)
+    made = _made(node, "dataloader.evaluator")
     return list(made) if isinstance(made, ListConfig) else made
 
 
@@ -180,7 +186,7 @@ def _test_augmentations(config: DictConfig) -> AugmentationList:
     nodes = OmegaConf.select(config, key)
     if nodes is None:
         raise ConfigError(f"There is no {key}, which says how images are resized.")
-    return AugmentationList(list(instantiate(nodes)))
+    return AugmentationList(list(_made(nodes, key)))
 
 
 def _nodes(node: Any) -> Iterator[DictConfig]:
@@ -227,7 +233,7 @@ def _check_data(config: DictConfig, train: bool) -> None:
     names = {part: _data_names(config, part) for part in ("train", "test")}
     data.check_registered([*(names["train"] if train else ()), *names["test"]])
     if "test" in config.dataloader and "evaluator" in config.dataloader:
-        instantiate(config.dataloader.evaluator)
+        _made(config.dataloader.evaluator, "dataloader.evaluator")
     elif not train:
         raise ConfigError(
             "There is nothing to evaluate: dataloader.test and dataloader.evaluator say on what "

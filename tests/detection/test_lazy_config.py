@@ -100,7 +100,7 @@ def test_an_evaluation_of_nothing_is_refused(task):
 
 def test_an_evaluator_that_cannot_be_made_ends_the_run_before_it_begins(task):
     task.config.dataloader.evaluator.task = "bbox"
-    with pytest.raises(TypeError, match="task"):
+    with pytest.raises(ConfigError, match=r"dataloader\.evaluator.*task"):
         DetectionTask(task.config).check_data(train=True)
 
 
@@ -234,3 +234,14 @@ def test_helpers_of_a_file_and_new_arguments_may_be_set():
     assert lazy.dataloader.image_size == 96
     assert lazy.dataloader.evaluator.max_dets_per_image == 7
     assert lazy.optimizer.nesterov and lazy.train.wandb.project == "mine"
+
+
+def test_an_error_of_a_file_or_a_node_names_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text("model = 1\nother = undefined\n")
+    with pytest.raises(ConfigError, match=r"mine\.py cannot be loaded: NameError: .*line 2"):
+        load_lazy_config(argparse.Namespace(config_file=str(tmp_path / "mine.py"), opts=[]))
+    (tmp_path / "saved.yaml").write_text(dump_lazy(loaded()).replace("num_classes", "num_klasses"))
+    with pytest.raises(ConfigError, match=r"configuration's model cannot be made.*num_klasses"):
+        DetectionTask(
+            load_lazy_config(argparse.Namespace(config_file=str(tmp_path / "saved.yaml"), opts=[]))
+        ).parts.make_model()
