@@ -53,7 +53,7 @@ try:
     from lambda_det.config import add_lambda_config
     from lambda_det.cpu import accelerate
     from lambda_det.detection.config_files import detectron2_config, get_config
-    from lambda_det.prediction import Predictor
+    from lambda_det.detection.prediction import Predictor
     from lambda_det.weights.addresses import register_public_weights
 
     register_public_weights()

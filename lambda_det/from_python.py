@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lambda_det.cli import training_parser
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, DataError, WeightsError
-from lambda_det.prediction import Predictor
-from lambda_det.report.reading import read_metrics
-from lambda_det.report.run_page import write_report
+from lambda_det.own_data.report.reading import read_metrics
+from lambda_det.own_data.report.run_page import write_report
 from lambda_det.training.checkpoint_files import choose_checkpoint
 from lambda_det.training.command_line import quoted, run
 
@@ -73,7 +73,7 @@ class Run:
         Args:
             output: an .html file; None for report.html in the folder.
             options: ``dataset``, ``score`` and ``pictures``, see
-                :func:`lambda_det.report.run_page.build_report`.
+                :func:`lambda_det.own_data.report.run_page.build_report`.
         """
         return write_report(self.folder, output, **options)
 

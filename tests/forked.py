@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 _PRELOADED = (
-    *("lambda_det.detection", "lambda_det.classification", "lambda_det.report.run_page"),
+    *("lambda_det.detection", "lambda_det.classification", "lambda_det.own_data.report.run_page"),
     # What every run imports when it starts and opens its log
     *("lambda_det.detection.task", "lambda_det.classification.task", "lambda_det.training.start"),
     *("torch.utils.tensorboard", "torch.utils.cpp_extension"),

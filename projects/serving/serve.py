@@ -11,8 +11,8 @@ from dataclasses import fields
 from importlib.util import find_spec
 from types import FrameType
 
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, exit_status
-from lambda_det.prediction import Predictor
 from lambda_serving.images import Limits
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")

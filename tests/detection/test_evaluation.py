@@ -25,7 +25,7 @@ from lambda_det.detection.evaluation import (
 )
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.report.class_results import evaluate_detections
+from lambda_det.own_data.report.class_results import evaluate_detections
 from tests.coco import annotation, coco_content, found
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lambda_det.detection import parser, run
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import DataError
 from lambda_det.export.sources import network_to_export
-from lambda_det.prediction import Predictor
-from lambda_det.report.run_page import build_report
+from lambda_det.own_data.report.run_page import build_report
 from lambda_det.training import start
 from tests.detection.test_resume import CONFIG
 from tests.reliability.runs import content, differences

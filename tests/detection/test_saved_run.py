@@ -14,11 +14,11 @@ from torch import nn
 
 from lambda_det.detection import saved_run
 from lambda_det.detection.lazy import load_lazy_config
+from lambda_det.detection.prediction import Predictor
 from lambda_det.detection.saved_run import open_run, with_record
 from lambda_det.detection.task import DetectionTask, recorded_backbone
 from lambda_det.errors import ConfigError, WeightsError
 from lambda_det.modeling import create_backbone
-from lambda_det.prediction import Predictor
 from lambda_det.weights.provenance import recorded_network, wanted_pixels
 from tests.export.tiny import lambda_detector_config, scramble
 from tests.test_configs import CONFIGS

@@ -17,13 +17,13 @@ from torch import nn
 from lambda_det.detection import load_config
 from lambda_det.detection.data.records import as_input
 from lambda_det.detection.model import build_model
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import FORMATS, detector_network, export_network
 from lambda_det.export.detections import exportable_detections, not_covered
 from lambda_det.export.exported import ExportedDetector
 from lambda_det.export.networks import Network, fields
 from lambda_det.export.session import Report, compare
-from lambda_det.prediction import Predictor
 from tests.detection.heads.tiny import CONFIGS, HEADS
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, scramble

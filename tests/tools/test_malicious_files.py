@@ -5,9 +5,9 @@ import pickle
 import pytest
 import torch
 
+from lambda_det.detection.prediction import command_line as predict
 from lambda_det.export import backbone_command as export_backbone
 from lambda_det.export import command_line as export_model
-from lambda_det.prediction import command_line as predict
 from tests.classification.tiny import RECIPE, make_pictures
 from tests.malicious import write_malicious
 from tests.tool import load_tool

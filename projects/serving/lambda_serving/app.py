@@ -17,8 +17,8 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.errors import UserError
-from lambda_det.prediction import Prediction, Predictor
 from lambda_serving.batches import Batches
 from lambda_serving.images import Limits, Refused, as_json, decoded
 

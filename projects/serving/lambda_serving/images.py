@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from pycocotools import mask as coco_masks
 
+from lambda_det.detection.prediction import Prediction
 from lambda_det.errors import ConfigError
-from lambda_det.prediction import Prediction
 
 __all__ = ["Limits", "Refused", "as_json", "decoded"]
 

@@ -14,8 +14,8 @@ from detectron2.structures import Boxes, Instances
 from PIL import Image
 from pycocotools import mask as coco_masks
 
+from lambda_det.detection.prediction import Prediction, Predictor
 from lambda_det.errors import DataError
-from lambda_det.prediction import Prediction, Predictor
 from lambda_serving.batches import Batches
 from lambda_serving.images import Limits
 from tests.tool import load_tool

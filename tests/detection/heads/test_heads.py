@@ -13,9 +13,9 @@ from detectron2.utils.events import EventStorage
 from lambda_det.detection import DetectionTask, load_config, parser, run
 from lambda_det.detection.drawing import draw_predictions
 from lambda_det.detection.model import build_model
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError
 from lambda_det.modeling.norm import SyncBatchNorm2d
-from lambda_det.prediction import Predictor
 from lambda_det.training.precision import Precision
 from tests.detection.heads.tiny import CONFIGS, HEADS
 

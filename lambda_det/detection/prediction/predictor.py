@@ -32,7 +32,7 @@ Detector = Callable[[list[dict[str, Any]]], list[dict[str, Instances]]]
 # a Detector; it also has ``about``, ``channels``, ``resize`` and ``batch``
 OPENERS = {".onnx": "lambda_det.export.exported:ExportedDetector"}
 # By the beginning of an address, the function in another module that fetches a detector from there
-FETCHERS = {"hf://": "lambda_det.hub:of_hub"}
+FETCHERS = {"hf://": "lambda_det.own_data.hub:of_hub"}
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from pycocotools.coco import COCO
 
 from lambda_det.detection.data.label_files import polygons
 from lambda_det.detection.drawing import draw_ground_truth, draw_predictions, side_by_side
+from lambda_det.detection.prediction import Prediction, Predictor
+from lambda_det.detection.prediction.annotations import Annotations
+from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
 from lambda_det.errors import ConfigError, DataError
-from lambda_det.prediction import Prediction, Predictor
-from lambda_det.prediction.annotations import Annotations
-from lambda_det.prediction.files import plan_dataset, plan_files, predict
 from tests.coco import found
 from tests.training.tiny_detector import tiny_config
 
@@ -322,7 +322,7 @@ def test_a_video_cut_short_leaves_no_half_picture(predictor, tmp_path, monkeypat
     write_video(tmp_path / "film.mp4")
     pictures = plan_files([tmp_path / "film.mp4"], tmp_path / "out", False)
     if end == "interrupted":
-        monkeypatch.setattr("lambda_det.prediction.files.draw_predictions", _interrupted)
+        monkeypatch.setattr("lambda_det.detection.prediction.files.draw_predictions", _interrupted)
     else:
         real, says_so = cv2.VideoWriter, end == "full and said"
         monkeypatch.setattr(cv2, "VideoWriter", lambda *words: _FullDisk(real(*words), says_so))
@@ -333,8 +333,8 @@ def test_a_video_cut_short_leaves_no_half_picture(predictor, tmp_path, monkeypat
 
 NO_SPACE = """
 import resource, sys
-from lambda_det.prediction import Predictor
-from lambda_det.prediction.files import plan_files, predict
+from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.prediction.files import plan_files, predict
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 run, picture, output = sys.argv[1:]

@@ -15,9 +15,10 @@ import yaml
 from safetensors import safe_open
 
 import lambda_det
-from lambda_det import cli, hub
+from lambda_det import cli
 from lambda_det.config import read_plain
 from lambda_det.errors import ConfigError, DataError
+from lambda_det.own_data import hub
 from lambda_det.weights.public import fetch
 from tests.coco import annotation, coco_content
 from tests.malicious import Program

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 from lambda_det.detection.data.label_files import WRITTEN, place_labels
+from lambda_det.detection.prediction.annotations import Annotations
+from lambda_det.detection.prediction.files import plan_dataset, plan_files, predict
+from lambda_det.detection.prediction.predictor import Predictor, is_exported, local_path
 from lambda_det.detection.saved_run import add_checkpoint_flags, open_run
 from lambda_det.errors import ConfigError, command_parser, exit_status
 from lambda_det.files import refuse_existing
-from lambda_det.prediction.annotations import Annotations
-from lambda_det.prediction.files import plan_dataset, plan_files, predict
-from lambda_det.prediction.predictor import Predictor, is_exported, local_path
 
 EXAMPLES = """
 With the best checkpoint of a run, or a detector that lambda-det export wrote:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pycocotools.coco import COCO
 
-from lambda_det.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
+from lambda_det.own_data.report.matching import FALSE, IGNORED, LEAST_IOU, assign, overlaps
 
 __all__ = ["Change", "advise", "ap50", "sort_errors"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from lambda_det.detection.data.label_files import polygons, write_labels
+from lambda_det.detection.prediction.predictor import Prediction
 from lambda_det.files import replace_text, writing_to
-from lambda_det.prediction.predictor import Prediction
 
 __all__ = ["Annotations"]
 

@@ -9,7 +9,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lambda_det.report.advice import advise, ap50, repaired, sort_errors
+from lambda_det.own_data.report.advice import advise, ap50, repaired, sort_errors
 from tests.coco import annotation, make_ground_truth, noisy_results
 
 

@@ -9,8 +9,8 @@ from detectron2.data.datasets import register_coco_instances
 from detectron2.structures import BoxMode
 
 from lambda_det.errors import DataError
-from lambda_det.report.evaluated import read_predictions
-from lambda_det.report.worst_images import Match, draw_worst, match
+from lambda_det.own_data.report.evaluated import read_predictions
+from lambda_det.own_data.report.worst_images import Match, draw_worst, match
 from tests.coco import annotation, coco_content, found
 
 BOXES = {10: [4, 6, 20, 16], 20: [30, 10, 24, 30], 30: [8, 8, 30, 30]}

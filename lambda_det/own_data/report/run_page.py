@@ -14,13 +14,13 @@ from lambda_det.detection.data.coco import file_report
 from lambda_det.detection.data.registration import registered_files
 from lambda_det.errors import ConfigError, UserError
 from lambda_det.files import replace_text, writing_to
-from lambda_det.report.advice import advise
-from lambda_det.report.class_results import Detections
-from lambda_det.report.evaluated import Evaluated, evaluate_run
-from lambda_det.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
-from lambda_det.report.page import Page
-from lambda_det.report.reading import RunState, read_saved, read_state
-from lambda_det.report.worst_images import draw_worst
+from lambda_det.own_data.report.advice import advise
+from lambda_det.own_data.report.class_results import Detections
+from lambda_det.own_data.report.evaluated import Evaluated, evaluate_run
+from lambda_det.own_data.report.figures import CLASSES_CONFUSED, draw_confusion, draw_curves
+from lambda_det.own_data.report.page import Page
+from lambda_det.own_data.report.reading import RunState, read_saved, read_state
+from lambda_det.own_data.report.worst_images import draw_worst
 from lambda_det.training.run_folder import config_origin
 
 __all__ = ["build_report", "write_report"]

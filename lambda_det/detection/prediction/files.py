@@ -21,11 +21,11 @@ from tqdm import tqdm
 
 from lambda_det.detection.data.registration import check_files, registered_files
 from lambda_det.detection.drawing import draw_predictions, side_by_side
+from lambda_det.detection.prediction.annotations import Annotations
+from lambda_det.detection.prediction.predictor import Prediction, Predictor, read_bgr
 from lambda_det.detection.task import DetectionTask
 from lambda_det.errors import ConfigError, DataError, listed
 from lambda_det.files import relative_path, writing_to
-from lambda_det.prediction.annotations import Annotations
-from lambda_det.prediction.predictor import Prediction, Predictor, read_bgr
 
 __all__ = ["Picture", "Result", "plan_dataset", "plan_files", "predict"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from lambda_det.report.class_results import Detections
-from lambda_det.report.page import new_axes, to_svg
-from lambda_det.report.reading import label_of
+from lambda_det.own_data.report.class_results import Detections
+from lambda_det.own_data.report.page import new_axes, to_svg
+from lambda_det.own_data.report.reading import label_of
 from lambda_det.training.logged import is_loss
 
 __all__ = ["CLASSES_CONFUSED", "PANELS", "draw_confusion", "draw_curves", "draw_panel"]
@@ -35,8 +35,8 @@ def draw_panel(axes: Axes, title: str, runs: Mapping[str, Sequence[Mapping[str, 
     Args:
         axes: to draw in.
         title: one of ``PANELS``.
-        runs: records of :func:`lambda_det.report.reading.read_metrics` by the beginning of their
-            labels.
+        runs: records of :func:`lambda_det.own_data.report.reading.read_metrics` by the beginning
+            of their labels.
     """
     belongs, percent = PANELS[title], "percent" in title
     style: dict[str, Any] = {"marker": "o", "ms": 3} if percent else {}

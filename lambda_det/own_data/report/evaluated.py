@@ -19,7 +19,7 @@ from lambda_det.detection.data.predictions import predictions
 from lambda_det.detection.evaluation import ground_truth_of
 from lambda_det.detection.task import DetectionTask, load_any_config
 from lambda_det.errors import ConfigError, DataError, listed, refused
-from lambda_det.report.class_results import Detections, evaluate_detections
+from lambda_det.own_data.report.class_results import Detections, evaluate_detections
 
 __all__ = ["Evaluated", "evaluate_run", "read_predictions"]
 

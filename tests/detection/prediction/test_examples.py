@@ -17,19 +17,19 @@ import torch
 from detectron2.data import MetadataCatalog
 
 from lambda_det import cli
+from lambda_det.detection.prediction import Predictor
+from lambda_det.detection.prediction import command_line as predict
 from lambda_det.export import command_line as export
-from lambda_det.prediction import Predictor
-from lambda_det.prediction import command_line as predict
-from lambda_det.report import command_line as report
+from lambda_det.own_data.report import command_line as report
+from tests.detection.prediction.test_files import write_video
 from tests.export.conftest import needs_any_size
 from tests.export.tiny import lambda_detector_config, save_lambda_run
 from tests.export.toy import classifier_checkpoint
-from tests.prediction.test_files import write_video
 from tests.shapes import make_shapes
 
 pytestmark = [pytest.mark.slow, pytest.mark.checkout, pytest.mark.filterwarnings("ignore")]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NETWORKS = r"lambda_resnet\d+\b"  # which take long to export
 # Of tests/test_pages.py, which runs these from their first line on
 OTHERS = ("own_data.md", "use_in_your_project.md")
@@ -46,7 +46,7 @@ def commands() -> list[str]:
         found += re.findall(r"^(?: {4})?lambda-det ((?:predict|export|report) [^#\n]*)", text, re.M)
         found += re.findall(r"`lambda-det ((?:predict|export|report) [^`\n]* [^`\n]*)`", text)
     here = (" ".join(command.split()) for command in found if "hf://" not in command)
-    return list(dict.fromkeys(here))  # tests/test_hub.py has a stand-in for the Hub
+    return list(dict.fromkeys(here))  # tests/own_data/test_hub.py has a stand-in for the Hub
 
 
 def _param(command: str):

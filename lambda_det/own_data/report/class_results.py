@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from lambda_det.detection.evaluation import counted_detections
-from lambda_det.report.matching import FALSE, IGNORED, assign, overlaps
+from lambda_det.own_data.report.matching import FALSE, IGNORED, assign, overlaps
 
 __all__ = ["ClassResult", "Detections", "evaluate_detections"]
 

@@ -14,14 +14,14 @@ from PIL import Image
 import lambda_det
 from lambda_det.detection import DetectionTask, load_lazy_config
 from lambda_det.detection.lazy import dump_lazy
+from lambda_det.detection.prediction import Predictor
 from lambda_det.errors import ConfigError, DataError, WeightsError
 from lambda_det.export import export_network
 from lambda_det.export.sources import network_to_export
-from lambda_det.prediction import Predictor
 from tests.export.conftest import needs_any_size
 from tests.training.tiny_detector import tiny_config
 
-LAZY_CONFIG = Path(__file__).parents[2] / "configs" / "mask_rcnn_lambdaresnet50.py"
+LAZY_CONFIG = Path(__file__).parents[3] / "configs" / "mask_rcnn_lambdaresnet50.py"
 
 
 @pytest.fixture(scope="module")

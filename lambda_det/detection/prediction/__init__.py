@@ -1,5 +1,5 @@
 """Trained detectors on images and videos: results as arrays, pictures and annotation files."""
 
-from lambda_det.prediction.predictor import Prediction, Predictor
+from lambda_det.detection.prediction.predictor import Prediction, Predictor
 
 __all__ = ["Prediction", "Predictor"]

@@ -5,7 +5,7 @@ import cv2
 import numpy as np
 import pytest
 
-from lambda_det.prediction import command_line as tool
+from lambda_det.detection.prediction import command_line as tool
 from tests import forked
 
 

@@ -17,7 +17,7 @@ from detectron2.structures import Boxes, BoxMode, Instances
 
 from lambda_det.detection.data.records import read_image
 from lambda_det.detection.drawing import side_by_side
-from lambda_det.report.matching import FALSE, assign, overlaps
+from lambda_det.own_data.report.matching import FALSE, assign, overlaps
 
 __all__ = ["Match", "draw_worst", "match"]
 
@@ -36,7 +36,8 @@ def draw_worst(
     the number of errors.
 
     Args:
-        entries: of :func:`lambda_det.report.evaluated.read_predictions`, on images of the data set.
+        entries: of :func:`lambda_det.own_data.report.evaluated.read_predictions`, on images of the
+            data set.
         dataset: name of the registered data set that was evaluated.
         score: lowest score of the predictions to draw.
         limit: largest number of images.
